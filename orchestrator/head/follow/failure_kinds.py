@@ -114,6 +114,25 @@ LIMITS = (
     ),
 )
 
+# What packages say where they were installed or called otherwise than they need.
+PACKAGES = (
+    (
+        re.compile(r"Default process group has not been initialized"),
+        "the program has not called init_process_group before that line, in every rank;"
+        " ultralytics calls it only for device=0,1,... with all ranks on one machine (--nnodes 1)",
+    ),
+    (
+        re.compile(r"Weights only load failed"),
+        "torch.load reads nothing but tensors unless told otherwise: weights_only=False in the"
+        " program, or --env TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1, for files that you trust",
+    ),
+    (
+        re.compile(r"operator torchvision::\w+ does not exist"),
+        "torchvision there is built for another torch: install the pair that belongs together, from"
+        " one index",
+    ),
+)
+
 # What torch says where a program takes a sharded model for a whole one.
 SHARDED = re.compile(
     r"got mixed torch\.Tensor and DTensor|FSDP does not support deepcopy"
@@ -284,7 +303,7 @@ def of_tables(kind: str, message: str) -> str:
     """Return what to do about a message that is known, or nothing."""
     rules = [*LIBRARIES]
     if kind in ("exception", "exit", "torchrun"):
-        rules += LIMITS
+        rules += (*LIMITS, *PACKAGES)
     if kind == "exception":
         rules += FILES
     return next((fix for pattern, fix in rules if pattern.search(message)), "")

@@ -324,6 +324,20 @@ def test_a_limit_of_the_login_is_no_mistake_in_a_line(kind: str, words: str, fix
     assert fix in told["fix"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "words", "fix"),
+    [
+        ("ValueError", "Default process group has not been initialized, please", "--nnodes 1"),
+        ("UnpicklingError", "Weights only load failed. This file can still be", "weights_only"),
+        ("RuntimeError", "operator torchvision::nms does not exist", "another torch"),
+    ],
+)
+def test_a_package_that_is_installed_or_called_otherwise(kind: str, words: str, fix: str) -> None:
+    told = conclude([of_rank(0, "a", ended(1, error(words, type=kind)), 0.0)], 1)
+    assert told is not None
+    assert fix in told["fix"]
+
+
 def test_every_kind_says_what_to_do() -> None:
     assert all(fix for name, (_, fix) in failure_kinds.KINDS.items() if name != "stopped")
 
