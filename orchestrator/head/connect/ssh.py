@@ -34,6 +34,7 @@ SIGNING_SECONDS = 300.0  # and to sign: then nobody waits any more
 HEAD_START = 0.25  # seconds that each address of a host has before the next one is called, too
 WAKES = 5.0  # each connection's thread wakes up after so many seconds; paramiko's own is 0.1
 WINDOW = 1 << 21
+NEARLY = 0.2  # seconds: so near to its end, what failed has run out of time
 TICKET = "ssh may get in by your Kerberos ticket, which this program cannot use: it needs a key"
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
@@ -134,18 +135,23 @@ class SshTransport:
         self, destination: Destination, deadline: float, behind: tuple[Destination, ...] = ()
     ) -> Connection:
         """Connect, with some more tries; `behind` are the machines to which this is the way."""
+        dropped: ConnectionDropped | None = None
         while True:
             try:
                 return self._connect_once(destination, deadline, behind)
-            except ConnectionDropped as dropped:
+            except ConnectionDropped as error:
                 # sshd drops connections at random while many others are logging in (MaxStartups).
-                pause = random.uniform(0.1, 0.5)
-                if time.monotonic() + pause >= deadline:
-                    raise NodeError(
-                        f"it closes every connection before the login ({dropped})",
-                        "check MaxStartups in its sshd_config, hosts.deny and fail2ban there",
-                    ) from dropped
-                time.sleep(pause)
+                dropped, pause = error, random.uniform(0.1, 0.5)
+                if time.monotonic() + pause < deadline:
+                    time.sleep(pause)
+                    continue
+            except NodeError:
+                if dropped is None or time.monotonic() < deadline - NEARLY:
+                    raise  # else it is the last of many tries, which had no time left
+            raise NodeError(
+                f"it closes every connection before the login ({dropped})",
+                "check MaxStartups in its sshd_config, hosts.deny and fail2ban there",
+            ) from dropped
 
     def _connect_once(
         self, destination: Destination, deadline: float, behind: tuple[Destination, ...]
@@ -356,7 +362,7 @@ def shake_hands(transport: Transport, destination: Destination, deadline: float)
             "look at HostKeyAlgorithms, KexAlgorithms, Ciphers and MACs in both configurations",
         ) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
-        if time.monotonic() < deadline - 0.2:
+        if time.monotonic() < deadline - NEARLY:
             raise ConnectionDropped(str(error) or "end of file") from error
     if transport.initial_kex_done:  # at a timeout start_client just returns
         return

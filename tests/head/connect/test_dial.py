@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from orchestrator.errors import NodeError
 from orchestrator.head.connect.light_paramiko import paramiko
-from orchestrator.head.connect.ssh import first_to_answer, no_way_on
-from orchestrator.head.connect.ssh_config import Destination
+from orchestrator.head.connect.ssh import SshTransport, first_to_answer, no_way_on
+from orchestrator.head.connect.ssh_config import Destination, SshConfig
 from orchestrator.local_cluster.sshd import free_port
 
 PATIENCE = 30.0
@@ -78,3 +81,27 @@ def test_nobody_answers() -> None:
 def test_a_jump_host_that_leads_no_further(error: Exception, what: str, fix: str) -> None:
     told = no_way_on(Destination(host="gpu01", user="bob", port=22, keys=(), jump="a,b"), error)
     assert (told.what, fix in told.fix) == (what, True)
+
+
+@pytest.mark.parametrize(("drops", "said"), [(1, "closes every connection"), (0, "hangs in the")])
+def test_the_last_of_many_tries_does_not_hide_that_the_others_were_dropped(
+    drops: int, said: str, tmp_path: Path
+) -> None:
+    """A server with no room (MaxStartups) hangs up at once; a last try may have no time left."""
+    (tmp_path / "config").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as held:
+
+        def answer() -> None:
+            for number in range(drops + 1):
+                connection, _ = server.accept()
+                held.callback(connection.close)
+                if number < drops:
+                    connection.sendall(b"Exceeded MaxStartups\r\n")
+                    connection.close()
+
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        there = Destination("127.0.0.1", "bob", server.getsockname()[1], ())
+        with pytest.raises(NodeError, match=said):
+            SshTransport(SshConfig(tmp_path / "config"), timeout=2.0).connect(there)
+        answering.join()
