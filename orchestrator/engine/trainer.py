@@ -48,7 +48,7 @@ from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.in_memory import memory
 from orchestrator.engine.saving.in_memory.memory import Found, Memory
-from orchestrator.engine.sharding import auto_strategy, corruption, mesh, used_parts
+from orchestrator.engine.sharding import auto_strategy, corruption, mesh, own_code, used_parts
 from orchestrator.engine.sharding.blocks import described
 from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.files import expanded
@@ -242,6 +242,7 @@ class Trainer:
         model = build.build(config)
         fill = functools.partial(fill_model, model, config, everyone.device)
         if not build.is_built_in(model):
+            own_code.refuse_unfit(model, everyone)
             refuse_unfit(model, config)
         whole = mesh.spread(model, shape, everyone, config, fill)
         stepper = Stepper(

@@ -124,6 +124,11 @@ def differs(dim: int = 8) -> Bag:
     return Bag(dim)
 
 
+def shortens() -> nn.Module:
+    """Each rank would shorten the rows that it looks up."""
+    return nn.Embedding(5, 8, max_norm=1.0)
+
+
 def loss(model: nn.Module, batch: Sample) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     logits = model(batch["inputs"])
     targets = batch["targets"]

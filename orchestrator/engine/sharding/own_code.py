@@ -39,8 +39,8 @@ def refuse_unfit(model: nn.Module, ranks: Ranks) -> None:
         table = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
         if table and module.max_norm is not None and ranks.world > 1:
             raise UsageError(
-                f"{name} has max_norm, so each rank would shorten the rows that it looks up"
-                " itself, and the ranks' weights would differ",
+                f"{name or 'the model'} has max_norm, so each rank would shorten the rows that"
+                " it looks up itself, and the ranks' weights would differ",
                 "leave max_norm out, and shorten what was looked up, or all rows in a hook"
                 " on_step_end=",
             )

@@ -160,6 +160,7 @@ def test_held_out_samples_count_once_each_on_any_layout(tmp_path: Path) -> None:
         ([2, 2], fsdp("hybrid_shard", shard_size=3), "which does not divide the 4 ranks"),
         ([1, 2, 1], fsdp("hybrid_shard", shard_size=2), "across the edge between nodes 0 and 1"),
         ([2], {"model": {"target": "tests.engine.own:differs"}}, "not the same on all ranks"),
+        ([2], {"model": {"target": "tests.engine.own:shortens"}}, "the model has max_norm"),
         ([2], {"distributed": {"backend": "nccl"}}, "nccl, but this node has no GPU"),
         ([2], fsdp("hybrid_shard", cpu_offload=True), "there is no GPU to offload from"),
         ([2], fsdp("hybrid_shard", wrap=["Layer"]), "no module of that class; did you mean"),
