@@ -32,6 +32,7 @@ PASSING = {
 }
 # Which node's snapshot of the code a path is in; two nodes may report one failure.
 SNAPSHOT = re.compile(r"/\S*?/code/snapshots/[^/\s]+/")
+MOST_WORDS = 150  # of the reason why an attempt could not be started
 MOST_IDLE = 3  # attempts in a row without progress
 ALIVE_SECONDS = 120.0  # an attempt whose steps are unknown has got somewhere when it ran so long,
 YOUNG_SECONDS = 900.0  # but not if the one before met the same at the same age, before this one:
@@ -101,6 +102,9 @@ def because(attempt: Attempt) -> str:
     node, rank = verdict.get("node"), verdict.get("rank")
     if kind_of(attempt) == "lost" and node is not None:
         return f"node {node} lost"
+    if kind_of(attempt) == "start":
+        why = str(verdict.get("message", "")).partition("\n")[0]
+        return f"{what}: {why[:MOST_WORDS]}" if why else what
     if rank is not None:
         return f"{what}: rank {rank} on node {node}"
     return what if node is None else f"{what}: node {node}"

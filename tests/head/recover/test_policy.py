@@ -128,6 +128,14 @@ def test_attempts_of_unknown_steps_get_somewhere_by_running_long(
         assert "3 attempts in a row got nowhere" in decision.why
 
 
+def test_why_an_attempt_could_not_be_started_is_told_at_the_end() -> None:
+    """The cause is that of the first attempt; what kept the job from going on is another."""
+    unstarted = {"kind": "start", "message": "b does not have ckpt.pt (no room)\nmore"}
+    decision = decide(attempts((KILLED, None), (unstarted, None), (unstarted, None)), 9)
+    assert not decision.restart and decision.verdict and decision.verdict["kind"] == "signal"
+    assert "attempt 2: it could not be started: b does not have ckpt.pt (no room);" in decision.why
+
+
 def test_words() -> None:
     (one,) = attempts(({"kind": "lost", "rank": None}, None))
     assert because(one) == "node 1 lost"
