@@ -221,7 +221,7 @@ class CheckOut(Request[CheckedOut], do="check_out"):
     """Make a snapshot of a tree for a job; refused as LACKING where contents have to come first."""
 
     tree: str  # its digest
-    snapshot: str  # its name, new on this machine
+    snapshot: str  # its name, new on this machine; a number comes behind it
     title: str  # the last part of the directory's path
     beside: str  # the head's directory: what the node has there of its own is linked
     target: ProbeTarget

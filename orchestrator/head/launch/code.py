@@ -287,27 +287,21 @@ class Delivery:
     def run(self) -> tuple[list[CheckedOut], list[Sent]]:
         origin = self.request.origin
         here = str(origin.directory) if origin else os.fsdecode(self.tree.directory)
-        token = secrets.token_hex(4)
-        questions = [
-            CheckOut(
-                tree=self.tree.digest,
-                snapshot=f"{token}-{index}",
-                title=title(),
-                beside=here,
-                outputs=tuple(outputs(self.request)),
-                target=ProbeTarget(kind=self.request.target.kind, name=self.request.target.name),
-            )
-            for index in range(len(self.wanted))
-        ]
-        answers = fleet.ask(self.wanted, questions, CHECK_OUT_SECONDS)
+        question = CheckOut(
+            tree=self.tree.digest,
+            snapshot=secrets.token_hex(4),
+            title=title(),
+            beside=here,
+            outputs=tuple(outputs(self.request)),
+            target=ProbeTarget(kind=self.request.target.kind, name=self.request.target.name),
+        )
+        answers = fleet.ask(self.wanted, [question] * len(self.wanted), CHECK_OUT_SECONDS)
         lacking = [at for at, answer in enumerate(answers) if is_lacking(answer)]
         if not lacking:
             return self.all_of(self.wanted, answers), []
         sent = self.send([self.wanted[at] for at in lacking])
-        again = fleet.ask(
-            [self.wanted[at] for at in lacking], [questions[at] for at in lacking],
-            CHECK_OUT_SECONDS,
-        )  # fmt: skip
+        late = [self.wanted[at] for at in lacking]
+        again = fleet.ask(late, [question] * len(late), CHECK_OUT_SECONDS)
         for at, answer in zip(lacking, again, strict=True):
             answers[at] = answer
         return self.all_of(self.wanted, answers), sent

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import math
 import os
 import re
@@ -49,8 +50,7 @@ def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
     """Make a snapshot; Incomplete where a content that is kept is not what it was."""
     if not NAME.fullmatch(name) or not is_inside(os.fsencode(title)) or "/" in title:
         raise ValueError(f"not the name of a snapshot: {name!r}, {title!r}")
-    own = os.path.join(store.snapshots, name.encode())
-    os.mkdir(own, 0o700)
+    own = new_directory(os.path.join(store.snapshots, name.encode()))
     root = os.path.join(own, os.fsencode(title))
     os.mkdir(root, 0o700)
     entries = list(entries)
@@ -74,6 +74,16 @@ def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
         remove(own)
         raise
     return Made(root, digest, differ)
+
+
+def new_directory(name: bytes) -> bytes:
+    """Make NAME-0: so all nodes have one path, but for those that share a disk with another."""
+    for number in itertools.count():
+        own = b"%b-%d" % (name, number)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(own, 0o700)
+            return own
+    raise AssertionError
 
 
 def discard(store: Store, entries: Iterable[Entry], differ: Iterable[str]) -> None:

@@ -66,7 +66,7 @@ def send(visit: Visit) -> int:
     return len(positions)
 
 
-def check_out(visit: Visit, name: str = "x-0", beside: str = "/nowhere") -> CheckedOut:
+def check_out(visit: Visit, name: str = "x", beside: str = "/nowhere") -> CheckedOut:
     target = ProbeTarget(kind="auto", name="a.py")
     return visit.check_out(
         CheckOut(tree=DIGEST, snapshot=name, title="my proj", beside=beside, target=target)
@@ -94,6 +94,8 @@ def test_a_tree_comes_and_is_checked_out(store: Store, way: str) -> None:
         assert (root / os.fsdecode(path)).read_bytes() == content
     assert (root / "way").readlink() == Path("pkg/b.py")
     assert list((root / "void").iterdir()) == [root / "void/inner"]
+    names = [Path(one.workdir).parent.name for one in (checked, check_out(visit))]
+    assert names == ["x-0", "x-1"], "a node that shares this disk asks for the same name"
     assert send(Visit()) == 0
 
 
