@@ -21,7 +21,7 @@ from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.records import trainers
 
 LOOK_SECONDS = 1.0  # between two looks
-MOST = 4 << 20  # bytes of one look; of a log that grows faster, what came before is passed over
+MOST = 128 << 10  # bytes of one look; of a log that grows faster, what came before is passed over
 ENDS = re.compile(rb"[\r\n]+")  # a progress bar begins anew with \r
 
 

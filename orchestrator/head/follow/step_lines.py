@@ -10,15 +10,17 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf)\b"
+# What a program prints is not trusted: none of these may look at a long line again and again.
+NUMBER = r"([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf)\b"
+GAP = r"\s{0,16}"
 WHOLE = r"(\d[\d,]{0,18})(?!\w|\.\d)"
-OF_ALL = rf"(?:\s*(?:/|of)\s*{WHOLE})?"
-IS = r"['\"]?\s*(?:[:=#|\[(]\s*){0,2}['\"]?"  # between a name and its value
+OF_ALL = rf"(?:{GAP}(?:/|of){GAP}{WHOLE})?"
+IS = rf"['\"]?{GAP}(?:[:=#|\[(]{GAP}){{0,2}}['\"]?"  # between a name and its value
 COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 OWN = "(?:global|train(?:ing)?|current|opt(?:imi[sz]er)?)"  # and not `warmup_steps`
 LOSS = re.compile(
-    rf"(?<!\w)(?:(\w+)[ _/.-])??loss(?:[/_.]\w+)*(?:[ _](?:train|avg|mean|total))?{IS}(?:tensor\()?"
-    rf"{NUMBER}",
+    rf"(?<!\w)(?:(\w+)[ _/.-])??loss(?:[/_.][\w/.]*)?(?:[ _](?:train|avg|mean|total))?{IS}"
+    rf"(?:tensor\()?{NUMBER}",
     re.IGNORECASE,
 )
 OF_EVALUATION = re.compile(r"val|eval|test|dev", re.IGNORECASE)
@@ -27,14 +29,19 @@ STEPS = tuple(  # the surest first
     for name in ("step", "iter(?:ation)?", "update", "batch")
 )
 OF_TORCHTUNE = re.compile(rf"^\s*\d+\|{WHOLE}\|Loss")
-BRACKET = re.compile(r"\[\s*(\d+)\s*/\s*(\d+)\s*(?:\(|\])")  # [ 20/100] and [640/60000 (1%)]
-BAR = re.compile(r"^([^|]*?)\s*\d+%\|[^|]*\|\s*(\d+)/(\d+) \[")  # of tqdm, with what is before it
+BRACKET = re.compile(
+    rf"\[{GAP}(\d{{1,19}}){GAP}/{GAP}(\d{{1,19}}){GAP}(?:\(|\])"
+)  # [ 20/100] and [640/60000 (1%)]
+BAR = re.compile(
+    rf"^([^|]*?)(?<!\d)\d{{1,3}}%\|[^|]*\|{GAP}(\d{{1,19}})/(\d{{1,19}}) \["
+)  # of tqdm, with what is before it
 EPOCH = re.compile(rf"(?<!\w)epoch{IS}{NUMBER}{OF_ALL}", re.IGNORECASE)
 MORE = {
     "lr": re.compile(rf"(?<!\w)(?:lr|learning_rate){IS}{NUMBER}", re.IGNORECASE),
     "grad_norm": re.compile(rf"(?<!\w)grad[ _]?norm{IS}{NUMBER}", re.IGNORECASE),
     "tokens_per_s": re.compile(rf"(?<!\w)(?:tps|tok(?:ens)?/s(?:ec)?){IS}{WHOLE}", re.IGNORECASE),
 }
+ANY = re.compile(r"loss|step|iter|update|batch|epoch|%\||\[", re.IGNORECASE)  # else: no news
 LONGEST = 2000  # characters
 
 
@@ -50,6 +57,8 @@ class Place:
 
 def values(line: str, place: Place) -> dict[str, Any]:
     """Return what a line tells of a step and its loss; nothing if it tells no loss."""
+    if not ANY.search(line):
+        return {}
     line = COLORS.sub("", line[:LONGEST])
     found = [(match[1] or "", match[2]) for match in LOSS.finditer(line)]
     look_for_step(line, place)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.follow.step_lines import Place, values
+from orchestrator.head.follow.step_lines import LONGEST, Place, values
 
 
 @pytest.mark.parametrize(
@@ -93,3 +93,13 @@ def test_epochs_that_count_from_zero() -> None:
         for batch in (0, 3)
     ]
     assert steps == [0, 3, 4, 7]
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["loss_a", "loss/a", "_a", "a.", " ", "1", "1,", "[ 1/ 2 ", "1%|", "step 1 of ", "epoch("],
+)
+@pytest.mark.parametrize("begin", ["", "loss", "step ", "epoch", "loss=", "["])
+def test_no_line_of_a_log_keeps_the_head_from_its_work(begin: str, part: str) -> None:
+    """Some patterns would try such a line for ever, in all the ways in which it can be split."""
+    assert values(begin + part * (2 * LONGEST // len(part)) + "!", Place()).get("steps") is None
