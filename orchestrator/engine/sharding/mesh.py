@@ -204,8 +204,6 @@ def shard(
     whole = kept_whole(modules)
     make_shardable(model, whole, ranks.device)
     for module in modules:
-        if module is not model:
-            module.register_forward_hook(own_code.refuse_hidden)
         fully_shard(
             module,
             mesh=mesh.mesh,

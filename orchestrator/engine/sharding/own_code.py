@@ -101,7 +101,7 @@ def gathered_with_hooks(wait: Callable[[], None], waiting: list[tuple[Any, Hook]
 # -- what a forward gives, and what it changes ----------------------------------------------------
 
 
-def refuse_hidden(block: nn.Module, _: Any, output: Any) -> None:
+def refuse_hidden(block: str, output: Any) -> None:
     """Refuse an output whose tensors torch does not find: the block would not be gathered again
     for its backward, which would read freed memory."""
     if not torch.is_grad_enabled():
@@ -113,9 +113,8 @@ def refuse_hidden(block: nn.Module, _: Any, output: Any) -> None:
         inside = [] if isinstance(leaf, Tensor) else tree_leaves(list(attributes(leaf)))
         if any(isinstance(value, Tensor) and value.requires_grad for value in inside):
             raise UsageError(
-                f"a block ({type(block).__name__.removeprefix('FSDP')}) gives a"
-                f" {type(leaf).__name__}, in which torch does not see the tensors, as it has to"
-                " under sharding",
+                f"{block} gives a {type(leaf).__name__}, in which torch does not see the tensors,"
+                " as it has to under sharding",
                 f"give a tensor, or a tuple, list, dict or NamedTuple of them; {WHOLE}",
             )
 

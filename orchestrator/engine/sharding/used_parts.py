@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from orchestrator.engine.ranks.ranks import host_group
 from orchestrator.engine.sharding import block_order
 from orchestrator.engine.sharding.block_order import BlockOrder
-from orchestrator.engine.sharding.own_code import Changes
+from orchestrator.engine.sharding.own_code import Changes, refuse_hidden
 from orchestrator.errors import UsageError
 
 T = TypeVar("T")
@@ -66,6 +66,7 @@ class UsedParts:
                 group.post_backward = functools.partial(self._sum, group, group.post_backward)
                 group.unshard = functools.partial(self._gather, group, group.unshard)
                 group.reshard = functools.partial(self._free, group.reshard)
+                group.post_forward = functools.partial(self._given, group, group.post_forward)
 
     def _gather(
         self, group: Any, unshard: Callable[..., None], *options: Any, **named: Any
@@ -74,6 +75,12 @@ class UsedParts:
         if group._all_gather_result is None and not group.is_unsharded:
             self.order.gathers(name_of(group))
         unshard(*options, **named)
+
+    def _given(
+        self, group: Any, post_forward: Callable[..., Any], module: Any, given: Any, output: Any
+    ) -> Any:
+        refuse_hidden(name_of(group), output)
+        return post_forward(module, given, output)
 
     def _free(self, reshard: Callable[[], None]) -> None:
         if not self.derived:

@@ -30,6 +30,7 @@ def test_models_train_as_in_a_plain_loop(tmp_path: Path, nodes: list[int]) -> No
         refused = ["aside", "sparse", *REFUSED] + ["rprop"] * (not RPROP_IS_SHARDED)
         for name in refused:
             assert 'strategy="ddp"' in results[name], (name, results[name])
+        assert "blocks.0 gives a Result, in which" in results["hidden"]
         assert "head.weight was changed in the forward" in results["shrinking"]
         assert "0 has max_norm, so each rank would shorten the rows" in results["shortened"]
         assert max(results["sparse far"]) < 1e-6
