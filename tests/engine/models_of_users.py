@@ -329,6 +329,7 @@ def hybrid_shard(directory: Path) -> None:
         raised = message(lambda make=make, kept=kept: kept.append(furthest(make, directory)))
         results[make.__name__] = kept[0] if kept else raised
     results["recomputed"] = recomputed()
+    results["later hooks"] = later_hooks()
     results["aside"] = message(furthest, Aside, directory)
     for name, make in REFUSED.items():
         results[name] = message(trained, make(), torch.optim.SGD)
@@ -339,6 +340,26 @@ def hybrid_shard(directory: Path) -> None:
     results["nothing to recompute"] = message(recomputed, Clip)
     distributed.barrier()  # whoever was refused at once takes the store of the others along
     (directory / f"results_{RANK}").write_text(json.dumps(results))
+
+
+def later_hooks() -> list[list[float]]:
+    """Gradients that a hook sees which comes after the Trainer, and goes after its first step; and
+    those that one sees which came before, and goes then, too."""
+    model = Clip()
+    before, after = list[float](), list[float]()
+    handles = [model.head.weight.register_hook(lambda g: before.append(float(g.sum())))]
+
+    def remove(_: Trainer) -> None:
+        for handle in handles:
+            handle.remove()
+
+    trainer = Trainer(
+        model, optimizer(model), nn.CrossEntropyLoss(), strategy=SHARDED, on_step_end=remove
+    )
+    handles.append(model.head.weight.register_hook(lambda g: after.append(float(g.sum()))))
+    trainer.train(DataLoader(data(3 * BATCH), BATCH // world()), epochs=1, verbose=False)
+    assert trainer.state.step == 3
+    return [before, after]
 
 
 def recomputed(make: type[Base] = Stacked) -> list[int]:

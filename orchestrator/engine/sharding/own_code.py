@@ -6,6 +6,7 @@ It is brought along where that can be, as hooks of parameters are. Otherwise it 
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,36 +67,45 @@ def refuse_unsharded(model: nn.Module) -> None:
 # -- hooks of parameters --------------------------------------------------------------------------
 
 
-def hooks_of(model: nn.Module) -> dict[tuple[int, str], list[Hook]]:
+Hooks = dict[int, Hook]  # of one parameter, as torch keeps them: who removes one does it there
+
+
+def hooks_of(model: nn.Module) -> dict[tuple[int, str], Hooks]:
     """Find what is to be called with the gradients of parameters, which sharding replaces."""
     return {
-        (id(module), name): list(parameter._backward_hooks.values())
+        (id(module), name): parameter._backward_hooks
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False)
-        if parameter._backward_hooks
+        if parameter._backward_hooks is not None
     }
 
 
-def keep_hooks(groups: Iterator[Any], hooks: dict[tuple[int, str], list[Hook]]) -> None:
-    """Move them to the whole parameters, which are there once a block was gathered."""
+def keep_hooks(groups: Iterator[Any], found: dict[tuple[int, str], Hooks]) -> None:
+    """Have them called with the gradients of whole parameters, and what is added later, too."""
     for group in groups:
-        waiting = []
+        hooked = []
         for parameter in group.fsdp_params:
             info = parameter._module_info
-            own = hooks.get((id(info.module), info.param_name), [])
-            waiting += [(parameter, hook) for hook in own]
-        if waiting:
-            wait = group.wait_for_unshard
-            group.wait_for_unshard = functools.partial(gathered_with_hooks, wait, waiting)
+            hooks = found.get((id(info.module), info.param_name), OrderedDict())
+            parameter.sharded_param._backward_hooks = hooks
+            hooked.append((parameter, hooks))
+        gathered = functools.partial(gathered_with_hooks, group.wait_for_unshard, hooked)
+        group.wait_for_unshard = gathered
 
 
-def gathered_with_hooks(wait: Callable[[], None], waiting: list[tuple[Any, Hook]]) -> None:
+def gathered_with_hooks(wait: Callable[[], None], hooked: list[tuple[Any, Hooks]]) -> None:
     wait()
-    for one in list(waiting):
-        whole = getattr(one[0], "_unsharded_param", None)
-        if whole is not None and whole.requires_grad:
-            whole.register_hook(one[1])
-            waiting.remove(one)
+    for parameter, hooks in hooked:
+        whole = getattr(parameter, "_unsharded_param", None) if hooks else None
+        if whole is not None and whole.requires_grad and not whole._backward_hooks:
+            whole.register_hook(functools.partial(call_all, hooks))
+
+
+def call_all(hooks: Hooks, gradient: Tensor) -> Tensor:
+    for hook in list(hooks.values()):
+        changed = hook(gradient)
+        gradient = gradient if changed is None else changed
+    return gradient
 
 
 # -- what a forward gives, and what it changes ----------------------------------------------------

@@ -26,6 +26,9 @@ def test_models_train_as_in_a_plain_loop(tmp_path: Path, nodes: list[int]) -> No
             found = results[make.__name__]
             assert found[1:] == [0.0, groups], (make, found)
             assert found[0] < 1e-5, (make, found)
+        before, after = results["later hooks"]
+        assert len(before) == 1
+        assert before == after
         assert results["recomputed"] == [2] * 4
         refused = ["aside", "sparse", *REFUSED] + ["rprop"] * (not RPROP_IS_SHARDED)
         for name in refused:
