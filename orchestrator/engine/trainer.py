@@ -242,7 +242,7 @@ class Trainer:
         model = build.build(config)
         fill = functools.partial(fill_model, model, config, everyone.device)
         if not build.is_built_in(model):
-            own_code.refuse_unfit(model, everyone)
+            own_code.refuse_untrainable(model, everyone)
             refuse_unfit(model, config)
         whole = mesh.spread(model, shape, everyone, config, fill)
         stepper = Stepper(

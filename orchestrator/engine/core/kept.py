@@ -106,7 +106,7 @@ class Kept:
 
 
 class ExtraState:
-    """What modules have beside parameters and buffers: get_extra_state(), set_extra_state().
+    """Holds what modules have beside parameters and buffers: get_extra_state() gives it.
 
     It may be of another size at each time, so it is kept as text, and read as weights alone.
     """

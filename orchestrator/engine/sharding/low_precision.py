@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from orchestrator.engine.sharding.used_parts import blocks, groups
+from orchestrator.engine.sharding.used_parts import groups
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -37,9 +37,8 @@ def policy(low: str, reduce_dtype: str) -> MixedPrecisionPolicy:
 
 def gather_others_as_they_are(model: nn.Module) -> None:
     """Let FSDP round nothing but what autocast would round; it knows one dtype for a block."""
-    for block in blocks(model):
-        for group in groups(block):
-            group._init_mp_dtypes = functools.partial(choose, group, group._init_mp_dtypes)
+    for group in groups(model):
+        group._init_mp_dtypes = functools.partial(choose, group, group._init_mp_dtypes)
 
 
 def choose(group: Any, init_dtypes: Callable[[], None]) -> None:

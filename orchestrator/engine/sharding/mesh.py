@@ -161,7 +161,7 @@ def spread_own(
     """Spread a user's model over the ranks, with rank 0's weights, or those that `fill` reads."""
     if any(isinstance(m, (FSDPModule, DistributedDataParallel)) for m in model.modules()):
         raise UsageError("the model is spread over the ranks already", "give the plain model")
-    own_code.refuse_unfit(model, ranks)
+    own_code.refuse_untrainable(model, ranks)
     if fill is None and is_empty(model):
         raise UsageError(
             "the model is on the meta device and has no weights",
@@ -199,7 +199,7 @@ def shard(
     policy = low_precision.policy(config.training.mixed_precision, fsdp.reduce_dtype)
     offload: OffloadPolicy = CPUOffloadPolicy() if fsdp.cpu_offload else OffloadPolicy()
     modules = to_shard(model, blocks)
-    own_code.refuse_unsharded(model)
+    own_code.refuse_unshardable(model)
     hooks = own_code.hooks_of(model)
     whole = kept_whole(modules)
     make_shardable(model, whole, ranks.device)
@@ -214,8 +214,8 @@ def shard(
             ignored_params=whole,
         )
     low_precision.gather_others_as_they_are(model)
+    own_code.keep_hooks(used_parts.groups(model), hooks)
     parts = list(used_parts.blocks(model))
-    own_code.keep_hooks((g for part in parts for g in used_parts.groups(part)), hooks)
     for part in parts:
         # The loss is a sum over all tokens of all ranks: gradients are summed and never averaged.
         # A plain SUM, because gloo has no PREMUL_SUM.

@@ -1,6 +1,6 @@
-"""What the code of a user's model does beside computing, which sharding would lose.
+"""Bring along what a user's model does beside computing, which sharding would lose.
 
-It is brought along where that can be, as hooks of parameters are. Otherwise it is refused.
+Hooks of parameters are kept; what cannot be kept is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
@@ -28,7 +27,8 @@ FIRST_FORWARDS, EVERY = 3, 64  # which forwards are looked at for changes
 # -- before a model is spread ---------------------------------------------------------------------
 
 
-def refuse_unfit(model: nn.Module, ranks: Ranks) -> None:
+def refuse_untrainable(model: nn.Module, ranks: Ranks) -> None:
+    """Refuse what no strategy can train on these ranks."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise UsageError(
@@ -47,7 +47,7 @@ def refuse_unfit(model: nn.Module, ranks: Ranks) -> None:
             )
 
 
-def refuse_unsharded(model: nn.Module) -> None:
+def refuse_unshardable(model: nn.Module) -> None:
     """Refuse what can be trained by several ranks, but not in shards."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -143,17 +143,16 @@ class Changes:
         self.forwards = 0
         self.versions: dict[int, int] = {}  # of whole parameters, by id
 
-    def refuse(self, blocks: Iterator[FSDPModule], groups: Callable[[FSDPModule], Any]) -> None:
+    def refuse(self, groups: Iterator[Any]) -> None:
         """Look after a forward, if it is one of those that are looked at."""
         self.forwards += 1
         if self.forwards > FIRST_FORWARDS and self.forwards % EVERY:
             return
-        for block in blocks:
-            for group in groups(block):
-                for parameter in group.fsdp_params:
-                    whole = getattr(parameter, "_unsharded_param", None)
-                    if whole is not None:
-                        self._compare(parameter, whole._version)
+        for group in groups:
+            for parameter in group.fsdp_params:
+                whole = getattr(parameter, "_unsharded_param", None)
+                if whole is not None:
+                    self._compare(parameter, whole._version)
 
     def _compare(self, parameter: Any, version: int) -> None:
         if self.versions.setdefault(id(parameter), version) == version:

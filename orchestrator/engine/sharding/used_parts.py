@@ -61,12 +61,11 @@ class UsedParts:
         self.changes = Changes(model)
         self.in_forward = False
         self.derived = False  # in the forward: its parameters are read again by the backward
-        for module in blocks(model):
-            for group in groups(module):
-                group.post_backward = functools.partial(self._sum, group, group.post_backward)
-                group.unshard = functools.partial(self._gather, group, group.unshard)
-                group.reshard = functools.partial(self._free, group.reshard)
-                group.post_forward = functools.partial(self._given, group, group.post_forward)
+        for group in groups(model):
+            group.post_backward = functools.partial(self._sum, group, group.post_backward)
+            group.unshard = functools.partial(self._gather, group, group.unshard)
+            group.reshard = functools.partial(self._free, group.reshard)
+            group.post_forward = functools.partial(self._given, group, group.post_forward)
 
     def _gather(
         self, group: Any, unshard: Callable[..., None], *options: Any, **named: Any
@@ -162,12 +161,14 @@ def state_of(module: FSDPModule) -> Any:
     return module._get_fsdp_state()
 
 
-def groups(module: FSDPModule) -> list[Any]:
-    state = state_of(module)
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    # Before torch 2.12 there is one, or none where a block has no parameters of its own.
-    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+def groups(model: nn.Module) -> Iterator[Any]:
+    """Give FSDP's groups of parameters, of all blocks."""
+    for state in map(state_of, blocks(model)):
+        if hasattr(state, "_fsdp_param_groups"):
+            yield from state._fsdp_param_groups
+        # Before torch 2.12 there is one, or none where a block has no parameters of its own.
+        elif state._fsdp_param_group is not None:
+            yield state._fsdp_param_group
 
 
 def name_of(group: Any) -> str:
@@ -183,17 +184,17 @@ def watched(model: nn.Module) -> contextlib.AbstractContextManager[None]:
 def computed(model: nn.Module, call: Callable[[], T]) -> T:
     """Call it, with all blocks gathered in one order where ranks may use other ones."""
     used = of(model)
-    if used is not None and used.differ:
-        for block in blocks(model):
-            block.unshard()
     if used is None:
         return call()
+    if used.differ:
+        for block in blocks(model):
+            block.unshard()
     used.in_forward = True
     try:
         result = call()
     finally:
         used.in_forward = False
-    used.changes.refuse(blocks(model), groups)
+    used.changes.refuse(groups(model))
     used.order.end_forward()
     return result
 

@@ -299,9 +299,9 @@ class Delivery:
         lacking = [at for at, answer in enumerate(answers) if is_lacking(answer)]
         if not lacking:
             return self.all_of(self.wanted, answers), []
-        sent = self.send([self.wanted[at] for at in lacking])
-        late = [self.wanted[at] for at in lacking]
-        again = fleet.ask(late, [question] * len(late), CHECK_OUT_SECONDS)
+        served = [self.wanted[at] for at in lacking]
+        sent = self.send(served)
+        again = fleet.ask(served, [question] * len(served), CHECK_OUT_SECONDS)
         for at, answer in zip(lacking, again, strict=True):
             answers[at] = answer
         return self.all_of(self.wanted, answers), sent
