@@ -5,18 +5,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.version import __version__
+from orchestrator.common.version import __version__
 
 if TYPE_CHECKING:
     from orchestrator.api.cluster import Cluster
     from orchestrator.api.job import Job, Line, Receipt, Verdict
     from orchestrator.api.pool import Actor, Pool, RanksLost
+    from orchestrator.common.errors import JobFailed, NoRestart, OrchestratorError
     from orchestrator.engine.saving.in_memory.memory_checkpoint import (
         load_memory_checkpoint,
         memory_checkpoint,
     )
     from orchestrator.engine.trainer import Trainer
-    from orchestrator.errors import JobFailed, NoRestart, OrchestratorError
 
 __all__ = [
     "Actor",
@@ -41,10 +41,10 @@ LATER = {
     "Actor": "orchestrator.api.pool",
     "Cluster": "orchestrator.api.cluster",
     "Job": "orchestrator.api.job",
-    "JobFailed": "orchestrator.errors",
+    "JobFailed": "orchestrator.common.errors",
     "Line": "orchestrator.api.job",
-    "NoRestart": "orchestrator.errors",
-    "OrchestratorError": "orchestrator.errors",
+    "NoRestart": "orchestrator.common.errors",
+    "OrchestratorError": "orchestrator.common.errors",
     "Pool": "orchestrator.api.pool",
     "RanksLost": "orchestrator.api.pool",
     "Receipt": "orchestrator.api.job",

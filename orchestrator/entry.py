@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator import interrupt
+from orchestrator.common import interrupt
 
 
 def main() -> None:

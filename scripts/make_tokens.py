@@ -25,8 +25,14 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from orchestrator.common.errors import (
+    EXIT_STOPPED,
+    CheckFailed,
+    OrchestratorError,
+    UsageError,
+    nearest,
+)
 from orchestrator.engine.data.tokens import HEADER, WIDTHS, Header, dtype_for, write_header
-from orchestrator.errors import EXIT_STOPPED, CheckFailed, OrchestratorError, UsageError, nearest
 
 PIECE = 1 << 18  # bytes of a document that are read at a time
 BATCH = 1 << 22  # bytes that a tokenizer gets at a time, in pieces that it spreads over the cores

@@ -34,11 +34,11 @@ SLOW = [
     "tests/head/connect/test_ssh_verdicts.py",
     "tests/head/plan/test_plan.py::test_torchrun_understands",
     "tests/head/screen/test_screen.py::test_a_terminal_far_behind",
-    "tests/head/dashboard/test_browser.py",
-    "tests/head/report/test_browser.py",
-    "tests/head/top/test_screen.py",
-    "tests/head/top/test_terminal.py",
-    "tests/head/track/test_passing_on.py::test_each_line_once",
+    "tests/views/dashboard/test_browser.py",
+    "tests/views/report/test_browser.py",
+    "tests/views/top/test_screen.py",
+    "tests/views/top/test_terminal.py",
+    "tests/views/track/test_passing_on.py::test_each_line_once",
     "tests/launchers/test_accelerate.py::test_by_hand_the_nodes",
     "tests/launchers/test_accelerate.py::test_the_files_for_each_node",
     "tests/launchers/test_accelerate.py::test_what_node_0_refuses",
@@ -128,10 +128,10 @@ LONG = [
     "tests/head/connect/test_ssh_config.py::test_the_shortcut_gives_what_ssh_gives",
     "tests/head/screen/test_screen.py::test_memory_is_bounded",
     *(
-        f"tests/head/top/test_screen.py::test_the_ranks_of_a_job_and_what_their_keys_show[size{n}]"
+        f"tests/views/top/test_screen.py::test_the_ranks_of_a_job_and_what_their_keys_show[size{n}]"
         for n in (1, 2)
     ),
-    "tests/head/report/test_browser.py::test_the_charts_are_drawn[light]",
+    "tests/views/report/test_browser.py::test_the_charts_are_drawn[light]",
     "tests/engine/test_launched.py::test_the_configs_that_come_with_it_run",  # the demo runs one
     "tests/launchers/test_accelerate.py::test_the_files_for_each_node_serve_accelerate_itself",
     "tests/launchers/test_containers.py::test_kubernetes_runs",

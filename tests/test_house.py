@@ -15,226 +15,45 @@ ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "orchestrator"
 FILES = sorted(HOUSE.rglob("*.py"))
 
-# Room -> the rooms and files of ours that it may import, at the top or inside a function. A room is
-# a folder; those of head/, node/ and launchers/ are listed one by one. The order is that of the
-# floors: no room imports one that stands further down in this list.
-ARROWS: dict[str, set[str]] = {
-    "errors": set(),
-    "interrupt": set(),
-    "permissions": set(),
-    "files": set(),
-    "folder": {"files"},
-    "host_ranges": set(),
-    "own_names": set(),
-    "program": set(),
-    "text": {"errors"},
-    "version": set(),
-    "config": {"errors", "files"},
-    "protocol": {"version"},
-    "records": {"config", "errors", "files", "permissions", "protocol", "text"},
-    "traces": {"errors", "files"},
-    "slurm_environment": {"errors", "host_ranges"},
-    "trackers": {"errors"},
-    "node/peers": {"protocol"},
-    "node/job": {"files", "node/peers", "protocol"},
-    "node/facts": {"node/job", "program", "protocol"},
-    "node/metrics": {"node/facts", "node/job", "protocol", "text"},
-    "node/calls": {"node/job", "protocol"},
-    "node/forward": {"files", "folder", "node/peers", "protocol"},
-    "node/saved": {"files", "folder", "node/forward", "node/job", "protocol"},
-    "node/code": {
-        *("files", "node/facts", "node/forward", "node/job", "permissions", "protocol"),
-    },
-    "node/warm": {"node/job", "protocol"},
-    "node/environments": {"files", "permissions", "node/code", "node/job", "protocol"},
-    "node/server": {
-        "node/environments",
-        *("protocol", "node/calls", "node/code", "node/facts", "node/job", "node/peers"),
-        *("files", "folder", "node/forward", "node/saved", "node/warm", "permissions"),
-    },
-    "node": {"permissions", "node/job", "node/metrics", "node/server", "node/warm"},
-    "engine/ranks": {"config", "errors", "slurm_environment"},
-    "engine/sharding": {"config", "errors", "engine/ranks"},
-    "engine/models": {"config", "errors", "engine/ranks", "engine/sharding"},
-    "engine/data": {"config", "errors", "files", "engine/models", "engine/ranks"},
-    "engine/saving": {
-        *("config", "errors", "files", "permissions", "records", "text", "engine/ranks"),
-        "engine/sharding",
-    },
-    "engine/observe": {
-        *("config", "errors", "files", "protocol", "records", "trackers", "traces"),
-        *("engine/ranks", "engine/sharding"),
-    },
-    "engine/core": {
-        *("config", "errors", "text", "engine/data", "engine/models", "engine/observe"),
-        *("engine/ranks", "engine/saving", "engine/sharding"),
-    },
-    "engine/verify": {
-        *("config", "errors", "files", "text"),
-        *("engine/models", "engine/observe", "engine/ranks", "engine/sharding"),
-    },
-    "engine": {
-        *("config", "errors", "files", "records", "trackers", "engine/core", "engine/data"),
-        *("engine/models", "engine/observe", "engine/ranks", "engine/saving", "traces"),
-        "engine/sharding",
-    },
-    "distributed": {"engine/ranks", "engine/saving"},
-    "head": set(),
-    "head/inventory": {"errors", "host_ranges", "protocol", "text"},
-    "head/screen": {"text"},
-    "head/connect": {"errors", "interrupt", "protocol", "text", "head/inventory"},
-    "head/held": {
-        *("errors", "files", "interrupt", "protocol", "version"),
-        *("head/connect", "head/inventory"),
-    },
-    "head/code": {
-        *("errors", "files", "interrupt", "protocol", "text"),
-        *("head/connect", "head/inventory"),
-    },
-    "head/plan": {"config", "errors", "protocol", "text", "head/inventory"},
-    "head/verify": {"config", "text", "head/screen"},
-    "head/doctor": {
-        *("errors", "protocol", "text"),
-        *("head/inventory", "head/plan", "head/screen"),
-    },
-    "head/outputs": {
-        *("folder", "errors", "files", "protocol", "records", "text", "head/connect"),
-    },
-    "head/follow": {
-        *("errors", "files", "interrupt", "protocol", "records", "text"),
-        *("head/connect", "head/inventory", "head/outputs", "head/screen"),
-    },
-    "head/notify": {
-        *("errors", "files", "records", "text", "version"),
-        *("head/follow", "head/screen"),
-    },
-    "head/chores": {
-        *("folder", "errors", "files", "protocol", "records", "text"),
-        *("head/code", "head/connect", "head/inventory", "head/outputs", "head/screen"),
-    },
-    "head/resume": {
-        *("config", "folder", "errors", "files", "protocol", "records", "text"),
-        *("head/chores", "head/code", "head/connect", "head/inventory", "head/outputs"),
-        "head/screen",
-    },
-    "head/saved": {
-        *("errors", "protocol", "text"),
-        *(
-            "head/code",
-            "head/connect",
-            "head/inventory",
-            "head/outputs",
-            "head/resume",
-            "head/screen",
-        ),
-    },
-    "head/slurm": {
-        *("errors", "records", "slurm_environment"),
-        *("head/connect", "head/follow", "head/inventory", "head/screen"),
-    },
-    "head/recover": {"errors", "records", "text"},
-    "head/launch": {
-        *("config", "errors", "interrupt", "program", "protocol", "records", "text", "version"),
-        *("head/code", "head/connect", "head/doctor", "head/follow", "head/held"),
-        *("head/inventory", "head/notify", "head/plan", "head/resume", "head/screen"),
-        "head/slurm",
-    },
-    "head/restart": {
-        *("config", "errors", "interrupt", "protocol", "records", "text"),
-        *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/recover"),
-        *("head/resume", "head/saved", "head/screen"),
-    },
-    "head/environments": {
-        *("config", "errors", "files", "protocol", "text"),
-        *("head/code", "head/connect", "head/inventory", "head/launch", "head/screen"),
-    },
-    "head/status": {
-        *("config", "errors", "protocol", "records", "text"),
-        *("head/connect", "head/follow", "head/held", "head/inventory", "head/recover"),
-        *("head/screen", "head/slurm"),
-    },
-    "head/calls": {"errors", "protocol", "records", "head/connect"},
-    "head/prune": {
-        *("errors", "files", "protocol", "records", "text"),
-        *("head/connect", "head/screen", "head/status"),
-    },
-    "head/top": {
-        *("config", "errors", "protocol", "records", "text"),
-        *("head/connect", "head/inventory", "head/screen"),
-    },
-    "head/profile": {
-        *("errors", "files", "folder", "protocol", "records", "text", "traces"),
-        *("head/connect", "head/follow", "head/outputs", "head/screen"),
-    },
-    "head/report": {"config", "errors", "files", "records", "text", "head/follow", "head/screen"},
-    "head/track": {"errors", "own_names", "records", "trackers", "files"},
-    "head/dashboard": {
-        *("errors", "files", "own_names", "records"),
-        *("head/follow", "head/report", "head/screen", "head/top"),
-    },
-    "head/commands": {
-        *("trackers", "head/track"),
-        *("folder", "config", "errors", "files", "interrupt", "protocol", "records", "text"),
-        *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/launch"),
-        *("head/plan", "head/prune", "head/screen", "head/slurm", "head/status", "head/verify"),
-        *(
-            "head/chores",
-            "head/held",
-            "head/dashboard",
-            "head/notify",
-            "head/profile",
-            "head/report",
-            "head/restart",
-            "head/top",
-        ),
-        "head/code",
-    },
-    "launchers": {"errors", "head/inventory", "head/plan", "head/screen", "head/slurm"},
-    "launchers/slurm": {
-        *("config", "errors", "records"),
-        *("head/commands", "head/launch", "head/plan", "head/screen", "head/slurm", "head/status"),
-    },
-    "launchers/by_hand": {
-        *("config", "errors", "interrupt", "protocol", "records"),
-        *("head/commands", "head/connect", "head/inventory", "head/launch", "head/plan"),
-        *("head/screen", "head/slurm"),
-    },
-    "launchers/containers": {
-        *("config", "errors", "text"),
-        *("head/launch", "head/plan", "head/screen"),
-    },
-    "local_cluster": {
-        *("config", "errors", "interrupt", "records", "text"),
-        *("head/inventory", "head/screen"),
-    },
-    "cli": {
-        *("config", "errors", "files", "interrupt", "text", "trackers", "version"),
-        *("head/chores", "head/commands", "head/environments", "head/screen", "local_cluster"),
-        *("launchers", "launchers/by_hand", "launchers/containers", "launchers/slurm"),
-    },
-    "api": {
-        *("cli", "config", "errors", "protocol", "records", "node/calls"),
-        *("head/calls", "head/commands", "head/follow", "head/inventory", "head/launch"),
-        *("head/chores", "head/connect", "head/screen", "head/status"),
-    },
-    "entry": {"cli", "interrupt"},
-    "__main__": {"entry"},
-    "__init__": {
-        "api",
-        "engine",
-        "engine/saving",
-        "errors",
-        "version",
-    },  # when somebody asks for it
+# The rooms from the ground up: a room imports those before it only, at the top or inside a
+# function. A room is a folder; those of the folders in ROOMS_INSIDE are listed one by one.
+CORE = [
+    *("common", "config", "protocol", "records", "traces", "trackers"),
+    *("node/peers", "node/job", "node/facts", "node/metrics", "node/calls", "node/forward"),
+    *("node/saved", "node/code", "node/warm", "node/environments", "node/server", "node"),
+    *("head", "head/nodes", "head/screen", "head/connect", "head/held", "head/code", "head/plan"),
+    *("head/doctor", "head/outputs", "head/follow", "head/notify", "head/chores", "head/resume"),
+    *("head/saved", "head/slurm", "head/recover", "head/launch", "head/restart"),
+    *("head/environments", "head/status", "head/calls", "head/prune", "head/commands"),
+    *("launchers", "launchers/slurm", "launchers/by_hand", "launchers/containers"),
+    *("local_cluster", "cli", "api", "entry", "__main__"),
+]
+# Each wing imports the core, and no other wing; the core finds views by name (common/wings.py).
+WINGS = {
+    "engine": [
+        *("engine/ranks", "engine/sharding", "engine/models", "engine/data", "engine/saving"),
+        *("engine/observe", "engine/core", "engine/verify", "engine", "distributed"),
+    ],
+    "views": [
+        *("views", "views/verify", "views/profile", "views/report", "views/top", "views/track"),
+        "views/dashboard",
+    ],
 }
-ROOMS_INSIDE = ("head", "node", "engine", "launchers")  # their folders are rooms of their own
+FLOORS = [*CORE, *WINGS["engine"], *WINGS["views"], "__init__"]
+ROOMS_INSIDE = (
+    "head",
+    "node",
+    "engine",
+    "views",
+    "launchers",
+)  # their folders are rooms of their own
 ENGINE = ("ranks", "sharding", "models", "data", "saving", "observe", "core", "verify")
-# Room -> what it may import of others' packages. Where it is not listed: the standard library only.
+# Room -> what it may import of others' packages; else the standard library only.
 OTHERS = {
     "head/connect": {"paramiko"},
     "head/commands": {"click"},
-    "head/dashboard": {"starlette", "uvicorn"},
-    "head/top": {"rich", "textual"},
+    "views/dashboard": {"starlette", "uvicorn"},
+    "views/top": {"rich", "textual"},
     "head/launch": {"click"},
     "head/follow": {"click"},
     "head/screen": {"rich"},
@@ -303,37 +122,61 @@ def show(path: Path) -> str:
     return str(path.relative_to(HOUSE))
 
 
+def wing(here: str) -> str:
+    return next((name for name, rooms in WINGS.items() if here in rooms), "core")
+
+
 @pytest.mark.parametrize("path", FILES, ids=show)
 def test_the_arrows_run_one_way(path: Path) -> None:
     here = room(path)
-    assert here in ARROWS, f"{here} has no place in the plan"
+    assert here in FLOORS, f"{here} has no place in the plan"
     for line, name in imports(path):
         head, _, rest = name.partition(".")
         if head == "orchestrator":
             there = room_of_import(rest)
-            allowed = there == here or there in ARROWS[here]
-            assert allowed, f"{show(path)}:{line}: {here} may not import {rest} ({there})"
+            said = f"{show(path)}:{line}: {here} may not import {rest} ({there})"
+            assert there == here or FLOORS.index(there) < FLOORS.index(here), said
+            assert wing(there) in ("core", wing(here)) or here == "__init__", said
         else:
             others = OTHERS.get(here, set()) | OTHERS.get(show(path), set())
             known = head in sys.stdlib_module_names | others
             assert known, f"{show(path)}:{line}: {here} may not import {head}"
 
 
-def test_no_room_imports_one_further_down_the_list() -> None:
-    floors = list(ARROWS)
-    for here, allowed in ARROWS.items():
-        for there in allowed:
-            assert floors.index(there) < floors.index(here), f"{here} -> {there} runs upwards"
+def test_every_room_of_the_plan_is_there() -> None:
+    assert set(FLOORS) == {room(path) for path in FILES}
 
 
-def test_no_arrow_is_permitted_that_nothing_needs() -> None:
-    used: dict[str, set[str]] = {}
-    for path in FILES:
-        for _, name in imports(path):
-            if name.startswith("orchestrator."):
-                used.setdefault(room(path), set()).add(room_of_import(name.partition(".")[2]))
-    idle = {here: allowed - used.get(here, set()) for here, allowed in ARROWS.items()}
-    assert {here: rooms for here, rooms in idle.items() if rooms} == {}
+def imported_files(path: Path) -> set[Path]:
+    """The files of ours that a file imports, wherever the import stands."""
+    found = set()
+    for _, name in imports(path):
+        parts = name.split(".")
+        for count in range(len(parts), 1, -1):
+            file = HOUSE.parent.joinpath(*parts[:count]).with_suffix(".py")
+            if file.exists():
+                found.add(file)
+                break
+    return found
+
+
+TO_BE_CUT = {
+    *("api/cluster.py", "api/pool.py", "records/experiment.py", "records/trust.py"),
+    *("head/chores/push.py", "head/chores/relay.py"),
+    *("head/commands/background.py", "head/commands/follow.py"),
+}
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Each file can be read after those that it imports."""
+    needs = {path: imported_files(path) - {path} for path in FILES}
+    needs[HOUSE / "__init__.py"] = set()  # which gives names when somebody asks for them
+    while sizes := sum(map(len, needs.values())):
+        for path, known in needs.items():
+            needs[path] = known.union(*(needs[other] for other in known))
+        if sum(map(len, needs.values())) == sizes:
+            break
+    assert {show(path) for path, known in needs.items() if path in known} == TO_BE_CUT
 
 
 def test_rooms_are_small_enough_to_be_seen_at_once() -> None:
@@ -351,7 +194,7 @@ def test_a_forbidden_arrow_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "def f():\n    from orchestrator.config import schema",
         "import orchestrator.head.plan.plan",
         "def f():\n    import torch",
-        "from orchestrator.errors import UsageError",
+        "from orchestrator.common.errors import UsageError",
         "from .. import config",
     ):
         (tmp_path / "node/job/bad.py").write_text(text)
@@ -413,7 +256,7 @@ def test_the_head_never_loads_torch() -> None:
 # -- one way to the terminal -------------------------------------------------------------------
 
 # Who may write there: these clean what they write, or write nothing but words of our own.
-MOUTHS = {"head/screen/output.py", "head/screen/screen.py", "interrupt.py"}
+MOUTHS = {"head/screen/output.py", "head/screen/screen.py", "common/interrupt.py"}
 
 
 def writes_to_the_terminal(path: Path) -> Iterator[int]:

@@ -23,8 +23,8 @@ from orchestrator.api import own_modules
 from orchestrator.api.head_process import INTERRUPT, Background
 from orchestrator.api.job import CALLED, Job
 from orchestrator.api.options import Options, StrPath
+from orchestrator.common.errors import OrchestratorError, UsageError, nearest
 from orchestrator.config.launch import DEFAULT_NODES, Launch, LaunchArguments, options_of
-from orchestrator.errors import OrchestratorError, UsageError, nearest
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NAME, Experiment
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from orchestrator.api.pool import Pool
-    from orchestrator.head.inventory.machine import Machine
+    from orchestrator.head.nodes.machine import Machine
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -174,7 +174,7 @@ class Cluster:
 
         One that cannot be reached is among them, with `reached` False and its `problem`.
         """
-        from orchestrator.head.inventory import machine
+        from orchestrator.head.nodes import machine
 
         answer = Background("nodes", arguments=self._arguments(self._options)).answer()
         return [machine.from_json(described) for described in answer["nodes"]]
@@ -187,7 +187,7 @@ class Cluster:
         from orchestrator.head.chores import fabric_group
         from orchestrator.head.connect.ssh import SshTransport
         from orchestrator.head.connect.ssh_config import SshConfig
-        from orchestrator.head.inventory.node_list import read_nodes
+        from orchestrator.head.nodes.node_list import read_nodes
 
         file = self._where.get("ssh_config")
         ssh = SshTransport(

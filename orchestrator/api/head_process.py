@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.head.commands import background
 from orchestrator.head.commands.background import (
     INTERRUPT,
@@ -93,9 +93,9 @@ def stop(
 def nodes(answers: Answers, keys: Pipe, arguments: list[str]) -> None:
     """Describe the machines, as `orchestrator nodes --json` does."""
     from orchestrator.cli.launch import launch_arguments
-    from orchestrator.head.inventory import machine
     from orchestrator.head.launch.machines import find_machines
     from orchestrator.head.launch.request import resolve
+    from orchestrator.head.nodes import machine
 
     machines = find_machines(resolve(launch_arguments(arguments)))
     answers.tell(nodes=[machine.to_json(described) for described in machines])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from orchestrator.api.head_process import INTERRUPT, LEAVE, Background
-from orchestrator.errors import (
+from orchestrator.common.errors import (
     EXIT_DONE,
     EXIT_NODE,
     JobFailed,

@@ -27,9 +27,15 @@ from orchestrator.api.job import Job, RemoteTraceback, only_here, unreadable
 from orchestrator.api.options import Options
 from orchestrator.api.own_modules import Watch
 from orchestrator.api.pool_process import Background
+from orchestrator.common.errors import (
+    EXIT_NODE,
+    JobFailed,
+    NodeError,
+    OrchestratorError,
+    UsageError,
+)
 from orchestrator.config.launch import DEFAULT_NODES
-from orchestrator.errors import EXIT_NODE, JobFailed, NodeError, OrchestratorError, UsageError
-from orchestrator.head.inventory.node_list import read_nodes, without
+from orchestrator.head.nodes.node_list import read_nodes, without
 from orchestrator.head.screen import output
 from orchestrator.node.calls import serve
 from orchestrator.protocol import frames

@@ -15,6 +15,7 @@ from orchestrator.cli.options import (
     arguments_from,
     launch_options,
 )
+from orchestrator.common.wings import view
 
 
 @click.command(
@@ -68,10 +69,10 @@ def verify_command(
 
     It also predicts how long a step of the configured model takes with each way of sharding it.
     """
-    from orchestrator.head.commands import verify
-
+    verify = view("verify")
     measurement = verify.Measurement(backend, max_size, seconds, sdc)
-    return verify.verify(arguments_from(params), measurement, strict=strict, as_json=as_json)
+    code: int = verify.verify(arguments_from(params), measurement, strict=strict, as_json=as_json)
+    return code
 
 
 @click.command("doctor", cls=GroupedCommand, params=[*launch_options("doctor"), PROGRAM])

@@ -33,9 +33,10 @@ from orchestrator.cli.records import (
     start_report,
     track,
 )
+from orchestrator.common.errors import UsageError
+from orchestrator.common.version import __version__
+from orchestrator.common.wings import view
 from orchestrator.config.launch import View, Where
-from orchestrator.errors import UsageError
-from orchestrator.version import __version__
 
 __all__ = ["cli", "emergency_stop_command", "launch_command"]
 
@@ -151,11 +152,11 @@ def top(where: Where, once: bool, watch: bool, seconds: float, as_json: bool) ->
     s ends it (asks), q leaves everything running. Where the output is no terminal, one look is
     printed. Exit code 4 if a node cannot be reached.
     """
-    from orchestrator.head.commands.machines import top
-
+    top = view("top")
     if watch and not as_json:
         raise UsageError("--watch goes with --json", "without both, the screen is live by itself")
-    return top.top(where, top.TopOptions(once, as_json, watch, seconds))
+    code: int = top.top(where, top.TopOptions(once, as_json, watch, seconds))
+    return code
 
 
 @cli.command()

@@ -12,6 +12,8 @@ from typing import Any
 import click
 
 from orchestrator.cli.translate import ours
+from orchestrator.common.errors import EMPTY, UsageError, nearest
+from orchestrator.common.text import parse_seconds
 from orchestrator.config.launch import (
     GROUPS,
     Launch,
@@ -21,8 +23,6 @@ from orchestrator.config.launch import (
     Where,
     options_of,
 )
-from orchestrator.errors import EMPTY, UsageError, nearest
-from orchestrator.text import parse_seconds
 
 LAUNCH_OPTIONS = (Where, LaunchArguments, Launch, View)  # the classes whose fields a launch takes
 

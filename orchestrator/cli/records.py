@@ -11,6 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from orchestrator.cli.options import FILE, FilePath, Group, experiment_names, shared
+from orchestrator.common.wings import view
 from orchestrator.config.launch import Where
 from orchestrator.trackers.known import KNOWN
 
@@ -143,9 +144,9 @@ def report(where: Where, names: tuple[str, ...], out: Path | None, opened: bool)
     Curves, a map of all ranks, what happened, nodes, config, the last lines of the logs. It
     needs nothing else and can be sent to anybody.
     """
-    from orchestrator.head.commands.experiments import report
-
-    return report.report(where, names, report.ReportOptions(out, opened))
+    report = view("report")
+    code: int = report.report(where, names, report.ReportOptions(out, opened))
+    return code
 
 
 @click.command()
@@ -176,9 +177,9 @@ def track(
     the start: two runs there. Any script's nodes are measured. Nodes need no internet for it.
     Called again, it goes on where it was; a job that is over is passed on, too.
     """
-    from orchestrator.head.commands.experiments import track
-
-    return track.track(where, experiment, names, options)
+    track = view("track")
+    code: int = track.track(where, experiment, names, options)
+    return code
 
 
 @click.command()
@@ -201,9 +202,9 @@ def metrics(where: Where, port: int, host: str, token_file: Path | None) -> int:
     Steps, losses and times of all ranks, and what each node measures of itself.
     config/grafana/orchestrator.json shows them in Grafana.
     """
-    from orchestrator.head.commands.experiments import track
-
-    return track.metrics(where, track.Listen(host, port, token_file))
+    track = view("track")
+    code: int = track.metrics(where, track.Listen(host, port, token_file))
+    return code
 
 
 @click.command()
@@ -229,10 +230,10 @@ def dashboard(
     How far each is, its curves, its logs and their search, several side by side, and a stop that
     asks. The address that is printed has a token: whoever has it sees and may do all that.
     """
-    from orchestrator.head.commands.experiments import dashboard
-
+    dashboard = view("dashboard")
     options = dashboard.DashboardOptions(host, port, names, opened)
-    return dashboard.dashboard(where, options)
+    code: int = dashboard.dashboard(where, options)
+    return code
 
 
 @click.command()
@@ -259,9 +260,9 @@ def profile(where: Where, experiment: str | None, steps: int, timeout: float, as
     traces that it left are read; EXP_OR_DIR may also be a directory of torch.profiler's traces.
     Beside them come a picture, and one trace of all ranks for ui.perfetto.dev.
     """
-    from orchestrator.head.commands.experiments import profile
-
-    return profile.profile(where, experiment, profile.ProfileOptions(steps, timeout, as_json))
+    profile = view("profile")
+    code: int = profile.profile(where, experiment, profile.ProfileOptions(steps, timeout, as_json))
+    return code
 
 
 @click.command()

@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import click
 
-from orchestrator import files, interrupt
-from orchestrator.errors import EXIT_CHECK, EXIT_USAGE, OrchestratorError
+from orchestrator.common import files, interrupt
+from orchestrator.common.errors import EXIT_CHECK, EXIT_USAGE, OrchestratorError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no defect of ours, wherever it is met
 # What the user's files are like: said where it is known, and here wherever else it is met.

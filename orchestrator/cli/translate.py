@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import click
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import DEFAULT_WARM
-from orchestrator.errors import UsageError
 
 TIME = re.compile(r"[0-9]+([.][0-9]+)?[a-z]*")
 

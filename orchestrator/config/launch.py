@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.parse import LONGEST_WAIT, at_least, at_most, one_of
-from orchestrator.errors import UsageError
 
 COMMON = "Common options"
 NODES = "Nodes and network"

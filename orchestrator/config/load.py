@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common.errors import UsageError, nearest
 from orchestrator.config import aorta
 from orchestrator.config.parse import collect, raise_all, rest_of
 from orchestrator.config.schema import Config, unread
-from orchestrator.errors import UsageError, nearest
 
 VARIABLES = ("nccl", "env")  # the sections that hold environment variables of the ranks
 SECTIONS = {

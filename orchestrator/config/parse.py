@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from orchestrator.errors import UsageError, nearest
+from orchestrator.common.errors import UsageError, nearest
 
 T = TypeVar("T")
 

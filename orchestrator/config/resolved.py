@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator import files
-from orchestrator.errors import UsageError
+from orchestrator.common import files
+from orchestrator.common.errors import UsageError
 
 LARGEST = 16 << 20  # bytes
 

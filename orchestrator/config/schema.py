@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.common.errors import UsageError, nearest
 from orchestrator.config.launch import Launch
 from orchestrator.config.parse import REST, above, at_least, multiple, one_of, part, raise_all
-from orchestrator.errors import UsageError, nearest
 
 SHARDED = ("hybrid_shard", "full_shard", "shard_grad_op")
 COPIED = ("ddp", "no_shard")  # synonyms: a whole copy on every rank

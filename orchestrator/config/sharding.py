@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orchestrator.common.errors import CheckFailed
 from orchestrator.config.schema import COPIED, Config
-from orchestrator.errors import CheckFailed
 
 
 def check_layout(config: Config, counts: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.traces.overlap import as_data, compare, to_text
 from orchestrator.traces.rank import Rank, read
 

@@ -14,13 +14,13 @@ import os
 import sys
 from pathlib import Path
 
+from orchestrator.common.errors import CheckFailed, OrchestratorError
 from orchestrator.config import load, parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.core import settings
 from orchestrator.engine.ranks import slurm_ranks
 from orchestrator.engine.ranks.ranks import joined
 from orchestrator.engine.trainer import Trainer
-from orchestrator.errors import CheckFailed, OrchestratorError
 
 
 def main() -> None:

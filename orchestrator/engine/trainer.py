@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.common.files import expanded
 from orchestrator.config.parse import at_least
 from orchestrator.config.schema import Config
 from orchestrator.engine.core import duration, given, global_batch, prediction, settings
@@ -50,8 +52,6 @@ from orchestrator.engine.saving.in_memory import memory
 from orchestrator.engine.saving.in_memory.memory import Found, Memory
 from orchestrator.engine.sharding import auto_strategy, corruption, mesh, own_code, used_parts
 from orchestrator.engine.sharding.blocks import described
-from orchestrator.errors import CheckFailed, UsageError
-from orchestrator.files import expanded
 from orchestrator.records import checkpoint_manifest, checkpoint_store
 from orchestrator.trackers.known import Tracker
 

@@ -6,8 +6,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import EXIT_DONE, UsageError
-from orchestrator.head.inventory.node_list import Node, read_nodes
+from orchestrator.common.errors import EXIT_DONE, UsageError
+from orchestrator.head.nodes.node_list import Node, read_nodes
 from orchestrator.head.plan.accelerate import (
     KEYS,
     Accelerate,

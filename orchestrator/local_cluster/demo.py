@@ -24,9 +24,9 @@ from statistics import fmean
 from types import FrameType
 from typing import Any
 
-from orchestrator import interrupt, text
+from orchestrator.common import interrupt, text
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.head.screen import output
 from orchestrator.local_cluster.cluster import LoopbackCluster, sweep
 from orchestrator.records import experiments, trainers
@@ -105,7 +105,7 @@ def remove(directory: Path) -> None:
 
 def listed_port(size: int) -> int:
     """Return the port of the node list here if its nodes are the demo's and it is free, else 0."""
-    from orchestrator.head.inventory.node_list import read_nodes
+    from orchestrator.head.nodes.node_list import read_nodes
 
     addresses = [f"127.0.0.{2 + i}" for i in range(size)]
     try:
@@ -278,7 +278,7 @@ def invitation(cluster: LoopbackCluster) -> str:
 
 def listed(cluster: LoopbackCluster) -> bool:
     """Tell whether the node list here leads to this cluster."""
-    from orchestrator.head.inventory.node_list import read_nodes
+    from orchestrator.head.nodes.node_list import read_nodes
 
     try:
         nodes = read_nodes(NODES)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from orchestrator.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed
 
 START_SECONDS = 20.0  # an sshd listens 20 ms after its start; this is for a busy machine
 PROGRAMS = ("/usr/sbin/sshd", "/usr/bin/sshd", "/usr/local/sbin/sshd", "/sbin/sshd")

@@ -15,7 +15,7 @@ import zlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from orchestrator.permissions import may_rename, others
+    from orchestrator.common.permissions import may_rename, others
 
 
 def install(digest, checksum, nonce):

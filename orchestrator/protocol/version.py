@@ -9,8 +9,8 @@ OLDEST to the first version that reads it right.
 
 from __future__ import annotations
 
+from orchestrator.common.version import __version__
 from orchestrator.protocol.message import Message
-from orchestrator.version import __version__
 
 PROTOCOL = 1
 OLDEST = 0  # 0 is what programs spoke that named no version

@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from orchestrator import files
+from orchestrator.common import files
 
 PIECE = 8 << 20  # bytes of one look
 LAST = 256  # bytes by which a place is known again: the most of a line, with its time

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.permissions import others
-from orchestrator.text import plural
+from orchestrator.common.permissions import others
+from orchestrator.common.text import plural
 
 FORMAT = 1
 NAME = "manifest.json"

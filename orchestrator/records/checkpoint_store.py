@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import JobFailed, UsageError, nearest
-from orchestrator.files import AS_USUAL, delete, expanded, hide, replace, sync_directory
-from orchestrator.permissions import others
+from orchestrator.common.errors import JobFailed, UsageError, nearest
+from orchestrator.common.files import AS_USUAL, delete, expanded, hide, replace, sync_directory
+from orchestrator.common.permissions import others
 from orchestrator.records import checkpoint_manifest, experiments
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, digest, shown
 

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.protocol.message import Moment, decode
 from orchestrator.records import own_file
 from orchestrator.records.machine_name import Place, machine_of

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import files
+from orchestrator.common import files
+from orchestrator.common.errors import UsageError
+from orchestrator.common.permissions import others
 from orchestrator.config.launch import Launch
-from orchestrator.errors import UsageError
-from orchestrator.permissions import others
 from orchestrator.protocol.message import decode, parse
 from orchestrator.records import trust
 

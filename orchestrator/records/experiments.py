@@ -10,9 +10,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator import files
-from orchestrator.errors import EMPTY, UsageError, nearest
-from orchestrator.permissions import others, user_name
+from orchestrator.common import files
+from orchestrator.common.errors import EMPTY, UsageError, nearest
+from orchestrator.common.permissions import others, user_name
 from orchestrator.records.experiment import (
     NAME,
     RECORD,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.records.experiment import RESIZED, JobRecord
 
 PARTS = {  # as job.json has them -> in words

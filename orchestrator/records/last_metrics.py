@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.records.added_lines import parsed
 
 LOOKS_BACK = 1 << 16  # bytes

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator import files
-from orchestrator.errors import UsageError
+from orchestrator.common import files
+from orchestrator.common.errors import UsageError
 from orchestrator.protocol.message import Nonsense, decode, parse
 from orchestrator.records.experiment import Experiment
 

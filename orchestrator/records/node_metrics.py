@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.records.added_lines import AddedLines, parsed
 from orchestrator.records.last_metrics import number
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from orchestrator import files
-from orchestrator.errors import UsageError
-from orchestrator.permissions import others
+from orchestrator.common import files
+from orchestrator.common.errors import UsageError
+from orchestrator.common.permissions import others
 
 LARGEST = 16 << 20
 

@@ -17,8 +17,8 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import files
-from orchestrator.permissions import others
+from orchestrator.common import files
+from orchestrator.common.permissions import others
 
 if TYPE_CHECKING:
     from orchestrator.records.experiment import JobRecord, NodeRecord

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from orchestrator import files
-from orchestrator.errors import UsageError
+from orchestrator.common import files
+from orchestrator.common.errors import UsageError
 
 PIECE = 1 << 20  # bytes
 LARGEST = 1 << 24  # characters of one event, or of all that is before the events

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.errors import import_optional
+from orchestrator.common.errors import import_optional
 
 
 class Tracker(Protocol):

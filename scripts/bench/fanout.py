@@ -144,11 +144,11 @@ def wait_until_ready(cluster: Cluster) -> None:
 
 def as_head(node_list: str, rounds: str) -> None:
     """Connect to all hosts, run `true` on all several times, and print the seconds as JSON."""
-    from orchestrator.errors import NodeError
+    from orchestrator.common.errors import NodeError
     from orchestrator.head.connect import fleet
     from orchestrator.head.connect.ssh import Connection, SshTransport
     from orchestrator.head.connect.ssh_config import SshConfig
-    from orchestrator.head.inventory.node_list import read_nodes
+    from orchestrator.head.nodes.node_list import read_nodes
 
     nodes = read_nodes(Path(node_list))
     ssh = SshTransport(SshConfig(None))

@@ -225,7 +225,7 @@ def go_on(path: Path, seconds: int = 60) -> None:
 
 def open_page(steps: int, ranks: int) -> None:
     """Look at a page as the dashboard does: once, and again each time that all ranks went on."""
-    from orchestrator.head.dashboard.pages import Page
+    from orchestrator.views.dashboard.pages import Page
 
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "long_20260101_000000"

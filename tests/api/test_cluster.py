@@ -21,7 +21,7 @@ from orchestrator.api.head_process import Background
 from orchestrator.api.job import only_here
 from orchestrator.api.options import Options
 from orchestrator.api.pool import pickled
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.node.job import run_function
 
 

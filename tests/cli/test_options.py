@@ -21,6 +21,7 @@ from orchestrator.cli.before_launch import (
 from orchestrator.cli.launch import launch_arguments, launch_command
 from orchestrator.cli.main import cli
 from orchestrator.cli.options import FILE, LAUNCH_OPTIONS
+from orchestrator.common.errors import UsageError
 from orchestrator.config import load
 from orchestrator.config.launch import (
     COMMON,
@@ -32,7 +33,6 @@ from orchestrator.config.launch import (
     Where,
     options_of,
 )
-from orchestrator.errors import UsageError
 from orchestrator.records.experiment import Experiment, JobRecord
 
 DEFINED: dict[str, Option] = {

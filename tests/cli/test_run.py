@@ -37,7 +37,7 @@ def test_without_standard_streams(tmp_path: Path) -> None:
 
 WRITES = """
 import os, signal, click
-from orchestrator import files, interrupt
+from orchestrator.common import files, interrupt
 from orchestrator.cli.run import run
 
 @click.command()

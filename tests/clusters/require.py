@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from orchestrator.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed
 from orchestrator.local_cluster.sshd import sshd_program
 
 TOOLS = "apt-get install openssh-server openssh-client iproute2 util-linux"

@@ -16,7 +16,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from orchestrator.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed
 from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces, require_sshd

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.aorta import translate
 from orchestrator.config.load import load, load_and_note
-from orchestrator.errors import UsageError
 
 # The keys and values of aorta's config/multi_node/distributed_two_nodes.yaml.
 TWO_NODES: dict[str, Any] = {

@@ -12,11 +12,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.common.errors import EXIT_USAGE, UsageError
 from orchestrator.config.launch import Launch
 from orchestrator.config.load import dump, load
 from orchestrator.config.parse import build
 from orchestrator.config.schema import Config, Nccl, Profiling
-from orchestrator.errors import EXIT_USAGE, UsageError
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config import resolved
-from orchestrator.errors import UsageError
 
 
 def test_its_text_and_its_keys(tmp_path: Path) -> None:

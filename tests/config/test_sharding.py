@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.common.errors import CheckFailed
 from orchestrator.config.sharding import group_size
-from orchestrator.errors import CheckFailed
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Cluster
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from tests.conftest import Cluster as Hosts
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import LaunchArguments, Where
-from orchestrator.errors import NodeError
 from orchestrator.head.chores import push as pushing
 from orchestrator.head.chores.numbered_node import choose
 from orchestrator.head.chores.push import Pushed
@@ -22,9 +22,9 @@ from orchestrator.head.code.scan import Limits, Scan
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
-from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.launch.nodes import try_all
 from orchestrator.head.launch.request import resolve
+from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen.progress import Progress
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces

@@ -18,7 +18,7 @@ import pytest
 
 from orchestrator import Cluster, JobFailed, RanksLost
 from orchestrator.api import pool as pools
-from orchestrator.errors import NodeError, OrchestratorError, UsageError
+from orchestrator.common.errors import NodeError, OrchestratorError, UsageError
 from tests.clusters.netns import NetnsCluster
 from tests.launching import PATIENCE, Head, interrupt_when
 

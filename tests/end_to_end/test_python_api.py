@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from orchestrator import Cluster, Job, JobFailed
-from orchestrator.errors import CheckFailed, NodeError, UsageError
+from orchestrator.common.errors import CheckFailed, NodeError, UsageError
 from orchestrator.records.experiment import Experiment
 from tests.launching import PATIENCE, Head, interrupt_when
 from tests.node.running import wait_until

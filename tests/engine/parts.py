@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from orchestrator import Trainer, distributed
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.engine.sharding import block_order
-from orchestrator.errors import OrchestratorError
 
 BATCH, ACCUMULATE, SAMPLES = 8, 3, 48
 

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from orchestrator import Trainer, distributed
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.engine.saving import huggingface, ownership
-from orchestrator.errors import OrchestratorError
 
 BATCH = 8  # of all ranks together
 SAMPLES = 41  # the last batch of all ranks has one

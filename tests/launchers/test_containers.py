@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.cli import main
-from orchestrator.errors import OrchestratorError
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.launchers.containers import container, dockerfile
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.launchers.by_hand import rendezvous
 from orchestrator.launchers.by_hand import run_node as by_hand
 from orchestrator.launchers.by_hand.rendezvous import Master, disagreement, join, token_of

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.launchers.slurm.sbatch import SbatchOptions, check_export
 from tests.launchers.conftest import Login
 from tests.launching import BIN, PATIENCE

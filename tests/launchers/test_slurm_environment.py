@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator import slurm_environment
-from orchestrator.errors import CheckFailed
+from orchestrator.common import slurm_environment
+from orchestrator.common.errors import CheckFailed
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.common.errors import CheckFailed
 from orchestrator.config import load
 from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.config.schema import Fsdp, Optimizer
-from orchestrator.errors import CheckFailed
 from orchestrator.local_cluster import demo
 from orchestrator.local_cluster.sshd import free_port
 from tests.clusters.require import require_sshd

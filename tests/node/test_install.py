@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel, library, parcel
-from orchestrator.head.inventory.environment import Environment
+from orchestrator.head.nodes.environment import Environment
 from orchestrator.protocol.messages import Beat, Hook
 from orchestrator.protocol.timing import HEAD_PATIENCE
 
@@ -120,7 +120,7 @@ def test_it_is_sent_only_to_a_node_that_lacks_it(node: Node) -> None:
     assert isinstance(second, Pipes)
     assert first.sent > whole
     assert second.sent < whole / 20
-    (node.library / "orchestrator/text.py").unlink()
+    (node.library / "orchestrator/common/text.py").unlink()
     third = node.visit().channel
     assert isinstance(third, Pipes)
     assert third.sent > whole

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.errors import JobFailed, UsageError
+from orchestrator.common.errors import JobFailed, UsageError
 from orchestrator.records import checkpoint_manifest, checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, FileRecord
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Launch
-from orchestrator.errors import UsageError
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.experiments import create, every, find
@@ -350,7 +350,7 @@ def test_one_that_is_not_there_is_looked_for_where_it_may_be(
 AS_A_COLLEAGUE = """
 import os, sys
 from pathlib import Path
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.records import experiment, experiments
 os.chdir(sys.argv[1])
 if os.geteuid() == 0:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.records import history
 from orchestrator.records.history import Incident
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import files
-from orchestrator.errors import UsageError
+from orchestrator.common import files
+from orchestrator.common.errors import UsageError
+from orchestrator.common.permissions import is_private_group, others
 from orchestrator.head.follow.node_logs import AppendOnly
-from orchestrator.permissions import is_private_group, others
 from orchestrator.records import experiments, trust
 from orchestrator.records.experiment import Experiment, JobRecord, Untrusted
 from orchestrator.records.experiments import create, every, find

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.head.report.test_browser import near, pixels
 from tests.launching import PATIENCE
+from tests.views.report.test_browser import near, pixels
 
 ROOT = Path(__file__).parents[2]
 LARGEST = 150_000  # bytes

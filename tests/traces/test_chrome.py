@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.traces import chrome
 from orchestrator.traces.rank import Operation, read
 

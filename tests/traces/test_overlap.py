@@ -22,8 +22,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
+from orchestrator.common.errors import UsageError
 from orchestrator.engine import overlap as by_hand
-from orchestrator.errors import UsageError
 from orchestrator.traces import overlap
 from orchestrator.traces import rank as one_rank
 from orchestrator.traces.intervals import intersect, length, merge

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.schema import best_metric
 from orchestrator.engine.core.stopping import TrainState
-from orchestrator.errors import UsageError
 
 
 @dataclass(frozen=True)

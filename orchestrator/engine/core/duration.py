@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator import text
-from orchestrator.errors import UsageError, nearest
+from orchestrator.common import text
+from orchestrator.common.errors import UsageError, nearest
 
 COUNTS = {"e": "epochs", "epoch": "epochs", "st": "steps", "step": "steps"}
 

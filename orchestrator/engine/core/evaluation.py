@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from orchestrator.common.errors import UsageError
 from orchestrator.engine.core.parts import Parts
 from orchestrator.engine.core.stopping import Metrics
 from orchestrator.engine.data.batch import Batches, to_device
 from orchestrator.engine.models.losses import Totals
 from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.sharding import mesh
-from orchestrator.errors import UsageError
 
 
 def evaluation(

@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from orchestrator.common.text import plural
 from orchestrator.config.schema import Config
-from orchestrator.text import plural
 
 VARIABLE = "ORCHESTRATOR_FIRST_WORLD_SIZE"
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.core.step import Stepper
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.saving.in_memory.memory_checkpoint import decoded, encoded
 from orchestrator.engine.sharding.mesh import plain_class
-from orchestrator.errors import CheckFailed, UsageError
 
 # What torch and pickle raise for what is no data, or not safe to be read again.
 NOT_READ = (pickle.PickleError, AttributeError, RuntimeError, TypeError, ValueError)

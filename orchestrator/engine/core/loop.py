@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
 from orchestrator.engine.core.best import Best
 from orchestrator.engine.core.evaluation import add, evaluation, refuse_other_names
 from orchestrator.engine.core.lr_scheduler import LrScheduler
@@ -35,7 +36,6 @@ from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.in_memory.memory import Memory
 from orchestrator.engine.sharding import mesh, used_parts
 from orchestrator.engine.sharding.corruption import Comparison
-from orchestrator.errors import JobFailed, OrchestratorError, UsageError
 
 Hook = Callable[[], Any]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.schema import Scheduler
 from orchestrator.engine.core.optimizer import is_plain
 from orchestrator.engine.core.stopping import Metrics
-from orchestrator.errors import UsageError
 
 
 class LrScheduler:

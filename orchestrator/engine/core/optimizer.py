@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.schema import Config
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor
-from orchestrator.errors import UsageError
 
 Factory = Callable[[list[nn.Parameter]], Optimizer]
 

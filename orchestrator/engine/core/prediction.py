@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as tree
 
+from orchestrator.common.errors import UsageError
 from orchestrator.engine.core.parts import Parts
 from orchestrator.engine.data.batch import Micro, to_device
 from orchestrator.engine.data.sharded_loader import Shard
@@ -16,7 +17,6 @@ from orchestrator.engine.models.losses import call, inputs_of
 from orchestrator.engine.ranks.collectives import gather_tensors
 from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.sharding import mesh
-from orchestrator.errors import UsageError
 
 Forward = Callable[[nn.Module, Any], Any]
 FIX = "give output=, a function of (model, batch) that returns tensors with a row for each sample"

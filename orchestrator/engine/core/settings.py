@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config import parse
 from orchestrator.config.parse import at_least, one_of
 from orchestrator.config.schema import SHARDED, Config
-from orchestrator.errors import UsageError
 
 OVER_RANKS = (*SHARDED, "ddp")
 STRATEGIES = ("auto", *OVER_RANKS, "dp", "none")

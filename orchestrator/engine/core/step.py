@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import Training
 from orchestrator.engine.core.optimizer import (
     HOW,
@@ -33,7 +34,6 @@ from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import told_by_first
 from orchestrator.engine.sharding.blocks import has_sparse, sum_whole
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor, sharded_like, sharding_explained
-from orchestrator.errors import CheckFailed, UsageError
 
 Sums = Mapping[str, tuple[Tensor, Tensor]]
 

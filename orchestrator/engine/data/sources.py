@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.common.files import expanded
 from orchestrator.config.schema import Config
 from orchestrator.engine.data import synthetic, tables, tokens
 from orchestrator.engine.data.python_text import shared_text
 from orchestrator.engine.data.randomness import randomness_kept
 from orchestrator.engine.models import import_by_name
 from orchestrator.engine.models.cross_entropy import IGNORED
-from orchestrator.errors import CheckFailed, UsageError
-from orchestrator.files import expanded
 
 
 class Source(Protocol):

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from orchestrator.common.errors import CheckFailed, import_optional
 from orchestrator.config.schema import SUFFIXES
-from orchestrator.errors import CheckFailed, import_optional
 
 LOOKED_AT = 100  # records of a CSV file, to know which columns are numbers
 

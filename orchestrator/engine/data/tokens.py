@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from orchestrator.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed
 
 HEADER = 512
 FORMAT = "orchestrator tokens 1"

@@ -13,12 +13,12 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.schema import Config
 from orchestrator.engine.models import decoder, import_by_name, ranking
 from orchestrator.engine.models.losses import Loss, Sums, as_sums
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.sharding.mesh import give_memory, own_rows
-from orchestrator.errors import UsageError
 
 __all__ = ["Sums", "build", "flops_per_sample", "initialise", "loss_of", "nominal_count"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from orchestrator.errors import UsageError, nearest
+from orchestrator.common.errors import UsageError, nearest
 
 
 def function(key: str, target: str) -> Callable[..., Any]:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.models.import_by_name import kind
-from orchestrator.errors import CheckFailed, UsageError
 
 Totals = dict[str, tuple[Tensor, Tensor]]  # name -> (sum, count), "loss" first
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.records import trainers
 
 # -- memory ---------------------------------------------------------------------------------------

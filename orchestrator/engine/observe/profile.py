@@ -20,11 +20,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from orchestrator import files
+from orchestrator.common import files
+from orchestrator.common.errors import UsageError
 from orchestrator.config.schema import Profiling
 from orchestrator.engine.observe.wishes import Wishes
 from orchestrator.engine.ranks.ranks import Ranks, host_group
-from orchestrator.errors import UsageError
 from orchestrator.protocol import profiling as asked
 from orchestrator.traces import overlap
 from orchestrator.traces.rank import Rank, read

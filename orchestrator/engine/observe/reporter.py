@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
+from orchestrator.common.errors import JobFailed
 from orchestrator.config.schema import Config
 from orchestrator.engine.observe import account, metrics, speed
 from orchestrator.engine.observe.ledger import Ledger, StepResult
@@ -19,7 +20,6 @@ from orchestrator.engine.observe.trackers import Trackers
 from orchestrator.engine.observe.watch import Watch, in_words
 from orchestrator.engine.ranks.ranks import Ranks, device_name
 from orchestrator.engine.sharding import used_parts
-from orchestrator.errors import JobFailed
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.config.parse import one_of
 from orchestrator.engine.ranks.ranks import Ranks, gather
-from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.trackers.known import KNOWN, Curves, Tracker, module
 from orchestrator.trackers.sending import Sending
 

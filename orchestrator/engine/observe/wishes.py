@@ -12,7 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.protocol import profiling
 from orchestrator.protocol.message import Nonsense, decode, encode, parse

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.ranks.ranks import gather, host_group
-from orchestrator.errors import CheckFailed
 
 PIECE = 1 << 20  # numbers that are hashed at a time: they stay in the cache
 BETWEEN_PIECES = 0x9E3779B97F4A7C15 - (1 << 64)

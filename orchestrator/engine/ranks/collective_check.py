@@ -23,7 +23,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from orchestrator.errors import JobFailed, UsageError
+from orchestrator.common.errors import JobFailed, UsageError
 
 SWITCH = "ORCHESTRATOR_DEBUG_COLLECTIVES"
 LIMIT = 60.0  # seconds that a rank may arrive later than the others

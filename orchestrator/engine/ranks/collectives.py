@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.parse import one_of
 from orchestrator.config.schema import Config, Distributed
 from orchestrator.engine.ranks import collective_check, ranks, slurm_ranks
 from orchestrator.engine.ranks.collective_check import debug
-from orchestrator.errors import CheckFailed, UsageError
 
 __all__ = ["NodeInfo", "all_reduce_tensor", "barrier", "broadcast_object", "choose_backend"]
 __all__ += ["cleanup_distributed", "debug", "gather_tensors", "get_node_info", "is_master_node"]

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from orchestrator.common.errors import CheckFailed
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks import gloo_threads
-from orchestrator.errors import CheckFailed
 
 T = TypeVar("T")
 NUMBERS = itertools.count()  # of what rank 0 tells: the same on all ranks

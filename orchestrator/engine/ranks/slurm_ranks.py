@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 
-from orchestrator import slurm_environment
-from orchestrator.errors import CheckFailed
+from orchestrator.common import slurm_environment
+from orchestrator.common.errors import CheckFailed
 
 
 def take_place() -> None:

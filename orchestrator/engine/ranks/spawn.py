@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from orchestrator.errors import CheckFailed, JobFailed, UsageError
+from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
 
 ROOT = str(Path(__file__).parents[3])
 BEGIN = (

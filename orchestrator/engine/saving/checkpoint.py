@@ -30,7 +30,8 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from orchestrator import text
+from orchestrator.common import text
+from orchestrator.common.errors import CheckFailed, JobFailed, OrchestratorError
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
@@ -39,7 +40,6 @@ from orchestrator.engine.saving import carry, parts
 from orchestrator.engine.saving.ownership import Run, WriterLock, is_of, later_than
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor, sharded_like
 from orchestrator.engine.sharding.used_parts import shards_again
-from orchestrator.errors import CheckFailed, JobFailed, OrchestratorError
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, FileRecord
 

@@ -21,14 +21,20 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from orchestrator.common.errors import (
+    EXIT_STOPPED,
+    CheckFailed,
+    JobFailed,
+    OrchestratorError,
+    UsageError,
+)
+from orchestrator.common.text import plural
 from orchestrator.engine.saving import huggingface, safetensors_file
 from orchestrator.engine.saving.reader import CheckpointReader, TensorPlanner
 from orchestrator.engine.saving.safetensors_file import NAMES, Entry
 from orchestrator.engine.sharding.low_precision import DTYPES
-from orchestrator.errors import EXIT_STOPPED, CheckFailed, JobFailed, OrchestratorError, UsageError
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import shown
-from orchestrator.text import plural
 
 WEIGHTS = "model."  # what engine/checkpoint.py puts before the names of parameters and buffers
 LAYOUTS = ("file", "huggingface")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.engine.saving.safetensors_file import Entry
 
 LARGEST_FILE = 5 * 10**9  # bytes, as save_pretrained has it

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from orchestrator import text
+from orchestrator.common import text
+from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.engine.saving import placing
 from orchestrator.engine.saving.checkpoint import SEEN_WITHIN, Beside, Say, first_cause, state_of
@@ -31,7 +32,6 @@ from orchestrator.engine.saving.in_memory.memory import Found
 from orchestrator.engine.saving.ownership import EXPERIMENT, run_of, saved_by
 from orchestrator.engine.saving.reader import CheckpointReader, TensorPlanner
 from orchestrator.engine.sharding.mesh import local_tensor
-from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
 from orchestrator.records.checkpoint_parts import Candidate
 from orchestrator.records.checkpoint_store import Checkpoint

@@ -24,9 +24,9 @@ from typing import Any
 
 from torch import nn
 
+from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import gather
-from orchestrator.errors import CheckFailed
 
 LOCK = ".writer.lock"
 EXPERIMENT = "ORCHESTRATOR_EXPERIMENT"  # its path, whose name has the head's time of the launch

@@ -23,12 +23,12 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from orchestrator.common.errors import JobFailed, OrchestratorError
+from orchestrator.common.files import AS_USUAL, replace
 from orchestrator.engine.ranks.ranks import Ranks, gather
 from orchestrator.engine.saving import carry
 from orchestrator.engine.saving.carry import Errand
 from orchestrator.engine.saving.reader import METADATA
-from orchestrator.errors import JobFailed, OrchestratorError
-from orchestrator.files import AS_USUAL, replace
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import FileRecord, Manifest
 

@@ -17,12 +17,12 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import Tensor
 
+from orchestrator.common.errors import CheckFailed
+from orchestrator.common.files import delete, make_private
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.engine.saving import carry
 from orchestrator.engine.saving.carry import Errand
 from orchestrator.engine.saving.reader import METADATA, CheckpointReader, TensorPlanner
-from orchestrator.errors import CheckFailed
-from orchestrator.files import delete, make_private
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
 from orchestrator.records.checkpoint_manifest import Manifest
 from orchestrator.records.checkpoint_parts import Candidate, Holding

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.saving.huggingface import INDEX
 from orchestrator.engine.saving.safetensors_file import NAMES, memory
 from orchestrator.engine.sharding.mesh import own_rows
-from orchestrator.errors import CheckFailed, UsageError
 
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 PIECE = 1 << 24  # bytes read at a time

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 
-from orchestrator.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed
 
 METADATA = ".metadata"
 # Modules all of whose own classes are plain data: the second is where torch 2.2 had some of them.

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from orchestrator import files
+from orchestrator.common import files
 
 NAMES = {
     torch.float64: "F64",

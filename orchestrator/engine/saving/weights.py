@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from orchestrator import files
+from orchestrator.common import files
+from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import gather, is_first
 from orchestrator.engine.saving import huggingface, safetensors_file
 from orchestrator.engine.saving.safetensors_file import NAMES, Entry
 from orchestrator.engine.sharding.mesh import plain_class
 from orchestrator.engine.sharding.used_parts import shards_again
-from orchestrator.errors import JobFailed, OrchestratorError, UsageError
 
 TORCH = (".pt", ".pth", ".bin")
 

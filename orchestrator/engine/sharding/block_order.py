@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from orchestrator.errors import EXIT_FAILED, JobFailed
+from orchestrator.common.errors import EXIT_FAILED, JobFailed
 
 PAUSE = 5.0  # seconds between two looks
 KEPT = 2048  # collectives: those of a few steps

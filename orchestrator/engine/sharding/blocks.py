@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from orchestrator.errors import UsageError, nearest
+from orchestrator.common.errors import UsageError, nearest
 
 
 def blocks_of(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:

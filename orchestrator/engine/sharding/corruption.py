@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from orchestrator.common.errors import JobFailed
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks.agreement import hash_there
 from orchestrator.engine.ranks.ranks import Ranks, device_name, gather, own_group, wait_as_long
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor, ranks_by_copy
-from orchestrator.errors import JobFailed
 
 FIX = "resume: it goes on from before; `orchestrator verify --sdc` looks for the device"
 Named = Iterable[tuple[str, Tensor]]

@@ -22,6 +22,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import COPIED, Config
 from orchestrator.config.sharding import check_offload, group_size
 from orchestrator.engine.ranks import agreement, plain_names
@@ -32,7 +33,6 @@ from orchestrator.engine.ranks.ranks import (
 )
 from orchestrator.engine.sharding import low_precision, own_code, used_parts
 from orchestrator.engine.sharding.blocks import blocks_of, has_sparse, kept_whole, to_shard
-from orchestrator.errors import CheckFailed, UsageError
 
 try:
     from torch.distributed.fsdp import (

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
+from orchestrator.common.errors import UsageError
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import Ranks
-from orchestrator.errors import UsageError
 
 Hook = Callable[[Tensor], Any]  # of a gradient
 WHOLE = 'strategy="ddp" (fsdp.sharding_strategy) keeps all parameters whole'

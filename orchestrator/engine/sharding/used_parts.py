@@ -25,11 +25,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from orchestrator.common.errors import UsageError
 from orchestrator.engine.ranks.ranks import host_group
 from orchestrator.engine.sharding import block_order
 from orchestrator.engine.sharding.block_order import BlockOrder
 from orchestrator.engine.sharding.own_code import Changes, refuse_hidden
-from orchestrator.errors import UsageError
 
 T = TypeVar("T")
 FIX = (

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from orchestrator import files, text
+from orchestrator.common import files, text
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.observe import speed
 from orchestrator.engine.verify import collective_bench, pair_bench, same_bits, teams
 from orchestrator.engine.verify.teams import World
-from orchestrator.errors import OrchestratorError
 
 COLLECTIVES, PAIRS = 0.5, 0.35  # parts of --seconds; the rest is for multiplications and the model
 PATIENCE = 60.0  # for one thing to be done, beyond --seconds

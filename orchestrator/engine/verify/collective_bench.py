@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestrator import text
+from orchestrator.common import text
 from orchestrator.engine.verify.teams import Team, World, free_bytes
 
 PERIOD = 61  # a prime: no block of a power of two looks like the next

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestrator.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed
 
 UNKNOWN = 1 << 30  # bytes of memory where nobody says how many are free
 

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any
 
-from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import nonsense, read_message
 from orchestrator.head.connect.reach import kept_if_well, serving

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import import_optional
+from orchestrator.common.errors import import_optional
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import Destination
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 
 if TYPE_CHECKING:
     from fabric import Connection, Group

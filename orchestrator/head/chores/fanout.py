@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.chores.shell_line import BEGINS, GO, GRACE
 from orchestrator.head.connect import fleet, login_shell

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import OrchestratorError, UsageError, nearest
-from orchestrator.head.inventory.node_list import Node, read_nodes
+from orchestrator.common.errors import OrchestratorError, UsageError, nearest
+from orchestrator.head.nodes.node_list import Node, read_nodes
 
 
 @dataclass(frozen=True)

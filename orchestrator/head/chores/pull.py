@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.errors import OrchestratorError, UsageError
-from orchestrator.folder import Folder, hidden
+from orchestrator.common.errors import OrchestratorError, UsageError
+from orchestrator.common.folder import Folder, hidden
+from orchestrator.common.text import size
 from orchestrator.head.chores import gathered
 from orchestrator.head.chores.gathered import Gathering
 from orchestrator.head.chores.numbered_node import NumberedNode
@@ -23,7 +24,6 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.outputs.fetch import Fetch, Fetched, plain
 from orchestrator.head.screen.progress import Progress
 from orchestrator.protocol.messages import Output, OutputFile, OutputFiles, Outputs, Request
-from orchestrator.text import size
 
 LIST_SECONDS = 600.0
 LARGEST_MANIFEST = 64 << 20  # bytes

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from orchestrator.errors import EMPTY, NodeError, OrchestratorError, UsageError
-from orchestrator.files import digest
+from orchestrator.common.errors import EMPTY, NodeError, OrchestratorError, UsageError
+from orchestrator.common.files import digest
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.code.fanout import Fanout
 from orchestrator.head.code.index import Index, signature

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.head.connect.login_shell import FIRST, TAKEN
 
 GRACE = 5  # seconds between SIGTERM and SIGKILL, on the node

@@ -8,8 +8,8 @@ import os
 import tarfile
 from pathlib import Path
 
-from orchestrator import files
-from orchestrator.errors import CheckFailed
+from orchestrator.common import files
+from orchestrator.common.errors import CheckFailed
 from orchestrator.head.code.batches import Changed, read
 from orchestrator.head.code.scan import Tree
 from orchestrator.protocol import tree as trees

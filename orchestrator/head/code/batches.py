@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from orchestrator.errors import CheckFailed, OrchestratorError
+from orchestrator.common.errors import CheckFailed, OrchestratorError
 from orchestrator.head.code.scan import Tree, unreadable
 from orchestrator.protocol.tree import Entry
 

@@ -12,14 +12,15 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.common.errors import NodeError, OrchestratorError
+from orchestrator.common.text import plural
 from orchestrator.head.code.batches import Changed
 from orchestrator.head.code.scan import Tree
 from orchestrator.head.code.send import Outbox, Seen, Sent
 from orchestrator.head.code.take import QUICK_SECONDS, take
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.inventory.probed_node import OWN_BRIDGES, listed
+from orchestrator.head.nodes.probed_node import OWN_BRIDGES, listed
 from orchestrator.protocol.facts import Address
 from orchestrator.protocol.messages import (
     EndGiving,
@@ -29,7 +30,6 @@ from orchestrator.protocol.messages import (
     Lacking,
     TakeTree,
 )
-from orchestrator.text import plural
 
 WIDTH = 2  # nodes that the head sends to, and that each node passes on to
 AUTO_NODES = 5  # fewer are served directly,

@@ -13,7 +13,7 @@ import os
 import time
 from pathlib import Path
 
-from orchestrator import files
+from orchestrator.common import files
 
 Known = tuple[int, int, int, int, str]  # size, mtime, ctime (ns), inode, SHA-256
 FRESH = 1_000_000_000  # nanoseconds

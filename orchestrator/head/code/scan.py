@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed
+from orchestrator.common.text import plural, size
 from orchestrator.head.code.index import Index, signature
 from orchestrator.head.code.listing import Listed, Rules, list_tree
 from orchestrator.protocol import tree
 from orchestrator.protocol.tree import DIRECTORY, FILE, LINK, Entry
-from orchestrator.text import plural, size
 
 TRIES = 3
 READ = 1 << 20

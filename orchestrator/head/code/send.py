@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.code.batches import Batches
 from orchestrator.head.code.scan import Tree
 from orchestrator.head.connect.channel import NodeChannel

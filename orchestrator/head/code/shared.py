@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from orchestrator import files, interrupt
-from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
+from orchestrator.common import files, interrupt
+from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.head.code.index import signature
 from orchestrator.head.code.listing import MARKER
 from orchestrator.head.code.send import PIECE_SECONDS

@@ -6,13 +6,13 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.common.errors import UsageError
+from orchestrator.common.text import plural
 from orchestrator.config.launch import View, Where
-from orchestrator.errors import UsageError
 from orchestrator.head.commands.follow import follow_again, head_name, show_unseen, tell_end
 from orchestrator.head.screen.output import say
 from orchestrator.head.status.find_job import adopt_job
 from orchestrator.records.experiment import Experiment, this_head
-from orchestrator.text import plural
 
 STEAL_SECONDS = 15.0  # for the other head to leave
 

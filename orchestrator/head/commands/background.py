@@ -27,8 +27,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from orchestrator import errors, files
-from orchestrator.errors import OrchestratorError
+from orchestrator.common import errors, files
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.head.screen import output
 from orchestrator.head.screen.keyboard import Keys
 
@@ -174,7 +174,7 @@ def serve(
     """Do what the request asks for, in a process that nobody waits for."""
     if os.fork():
         os._exit(0)
-    from orchestrator import interrupt
+    from orchestrator.common import interrupt
 
     interrupt.answer_at_once()
     interrupt.before_exit(files.remove_unfinished)

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import text
-from orchestrator.config.launch import Where
-from orchestrator.errors import (
+from orchestrator.common import text
+from orchestrator.common.errors import (
     EXIT_CHECK,
     EXIT_DONE,
     EXIT_FAILED,
@@ -24,6 +23,7 @@ from orchestrator.errors import (
     JobFailed,
     UsageError,
 )
+from orchestrator.config.launch import Where
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell
 from orchestrator.head.screen.progress import Progress

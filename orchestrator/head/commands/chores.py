@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from orchestrator import interrupt, text
-from orchestrator.config.launch import Where
-from orchestrator.config.parse import waiting_time
-from orchestrator.errors import (
+from orchestrator.common import interrupt, text
+from orchestrator.common.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_NODE,
@@ -24,6 +22,8 @@ from orchestrator.errors import (
     CheckFailed,
     UsageError,
 )
+from orchestrator.config.launch import Where
+from orchestrator.config.parse import waiting_time
 from orchestrator.head.chores import collected
 from orchestrator.head.chores.collected import Folding, Kept, Live
 from orchestrator.head.chores.fanout import Fanout, Input, Outcome, Receiver
@@ -32,8 +32,8 @@ from orchestrator.head.chores.shell import JobPart, Login, job_line, plain_line,
 from orchestrator.head.chores.shell_line import Directory, shell_line
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.held.transport import HeldTransport
-from orchestrator.head.inventory.environment import chosen
-from orchestrator.head.inventory.node_list import read_nodes
+from orchestrator.head.nodes.environment import chosen
+from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.screen.prefixed import PrefixedOutput
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from orchestrator.errors import EXIT_DONE, OrchestratorError, UsageError, nearest
+from orchestrator.common.errors import EXIT_DONE, OrchestratorError, UsageError, nearest
 from orchestrator.head.chores.numbered_node import choose
-from orchestrator.head.inventory.node_list import read_nodes
+from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.records import cordons
 from orchestrator.records.machine_name import machine_of

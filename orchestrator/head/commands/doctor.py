@@ -6,8 +6,8 @@ import json
 import time
 from dataclasses import replace
 
+from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.errors import EXIT_CHECK, EXIT_DONE
 from orchestrator.head.doctor import report
 from orchestrator.head.launch.code import expect_code
 from orchestrator.head.launch.nodes import try_all

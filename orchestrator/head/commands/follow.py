@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.common.errors import EXIT_DONE, EXIT_STOPPED
 from orchestrator.config.launch import View, Where
-from orchestrator.errors import EXIT_DONE, EXIT_STOPPED
 from orchestrator.head.commands import background
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.transport import Transport

@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from orchestrator.errors import EXIT_DONE
-from orchestrator.head.inventory.node_list import read_nodes
+from orchestrator.common.errors import EXIT_DONE
+from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell
 from orchestrator.records import cordons, history

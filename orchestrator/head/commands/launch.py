@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from orchestrator import interrupt
+from orchestrator.common import interrupt
+from orchestrator.common.errors import EXIT_DONE, UsageError
+from orchestrator.common.text import plural
 from orchestrator.config.launch import LaunchArguments, Where
-from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head.launch import launch as launching
 from orchestrator.head.launch.code import expect_code, reach_with_code
 from orchestrator.head.launch.launch import Launched
@@ -14,7 +15,6 @@ from orchestrator.head.launch.request import Request, resolve
 from orchestrator.head.plan import dry_run, explain
 from orchestrator.head.screen.keyboard import KEYS, in_foreground
 from orchestrator.head.screen.output import say, tell
-from orchestrator.text import plural
 
 
 def launch(arguments: LaunchArguments) -> int:

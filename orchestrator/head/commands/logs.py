@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from orchestrator.common.errors import EXIT_DONE
 from orchestrator.config.launch import View, Where
-from orchestrator.errors import EXIT_DONE
 from orchestrator.head.commands.follow import make_screen
 from orchestrator.head.screen.output import say
 from orchestrator.head.status.catch_up import LogFetcher

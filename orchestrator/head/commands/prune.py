@@ -17,9 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator import text
-from orchestrator.config.launch import Where
-from orchestrator.errors import (
+from orchestrator.common import text
+from orchestrator.common.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_NODE,
@@ -28,6 +27,7 @@ from orchestrator.errors import (
     UsageError,
     nearest,
 )
+from orchestrator.config.launch import Where
 from orchestrator.head.prune import remove as removal
 from orchestrator.head.prune.choice import Rules, choose
 from orchestrator.head.prune.remove import InTheWay

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import login_shell, server_command
 from orchestrator.head.connect.transport import Channel, Connection
-from orchestrator.head.inventory.environment import Environment
+from orchestrator.head.nodes.environment import Environment
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import HEADER, JSON, PIECE
 from orchestrator.protocol.message import Message, Nonsense, decode, parse
@@ -49,9 +49,8 @@ ANOTHER_PYTHON = "name one with python=/path after the node in the list, or --py
 
 # What runs on nodes: the node's side, the engine, and what a user's script may import of us there.
 TRAVELS = (
-    *("__init__.py", "distributed.py", "errors.py", "files.py", "folder.py", "host_ranges.py"),
-    *("permissions.py", "program.py", "slurm_environment.py", "text.py", "version.py"),
-    *("config", "records", "protocol", "node", "engine", "traces", "trackers"),
+    *("__init__.py", "distributed.py", "common", "config", "records", "protocol", "node"),
+    *("engine", "traces", "trackers"),
 )
 
 
@@ -116,7 +115,7 @@ def pack(text: bytes) -> bytes:
 
 @functools.cache
 def installer() -> str:
-    texts = [HOUSE / "permissions.py", HOUSE / "node/install.py"]
+    texts = [HOUSE / "common/permissions.py", HOUSE / "node/install.py"]
     return "\n".join(path.read_text(encoding="utf-8") for path in texts)
 
 

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from orchestrator.errors import NodeError, NoKey, OrchestratorError
+from orchestrator.common.errors import NodeError, NoKey, OrchestratorError
+from orchestrator.common.text import table
 from orchestrator.head.connect import open_files
-from orchestrator.text import table
 
 if TYPE_CHECKING:
     from orchestrator.head.connect.reach import Reached
-    from orchestrator.head.inventory.node_list import Node
+    from orchestrator.head.nodes.node_list import Node
     from orchestrator.protocol.message import Message
     from orchestrator.protocol.messages import Request
 

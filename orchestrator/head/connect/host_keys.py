@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.host_certificate import Certificate, why_invalid
 from orchestrator.head.connect.light_paramiko import paramiko
 from orchestrator.head.connect.revoked_keys import refuse_revoked

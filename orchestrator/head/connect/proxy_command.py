@@ -9,8 +9,8 @@ import socket
 import subprocess
 import tempfile
 
-from orchestrator import interrupt
-from orchestrator.errors import NodeError
+from orchestrator.common import interrupt
+from orchestrator.common.errors import NodeError
 
 
 class ProxyCommand:

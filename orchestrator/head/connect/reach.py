@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel, NotActive
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Connection, Transport
-from orchestrator.head.inventory.environment import Environment, chosen
-from orchestrator.head.inventory.facts import Facts
-from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.head.nodes.environment import Environment, chosen
+from orchestrator.head.nodes.facts import Facts
+from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.messages import Probe, Request
 

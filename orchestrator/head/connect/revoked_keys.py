@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.host_certificate import Certificate, first_text
 from orchestrator.head.connect.light_paramiko import paramiko
 

@@ -11,7 +11,7 @@ import shlex
 import sys
 
 from orchestrator.head.connect.login_shell import FIRST, FIRST_LINE, TAKEN
-from orchestrator.head.inventory.environment import Environment
+from orchestrator.head.nodes.environment import Environment
 
 ACTIVATION_SECONDS = 60  # conda on a busy network disk takes 10
 

@@ -19,13 +19,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orchestrator.errors import NodeError, NoKey
+from orchestrator.common.errors import NodeError, NoKey
 from orchestrator.head.connect import host_keys
 from orchestrator.head.connect.jump_hosts import JumpHosts
 from orchestrator.head.connect.light_paramiko import paramiko
 from orchestrator.head.connect.proxy_command import ProxyCommand
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
-from orchestrator.head.inventory.environment import Environment
+from orchestrator.head.nodes.environment import Environment
 
 KEEPALIVE_SECONDS = 15
 PROHIBITED = 1  # administratively, in the answer to a channel that is not opened

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import CheckFailed, NodeError
+from orchestrator.common.errors import CheckFailed, NodeError
 from orchestrator.head.connect.ssh_config import Destination, Login
 from orchestrator.head.connect.transport import readable
-from orchestrator.head.inventory.environment import Environment
+from orchestrator.head.nodes.environment import Environment
 
 STEP = (
     *("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none"),

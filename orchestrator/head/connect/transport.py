@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.head.connect.ssh_config import Destination, Login
-from orchestrator.head.inventory.environment import Environment
+from orchestrator.head.nodes.environment import Environment
 
 
 class Channel(Protocol):

@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from orchestrator import text
+from orchestrator.common import text
 from orchestrator.head.doctor.findings import BAD, WARN, Case, Finding, unequal
-from orchestrator.head.inventory.probed_node import is_loopback, listed
+from orchestrator.head.nodes.probed_node import is_loopback, listed
 from orchestrator.head.plan import traffic
 from orchestrator.protocol.messages import LARGE_LOST
 

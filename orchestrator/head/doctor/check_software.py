@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from orchestrator.common.text import plural
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Finding, odd_values, unequal
-from orchestrator.head.inventory.probed_node import by_value, listed, where_torch_is
-from orchestrator.text import plural
+from orchestrator.head.nodes.probed_node import by_value, listed, where_torch_is
 
 OLDEST_TORCH = (2, 8)  # that the engine can shard with
 

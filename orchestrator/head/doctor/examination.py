@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from orchestrator.errors import CheckFailed, OrchestratorError
+from orchestrator.common.errors import CheckFailed, OrchestratorError
 from orchestrator.head.doctor import check_machine, check_network, check_software
 from orchestrator.head.doctor.findings import (
     BAD,
@@ -24,7 +24,7 @@ from orchestrator.head.doctor.findings import (
     Finding,
     Needs,
 )
-from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.plan import addresses as node_addresses
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.protocol.facts import Checkup

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from orchestrator.common.text import plural
 from orchestrator.head.doctor.examination import CHECKS, Diagnosis
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Finding
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import PLAIN, Cell, Look
-from orchestrator.text import plural
 
 WORDS = {"": "ok", WARN: "warn", BAD: "BAD", UNKNOWN: "?", "-": "-"}
 STYLES = {"": "green", WARN: "yellow", BAD: "bold red", UNKNOWN: "cyan", "-": "dim"}

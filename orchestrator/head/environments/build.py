@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
+from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
+from orchestrator.common.text import plural, size
 from orchestrator.head.code.fanout import Changed, Fanout, send_tree
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.environments import wheels
 from orchestrator.head.environments.requirements import Requirements
 from orchestrator.head.environments.wheels import Kind
-from orchestrator.head.inventory.probed_node import by_value
+from orchestrator.head.nodes.probed_node import by_value
 from orchestrator.protocol.messages import (
     AskBuild,
     BuildEnvironment,
@@ -23,7 +24,6 @@ from orchestrator.protocol.messages import (
     EnvironmentState,
     LookAtEnvironment,
 )
-from orchestrator.text import plural, size
 
 ANSWER_SECONDS = 30.0
 BUILD_SECONDS = 3600.0

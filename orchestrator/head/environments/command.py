@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_NODE, UsageError
+from orchestrator.common.text import plural, size
 from orchestrator.config.launch import Launch, LaunchArguments
-from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_NODE, UsageError
 from orchestrator.head.connect import fleet
 from orchestrator.head.environments import build, requirements, wheels
 from orchestrator.head.environments.build import Outcome, Wanted
-from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.inventory.probed_node import by_value
 from orchestrator.head.launch.nodes import Nodes, settled, try_all
 from orchestrator.head.launch.request import resolve
+from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.nodes.probed_node import by_value
 from orchestrator.head.screen.output import complain, say, tell
 from orchestrator.protocol.messages import PruneEnvironments
-from orchestrator.text import plural, size
 
 PRUNE_SECONDS = 300.0
 USUAL = "~/.orchestrator/environments"

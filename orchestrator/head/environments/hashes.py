@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed
 
 HASH = re.compile(r"\s*\\?\s*--hash[= ](sha256|sha384|sha512):([0-9A-Fa-f]+)")
 NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")

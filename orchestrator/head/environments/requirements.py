@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 
 LOCK = "uv.lock"
 PROJECT = "pyproject.toml"

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from orchestrator import files
-from orchestrator.errors import CheckFailed
+from orchestrator.common import files
+from orchestrator.common.errors import CheckFailed
 from orchestrator.head.code import index
 from orchestrator.head.code.scan import Tree
 from orchestrator.head.environments import hashes

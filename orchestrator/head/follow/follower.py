@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.head.connect.channel import (
     Declined,
     NodeChannel,

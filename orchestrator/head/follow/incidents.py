@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.head.follow.failure_kinds import of_a_machine
 from orchestrator.records import history
 from orchestrator.records.experiment import JobRecord

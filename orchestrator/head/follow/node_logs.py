@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import files
-from orchestrator.errors import NodeError, UsageError
+from orchestrator.common import files
+from orchestrator.common.errors import NodeError, UsageError
 from orchestrator.head.connect import open_files
 from orchestrator.head.screen.log_reader import LogFile
 from orchestrator.records.experiment import Experiment, NodeRecord

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.head.follow.step_lines import LONGEST, Place, values
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.records import trainers

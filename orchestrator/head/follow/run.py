@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
-from orchestrator import interrupt
-from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
+from orchestrator.common import interrupt
+from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
+from orchestrator.common.text import size
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.follow import incidents, verdict
 from orchestrator.head.follow import news as news_of
@@ -38,7 +39,6 @@ from orchestrator.protocol.messages import Listening, Paces, Stuck
 from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord, NodeRecord
-from orchestrator.text import size
 
 THIEF_SECONDS = 0.5  # between two looks whether another head wants to take over
 LEAVE_LIMIT = 3.0

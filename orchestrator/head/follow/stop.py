@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from orchestrator.errors import (
+from orchestrator.common.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_NODE,
@@ -18,7 +18,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.messages import Stop, StopAll, StopReceipt
 from orchestrator.records.experiment import NOT_STARTED, Experiment, JobRecord, NodeRecord

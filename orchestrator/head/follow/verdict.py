@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.common.text import plural
 from orchestrator.head.follow import failure_kinds
 from orchestrator.head.screen.output import printable
 from orchestrator.protocol.events import Ended, RankEnded, RankError
-from orchestrator.text import plural
 
 FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 PACKAGES = re.compile(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed
 from orchestrator.head.connect.reach import environment_of
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from orchestrator import files, interrupt
-from orchestrator.errors import OrchestratorError
+from orchestrator.common import files, interrupt
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.head.connect import host_keys, open_files
 from orchestrator.head.connect.light_paramiko import paramiko
 from orchestrator.head.connect.ssh import WINDOW, Connection, SshTransport, load_key

@@ -8,12 +8,12 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import channel as channels
 from orchestrator.head.connect import server_command
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.ssh import Connection, SshChannel
-from orchestrator.head.inventory.environment import Environment
+from orchestrator.head.nodes.environment import Environment
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import PIECE, Splitter
 from orchestrator.protocol.message import Nonsense

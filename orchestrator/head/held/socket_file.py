@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator import files
-from orchestrator.version import __version__
+from orchestrator.common import files
+from orchestrator.common.version import __version__
 
 LARGEST = 1 << 24  # bytes of a message: the destinations of all nodes
 SIZE = struct.Struct(">I")

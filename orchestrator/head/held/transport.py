@@ -14,13 +14,13 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import server_command
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
 from orchestrator.head.connect.transport import Channel, Connection, readable
 from orchestrator.head.held import socket_file
 from orchestrator.head.held.route import route_to
-from orchestrator.head.inventory.environment import Environment
+from orchestrator.head.nodes.environment import Environment
 
 if TYPE_CHECKING:
     from orchestrator.head.connect.ssh import SshTransport

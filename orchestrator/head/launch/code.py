@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError, nearest
+from orchestrator.common.errors import (
+    CheckFailed,
+    NodeError,
+    OrchestratorError,
+    UsageError,
+    nearest,
+)
+from orchestrator.common.program import program_at
+from orchestrator.common.text import plural, size
 from orchestrator.head.code import shared
 from orchestrator.head.code.fanout import Changed, Fanout, Sent, send_tree
 from orchestrator.head.code.listing import Rules
@@ -18,16 +26,14 @@ from orchestrator.head.code.scan import TRIES, Limits, Scan, Tree, changing
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.inventory.probed_node import by_value, listed
 from orchestrator.head.launch.nodes import Nodes, reach_all
 from orchestrator.head.launch.request import Request
+from orchestrator.head.nodes.probed_node import by_value, listed
 from orchestrator.head.plan.model import Target
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.screen.progress import Progress
-from orchestrator.program import program_at
 from orchestrator.protocol import tree as trees
 from orchestrator.protocol.messages import LACKING, CheckedOut, CheckOut, ProbeTarget
-from orchestrator.text import plural, size
 
 CHECK_OUT_SECONDS = 300.0  # 50,000 files on a slow disk
 LOOK_SECONDS = 1.0  # for a directory that nodes share: a comparison is not worth more

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.errors import CheckFailed, NodeError, UsageError
+from orchestrator.common.errors import CheckFailed, NodeError, UsageError
 from orchestrator.head.connect import fleet
 from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.plan import redact

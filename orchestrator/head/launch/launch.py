@@ -9,20 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.common.errors import OrchestratorError
+from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.follow.node_logs import NodeLogs, open_logs
-from orchestrator.head.inventory.probed_node import by_value
 from orchestrator.head.launch import payload, preflight, spares
 from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.prepare import Prepared, discarded_on_error
 from orchestrator.head.launch.record import describe, record_failure, record_job
 from orchestrator.head.launch.spares import Latecomers
 from orchestrator.head.launch.spec import Meeting, specs
+from orchestrator.head.nodes.probed_node import by_value
 from orchestrator.head.plan.model import NodePlan, Plan
 from orchestrator.protocol.messages import End, Start, StartedHere
 from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.text import plural
 
 START_TIMEOUT = 30.0
 END_TIMEOUT = 10.0

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.inventory import clock, machine
-from orchestrator.head.inventory.machine import Machine
-from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.launch.nodes import try_all
 from orchestrator.head.launch.request import Request
+from orchestrator.head.nodes import clock, machine
+from orchestrator.head.nodes.machine import Machine
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.messages import CheckedUp, Examine
 from orchestrator.records import cordons

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, UsageError
+from orchestrator.common.text import plural
 from orchestrator.config.launch import Launch
-from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.head.code.scan import Scan
 from orchestrator.head.code.shared import marker
 from orchestrator.head.connect import fleet
@@ -18,10 +19,10 @@ from orchestrator.head.connect.reach import Reached, reach
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.held.transport import HeldTransport
-from orchestrator.head.inventory.environment import chosen
-from orchestrator.head.inventory.node_list import Node, read_nodes
-from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.launch.request import Request
+from orchestrator.head.nodes.environment import chosen
+from orchestrator.head.nodes.node_list import Node, read_nodes
+from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.slurm import allocation
 from orchestrator.protocol.messages import PortWish, Probe, ProbeTarget
@@ -29,7 +30,6 @@ from orchestrator.records import cordons, experiments
 from orchestrator.records.cordons import Cordon
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.machine_name import machine_of
-from orchestrator.text import plural
 
 
 class NodeSource(Protocol):

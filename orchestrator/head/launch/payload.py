@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.errors import CheckFailed, StoppedEarly
+from orchestrator.common.errors import CheckFailed, StoppedEarly
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.plan.model import NodePlan, Plan
 from orchestrator.protocol.messages import STOPPED, Parcel
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.launch import hook
 from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.request import Request
+from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.plan import accelerate, nccl_env, own_ranks, plan
 from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import Layout

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from orchestrator.common.errors import CheckFailed
 from orchestrator.config.schema import Config
-from orchestrator.errors import CheckFailed
 from orchestrator.head.connect import fleet
 from orchestrator.head.doctor import examination, report
 from orchestrator.head.doctor.examination import Diagnosis

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from orchestrator import interrupt
-from orchestrator.errors import OrchestratorError
+from orchestrator.common import interrupt
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.head.launch import payload, selection
 from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.planning import make_plan

@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator import interrupt
+from orchestrator.common import interrupt
+from orchestrator.common.errors import OrchestratorError, StoppedEarly, UsageError
+from orchestrator.common.version import __version__
 from orchestrator.config import load
-from orchestrator.errors import OrchestratorError, StoppedEarly, UsageError
 from orchestrator.head.code import archive, git_info
 from orchestrator.head.code.scan import MEGABYTE, Tree
 from orchestrator.head.launch import timeline
@@ -28,7 +29,6 @@ from orchestrator.head.plan.model import NodePlan
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.version import __version__
 
 TREE_SECONDS = 1.0  # for what is still being read when the job has started
 

@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from orchestrator.common.errors import UsageError
+from orchestrator.common.text import parse_seconds
 from orchestrator.config import load
 from orchestrator.config.launch import DEFAULT_CONFIG, DEFAULT_HOOK, LaunchArguments, Origin, Where
 from orchestrator.config.schema import Config
-from orchestrator.errors import UsageError
-from orchestrator.head.inventory import environment
 from orchestrator.head.launch import timeline, user_env
 from orchestrator.head.launch.payload import CALL
+from orchestrator.head.nodes import environment
 from orchestrator.head.notify import target as notify_target
 from orchestrator.head.notify.target import Target as Told
 from orchestrator.head.plan import accelerate, other_launchers
 from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import EnvSetting, Target
 from orchestrator.head.plan.plan import ENGINE
-from orchestrator.text import parse_seconds
 
 
 @dataclass(frozen=True)

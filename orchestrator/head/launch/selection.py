@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.doctor.findings import BAD
 from orchestrator.head.launch import preflight

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.errors import CheckFailed, OrchestratorError
+from orchestrator.common.errors import CheckFailed, OrchestratorError
 from orchestrator.head.code.shared import marker
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached, reach
-from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.launch import code
 from orchestrator.head.launch.nodes import probe_of, settled
 from orchestrator.head.launch.planning import make_plan
 from orchestrator.head.launch.prepare import Prepared
 from orchestrator.head.launch.record import node_record
 from orchestrator.head.launch.spec import Meeting, specs
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan.model import NodePlan
 from orchestrator.protocol.messages import StandBy
 from orchestrator.records.experiment import JobRecord, NodeRecord

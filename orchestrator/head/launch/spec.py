@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.common.text import parse_seconds
 from orchestrator.config import load
 from orchestrator.head.launch.request import Request
 from orchestrator.head.plan.model import Plan
 from orchestrator.protocol.spec import Attempt, LeaseTerms, Spec, Target
-from orchestrator.text import parse_seconds
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.errors import UsageError
 from orchestrator.head.plan.model import EnvSetting
 
 LARGEST_FILE = 1 << 20

@@ -18,9 +18,9 @@ import urllib.request
 from email.message import EmailMessage
 from typing import IO, Any
 
+from orchestrator.common.version import __version__
 from orchestrator.head.notify.notice import Notice
 from orchestrator.head.notify.target import Target
-from orchestrator.version import __version__
 
 SENDMAIL_PLACES = "/usr/sbin:/usr/lib:/usr/local/sbin:/opt/homebrew/sbin"
 

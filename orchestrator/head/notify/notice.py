@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common.text import duration, plural
 from orchestrator.head.follow import verdict
 from orchestrator.head.screen import own_paths
 from orchestrator.head.screen.lines import clean
 from orchestrator.records.experiment import RESIZED, JobRecord
-from orchestrator.text import duration, plural
 
 MOST_TEXT = 1900  # characters: a message of Discord has 2000
 MOST_TRACE = 8000

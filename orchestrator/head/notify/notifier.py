@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.head.notify import notice, target
 from orchestrator.head.notify.notice import Notice
 from orchestrator.head.notify.target import Target

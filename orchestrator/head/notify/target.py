@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from orchestrator import files
-from orchestrator.errors import UsageError
+from orchestrator.common import files
+from orchestrator.common.errors import UsageError
 from orchestrator.records.experiment import NOTIFY, Experiment
 
 LARGEST = 1 << 20

@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
-from orchestrator.errors import NodeError
-from orchestrator.files import digest
-from orchestrator.folder import Folder, Partial
+from orchestrator.common.errors import NodeError
+from orchestrator.common.files import digest
+from orchestrator.common.folder import Folder, Partial
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.protocol.messages import (
     Answered,

@@ -14,8 +14,8 @@ from collections import deque
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from orchestrator import files
-from orchestrator.folder import Folder
+from orchestrator.common import files
+from orchestrator.common.folder import Folder
 from orchestrator.head.outputs.fetch import plain
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.messages import (

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Container
 from pathlib import Path
 
-from orchestrator import text
-from orchestrator.folder import Folder
+from orchestrator.common import text
+from orchestrator.common.folder import Folder
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.outputs.beside import Beside, is_much
 from orchestrator.head.outputs.fetch import Fetch

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common.errors import CheckFailed, UsageError, nearest
+from orchestrator.common.text import plural
 from orchestrator.config.launch import Launch
 from orchestrator.config.schema import Config
-from orchestrator.errors import CheckFailed, UsageError, nearest
-from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.plan.model import EnvSetting, NodePlan, Plan
 from orchestrator.head.plan.plan import Layout
-from orchestrator.text import plural
 
 PROGRAM = "accelerate.commands.launch"
 # The keys of accelerate 1.15, used when no node can be asked.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
-from orchestrator.errors import CheckFailed
-from orchestrator.head.inventory.facts import Facts
-from orchestrator.head.inventory.probed_node import OWN_BRIDGES, ProbedNode, is_loopback
+from orchestrator.common.errors import CheckFailed
+from orchestrator.head.nodes.facts import Facts
+from orchestrator.head.nodes.probed_node import OWN_BRIDGES, ProbedNode, is_loopback
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.protocol.facts import Address
 

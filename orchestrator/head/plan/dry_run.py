@@ -7,10 +7,10 @@ import json
 import posixpath
 import shlex
 
+from orchestrator.common.text import plural
 from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan, Plan
 from orchestrator.head.plan.plan import script_path
-from orchestrator.text import plural
 
 
 def shell_lines(plan: Plan, node: NodePlan) -> list[str]:

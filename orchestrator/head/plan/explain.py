@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orchestrator.common.text import plural, table
 from orchestrator.head.plan.model import NodePlan, Plan
 from orchestrator.head.plan.redact import shown, value_of
-from orchestrator.text import plural, table
 
 IDENTITY = "identifies the node"  # settings that differ by design
 WIDEST = 32  # a longer value is not cut, and shifts only its own line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.errors import CheckFailed
-from orchestrator.head.inventory.facts import Facts
-from orchestrator.head.inventory.probed_node import ProbedNode, names
+from orchestrator.common.errors import CheckFailed
+from orchestrator.head.nodes.facts import Facts
+from orchestrator.head.nodes.probed_node import ProbedNode, names
 from orchestrator.head.plan.model import EnvSetting
 from orchestrator.protocol.facts import Gid, RdmaPort
 

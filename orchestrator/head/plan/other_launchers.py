@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 
 # What is typed -> the words before the program that it would start, kept here.
 LAUNCHERS: dict[tuple[str, ...], tuple[str, ...]] = {

@@ -12,12 +12,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from orchestrator.common.errors import CheckFailed
 from orchestrator.config import sharding
 from orchestrator.config.schema import Config
-from orchestrator.errors import CheckFailed
-from orchestrator.head.inventory.facts import Facts
-from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.inventory.probed_node import (
+from orchestrator.head.nodes.facts import Facts
+from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.nodes.probed_node import (
     ProbedNode,
     by_value,
     listed,

@@ -17,7 +17,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.records.checkpoint_store import shown
 
 PIN = ".pin"

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from orchestrator.common.text import plural, size
 from orchestrator.head.prune.scan import PrunePlan, ScannedExperiment
 from orchestrator.head.screen import output
 from orchestrator.records.checkpoint_store import shown
-from orchestrator.text import plural, size
 
 STATES = {"done": "green", "failed": "red", "lost": "red"}
 

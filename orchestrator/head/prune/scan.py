@@ -13,8 +13,8 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator import files
-from orchestrator.errors import UsageError
+from orchestrator.common import files
+from orchestrator.common.errors import UsageError
 from orchestrator.head.prune.remove import Measure, pinned
 from orchestrator.records import trust
 from orchestrator.records.experiment import TRUST, JobRecord, Untrusted, read_record

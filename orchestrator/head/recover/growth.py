@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from orchestrator.common.text import duration
 from orchestrator.records.experiment import RESIZED, Attempt
-from orchestrator.text import duration
 
 MOMENTS = 120.0  # seconds in which an attempt whose steps are unknown shows that it can run
 REST_SECONDS = 600.0  # before a node is tried again; doubled each time

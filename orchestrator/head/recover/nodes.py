@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.text import plural
+from orchestrator.common.text import plural
 
 MOST_FAILURES = 3  # a node that verdicts named so often gives its place to a spare
 

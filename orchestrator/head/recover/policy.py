@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.errors import EXIT_NO_RESTART
+from orchestrator.common.errors import EXIT_NO_RESTART
 from orchestrator.head.recover import growth
 from orchestrator.records.experiment import Attempt
 

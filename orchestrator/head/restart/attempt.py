@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from orchestrator.errors import CheckFailed, OrchestratorError, StoppedEarly, UsageError
+from orchestrator.common.errors import CheckFailed, OrchestratorError, StoppedEarly, UsageError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.transport import Transport

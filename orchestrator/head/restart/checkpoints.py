@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from orchestrator.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.restart.gather import Gathered, Say, refuse_if_stopped
 from orchestrator.head.resume.holder import Holder

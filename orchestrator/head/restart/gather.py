@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from orchestrator import interrupt
-from orchestrator.errors import NodeError, OrchestratorError, StoppedEarly
+from orchestrator.common import interrupt
+from orchestrator.common.errors import NodeError, OrchestratorError, StoppedEarly
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving

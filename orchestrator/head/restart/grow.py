@@ -13,22 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.common.errors import OrchestratorError
+from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached, kept_if_well, serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.doctor.examination import CHECKS
 from orchestrator.head.doctor.findings import BAD, Case, Examined, Needs
-from orchestrator.head.inventory.facts import Facts
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.facts import Facts
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.recover import growth
 from orchestrator.head.recover.nodes import Candidate, choose
 from orchestrator.head.restart.gather import bounds_of, times_named
 from orchestrator.protocol.messages import AskKept, GetReady, Probe, ProbeTarget
 from orchestrator.records import cordons
 from orchestrator.records.experiment import JobRecord, NodeRecord
-from orchestrator.text import plural
 
 CHECKED = ("torch", "gpus", "disk", "shm", "limits")  # of a node that is to join: as at a launch
 SETTLED_SECONDS = 60.0  # after which a job that has kept nothing is not expected to

@@ -10,8 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from orchestrator.common.errors import CheckFailed, NodeError, UsageError
 from orchestrator.config import resolved
-from orchestrator.errors import CheckFailed, NodeError, UsageError
 from orchestrator.head.restart.gather import Gathered, Say
 from orchestrator.head.resume.beats import Beats
 from orchestrator.head.resume.holder import Holder

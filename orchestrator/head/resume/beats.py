@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.resume.holder import Holder
 from orchestrator.protocol.messages import Beat
 from orchestrator.protocol.timing import HEAD_BEAT

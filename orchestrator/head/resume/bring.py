@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import NodeError, OrchestratorError
-from orchestrator.folder import Folder
+from orchestrator.common.errors import NodeError, OrchestratorError
+from orchestrator.common.folder import Folder
 from orchestrator.head.chores import push
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.code.take import QUICK_SECONDS
 from orchestrator.head.connect import fleet
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.outputs.fetch import Fetch
 from orchestrator.head.resume.holder import Holder
 from orchestrator.head.resume.room import Room

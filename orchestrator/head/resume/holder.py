@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.chores.pull import LIST_SECONDS, content
 from orchestrator.head.code.take import QUICK_SECONDS, take
 from orchestrator.head.connect.channel import Declined, NodeChannel

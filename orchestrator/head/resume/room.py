@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from orchestrator import files
-from orchestrator.errors import NodeError
-from orchestrator.text import size
+from orchestrator.common import files
+from orchestrator.common.errors import NodeError
+from orchestrator.common.text import size
 
 PREFIX = ".orchestrator-passing-"
 LOOK_SECONDS = 1.0  # between two looks whether it is still wanted, while others need the room

@@ -12,19 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
+from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
+from orchestrator.common.text import duration, plural, size
 from orchestrator.head.chores.pull import LIST_SECONDS
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.inventory.probed_node import listed
+from orchestrator.head.nodes.probed_node import listed
 from orchestrator.head.resume.beats import Beats
 from orchestrator.head.resume.bring import Bringing, Stopped
 from orchestrator.head.resume.holder import Holder
 from orchestrator.protocol.messages import Checkpoints
 from orchestrator.records import checkpoint_parts
 from orchestrator.records.checkpoint_parts import Candidate, Holding
-from orchestrator.text import duration, plural, size
 
 LATE_SECONDS = 10.0  # after which it is said who has not answered
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
 from orchestrator.config.schema import Checkpoint
-from orchestrator.errors import UsageError
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.resume.holder import Holder
 from orchestrator.head.resume.search import Say, Search, others_than

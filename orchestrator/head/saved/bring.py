@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.head.code.take import QUICK_SECONDS
 from orchestrator.head.connect import fleet
 from orchestrator.head.resume.holder import Holder

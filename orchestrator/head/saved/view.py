@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.outputs.fetch import plain
 from orchestrator.head.resume.holder import Holder

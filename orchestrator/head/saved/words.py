@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from orchestrator.head.inventory.probed_node import listed
+from orchestrator.common.text import duration, plural, size
+from orchestrator.head.nodes.probed_node import listed
 from orchestrator.head.saved.decide import Decision, Load
 from orchestrator.head.saved.view import Key, View
 from orchestrator.head.screen.output import printable
 from orchestrator.protocol.saved_names import is_saved
-from orchestrator.text import duration, plural, size
 
 EACH_ITS_OWN = (
     "each keeps its own, and its ranks may go on from another state, unless the program makes them"

@@ -21,7 +21,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from orchestrator import text
+from orchestrator.common import text
 from orchestrator.head.screen.lines import clean
 
 Cell = str | tuple[str, str]  # a text, or a text and its style, such as "bold red"

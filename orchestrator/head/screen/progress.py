@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from orchestrator import text
+from orchestrator.common import text
 from orchestrator.head.screen import output
 
 PROGRESS_SECONDS = 0.2

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from orchestrator.common.text import size
 from orchestrator.head.screen.crash_dump import CrashDump
 from orchestrator.head.screen.lines import LineSplitter, clean, plain
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader
 from orchestrator.head.screen.log_tail import last_begin
 from orchestrator.head.screen.output import is_full
-from orchestrator.text import size
 
 FRAME = 0.05  # seconds between two paintings of a terminal
 BARS = 8  # progress bars shown at a time

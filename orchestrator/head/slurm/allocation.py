@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator import slurm_environment
-from orchestrator.errors import CheckFailed
+from orchestrator.common import slurm_environment
+from orchestrator.common.errors import CheckFailed
 from orchestrator.head.connect.subprocess_transport import SrunTransport
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.slurm import queue
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import Experiment, JobRecord

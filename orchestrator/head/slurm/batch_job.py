@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from orchestrator.errors import EXIT_FAILED, EXIT_NODE, EXIT_STOPPED, OrchestratorError
+from orchestrator.common.errors import EXIT_FAILED, EXIT_NODE, EXIT_STOPPED, OrchestratorError
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.stop import Receipt
 from orchestrator.head.screen.keyboard import Keys

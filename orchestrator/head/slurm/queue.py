@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.errors import CheckFailed, NodeError
+from orchestrator.common.errors import CheckFailed, NodeError
 
 PATIENCE = 30.0  # Slurm's controller may be busy; its commands retry by themselves
 OVER = (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from orchestrator.errors import EXIT_DONE
+from orchestrator.common.errors import EXIT_DONE
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.subprocess_transport import LocalTransport, SrunTransport
 from orchestrator.head.connect.transport import Transport

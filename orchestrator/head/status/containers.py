@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from orchestrator.common.errors import UsageError
+from orchestrator.common.text import parse_seconds
 from orchestrator.config.launch import Where
-from orchestrator.errors import UsageError
-from orchestrator.head.inventory.environment import chosen
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.environment import chosen
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.text import parse_seconds
 
 
 def of_nodes(

@@ -9,7 +9,7 @@ from orchestrator.config.launch import Where
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.held.transport import HeldTransport
-from orchestrator.head.inventory.node_list import read_nodes
+from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen.output import complain, say
 from orchestrator.head.status import status
 from orchestrator.head.status.backend import SshBackend, backend_of

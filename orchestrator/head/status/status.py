@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.common.errors import OrchestratorError
+from orchestrator.common.text import duration, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
-from orchestrator.head.inventory import clock
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes import clock
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.recover import policy
 from orchestrator.head.screen import output, own_paths
 from orchestrator.head.screen.output import Cell
@@ -24,7 +25,6 @@ from orchestrator.protocol.message import encode
 from orchestrator.protocol.messages import Jobs, JobState
 from orchestrator.records import cordons, experiment, experiments, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.text import duration, plural
 
 STATES = {
     **dict.fromkeys(("running", "done"), "green"),

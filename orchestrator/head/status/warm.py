@@ -7,18 +7,18 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.common.errors import OrchestratorError
+from orchestrator.common.text import duration, size
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.inventory import clock
-from orchestrator.head.inventory.environment import chosen
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes import clock
+from orchestrator.head.nodes.environment import chosen
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell
 from orchestrator.protocol.message import Message, encode
 from orchestrator.protocol.messages import Warm, WarmEnds, WarmOff, WarmPairs
-from orchestrator.text import duration, size
 
 ANSWER_SECONDS = 30.0
 END_SECONDS = 60.0

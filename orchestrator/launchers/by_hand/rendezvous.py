@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
+from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.protocol.meeting import (
     LONGEST_LINE,
     Agreed,

@@ -14,16 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator import interrupt
+from orchestrator.common import interrupt
+from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.config.parse import waiting_time
-from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.head.commands.follow import follow_launched
 from orchestrator.head.connect import reach as reaching
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.connect.subprocess_transport import LocalTransport
-from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.inventory.probed_node import ProbedNode, is_loopback
 from orchestrator.head.launch.launch import Launched, start
 from orchestrator.head.launch.nodes import Nodes, settled
 from orchestrator.head.launch.planning import make_plan
@@ -31,6 +29,8 @@ from orchestrator.head.launch.prepare import Prepared, discarded_on_error
 from orchestrator.head.launch.record import record_job
 from orchestrator.head.launch.request import Request, resolve
 from orchestrator.head.launch.spec import Meeting
+from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.nodes.probed_node import ProbedNode, is_loopback
 from orchestrator.head.plan import accelerate, plan
 from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import Plan

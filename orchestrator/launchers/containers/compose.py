@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head.screen.output import tell
 from orchestrator.launchers.containers import container
 from orchestrator.launchers.containers.container import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from orchestrator.errors import EXIT_DONE, UsageError
+from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.head.screen.output import tell
 
 BASE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_USAGE, UsageError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_USAGE, UsageError
 from orchestrator.head.screen.output import tell
 from orchestrator.launchers.containers import container
 from orchestrator.launchers.containers.container import (

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head.commands.follow import tell_end
 from orchestrator.head.launch.request import Request, resolve
 from orchestrator.head.plan import redact

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.config.launch import Launch
-from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.head.plan import redact
 from orchestrator.head.slurm import queue
 from orchestrator.head.slurm.batch_job import EARLY, LEAST_SECONDS, MARGIN, OUTPUT

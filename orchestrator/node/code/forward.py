@@ -6,7 +6,7 @@ import io
 import os
 from typing import BinaryIO
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.node.code.store import Arrivals, Incomplete, Store
 from orchestrator.node.forward.take import Taking
 from orchestrator.protocol import tree

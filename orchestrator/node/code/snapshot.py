@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.node.code.store import READ, Incomplete, Store, hash_of, is_as_kept, moment
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol import tree

@@ -18,9 +18,9 @@ import threading
 import zlib
 from collections.abc import Iterable
 
-from orchestrator import files
+from orchestrator.common import files
+from orchestrator.common.permissions import others
 from orchestrator.node.job.run_directory import home
-from orchestrator.permissions import others
 from orchestrator.protocol import tree
 from orchestrator.protocol.tree import FILE, LARGEST_LIST, Entry
 

@@ -12,9 +12,9 @@ import os
 import re
 import shutil
 
-from orchestrator import files
+from orchestrator.common import files
+from orchestrator.common.permissions import others
 from orchestrator.node.job.run_directory import all_runs, home
-from orchestrator.permissions import others
 from orchestrator.protocol.events import Ended
 
 KEY = re.compile(r"[0-9a-f]{16}")

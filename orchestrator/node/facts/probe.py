@@ -11,6 +11,7 @@ import socket
 import sys
 from typing import Any
 
+from orchestrator.common.program import program_at
 from orchestrator.node.facts import (
     disks,
     firewall,
@@ -24,7 +25,6 @@ from orchestrator.node.facts import (
 )
 from orchestrator.node.facts.with_timeouts import gather
 from orchestrator.node.job.run_directory import home
-from orchestrator.program import program_at
 from orchestrator.protocol.messages import Probe, ProbeTarget
 
 SECONDS = 3.0  # for any part: a network file system whose server is gone never answers

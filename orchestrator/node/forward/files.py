@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from orchestrator import files
-from orchestrator.folder import Folder, Partial
+from orchestrator.common import files
+from orchestrator.common.folder import Folder, Partial
 from orchestrator.node.forward.take import Taking
 from orchestrator.protocol.messages import NamedFile, TakeFiles
 from orchestrator.protocol.tree import is_inside

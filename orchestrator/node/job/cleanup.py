@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.node.job import processes
 from orchestrator.node.job.attempts import resume_dir
 from orchestrator.node.job.run_directory import RunDir, all_runs, home

@@ -323,7 +323,7 @@ def end_in_time(code: int) -> None:
 def is_no_restart(error: BaseException) -> bool:
     """Tell whether it is orchestrator.NoRestart, which is not imported here."""
     kinds = ((kind.__module__, kind.__name__) for kind in type(error).__mro__)
-    return ("orchestrator.errors", "NoRestart") in kinds
+    return ("orchestrator.common.errors", "NoRestart") in kinds
 
 
 def in_this_locale(spec: RankSpec) -> RankSpec:

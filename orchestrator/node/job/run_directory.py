@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from typing import TypeVar
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.message import Nonsense, decode, encode, parse

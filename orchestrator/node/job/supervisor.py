@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.node.job import processes
 from orchestrator.node.job.attempts import resume_dir
 from orchestrator.node.job.beside.sampler import SamplerProcess

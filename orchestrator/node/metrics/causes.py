@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from orchestrator.text import size
+from orchestrator.common.text import size
 
 SLOWED = 0x8  # bits of NVML's reasons why a clock is low: by the hardware, for the next two
 TOO_HOT = 0x20 | 0x40

@@ -12,7 +12,7 @@ import os
 import stat
 from typing import Any, NamedTuple
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.node.job.run_directory import machine
 
 PREFIX = ".orchestrator-copies-"

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.node.job.attempts import kept
 from orchestrator.node.job.attempts.resume_dir import attempts_of
 from orchestrator.node.job.run_directory import RunDir

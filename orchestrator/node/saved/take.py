@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator import files
-from orchestrator.folder import Folder
+from orchestrator.common import files
+from orchestrator.common.folder import Folder
 from orchestrator.node.forward.files import LABEL, Arriving, is_here
 from orchestrator.node.forward.take import Taking
 from orchestrator.node.job.run_directory import RunDir

@@ -8,8 +8,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.files import digest
-from orchestrator.folder import Folder, Partial
+from orchestrator.common.files import digest
+from orchestrator.common.folder import Folder, Partial
 from orchestrator.node.code.store import unzip
 from orchestrator.protocol import offer
 from orchestrator.protocol.messages import WantedFile, WantedFiles, WriteFile

@@ -10,8 +10,8 @@ import shutil
 import stat
 import time
 
+from orchestrator.common.permissions import others
 from orchestrator.node.job.run_directory import RunDir, home
-from orchestrator.permissions import others
 from orchestrator.protocol.messages import (
     Checkpoints,
     OutputFile,

@@ -8,7 +8,7 @@ import os
 import time
 from typing import TypeVar
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.node.job.hang import step_times
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol import profiling

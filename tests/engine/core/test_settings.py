@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.common.errors import UsageError
 from orchestrator.engine.core import settings
-from orchestrator.errors import UsageError
 from tests.engine.core.test_fields import ENGINE, every_field
 from tests.engine.worlds import Job, run
 

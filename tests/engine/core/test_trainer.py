@@ -21,13 +21,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 from torch.optim import lr_scheduler
 
+from orchestrator.common.errors import UsageError
 from orchestrator.engine.core import duration
 from orchestrator.engine.core.lr_scheduler import LrScheduler
 from orchestrator.engine.core.stopping import TrainState
 from orchestrator.engine.data import sharded_loader
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.saving import export, huggingface
-from orchestrator.errors import UsageError
 from tests.engine import trained
 from tests.engine.worlds import Job, run
 

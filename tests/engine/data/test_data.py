@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.data import dataset, python_text, sources, tokens
 from orchestrator.engine.data.sample_order import Order
-from orchestrator.errors import CheckFailed, UsageError
 from tests.node.running import alive, wait_until
 
 CPU = torch.device("cpu")

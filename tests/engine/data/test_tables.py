@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.data import sources, tables
-from orchestrator.errors import CheckFailed, UsageError
 from tests.engine.worlds import Job, run
 
 CPU = torch.device("cpu")

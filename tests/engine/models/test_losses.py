@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.common.errors import UsageError
 from orchestrator.engine.models.losses import size_of
-from orchestrator.errors import UsageError
 
 IMAGE, TARGETS, SCALAR = torch.ones(3, 8, 8), torch.ones(4), torch.tensor(0.5)
 

@@ -12,13 +12,13 @@ import torch
 import yaml
 from torch import nn
 
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.data import dataset, sources
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.models import build, import_by_name
 from orchestrator.engine.models.losses import as_sums
-from orchestrator.errors import CheckFailed, UsageError
 
 OWN = """
 import torch

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.ranks import agreement
-from orchestrator.errors import CheckFailed
 from tests.engine import pair
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from orchestrator import distributed
+from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.engine.ranks import collective_check, spawn
 from orchestrator.engine.ranks.ranks import rank_in_environment
-from orchestrator.errors import CheckFailed, JobFailed, UsageError
 from tests.engine import collected
 from tests.engine.worlds import Job, run
 

@@ -8,11 +8,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
+from orchestrator.common.errors import CheckFailed
 from orchestrator.engine import trainer
 from orchestrator.engine.ranks import ranks
 from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.engine.sharding.mesh import sharded_like
-from orchestrator.errors import CheckFailed
 
 
 def test_a_tensor_in_host_memory_is_wrapped_where_it_is() -> None:

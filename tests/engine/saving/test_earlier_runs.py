@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.core.progress import is_endless
 from orchestrator.engine.saving.loading import earlier_runs
-from orchestrator.errors import CheckFailed
 from tests.records.test_checkpoint_store import save
 
 

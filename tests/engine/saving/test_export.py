@@ -18,10 +18,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.config.launch import Where
 from orchestrator.engine.saving import export, huggingface
 from orchestrator.engine.sharding.low_precision import DTYPES
-from orchestrator.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.head.commands import checkpoints
 from orchestrator.head.commands.checkpoints import ExportOptions
 from orchestrator.records import checkpoint_store

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.engine.saving import pretrained
-from orchestrator.errors import OrchestratorError
 from tests.engine import own
 from tests.engine.core.test_parity import config
 from tests.engine.large import BLOCKS, WIDTH

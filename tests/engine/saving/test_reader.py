@@ -16,10 +16,10 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.saving import ownership
 from orchestrator.engine.saving.loading import earlier_runs, newest
 from orchestrator.engine.saving.reader import METADATA, CheckpointReader, TensorPlanner
-from orchestrator.errors import CheckFailed
 from orchestrator.records import checkpoint_store
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)

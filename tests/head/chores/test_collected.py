@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.head.chores.collected import Kept, as_json
 from orchestrator.head.chores.fanout import Outcome
 from orchestrator.head.chores.numbered_node import NumberedNode
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 
 
 def test_every_node_has_the_same_keys() -> None:

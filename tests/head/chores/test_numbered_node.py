@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.head.chores.numbered_node import choose, in_words
-from orchestrator.head.inventory.node_list import parse_nodes
+from orchestrator.head.nodes.node_list import parse_nodes
 
 NODES = parse_nodes("gpu1\ngpu2 spare\nbob@gpu3\ngpu3:2222\n7\n", "list")
 

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.errors import EXIT_FAILED, EXIT_NODE, NodeError, UsageError
-from orchestrator.folder import Folder, hidden
+from orchestrator.common.errors import EXIT_FAILED, EXIT_NODE, NodeError, UsageError
+from orchestrator.common.folder import Folder, hidden
 from orchestrator.head.chores import pull
 from orchestrator.head.chores.pull import Listed, Source
 from orchestrator.head.commands.transfer.outcome import exit_code
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.messages import Files, OutputFile
 
 

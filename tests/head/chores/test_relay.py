@@ -13,7 +13,7 @@ from orchestrator.head.code.fanout import Fanout
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen.progress import Progress
 from orchestrator.node.forward.files import Given
 from orchestrator.node.forward.give import Giver

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.chores.shell import Login, ssh_command
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 
 
 def test_a_command_of_the_config_is_not_in_the_way(tmp_path: Path) -> None:

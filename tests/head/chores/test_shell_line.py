@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.head.chores.collected import Kept
 from orchestrator.head.chores.fanout import Fanout, Input
 from orchestrator.head.chores.numbered_node import NumberedNode
@@ -19,7 +19,7 @@ from orchestrator.head.chores.shell_line import BEGINS, GO, Directory, shell_lin
 from orchestrator.head.connect import login_shell
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 from tests.node.running import wait_until
 
 SHELLS = ("sh", "bash", "zsh", "csh", "tcsh", "fish")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed
 from orchestrator.head.code import archive
 from orchestrator.head.code.listing import Rules
 from orchestrator.head.code.scan import Limits, Scan, Tree

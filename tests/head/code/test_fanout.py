@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.common.errors import NodeError, UsageError
 from orchestrator.config.schema import Sync
-from orchestrator.errors import NodeError, UsageError
 from orchestrator.head.code import batches, fanout
 from orchestrator.head.code.fanout import Fanout, Sent, parent, places, send_tree
 from orchestrator.head.code.scan import Tree

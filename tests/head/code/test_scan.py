@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed
 from orchestrator.head.code import scan as scanning
 from orchestrator.head.code.listing import Rules, list_tree
 from orchestrator.head.code.scan import Limits, Scan, Tree

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import CheckFailed, NodeError
+from orchestrator.common.errors import CheckFailed, NodeError
 from orchestrator.head.code import batches, shared
 from orchestrator.head.code.fanout import Changed, Sent, send_tree
 from orchestrator.head.code.listing import Rules
@@ -20,7 +20,7 @@ from orchestrator.head.code.scan import Limits, Scan, Tree
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached, open_channel
 from orchestrator.head.connect.subprocess_transport import LocalTransport
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.messages import CheckedOut, CheckOut, Probe, ProbeTarget
 from tests.head.plan.probed import facts
 

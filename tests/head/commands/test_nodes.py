@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.commands.machines.nodes import to_text
-from orchestrator.head.inventory import machine
-from orchestrator.head.inventory.facts import Facts
-from orchestrator.head.inventory.machine import Machine
-from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.head.nodes import machine
+from orchestrator.head.nodes.facts import Facts
+from orchestrator.head.nodes.machine import Machine
+from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.screen.output import PLAIN, Look
 from orchestrator.protocol.facts import Card, Checkup, Disk, Gpu
 from tests.head.plan.probed import facts, infiniband, interface, software

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.launch import launch_arguments
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.launch import LaunchArguments, Origin, Where
 from orchestrator.config.schema import Config
-from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.head.commands.experiments import rerun
 from orchestrator.head.commands.experiments.rerun import Again
 from orchestrator.records.experiment import Experiment

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.head.commands.experiments.start_report import report_of, to_text
 from orchestrator.head.launch import timeline
 from orchestrator.head.screen.output import PLAIN

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
-from orchestrator.errors import UsageError
 from orchestrator.head.commands import stop
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.stop import Receipt
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.status import containers
 
 

@@ -6,10 +6,10 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.commands.machines.who import to_json, to_text
-from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.launch.machines import Used
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen.output import PLAIN
 from orchestrator.protocol.facts import Checkup, Gpu, Holder, Load, User
 

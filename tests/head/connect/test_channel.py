@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import channel, server_command
 from orchestrator.head.connect import reach as reaching
 from orchestrator.head.connect.channel import NodeChannel, library
@@ -22,8 +22,8 @@ from orchestrator.head.connect.reach import ask_once, open_channel, reach
 from orchestrator.head.connect.server_command import READ_PROGRAM, quote
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
-from orchestrator.head.inventory.environment import Environment
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.environment import Environment
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.messages import Jobs, Probe, ProbeTarget
 
 # The tests' own Python finds our sources by an editable install, which a node does not have.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.light_paramiko import paramiko
 from orchestrator.head.connect.ssh import SshTransport, first_to_answer, no_way_on
 from orchestrator.head.connect.ssh_config import Destination, SshConfig

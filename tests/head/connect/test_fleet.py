@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from orchestrator.errors import NodeError, NoKey
+from orchestrator.common.errors import NodeError, NoKey
 from orchestrator.head.connect.fleet import failure_table
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 
 
 def test_every_node_that_failed_is_named_with_its_fix() -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.errors import EXIT_NODE, NodeError
+from orchestrator.common.errors import EXIT_NODE, NodeError
 from orchestrator.head.connect import host_keys
 from orchestrator.head.connect.host_keys import check, fingerprint, known_keys, listed_name
 from orchestrator.head.connect.ssh_config import Destination

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import server_command
 from orchestrator.head.connect.channel import NotEntered
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.subprocess_transport import ProcessConnection
-from orchestrator.head.inventory.environment import check
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.environment import check
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.messages import Hook
 from tests.node.running import wait_until
 

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.head.connect.ssh import SshChannel, SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
-from orchestrator.head.inventory.node_list import read_nodes
+from orchestrator.head.nodes.node_list import read_nodes
 from tests.conftest import Cluster
 
 SENDS: dict[str, Callable[[SshChannel], None]] = {

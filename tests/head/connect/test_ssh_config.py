@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.head.connect import ssh_config
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
-from orchestrator.head.inventory.node_list import parse_nodes
+from orchestrator.head.nodes.node_list import parse_nodes
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh to ask")
 

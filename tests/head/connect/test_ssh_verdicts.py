@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.head.connect import host_keys, ssh
 from orchestrator.head.connect.fleet import everywhere
 from orchestrator.head.connect.ssh import SshTransport

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.ssh import ConnectionDropped, SshTransport
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
 from orchestrator.head.screen import output

@@ -21,7 +21,7 @@ from orchestrator.head.doctor.findings import (
     odd_values,
 )
 from orchestrator.head.doctor.report import to_json, to_text
-from orchestrator.head.inventory.facts import Facts
+from orchestrator.head.nodes.facts import Facts
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.head.screen.output import Look
 from orchestrator.protocol.facts import (

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.doctor.examination import Ask, Diagnosis, diagnose
 from orchestrator.head.doctor.findings import BAD, Examined, Needs
-from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.messages import (
     CheckedUp,

@@ -8,15 +8,15 @@ import typing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.config.launch import Launch
 from orchestrator.config.schema import Config
-from orchestrator.errors import OrchestratorError
 from orchestrator.head.doctor import examination
 from orchestrator.head.doctor.findings import Case, Needs
-from orchestrator.head.inventory import machine
-from orchestrator.head.inventory.facts import Facts
-from orchestrator.head.inventory.node_list import parse_nodes
-from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.head.nodes import machine
+from orchestrator.head.nodes.facts import Facts
+from orchestrator.head.nodes.node_list import parse_nodes
+from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.plan import plan
 from orchestrator.head.plan.dry_run import to_json, to_text
 from orchestrator.head.plan.model import Target

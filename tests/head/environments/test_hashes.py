@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed
 from orchestrator.head.environments import hashes
 
 GOOD = hashlib.sha256(b"wheel").hexdigest()

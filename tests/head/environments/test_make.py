@@ -11,7 +11,7 @@ from orchestrator.head.connect.reach import Reached, open_channel
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.environments import build, requirements
 from orchestrator.head.environments.build import Wanted
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 from tests.head.environments.test_requirements import wheel
 from tests.head.plan.probed import facts
 

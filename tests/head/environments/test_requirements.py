@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import CheckFailed, NodeError, UsageError
+from orchestrator.common.errors import CheckFailed, NodeError, UsageError
 from orchestrator.head.environments import build, requirements, wheels
 from orchestrator.head.environments.build import Outcome
 from orchestrator.head.environments.command import how_to_activate

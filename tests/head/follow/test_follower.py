@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.head.follow import follower as following
 from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.node_logs import open_logs

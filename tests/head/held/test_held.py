@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import Where
-from orchestrator.errors import NodeError
 from orchestrator.head.commands.ready import connections
 from orchestrator.head.connect import ssh_config
 from orchestrator.head.connect.channel import NodeChannel

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed
 from orchestrator.head.code.listing import Rules
 from orchestrator.head.code.scan import Limits, Scan
 from orchestrator.head.launch.code import check_spelling, tree_for

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from orchestrator.errors import CheckFailed
-from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.common.errors import CheckFailed
 from orchestrator.head.launch import payload
+from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.nodes.probed_node import ProbedNode
 from tests.head.plan.probed import facts
 
 MINE = "{}.{}".format(*sys.version_info[:2])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.errors import UsageError
 from orchestrator.head.launch.request import target_of
 
 

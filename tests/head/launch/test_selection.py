@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
+from orchestrator.common.errors import CheckFailed, NodeError, UsageError
 from orchestrator.config.launch import Launch, LaunchArguments
-from orchestrator.errors import CheckFailed, NodeError, UsageError
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.inventory.node_list import parse_nodes
 from orchestrator.head.launch import selection
 from orchestrator.head.launch.nodes import Bounds, Nodes, candidates
 from orchestrator.head.launch.request import resolve
+from orchestrator.head.nodes.node_list import parse_nodes
 from orchestrator.protocol.facts import Disk
 from orchestrator.records.cordons import Cordon
 from tests.head.plan.probed import facts

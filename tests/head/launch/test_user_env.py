@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.errors import UsageError
 from orchestrator.head.launch import user_env
 
 HERE = {"HERE": "from here", "WANDB_MODE": "offline", "WANDB_API_KEY": "k", "HOME": "/root"}

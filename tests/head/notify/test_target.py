@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.errors import UsageError
 from orchestrator.head.launch import record as recording
 from orchestrator.head.launch.request import resolve
 from orchestrator.head.notify import target

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import NodeError
-from orchestrator.folder import Folder, Partial
+from orchestrator.common.errors import NodeError
+from orchestrator.common.folder import Folder, Partial
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.outputs import fetch
 from orchestrator.head.outputs.fetch import Fetch, Fetched
 from orchestrator.protocol.messages import Beat, Files, OutputFile, OutputFiles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.head.inventory.facts import Facts
+from orchestrator.head.nodes.facts import Facts
 from orchestrator.protocol.facts import Address, Gid, Interface, Limits, RdmaPort, Software
 from orchestrator.protocol.messages import ProbeTarget
 

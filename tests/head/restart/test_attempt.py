@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.recover import growth
 from orchestrator.head.restart import attempt
 from orchestrator.head.restart.attempt import failed_to_start

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
+from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import Launch
-from orchestrator.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.restart import gather
 from orchestrator.head.restart.gather import Gathering, NotBack

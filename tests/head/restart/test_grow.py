@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import Launch
-from orchestrator.errors import NodeError
 from orchestrator.head.connect.reach import Reached, open_channel
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import (
@@ -20,8 +20,8 @@ from orchestrator.head.connect.subprocess_transport import (
     LocalTransport,
     ProcessConnection,
 )
-from orchestrator.head.inventory.facts import Facts
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.facts import Facts
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.restart import grow
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.facts import Disk

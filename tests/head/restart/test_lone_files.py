@@ -17,7 +17,7 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from orchestrator.errors import CheckFailed, NodeError, StoppedEarly
+from orchestrator.common.errors import CheckFailed, NodeError, StoppedEarly
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.restart import lone_files
 from orchestrator.head.restart.gather import Gathered

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.errors import NodeError
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.common.errors import NodeError
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.resume import bring
 from orchestrator.head.resume.bring import Bringing
 from orchestrator.head.resume.holder import Holder

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.head.connect.channel import Declined
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.resume.holder import Holder
 from orchestrator.node.server.session import Refusal
 from orchestrator.protocol.messages import Checkpoints, Output, Request

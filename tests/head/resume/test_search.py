@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.resume import beats, search
 from orchestrator.head.resume.holder import Holder
 from orchestrator.protocol.messages import Beat, Checkpoints, Request

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Launch
-from orchestrator.errors import UsageError
 from orchestrator.head.slurm import queue
 from orchestrator.launchers.slurm.sbatch import SbatchOptions, text
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import Launch, Where
-from orchestrator.errors import NodeError
-from orchestrator.head.inventory.node_list import parse_nodes
+from orchestrator.head.nodes.node_list import parse_nodes
 from orchestrator.head.status import containers, warm
 from orchestrator.protocol.messages import WarmEnd, WarmEnds, WarmPair, WarmPairs
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.head.inventory.facts import Facts
+from orchestrator.head.nodes.facts import Facts
 from orchestrator.node.facts import probe
 from orchestrator.node.facts.probe import resolve_target
 from orchestrator.protocol.message import decode, encode

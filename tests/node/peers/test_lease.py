@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import select
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -107,7 +108,7 @@ class Two:
     """Nodes 0 and 1 of a job, connected over TCP; `now` is their clock."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.now = time.monotonic()
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         terms = LeaseTerms(address="127.0.0.1", port=port, token="00" * 16, seconds=60.0)

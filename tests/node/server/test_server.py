@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel, library
-from orchestrator.head.inventory.environment import Environment
+from orchestrator.head.nodes.environment import Environment
 from orchestrator.node.job import processes
 from orchestrator.node.job.run_directory import RunDir, connect, note_stop_of_all
 from orchestrator.node.server import session as node_session

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Container, Sequence
 from pathlib import Path
 
-from orchestrator import text
+from orchestrator.common import text
 
 MEMINFO = Path("/proc/meminfo")
 KEPT_FREE = 0.1  # of what is free now: for others, and for what is not counted

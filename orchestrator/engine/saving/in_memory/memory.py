@@ -27,7 +27,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from orchestrator import text
+from orchestrator.common import text
+from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.common.permissions import others
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks.ranks import Ranks, gather, own_group
 from orchestrator.engine.saving import pieces
@@ -47,8 +49,6 @@ from orchestrator.engine.saving.in_memory.offer import OFFER_SIZE, Offer
 from orchestrator.engine.saving.in_memory.shards import Entry, Whole, newest_whole, parts, source_of
 from orchestrator.engine.saving.ownership import Run, attempt
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor
-from orchestrator.errors import CheckFailed, UsageError
-from orchestrator.permissions import others
 
 Say = Callable[[str], None]
 T = TypeVar("T")

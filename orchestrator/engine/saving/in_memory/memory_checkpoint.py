@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.saving.in_memory.memory import (
     VARIABLE,
     Found,
@@ -30,7 +31,6 @@ from orchestrator.engine.saving.in_memory.memory import (
     directory,
     rank_and_world,
 )
-from orchestrator.errors import CheckFailed, UsageError
 
 TIMEOUT = 600.0  # seconds that a rank waits for the others
 ORDERED: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "count": Counter}

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common.errors import EXIT_DONE, CheckFailed, UsageError
 from orchestrator.config import resolved
 from orchestrator.config.launch import Where
-from orchestrator.errors import EXIT_DONE, CheckFailed, UsageError
 from orchestrator.head.code import archive
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Look

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config import load
 from orchestrator.config.launch import LaunchArguments, Origin, Where
 from orchestrator.config.schema import Config
-from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.head.code import archive, index
 from orchestrator.head.commands import launch
 from orchestrator.head.launch.request import resolve

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.config.launch import Where
-from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Look
 from orchestrator.records import experiments, manifest

@@ -9,8 +9,8 @@ import sys
 import time
 from dataclasses import replace
 
+from orchestrator.common.errors import EXIT_DONE, EXIT_STOPPED, UsageError
 from orchestrator.config.launch import View, Where
-from orchestrator.errors import EXIT_DONE, EXIT_STOPPED, UsageError
 from orchestrator.head.commands.follow import follow_again
 from orchestrator.head.screen.output import say, tell
 from orchestrator.head.status.find_job import FoundJob, adopt_job

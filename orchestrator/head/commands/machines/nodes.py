@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from orchestrator import text
+from orchestrator.common import text
+from orchestrator.common.errors import EXIT_DONE, EXIT_NODE
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.errors import EXIT_DONE, EXIT_NODE
-from orchestrator.head.inventory import machine
-from orchestrator.head.inventory.machine import Machine
 from orchestrator.head.launch.machines import find_machines
 from orchestrator.head.launch.request import resolve
+from orchestrator.head.nodes import machine
+from orchestrator.head.nodes.machine import Machine
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Look
 

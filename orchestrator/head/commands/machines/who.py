@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from orchestrator import text
+from orchestrator.common import text
+from orchestrator.common.errors import EXIT_DONE, EXIT_NODE
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.errors import EXIT_DONE, EXIT_NODE
 from orchestrator.head.launch.machines import Used, find_users
 from orchestrator.head.launch.request import resolve
 from orchestrator.head.screen import output

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
+from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
+from orchestrator.common.text import duration, parse_seconds
 from orchestrator.config.launch import Where
-from orchestrator.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
 from orchestrator.head.commands import background
 from orchestrator.head.commands.background import Answers, Pipe
 from orchestrator.head.connect.ssh_config import Login, SshConfig
@@ -19,11 +20,10 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.held import control
 from orchestrator.head.held.control import Holding
 from orchestrator.head.held.transport import HeldTransport
-from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.launch.launch import Launched
+from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, tell
-from orchestrator.text import duration, parse_seconds
 
 IDLE = 600.0  # seconds without use after which they are closed
 START_SECONDS = 20.0

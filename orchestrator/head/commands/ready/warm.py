@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE
 from orchestrator.config.launch import Where
-from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE
 from orchestrator.head.chores.numbered_node import choose
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.held import control
 from orchestrator.head.held.transport import HeldTransport
-from orchestrator.head.inventory.node_list import Node, read_nodes
+from orchestrator.head.nodes.node_list import Node, read_nodes
 from orchestrator.head.screen.output import tell
 from orchestrator.head.status import containers
 from orchestrator.head.status import warm as warm_nodes

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, OrchestratorError, UsageError
+from orchestrator.common.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_NODE,
+    OrchestratorError,
+    UsageError,
+)
 from orchestrator.head.connect.channel import Declined
 
 

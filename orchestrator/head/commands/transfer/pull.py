@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from orchestrator import text
-from orchestrator.errors import UsageError
-from orchestrator.folder import Folder
+from orchestrator.common import text
+from orchestrator.common.errors import UsageError
+from orchestrator.common.folder import Folder
 from orchestrator.head.chores import pull as pulling
 from orchestrator.head.commands.chores import Chosen, directory
 from orchestrator.head.commands.transfer.outcome import exit_code, in_lines

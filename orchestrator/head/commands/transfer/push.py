@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import text
-from orchestrator.folder import IS_DIRECTORY
+from orchestrator.common import text
+from orchestrator.common.folder import IS_DIRECTORY
 from orchestrator.head.chores import push as pushing
 from orchestrator.head.chores.push import Cargo, Pushed
 from orchestrator.head.commands.chores import Chosen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from orchestrator import files
+from orchestrator.common import files
 from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.monitors import hang_report
 from orchestrator.head.follow.monitors.hang_report import StuckRank

@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.common.text import plural
 from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.monitors.start_monitor import ANSWER_SECONDS, DIAL_SECONDS, OPEN_ALL
 from orchestrator.protocol.messages import Dial, Dialed, Listen, Listening
 from orchestrator.records.experiment import NodeRecord
-from orchestrator.text import plural
 
 LINKS_AFTER = 10.0  # seconds from the first rank on: many jobs are in their first steps
 LISTEN_SECONDS = 40.0  # both rounds of calls are over by then

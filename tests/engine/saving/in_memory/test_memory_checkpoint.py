@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import orchestrator
+from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.engine.saving.in_memory import memory_checkpoint
-from orchestrator.errors import OrchestratorError, UsageError
 from tests.engine.worlds import Job, run
 
 EXAMPLE = Path(__file__).parents[4] / "scripts/examples/memory_checkpoint_example.py"

@@ -1,0 +1,169 @@
+"""A directory that takes files by names from another machine; none of them leads out of it.
+
+Each part of a name is opened in the one before, and no link is followed. A file is written under a
+hidden name, which is the same at the next try, and renamed when it is whole.
+
+Shipped to the nodes: the standard library alone, and Python 3.9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from orchestrator.common import files
+
+IS_DIRECTORY = "a directory has this name"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+BUSY = "another command or node is writing it here: do it again"
+
+
+class Folder:
+    """A directory here that takes files by the names that a node gives them."""
+
+    def __init__(self, root: Path, *, private: bool) -> None:
+        self.root, self.private = root, private
+        self.mask = os.umask(0o077)
+        os.umask(self.mask)
+
+    def make(self) -> None:
+        try:
+            self.root.mkdir(mode=0o700 if self.private else 0o777, parents=True, exist_ok=True)
+        except FileExistsError:  # of all the system's words the ones that mislead most
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+
+    @contextlib.contextmanager
+    def inside(self, parts: Sequence[str], *, make: bool = True) -> Iterator[int]:
+        """Open a directory below, which is made where it is not there yet."""
+        here = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in parts:
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, 0o700 if self.private else 0o777, dir_fd=here)
+                inner = os.open(part, files.DIRECTORY, dir_fd=here)
+                os.close(here)
+                here = inner
+            yield here
+        finally:
+            os.close(here)
+
+    def mode(self, mode: int) -> int:
+        return 0o600 if self.private else mode & 0o777 & ~self.mask
+
+
+def hidden(label: str, name: str) -> str:
+    """Name a file for as long as it is not whole."""
+    return f".orchestrator-{hashlib.sha256(os.fsencode(f'{label}/{name}')).hexdigest()[:16]}.part"
+
+
+class Partial:
+    """A file that is being written under a hidden name."""
+
+    def __init__(self, folder: Folder, parts: Sequence[str], label: str) -> None:
+        self.parts, self.name = parts, parts[-1]
+        self.hidden = hidden(label, self.name)
+        self.stack = contextlib.ExitStack()
+        self.directory = self.stack.enter_context(folder.inside(parts[:-1]))
+        self.problem = ""
+        self.is_first = False  # nothing had this name when it began
+        self.sum = hashlib.sha256()  # of what came for the range that is under way
+
+    def here(self) -> os.stat_result | None:
+        """Look at what has the file's name; OSError where that is no file."""
+        try:
+            status = os.lstat(self.name, dir_fd=self.directory)
+        except FileNotFoundError:
+            return None
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, IS_DIRECTORY)
+        if not stat.S_ISREG(status.st_mode):
+            raise FileExistsError(errno.EEXIST, "what has this name is no file")
+        return status
+
+    def open(self) -> int:
+        """Open what is to become the file, and return how much of it is there."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(self.hidden, flags, 0o600, dir_fd=self.directory)
+        self.file = self.stack.enter_context(os.fdopen(descriptor, "rb+", buffering=0))
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            raise OSError(errno.EPERM, "not a file of its own")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(errno.EBUSY, BUSY) from None
+        if not self.is_own():  # it got its name between our open and our lock
+            raise OSError(errno.EBUSY, BUSY)
+        return status.st_size
+
+    def is_own(self) -> bool:
+        """Tell whether the hidden name is still that of the file that is open."""
+        try:
+            named = os.lstat(self.hidden, dir_fd=self.directory)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, os.fstat(self.file.fileno()))
+
+    def take_over(self) -> int:
+        """Begin with a copy of the file that is here."""
+        source = os.open(self.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.directory)
+        with os.fdopen(source, "rb") as old:
+            self.file.seek(0)
+            while data := old.read(1 << 20):
+                self.file.write(data)
+        return self.file.tell()
+
+    def write(self, data: bytes, most: int) -> int:
+        """Add what came, as long as nothing has gone wrong; return how much."""
+        data = b"" if self.problem else data[: most - self.file.tell()]
+        try:
+            self.put(data)
+        except OSError as error:
+            self.problem = error.strerror or str(error)
+            return 0
+        self.sum.update(data)
+        return len(data)
+
+    def put(self, data: bytes | bytearray | memoryview) -> None:
+        """Write all of it: the last room of a disk takes a part, without an error.
+
+        What has no room gives back what it took: others use this disk, and their jobs write on it.
+        """
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[self.file.write(left) :]
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                self.file.truncate(0)
+            raise
+
+    def is_as(self, total: str, count: int, size: int) -> bool:
+        """Tell whether the range that has come is what the other side read once more."""
+        same = (total, count) == (self.sum.hexdigest(), size)
+        if not same:
+            os.ftruncate(self.file.fileno(), 0)
+        return same
+
+    def publish(self, mode: int, time_ns: int) -> None:
+        """Give the whole file its mode and time, and its name."""
+        os.fchmod(self.file.fileno(), mode)
+        os.utime(self.file.fileno(), ns=(time_ns, time_ns))
+        where = self.directory
+        if not self.is_own():  # nodes that share a disk, where that has no locks
+            raise OSError(errno.EBUSY, BUSY)
+        os.rename(self.hidden, self.name, src_dir_fd=where, dst_dir_fd=where)
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self.hidden, dir_fd=self.directory)
+
+    def close(self) -> None:
+        self.stack.close()

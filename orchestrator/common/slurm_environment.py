@@ -1,0 +1,141 @@
+"""Read Slurm's environment without asking Slurm: the nodes of an allocation, the rank of a task.
+
+Pure. Used by the head and by every rank, so it is shipped to the nodes.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.common import host_ranges
+from orchestrator.common.errors import CheckFailed
+
+MOST_HOSTS = 65536
+FIRST_PORT, PORTS = 20000, 10000  # below the ports that kernels give to anybody
+
+
+class BadHostlist(ValueError):
+    """A text that is not a list of hosts as Slurm writes them."""
+
+
+def hosts(text: str) -> list[str]:
+    """`n[1-2,07-09],gpu3` -> n1 n2 n07 n08 n09 gpu3, in Slurm's order."""
+    try:
+        return [host for part in split(text) for host in host_ranges.expand(part, MOST_HOSTS)]
+    except host_ranges.BadRange as error:
+        raise BadHostlist(f"{error.what}, in {text!r}") from error
+
+
+def split(text: str) -> list[str]:
+    """Split at the commas outside of brackets."""
+    parts = re.split(r",(?![^[]*\])", text.strip())
+    if not all(parts):
+        raise BadHostlist(f"{text!r} is not a list of hosts")
+    return parts
+
+
+# -- an allocation ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Given:
+    """The allocation that salloc or sbatch made for the job that this process is in."""
+
+    job: str
+    nodes: tuple[str, ...]
+    tasks_per_node: int | None  # asked for with --ntasks-per-node
+
+
+def given(environ: Mapping[str, str]) -> Given | None:
+    """Return the allocation of this process, or None; CheckFailed for half an environment."""
+    job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
+    listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    if not job and not listed:
+        return None
+    missing = "SLURM_JOB_NODELIST" if job else "SLURM_JOB_ID"
+    if not job or not listed:
+        raise half(f"{'SLURM_JOB_ID' if job else 'SLURM_JOB_NODELIST'} is set and {missing} is not")
+    if not re.fullmatch(r"[0-9]+", job):
+        raise half(f"SLURM_JOB_ID is {job!r}, which is not the number of a job")
+    try:
+        nodes = hosts(listed)
+    except BadHostlist as error:
+        raise half(f"SLURM_JOB_NODELIST cannot be read: {error}") from error
+    count = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES")
+    if count and count != str(len(nodes)):
+        raise half(f"SLURM_JOB_NODELIST has {len(nodes)} nodes and SLURM_JOB_NUM_NODES is {count}")
+    tasks = environ.get("SLURM_NTASKS_PER_NODE", "")
+    return Given(job, tuple(nodes), int(tasks) if tasks.isdigit() else None)
+
+
+def half(what: str) -> CheckFailed:
+    return CheckFailed(
+        f"half a Slurm environment: {what}",
+        "start it inside salloc or sbatch, with all of their SLURM_ variables; or, to use SSH,"
+        " unset them",
+    )
+
+
+# -- a task -----------------------------------------------------------------------------------
+
+TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of the processes that one srun started."""
+
+    rank: int
+    world: int
+    local: int
+    node: int
+    master: str  # the first node of the step
+    port: int
+
+
+def task(environ: Mapping[str, str]) -> Task | None:
+    """Return the task that this process is, or None where srun did not start it as a rank."""
+    if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
+        return None
+    listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST")
+    missing = [name for name in TASK if name not in environ]
+    missing += [] if listed else ["SLURM_STEP_NODELIST"]
+    if missing:
+        raise half(f"srun started this process, but {' and '.join(missing)} is not set")
+    bad = [f"{name}={environ[name]}" for name in TASK if not environ[name].isdigit()]
+    if bad:
+        raise half(f"{' and '.join(bad)} is not a number")
+    rank, local, node, world = (int(environ[name]) for name in TASK)
+    if rank >= world:
+        raise half(f"SLURM_PROCID is {rank} and SLURM_STEP_NUM_TASKS only {world}")
+    try:
+        master = hosts(str(listed))[0]
+    except BadHostlist as error:
+        raise half(f"SLURM_STEP_NODELIST cannot be read: {error}") from error
+    step = f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}"
+    return Task(rank, world, local, node, master, FIRST_PORT + zlib.crc32(step.encode()) % PORTS)
+
+
+def alone_by_mistake(environ: Mapping[str, str]) -> int:
+    """Return the task count if this is a lone process that srun should have started, else 0."""
+    in_batch = "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ
+    tasks = environ.get("SLURM_NTASKS", "")
+    return int(tasks) if in_batch and tasks.isdigit() and int(tasks) > 1 else 0
+
+
+def variables(task: Task, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that torch reads; MASTER_ADDR is still a name of Slurm's."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+    # With --gpus-per-task=1 every task sees one GPU, and for each of them it is number 0.
+    alone = bool(visible) and "," not in visible
+    return {
+        "RANK": str(task.rank),
+        "WORLD_SIZE": str(task.world),
+        "LOCAL_RANK": "0" if alone else str(task.local),
+        "GROUP_RANK": str(task.node),
+        "MASTER_ADDR": environ.get("MASTER_ADDR", task.master),
+        "MASTER_PORT": environ.get("MASTER_PORT", str(task.port)),
+    }

@@ -1,0 +1,165 @@
+"""Describes what a machine of the node list is: for `orchestrator nodes` and Cluster.nodes()."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from orchestrator.common import text
+from orchestrator.common.errors import OrchestratorError
+from orchestrator.head.nodes.facts import Facts
+from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.nodes.probed_node import ProbedNode, is_loopback
+from orchestrator.protocol.facts import Checkup
+from orchestrator.protocol.message import Message, decode, encode
+
+
+class MachineGpu(Message):
+    """One GPU: its name and memory in bytes, as far as its driver tells."""
+
+    vendor: str
+    model: str
+    memory: int | None = None
+
+
+class MachineNetwork(Message):
+    """An interface that has an address, or a port of an RDMA card; speed in Gb/s."""
+
+    name: str
+    kind: str  # ethernet, infiniband, bond, ...; InfiniBand or Ethernet of an RDMA port
+    speed: float | None = None
+    addresses: tuple[str, ...] = ()
+    rdma: bool = False
+
+
+class Machine(Message):
+    """One machine of the node list, sizes in bytes; of a lost one only its name is known."""
+
+    name: str  # as the node list has it
+    reached: bool
+    spare: bool = False
+    cordoned: str = ""  # why no job may run there, and since when
+    problem: str = ""  # why it could not be reached
+    fix: str = ""
+    hostname: str = ""
+    user: str = ""
+    cpus: int = 0
+    memory: int = 0
+    memory_available: int = 0
+    gpu_count: int = 0
+    gpus: tuple[MachineGpu, ...] = ()
+    driver: str = ""  # of the GPUs
+    networks: tuple[MachineNetwork, ...] = ()
+    python: str = ""
+    python_version: str = ""
+    torch: str = ""
+    workdir: str = ""
+    disk_free: int | None = None  # of the workdir
+    disk_total: int | None = None
+    kernel: str = ""
+
+
+def lost(node: Node, error: OrchestratorError) -> Machine:
+    """Describe a machine that could not be reached."""
+    return Machine(
+        name=node.name, reached=False, spare=node.spare, problem=error.what, fix=error.fix
+    )
+
+
+def machine(node: ProbedNode, checkup: Checkup | None) -> Machine:
+    """Describe a machine by its facts, and its GPUs by their own tool where that was asked."""
+    facts, disk = node.facts, node.facts.disk
+    tool = checkup.gpus if checkup and checkup.gpus else ()
+    gpus = [
+        MachineGpu(vendor=g.vendor, model=g.model, memory=g.memory) for g in tool or facts.cards
+    ]
+    drivers = {gpu.driver for gpu in tool if gpu.driver}
+    installed = facts.software.nvidia_driver or facts.software.amd_driver
+    return Machine(
+        name=node.name,
+        reached=True,
+        spare=node.node.spare,
+        hostname=facts.hostname,
+        user=facts.user,
+        cpus=facts.cpus,
+        memory=facts.memory_kb << 10,
+        memory_available=facts.memory_available_kb << 10,
+        gpu_count=facts.gpus,
+        gpus=tuple(gpus),
+        driver=", ".join(sorted(drivers)) or (installed if facts.gpus else ""),
+        networks=networks(facts),
+        python=facts.python,
+        python_version=facts.python_version,
+        torch=facts.torch or "",
+        workdir=facts.workdir,
+        disk_free=disk.free if disk else None,
+        disk_total=disk.total if disk else None,
+        kernel=facts.kernel,
+    )
+
+
+def networks(facts: Facts) -> tuple[MachineNetwork, ...]:
+    """List the interfaces that have an address other than loopback, and the RDMA ports in use."""
+    own: dict[str, list[str]] = {}
+    for address in facts.addresses:
+        if not is_loopback(address.address) and not address.ip.is_link_local:
+            own.setdefault(address.interface, []).append(address.address)
+    sockets = []
+    for name, addresses in own.items():
+        interface = facts.interface(name)
+        sockets.append(
+            MachineNetwork(
+                name=name,
+                kind=interface.kind if interface else "",
+                speed=interface.speed / 1000 if interface and interface.speed else None,
+                addresses=tuple(addresses),
+            )
+        )
+    cards = [
+        MachineNetwork(name=port.name, kind=port.link_layer, speed=port.rate or None, rdma=True)
+        for port in facts.rdma
+        if port.active and not port.software
+    ]
+    return (*sockets, *cards)
+
+
+def to_json(machine: Machine) -> dict[str, Any]:
+    data: dict[str, Any] = encode(machine, nones=True)
+    return data
+
+
+def from_json(data: dict[str, Any]) -> Machine:
+    return decode(Machine, data)
+
+
+# -- as text --------------------------------------------------------------------------------------
+
+
+def gpu_text(machine: Machine) -> str:
+    """Write the GPUs of a machine: 8 x NVIDIA H100 80GB HBM3, 79.6 GiB each."""
+    kinds = Counter((gpu.model, gpu.memory) for gpu in machine.gpus)
+    groups = []
+    for (model, memory), count in kinds.items():
+        each = f", {text.size(memory, binary=True)} each" if memory else ""
+        groups.append(f"{count} x {model}{each}")
+    described = "; ".join(groups)
+    if machine.gpu_count and machine.gpu_count != len(machine.gpus):
+        of = f" of {described}" if described else " GPUs"
+        return f"{machine.gpu_count}{of}"
+    return described or "none"
+
+
+def network_text(machine: Machine) -> str:
+    """Write the networks of a machine: eth0 10 Gb/s, mlx5_0:1 400 Gb/s InfiniBand."""
+    parts = []
+    for network in machine.networks:
+        speed = f" {network.speed:g} Gb/s" if network.speed else ""
+        shown = network.rdma or network.kind not in ("ethernet", "virtual", "")
+        parts.append(f"{network.name}{speed}{' ' + network.kind if shown else ''}")
+    return ", ".join(parts) or "none"
+
+
+def disk_text(machine: Machine) -> str:
+    if machine.disk_free is None or machine.disk_total is None:
+        return "?"
+    return f"{text.size(machine.disk_free)} of {text.size(machine.disk_total)}"

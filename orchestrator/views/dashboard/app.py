@@ -1,0 +1,349 @@
+"""The pages and the JSON of the dashboard, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from orchestrator.common.errors import UsageError
+from orchestrator.common.own_names import is_own
+from orchestrator.records.experiment import Experiment
+from orchestrator.views.dashboard import logs, shell
+from orchestrator.views.dashboard.guard import HEADERS, Guard
+from orchestrator.views.dashboard.hub import Topic, either, event, following
+from orchestrator.views.dashboard.listing import Listing
+from orchestrator.views.dashboard.logs import Tail
+from orchestrator.views.dashboard.pages import Compared, Page
+from orchestrator.views.report import page as report
+
+OWN = Path(__file__).parent / "web"
+STATIC = {
+    **dict.fromkeys(("uplot.js", "page.js", "uplot.css", "page.css"), report.WEB),
+    **dict.fromkeys(("board.js", "board.css"), OWN),
+}
+KINDS = {".js": "text/javascript", ".css": "text/css"}
+MOST_STREAMS = 100  # clients that look on at the same time
+MOST_TOPICS = 12  # pages of experiments that are kept, the last that were looked at
+MOST_TAILS = 64
+MOST_COMPARED = 8
+LIST_SECONDS, PAGE_SECONDS, LOG_SECONDS = 1.0, 3.0, 0.5
+ALIVE_SECONDS = 15.0
+THREADS = 3
+
+# Stops a job, and returns what its receipts say; it may take as long as the job's grace.
+Stop = Callable[[str], Awaitable[str]]
+
+
+@dataclass
+class Board:
+    """All that the clients of one server share."""
+
+    listing: Listing
+    guard: Guard
+    compared: Compared
+    stop: Stop
+    streams: int = 0
+    pages: dict[tuple[str, ...], Topic] = field(default_factory=dict)
+    tails: dict[tuple[str, int], tuple[Tail, Topic]] = field(default_factory=dict)
+    stopping: dict[str, str] = field(default_factory=dict)  # name -> what became of it
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="dashboard")
+        self.searching = asyncio.Semaphore(1)
+        self.list = Topic(self.look, LIST_SECONDS, self.threads)
+
+    def look(self) -> bytes:
+        rows = [row.to_json() for row in self.listing.look()]
+        return json.dumps({"experiments": rows}, separators=(",", ":")).encode()
+
+    async def find(self, name: str) -> Experiment:
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self.threads, self.listing.find, name)
+        if found is None:
+            raise Answer(404, f"there is no experiment {name!r} here")
+        return found
+
+    async def page(self, names: Sequence[str]) -> Topic:
+        """Return the topic of one page; of those that nobody looks at, the oldest go."""
+        key = tuple(names)
+        if key not in self.pages:
+            own = Page([await self.find(name) for name in names], self.compared)
+            topic = Topic(own.look, PAGE_SECONDS, self.threads)
+            self.pages.setdefault(key, topic)  # another client may have been quicker
+            idle = [(each.used, k) for k, each in self.pages.items() if not each.readers]
+            for _, old in sorted(idle)[: max(0, len(self.pages) - MOST_TOPICS)]:
+                if old != key:
+                    del self.pages[old]
+        return self.pages[key]
+
+    async def tail(self, name: str, node: int) -> tuple[Tail, Topic]:
+        """Return the reader of one log; of those that nobody follows, none is kept."""
+        for key in [k for k, (_, topic) in self.tails.items() if not topic.readers]:
+            if key != (name, node):
+                del self.tails[key]
+        if (name, node) not in self.tails:
+            if len(self.tails) >= MOST_TAILS:
+                raise Answer(503, "too many logs are followed already")
+            own = logs.tail_of(await self.find(name), node)
+            if own is None:
+                raise Answer(404, f"{name} has no node {node}")
+
+            def look() -> bytes:
+                own.look()
+                return str(own.count).encode()
+
+            topic = Topic(look, LOG_SECONDS, self.threads)
+            self.tails.setdefault((name, node), (own, topic))
+        return self.tails[name, node]
+
+    @contextlib.contextmanager
+    def streaming(self) -> Any:
+        self.streams += 1
+        try:
+            yield
+        finally:
+            self.streams -= 1
+
+    async def run_stop(self, name: str) -> None:
+        try:
+            self.stopping[name] = await self.stop(name)
+        except (OSError, UsageError) as error:
+            self.stopping[name] = str(error)
+
+
+class Answer(Exception):
+    """An answer that says why there is no better one."""
+
+    def __init__(self, code: int, what: str) -> None:
+        super().__init__(what)
+        self.code = code
+        self.what = what
+
+
+def app(board: Board) -> Starlette:
+    """Make the server of one board."""
+    own = Handlers(board)
+    routes = [
+        Route("/", own.home),
+        Route("/experiment/{name}", own.experiment),
+        Route("/compare", own.compare),
+        Route("/static/{name}", own.static),
+        Route("/favicon.ico", own.icon),
+        Route("/api/experiments", own.list),
+        Route("/api/events", own.list_events),
+        Route("/api/page", own.page),
+        Route("/api/experiments/{name}/events", own.events),
+        Route("/api/experiments/{name}/search", own.search),
+        Route("/api/experiments/{name}/stop", own.stop, methods=["POST"]),
+    ]
+    made = Starlette(routes=routes, exception_handlers={Answer: told, UsageError: told})
+    made.add_middleware(Guarded, guard=board.guard)
+    return made
+
+
+async def told(_: Request, error: Exception) -> Response:
+    code = error.code if isinstance(error, Answer) else 404
+    return JSONResponse({"error": str(error)}, code)
+
+
+class Guarded:
+    """Lets nobody pass whom the guard does not know, and adds the headers that each answer has."""
+
+    def __init__(self, app: Any, guard: Guard) -> None:
+        self.app = app
+        self.guard = guard
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # there are no websockets here
+
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                added = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
+            await send(message)
+
+        answer = self.judge(Request(scope)) or self.app
+        await answer(scope, receive, with_headers)
+
+    def judge(self, request: Request) -> Response | None:
+        """Return the answer to one who may not pass; nothing for one who may."""
+        guard, headers = self.guard, request.headers
+        if not is_own(headers.get("host", ""), guard.names):
+            return Response("this server has another name; see --name\n", 421)
+        given = request.query_params.get("token")
+        if given is not None and request.method == "GET":
+            return self.enter(given, request.url.path)
+        if not guard.knows(request.cookies, headers.get("authorization", "")):
+            return HTMLResponse(shell.refused(), 401)
+        if request.method not in ("GET", "HEAD") and not guard.may_change(headers):
+            return Response("this did not come from a page of this server\n", 403)
+        return None
+
+    def enter(self, given: str, path: str) -> Response:
+        if not self.guard.is_token(given):
+            return HTMLResponse(shell.refused(), 401)
+        answer = HTMLResponse(shell.entered(path))
+        answer.set_cookie(
+            self.guard.cookie, self.guard.session, httponly=True, samesite="strict", path="/"
+        )
+        return answer
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """An answer to each kind of request."""
+
+    board: Board
+
+    # -- pages -------------------------------------------------------------------------------
+
+    async def home(self, _: Request) -> Response:
+        root = str(self.board.listing.root.absolute())
+        return HTMLResponse(shell.home(root, self.board.guard.form))
+
+    async def experiment(self, request: Request) -> Response:
+        found = await self.board.find(request.path_params["name"])
+        try:
+            nodes = [(node.index, node.name) for node in found.read_record().nodes]
+        except UsageError:
+            nodes = []
+        return HTMLResponse(shell.experiment(found.name, nodes, self.board.guard.form))
+
+    async def compare(self, request: Request) -> Response:
+        names = chosen(request)
+        for name in names:
+            await self.board.find(name)
+        return HTMLResponse(shell.compare(names, self.board.guard.form))
+
+    async def static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in STATIC:
+            raise Answer(404, "there is no such file")
+        path = STATIC[name] / name
+        return Response(path.read_bytes(), media_type=KINDS[path.suffix])
+
+    async def icon(self, _: Request) -> Response:
+        return Response(status_code=204)
+
+    # -- JSON --------------------------------------------------------------------------------
+
+    async def list(self, _: Request) -> Response:
+        return answer_of(self.board.list, await self.board.list.fresh(LIST_SECONDS))
+
+    async def page(self, request: Request) -> Response:
+        topic = await self.board.page(chosen(request))
+        value = await topic.fresh(PAGE_SECONDS)
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return answer_of(topic, gzip.decompress(value))
+        answer = answer_of(topic, value)
+        answer.headers["content-encoding"] = "gzip"
+        return answer
+
+    async def search(self, request: Request) -> Response:
+        found = await self.board.find(request.path_params["name"])
+        word = request.query_params.get("q", "")
+        if not word.strip():
+            raise Answer(400, "?q=WORD says what to find")
+        async with self.board.searching:
+            loop = asyncio.get_running_loop()
+            hits = await loop.run_in_executor(self.board.threads, logs.search, found, word)
+        return JSONResponse(hits)
+
+    async def stop(self, request: Request) -> Response:
+        board, found = self.board, await self.board.find(request.path_params["name"])
+        if found.read_record().over:
+            raise Answer(409, "it is over already")
+        if any(task.get_name() == found.name for task in board.tasks):
+            raise Answer(409, "it is being stopped already")
+        board.stopping[found.name] = "it is being stopped ..."
+        task = asyncio.get_running_loop().create_task(board.run_stop(found.name), name=found.name)
+        board.tasks.add(task)
+        task.add_done_callback(board.tasks.discard)
+        return JSONResponse({"stopping": found.name}, 202)
+
+    # -- events ------------------------------------------------------------------------------
+
+    async def list_events(self, request: Request) -> Response:
+        """Give the list whenever it is another; with ?e=NAME, say when the page of those is."""
+        if "e" in request.query_params:
+            names = chosen(request)
+            return self.stream(changes(self.board, names[0], await self.board.page(names), None))
+        return self.stream(following(self.board.list, "list", ALIVE_SECONDS))
+
+    async def events(self, request: Request) -> Response:
+        """Give what happens to an experiment, and with ?node=N the lines of that node's log."""
+        name, node = request.path_params["name"], request.query_params.get("node", "")
+        topic = await self.board.page([name])
+        lines = await self.board.tail(name, int(node)) if node.isdecimal() and node else None
+        return self.stream(changes(self.board, name, topic, lines))
+
+    def stream(self, parts: AsyncIterator[bytes]) -> Response:
+        if self.board.streams >= MOST_STREAMS:
+            raise Answer(503, f"{MOST_STREAMS} clients look on already")
+
+        async def counted() -> AsyncIterator[bytes]:
+            with self.board.streaming():
+                yield b"retry: 2000\n\n"
+                async with contextlib.aclosing(parts):  # type: ignore[type-var]
+                    async for part in parts:
+                        yield part
+
+        return StreamingResponse(counted(), media_type="text/event-stream")
+
+
+async def changes(
+    board: Board, name: str, topic: Topic, lines: tuple[Tail, Topic] | None
+) -> AsyncIterator[bytes]:
+    """Say that the page has changed, what became of a stop, and give the new lines of a log."""
+    version, number, said, alive = 0, 0, "", time.monotonic()
+    with contextlib.ExitStack() as readers:
+        readers.enter_context(topic.reading())
+        if lines is not None:
+            readers.enter_context(lines[1].reading())
+        while True:
+            events = (topic.changed, lines[1].changed if lines is not None else None)
+            if topic.version != version:
+                version = topic.version
+                yield event("page", str(version).encode())
+            if lines is not None and lines[0].count != number:
+                fresh = lines[0].since(number)
+                number = fresh["next"]
+                yield event("lines", json.dumps(fresh).encode())
+            if board.stopping.get(name, "") != said:
+                said = board.stopping.get(name, "")
+                yield event("stopping", json.dumps(said).encode())
+            if time.monotonic() - alive > ALIVE_SECONDS:
+                alive = time.monotonic()
+                yield b": still here\n\n"
+            await either(*events, 1.0)
+
+
+def answer_of(topic: Topic, value: bytes) -> Response:
+    if topic.problem or not value:
+        raise Answer(409, topic.problem or "it cannot be read")
+    return Response(value, media_type="application/json")
+
+
+def chosen(request: Request) -> list[str]:
+    names = list(dict.fromkeys(request.query_params.getlist("e")))
+    if not 1 <= len(names) <= MOST_COMPARED:
+        raise Answer(400, f"?e=NAME&e=NAME chooses 1 to {MOST_COMPARED} experiments")
+    return names

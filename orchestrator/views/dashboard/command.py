@@ -1,0 +1,100 @@
+"""`orchestrator dashboard`: live pages of all experiments, for a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import sys
+import webbrowser
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.common.errors import EXIT_DONE, UsageError
+from orchestrator.config.launch import Where
+from orchestrator.head.commands.experiments import diff
+from orchestrator.head.screen.output import say
+from orchestrator.records.experiment import Experiment
+
+LONGEST_ANSWER = 20_000  # bytes of what `stop` prints
+
+
+@dataclass(frozen=True)
+class DashboardOptions:
+    """Say where the server listens."""
+
+    host: str
+    port: int | None
+    names: tuple[str, ...]
+    opened: bool
+
+
+def dashboard(where: Where, options: DashboardOptions) -> int:
+    """Serve the pages until Ctrl-C."""
+    try:
+        from orchestrator.views.dashboard import app, serve
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"the dashboard needs {error.name}, which is not installed here",
+            "pip install 'orchestrator[dashboard]'   (or: pip install starlette uvicorn)",
+        ) from None
+    from orchestrator.views.dashboard.guard import Guard
+    from orchestrator.views.dashboard.listing import Listing
+
+    listening = serve.listen(options.host, options.port)
+    port = listening.getsockname()[1]
+    guard = Guard(port, frozenset(name.lower() for name in (options.host, *options.names)))
+    board = app.Board(
+        Listing(where.experiments, where.trust_record), guard, compared, Stopping(where).stop
+    )
+    url = f"http://{in_url(options.host)}:{port}/?token={guard.token}"
+    say(f"open {url}")
+    if is_loopback(options.host):
+        say(
+            f"from another machine: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then open the same"
+        )
+    else:
+        say("anyone with this address can see and stop jobs; the connection is not encrypted")
+    if options.opened and not webbrowser.open(url):
+        say("no browser could be started here")
+    serve.serve(app.app(board), listening)
+    return EXIT_DONE
+
+
+def compared(experiments: Sequence[Experiment]) -> Mapping[str, Mapping[str, Sequence[Any]]]:
+    return diff.differences(*map(diff.describe, experiments))
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Stops jobs as the command does, in a process of its own."""
+
+    where: Where
+
+    async def stop(self, name: str) -> str:
+        words = [sys.executable, "-m", "orchestrator", "stop", name]
+        words += ["--experiments", str(self.where.experiments.absolute())]
+        if self.where.ssh_config is not None:
+            words += ["--ssh-config", str(self.where.ssh_config.absolute())]
+        if self.where.trust_record:
+            words.append("--trust-record")
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # once it was asked for, Ctrl-C here does not undo it
+        )
+        output, _ = await process.communicate()
+        return output[-LONGEST_ANSWER:].decode("utf-8", "replace").strip()
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

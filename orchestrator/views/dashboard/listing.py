@@ -1,0 +1,144 @@
+"""Reads all experiments of a directory: what each is, and how far. One reader for all clients."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.common import files
+from orchestrator.common.errors import UsageError
+from orchestrator.records import experiments, goodput
+from orchestrator.records.experiment import RECORD, Experiment, JobRecord
+from orchestrator.views.top import progress
+
+MOST = 500  # the newest; older ones are found by the commands
+UNREADABLE = "damaged"
+
+Stamp = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One experiment in the list."""
+
+    name: str
+    state: str
+    started: float = 0.0
+    ended: float | None = None
+    nodes: int = 0
+    ranks: int = 0
+    attempt: int = 1
+    cause: str = ""  # of a failure, in a line
+    training: float | None = None  # the part of its time that was training
+    progress: progress.Progress = field(default_factory=progress.Progress)
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        return {**data.pop("progress"), **data}
+
+
+@dataclass
+class _Kept:
+    stamp: Stamp
+    record: JobRecord
+    steps: int | None
+    row: Row | None = None  # of one that is over
+
+
+@dataclass
+class Listing:
+    """The experiments of one directory. Records that did not change are not read again."""
+
+    root: Path
+    trusted: bool = False
+    kept: dict[str, _Kept] = field(default_factory=dict)
+
+    def look(self) -> list[Row]:
+        """Return the newest experiments, the newest first."""
+        found = experiments.every(self.root, trusted=self.trusted)[: -MOST - 1 : -1]
+        names = {each.name for each in found}
+        for gone in self.kept.keys() - names:
+            del self.kept[gone]
+        return [self.row(each) for each in found]
+
+    def find(self, name: str) -> Experiment | None:
+        """Return an experiment by its name in the list; no path leads out of the directory."""
+        every = experiments.every(self.root, trusted=self.trusted)
+        return next((each for each in every if each.name == name), None)
+
+    def row(self, each: Experiment) -> Row:
+        path = each.path
+        try:
+            stamp = stamp_of(path / RECORD)
+            kept = self.kept.get(each.name)
+            if kept is None or kept.stamp != stamp:
+                record = each.read_record()
+                kept = _Kept(stamp, slim(record), progress.all_steps(path, record))
+                self.kept[each.name] = kept
+        except (OSError, UsageError) as error:
+            what = error.what if isinstance(error, UsageError) else error.strerror or "unreadable"
+            return Row(each.name, UNREADABLE, cause=what)
+        if kept.row is None or not kept.record.over:
+            try:
+                kept.row = row_of(path, kept.record, kept.steps)
+            except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+                # One that makes no sense is that one's trouble, and not the whole list's.
+                kept.row = Row(each.name, UNREADABLE, cause=f"unreadable ({type(error).__name__})")
+        return kept.row
+
+
+def slim(record: JobRecord) -> JobRecord:
+    """Leave out what the list does not show and may be large: every rank, every traceback."""
+    nodes = [replace(node, ranks={}) for node in record.nodes]
+    cut = {name: str(value)[:300] for name, value in (record.verdict or {}).items()}
+    return replace(record, nodes=nodes, verdict=cut or None, command=[], slow=[], receipts={})
+
+
+def row_of(path: Path, record: JobRecord, steps: int | None) -> Row:
+    ranks = sum(node.nproc for node in record.nodes)
+    known = record.goodput or goodput.of(record, path, record.ended or time.time())
+    whole = sum(known.values())
+    training = known.get("training", 0.0) / whole if whole else 0.0
+    cause = record.verdict if record.state in ("failed", "lost") else None
+    how_far, _ = progress.of(path, record, steps)
+    return Row(
+        name=path.name,
+        state=record.state,
+        started=record.started,
+        ended=record.ended,
+        nodes=len(record.nodes),
+        ranks=ranks,
+        attempt=record.attempt,
+        cause=f"{cause['title']}: {cause['message']}".splitlines()[0] if cause else "",
+        training=training if 0 < training <= 1 else None,
+        progress=how_far,
+    )
+
+
+def stamp_of(path: Path) -> Stamp:
+    status = path.lstat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def fingerprint(experiment: Experiment) -> tuple[Any, ...]:
+    """Return what changes when the record or a metrics file of an experiment does."""
+    try:
+        entries = sorted(os.scandir(experiment.path / "outputs"), key=lambda entry: entry.name)
+        sizes = [(entry.name, entry.stat(follow_symlinks=False).st_size) for entry in entries]
+        return stamp_of(experiment.path / RECORD), tuple(sizes)
+    except OSError:
+        return ()
+
+
+def is_plain(path: Path) -> bool:
+    """Tell whether a log is a file in its directory, and not a link to something else."""
+    try:
+        with files.opened(path.parent) as directory:
+            status = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode)

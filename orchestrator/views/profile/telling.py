@@ -1,0 +1,148 @@
+"""Say what the traces of a job's ranks say: a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.common import text
+from orchestrator.head.screen import output
+from orchestrator.head.screen.output import Cell, Look
+from orchestrator.traces import overlap
+from orchestrator.traces.overlap import MOST, Overlap
+from orchestrator.views.profile import found, hint
+from orchestrator.views.profile.found import Clocks, Trace
+from orchestrator.views.profile.hint import Hint
+from orchestrator.views.profile.picture import PARTS, parts_of
+
+TOP = 8  # operations that are shown
+WIDEST = 70  # characters of an operation's name
+HEADINGS = {
+    "compute": "COMPUTE",
+    "hidden": "HIDDEN",
+    "exposed": "EXPOSED",
+    "copies": "COPIES",
+    "data": "DATA",
+    "idle": "IDLE",
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """All that is known of a profile."""
+
+    directory: Path
+    traces: Sequence[Trace]
+    overlap: Overlap
+    clocks: Clocks
+    hint: Hint | None
+
+    def label(self, number: int) -> str:
+        return next(trace.label for trace in self.traces if trace.number == number)
+
+    @property
+    def steps(self) -> tuple[int, int] | None:
+        """Return the first and the last step, where the ranks have noted them."""
+        about = self.traces[0].about
+        first, last = (found.count(about.get(name), 0) for name in ("first", "last"))
+        return (first, last) if 0 < first <= last else None
+
+    @property
+    def which(self) -> str:
+        if self.steps is None:
+            return text.plural(self.traces[0].rank.steps, "step")
+        first, last = self.steps
+        return f"steps {first} to {last}" if first < last else f"step {first}"
+
+
+def read(
+    directory: Path, traces: Sequence[Trace], measured: dict[int, tuple[float, float]]
+) -> Reading:
+    together = found.compared(traces)
+    labels = {trace.number: trace.label for trace in traces}
+    advice = hint.hint(together, traces[0].about, lambda number: labels[number])
+    return Reading(directory, traces, together, found.clocks(traces, measured), advice)
+
+
+def in_words(reading: Reading, look: Look) -> str:
+    """Draw the table, what it means, the longest operations, and what to change."""
+    ranks = reading.overlap.ranks
+    columns = [
+        name for name in PARTS if any(parts_of(rank)[name] >= 0.05 for rank in ranks.values())
+    ]
+    rows: list[list[Cell]] = [
+        ["RANK", "HOST", "STEP", *(HEADINGS[name] for name in columns), "COMM", "WAITED", ""]
+    ]
+    shown = list(ranks)
+    if len(shown) > MOST:  # those that the others wait for
+        shown = sorted(sorted(shown, key=lambda number: reading.overlap.waited_ms[number])[:MOST])
+    hosts = {trace.number: trace.host for trace in reading.traces}
+    for number in shown:
+        rank, own = ranks[number], parts_of(ranks[number])
+        figures = [rank.window_ms / rank.steps, *(own[name] for name in columns)]
+        figures += [rank.communication_ms / rank.steps, reading.overlap.waited_ms[number]]
+        slow = ("slowest", "yellow") if number == reading.overlap.straggler else ""
+        rows.append([str(number), hosts[number], *(f"{value:.1f}" for value in figures), slow])
+    lines = [output.table(rows, look, headed=True, right=set(range(2, len(rows[0]) - 1)))]
+    if len(ranks) > MOST:
+        more = text.plural(len(ranks) - MOST, "more rank")
+        lines.append(f"... and {more}, which waited longer: see --json")
+    lines.append(f"{reading.which}, milliseconds per step; {overlap.reading(reading.overlap)}")
+    lines += ["", *operations(reading, look)]
+    if reading.hint is not None:
+        lines += ["", output.paint(f"hint: {reading.hint.text}", "bold", look)]
+        lines += [f"  {reading.hint.change}"] if reading.hint.change else []
+    return "\n".join(lines)
+
+
+def operations(reading: Reading, look: Look) -> list[str]:
+    """List the longest operations of the rank that the others wait for least."""
+    together = reading.overlap
+    number = min(together.ranks, key=lambda rank: (together.waited_ms[rank], rank))
+    rank = together.ranks[number]
+    if not rank.top:
+        return []
+    rows: list[list[Cell]] = [
+        ["MS PER STEP", "CALLS", f"OPERATION OF {reading.label(number).upper()}"]
+    ]
+    for one in rank.top[:TOP]:
+        name = one.name if len(one.name) <= WIDEST else one.name[: WIDEST - 3] + "..."
+        rows.append([f"{one.ms / rank.steps:.2f}", f"{one.calls / rank.steps:.4g}", name])
+    return [output.table(rows, look, headed=True, right={0, 1})]
+
+
+def as_data(reading: Reading, files: dict[str, str]) -> dict[str, Any]:
+    """Return the result for JSON; times are milliseconds per step unless they say otherwise."""
+    ranks = {}
+    for trace in reading.traces:
+        rank = reading.overlap.ranks[trace.number]
+        parts = {f"{name}_ms": value for name, value in parts_of(rank).items()}
+        ranks[str(trace.number)] = {
+            "host": trace.host,
+            "node": trace.node if trace.node >= 0 else None,
+            "steps": rank.steps,
+            "step_ms": rank.window_ms / rank.steps,
+            **parts,
+            "communication_ms": rank.communication_ms / rank.steps,
+            "waited_ms": reading.overlap.waited_ms[trace.number],
+            "top": [
+                {"name": one.name, "ms": one.ms / rank.steps, "calls": one.calls / rank.steps}
+                for one in rank.top
+            ],
+        }
+    steps = reading.steps
+    return {
+        "directory": str(reading.directory),
+        "steps": list(steps) if steps else None,
+        "communication": reading.overlap.communication,
+        "hidden": reading.overlap.hidden,
+        "slowest": reading.overlap.straggler,
+        "lag_ms": reading.overlap.lag_ms,
+        "reading": overlap.reading(reading.overlap),
+        "ranks": ranks,
+        "hint": asdict(reading.hint) if reading.hint else None,
+        "clocks": {"how": reading.clocks.how, "error_ms": reading.clocks.error_ms},
+        "files": files,
+    }

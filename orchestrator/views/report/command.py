@@ -1,0 +1,59 @@
+"""`orchestrator report`: write one HTML page of an experiment, or of several side by side."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.common import files
+from orchestrator.common.errors import EXIT_DONE, UsageError
+from orchestrator.common.text import size
+from orchestrator.config.launch import Where
+from orchestrator.head.commands.experiments import diff
+from orchestrator.head.screen.output import say
+from orchestrator.records import experiments
+from orchestrator.views.report import page, story
+
+NAME = "report.html"
+MOST = 8  # more lines in one chart cannot be told apart
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Say where the page goes, and whether it is opened."""
+
+    out: Path | None
+    opened: bool
+
+
+def report(where: Where, wanted: Sequence[str], options: ReportOptions) -> int:
+    if len(wanted) > MOST:
+        raise UsageError(f"{len(wanted)} experiments do not fit on one page: at most {MOST}")
+    names: Sequence[str | None] = [*dict.fromkeys(wanted)] or [None]  # the newest
+    chosen = [
+        experiments.known(where.experiments, name, trusted=where.trust_record) for name in names
+    ]
+    stories = [story.tell(experiment, len(chosen) - 1) for experiment in chosen]
+    several = [diff.describe(experiment) for experiment in chosen] if len(chosen) > 1 else []
+    text = page.page(stories, diff.differences(*several) if several else {})
+    if options.out is None and len(chosen) == 1:
+        path = chosen[0].path / NAME
+        write(path, lambda: chosen[0].write(NAME, text))
+    else:
+        path = options.out or where.experiments / NAME
+        write(path, lambda: files.replace(path, text))
+    say(f"{path}: {size(path.stat().st_size)}")
+    if options.opened and not webbrowser.open(path.absolute().as_uri()):
+        say(f"no browser could be started here; copy the file to where there is one: {path}")
+    return EXIT_DONE
+
+
+def write(path: Path, written: Callable[[], None]) -> None:
+    try:
+        written()
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", "--out FILE writes the page elsewhere"
+        ) from error

@@ -1,0 +1,260 @@
+"""Gathers what is known of one experiment for its page: from its record, its files and its logs."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.common import files
+from orchestrator.common.errors import UsageError
+from orchestrator.common.text import plural, size
+from orchestrator.config import resolved
+from orchestrator.head.follow.node_logs import log_files
+from orchestrator.head.screen.log_tail import tail
+from orchestrator.records import (
+    checkpoint_store,
+    goodput,
+    last_metrics,
+    manifest,
+    node_metrics,
+    trainers,
+)
+from orchestrator.records.experiment import RESIZED, Experiment, JobRecord
+from orchestrator.records.node_metrics import Notices
+from orchestrator.views.report import curves, machines
+from orchestrator.views.report.curves import Curve, RankMap
+from orchestrator.views.report.machines import Machines
+from orchestrator.views.report.reading import KEPT
+
+LINES = 40  # of each node's log
+LONGEST_LINE = 2000  # characters
+LARGEST_CONFIG = 1 << 20  # characters
+LARGEST_DIFF = 200_000
+# What differs between ranks, and is worth a map of them.
+OF_RANKS = ("step_ms", "data_ms", "forward_backward_ms", "optimizer_ms", "exposed_comm_ms")
+MORE_OF_RANKS = ("memory_peak_bytes", "tokens_per_s")
+MOST_MOMENTS = 200
+MOST_FILES = 4096  # of nodes and attempts whose notices are kept
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Something that happened: when, in Unix seconds, and at which step where that is known."""
+
+    time: float
+    what: str
+    step: int | None = None
+    bad: bool = False
+
+
+@dataclass(frozen=True)
+class Training:
+    """The metrics of one Trainer of a program; most programs have one."""
+
+    number: int
+    curves: dict[str, Curve]  # of the lowest rank
+    maps: dict[str, RankMap]
+    times: Curve = field(default_factory=Curve)  # when its steps were logged
+    lost: bool = False  # its last loss is NaN or infinite
+
+
+@dataclass(frozen=True)
+class Story:
+    """All that a page shows of one experiment."""
+
+    experiment: Experiment
+    record: JobRecord
+    manifest: dict[str, Any]  # nobody has checked its values
+    config: str
+    trainings: list[Training]
+    moments: list[Moment]
+    logs: list[tuple[str, list[str]]]  # the node's name and the last lines
+    machines: Machines | None = None
+
+
+def tell(experiment: Experiment, others: int = 0, *, logs: bool = True) -> Story:
+    """Gather one experiment's story, for a page that shows so many others, too."""
+    record = experiment.read_record()
+    data, unread = manifest_of(experiment)
+    points = max(200, curves.POINTS // (others + 1))
+    outputs = experiment.path / "outputs"
+    with KEPT.alone(outputs):
+        trainings = read_trainings(outputs, points)
+        of_machines = machines.read(outputs, record)
+    return Story(
+        experiment,
+        record,
+        data,
+        config_text(experiment),
+        trainings,
+        [*moments(experiment, record, data, trainings), *unread, *closed(outputs)],
+        last_lines(experiment, record) if logs else [],
+        of_machines,
+    )
+
+
+def read_trainings(outputs: Path, points: int) -> list[Training]:
+    trainings = []
+    for number, paths in trainers.every(outputs).items():
+        own = curves.curves(paths[min(paths)], points)
+        times = own.pop("time", Curve())
+        wanted = [name for name in (*OF_RANKS, *MORE_OF_RANKS) if name in own]
+        maps = curves.rank_maps(paths, wanted) if len(paths) > 1 else {}
+        if own:
+            lost = last_metrics.loss_is_lost(last_metrics.last_values(paths[min(paths)]))
+            trainings.append(Training(number, own, maps, times, lost))
+    KEPT.make_room()
+    return trainings
+
+
+def manifest_of(experiment: Experiment) -> tuple[dict[str, Any], list[Moment]]:
+    """Return the manifest, or why there is none: a copy may have ended half-way."""
+    try:
+        return manifest.read(experiment), []
+    except UsageError as error:
+        return {}, [Moment(0.0, error.what, bad=True)]
+
+
+def closed(outputs: Path) -> Iterator[Moment]:
+    """Name the metrics that this login may not read: a container leaves them to root."""
+    for paths in trainers.every(outputs).values():
+        path = paths[min(paths)]
+        try:
+            files.open_plain(path).close()
+        except OSError as error:
+            what = f"{path.name} cannot be read: {error.strerror}; its curves are missing here"
+            yield Moment(0.0, what, bad=True)
+
+
+def config_text(experiment: Experiment) -> str:
+    """Return the config, or why there is none: a page is made of what can be read."""
+    try:
+        return resolved.text(experiment.path)[:LARGEST_CONFIG]
+    except UsageError as error:
+        return f"# {error.what}\n"
+
+
+def last_lines(experiment: Experiment, record: JobRecord) -> list[tuple[str, list[str]]]:
+    logs = log_files(experiment, record.nodes)
+    return [
+        (f"node {log.node} ({log.label})", [cut(line) for line in tail(log, LINES, None)])
+        for log in logs
+    ]
+
+
+def cut(line: str) -> str:
+    """Leave out the middle of a line that nobody reads to its end: 64 nodes may print some."""
+    half = LONGEST_LINE // 2
+    return line if len(line) <= LONGEST_LINE else f"{line[:half]} ... {line[-half:]}"
+
+
+def moments(
+    experiment: Experiment,
+    record: JobRecord,
+    data: Mapping[str, Any],
+    trainings: Sequence[Training],
+) -> list[Moment]:
+    """List what happened, in order: the start, checkpoints, skipped steps, the failure, the end."""
+    timeline = data.get("timeline")
+    began = timeline.get("begin") if isinstance(timeline, dict) else None
+    found = [Moment(began, "the command was typed")] if isinstance(began, float) else []
+    found.append(Moment(record.started, f"started on {plural(len(record.nodes), 'node')}"))
+    steps = (("ranks", "all ranks run"), ("output", "first output"))
+    for name, what in steps:
+        times = [node.times[name] for node in record.nodes if name in node.times]
+        if times:
+            found.append(Moment(max(times), what))
+    for attempt in record.attempts:
+        if attempt.restarted:
+            title = str((attempt.verdict or {}).get("title", attempt.state))
+            what = f"attempt {attempt.number} ended: {title}; started again: {attempt.why}"
+            found.append(Moment(attempt.ended, what, attempt.step, bad=attempt.state != RESIZED))
+    verdict = record.verdict
+    if verdict and record.state != "stopped":
+        found.append(Moment(float(verdict["time"]), str(verdict["title"]), bad=True))
+    if record.ended:
+        found.append(Moment(record.ended, record.state, bad=record.state in ("failed", "lost")))
+    for training in trainings:
+        found += [placed(moment, training.times, record) for moment in skipped(training)]
+    first = trainings[0].times if trainings else Curve()
+    found += [placed(moment, first, record) for moment in slow(record)]
+    many = [*checkpoints(experiment, record), *told_of_machines(experiment, record)]
+    found = chosen(found, many)
+    found.sort(key=in_order)
+    return found
+
+
+def in_order(moment: Moment) -> float:
+    return moment.time or math.inf
+
+
+def chosen(found: Sequence[Moment], many: Sequence[Moment]) -> list[Moment]:
+    """Leave out what there may be hundreds of, never the cause of a failure or the end."""
+    last = sorted(found, key=in_order)[-MOST_MOMENTS:]
+    room = MOST_MOMENTS - len(last)
+    if len(many) <= room:
+        return [*last, *many]
+    first = sorted(many, key=in_order)[:room]
+    left_out = f"{len(many) - room} more checkpoints and notices of machines are left out here"
+    return [*last, *first, Moment(0.0, left_out)]
+
+
+def checkpoints(experiment: Experiment, record: JobRecord) -> Iterator[Moment]:
+    for checkpoint in checkpoint_store.every(experiment.path / checkpoint_store.CHECKPOINTS):
+        if checkpoint.complete and checkpoint.created:
+            what = f"checkpoint of step {checkpoint.step}, {size(checkpoint.size)}"
+            when = checkpoint.created - goodput.ahead_at(record, checkpoint.created)
+            yield Moment(when, what, checkpoint.step)
+
+
+def told_of_machines(experiment: Experiment, record: JobRecord) -> list[Moment]:
+    """List what the log told of the nodes' machines: throttling, a full disk, swapping."""
+    names = {node.index: f"node {node.index} ({node.name})" for node in record.nodes}
+    clocks = {node.index: node.clock for node in record.nodes}
+    return [
+        Moment(notice.time - ahead, f"{names.get(node, f'node {node}')}: {notice.text}", bad=True)
+        for node, paths in node_metrics.every(experiment.path / "outputs").items()
+        for path, ahead in node_metrics.clocks(paths, clocks.get(node, 0.0)).items()
+        for notice in notices_of(path, node).look()
+    ]
+
+
+@functools.lru_cache(MOST_FILES)
+def notices_of(path: Path, node: int) -> Notices:
+    """Keep how far each node's file is read: a page that is open looks again every few seconds,
+    and within a week such a file has 70 MB."""
+    return Notices(path, node)
+
+
+def slow(record: JobRecord) -> list[Moment]:
+    """List who held the others up: the ranks found it out at a step, or the head at a time."""
+    moments = []
+    for found in record.slow:
+        step, when = found.get("step"), last_metrics.number(found, "time")
+        if isinstance(step, int) or when is not None:
+            moments.append(Moment(when or 0.0, str(found.get("text", "")), step, bad=True))
+    return moments
+
+
+def placed(moment: Moment, when: Curve, record: JobRecord) -> Moment:
+    """Add the time to a moment of which only the step is known; rank 0 told it by its clock."""
+    if moment.step is None:
+        return moment
+    times = zip(when.steps, when.highs, strict=True)
+    time = next((time for step, time in times if step >= moment.step), None)
+    return moment if time is None else replace(moment, time=time - goodput.ahead_at(record, time))
+
+
+def skipped(training: Training) -> Iterator[Moment]:
+    """Say how many steps were skipped, where the metrics tell it: they have steps and no times."""
+    curve = training.curves.get("skipped_steps", Curve())
+    total = max(curve.highs, default=0.0)
+    if total:
+        first = next(step for step, most in zip(curve.steps, curve.highs, strict=True) if most)
+        whose = f" (Trainer {training.number})" if training.number > 1 else ""
+        what = f"{plural(int(total), 'step')} skipped for NaN or inf{whose}"
+        yield Moment(0.0, what, first, bad=True)

@@ -1,0 +1,199 @@
+"""`orchestrator top`: all nodes, who uses them, and how far each job is, live or once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from orchestrator.common import interrupt
+from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
+from orchestrator.config.launch import Where
+from orchestrator.head.commands.chores import NOBODY_READS
+from orchestrator.head.commands.stop import end_job
+from orchestrator.head.connect.reach import ask_once
+from orchestrator.head.connect.ssh_config import SshConfig
+from orchestrator.head.connect.transport import Transport
+from orchestrator.head.follow.node_logs import log_files
+from orchestrator.head.follow.stop import to_text as to_words
+from orchestrator.head.held.transport import HeldTransport
+from orchestrator.head.nodes.node_list import read_nodes
+from orchestrator.head.screen import output, own_paths
+from orchestrator.head.screen.crash_dump import THREAD, CrashDump
+from orchestrator.head.screen.log_tail import tail
+from orchestrator.head.status.find_job import FoundJob
+from orchestrator.protocol.messages import AskStuck
+from orchestrator.records import experiments, manifest
+from orchestrator.records.experiment import Experiment
+from orchestrator.views.report import story
+from orchestrator.views.top import table
+from orchestrator.views.top.ranks import RankSample
+from orchestrator.views.top.sample import EVERY, JobSample, Sample, Watch
+
+LINES = 200  # of each node's log
+SECONDS = 1.0  # between two looks at one job
+PATIENCE = 1.0  # with a node, until the others are shown without it
+STACK_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class TopOptions:
+    """Say how the nodes are shown: once, as JSON, again and again."""
+
+    once: bool
+    as_json: bool
+    watch: bool
+    seconds: float
+
+
+def top(where: Where, options: TopOptions) -> int:
+    transport = HeldTransport(SshConfig(where.ssh_config))
+    nodes = read_nodes(where.node_list)
+    watch = Watch(transport, nodes, where.experiments, where.trust_record)
+    with closing(watch):
+        if options.as_json or options.once or not can_be_live():
+            watch.closer = EVERY if options.as_json else ""
+            return tell(watch, options)
+        return live(where, watch, options.seconds)
+
+
+def can_be_live() -> bool:
+    """Tell whether a screen can be drawn and redrawn here."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def of_job(where: Where, found: FoundJob) -> None:
+    """Show one job live until it is over, or until somebody leaves."""
+    record = found.record
+    watch = Watch(found.transport, record.nodes, where.experiments, where.trust_record, record.job)
+    with closing(watch):
+        live(where, watch, SECONDS, alone=record.job)
+
+
+def tell(watch: Watch, options: TopOptions) -> int:
+    """Print what is there now; with --json --watch a line for each look until Ctrl-C."""
+    watch.patience = PATIENCE if options.watch else None
+    while True:
+        sample = watch.look()
+        if options.as_json:
+            data = table.to_json(sample)
+            text = json.dumps(data, indent=None if options.watch else 1)
+        else:
+            text = to_text(sample)
+        if not output.pass_on(f"{text}\n") and options.watch:
+            return NOBODY_READS  # | head -1
+        if not options.watch:
+            lost = any(node.checkup is None for node in sample.nodes)
+            return EXIT_NODE if lost else EXIT_DONE
+        time.sleep(options.seconds)
+
+
+def to_text(sample: Sample) -> str:
+    look = output.look()
+    nodes = [list(table.NODE_HEADINGS), *table.node_rows(sample)]
+    jobs = [list(table.JOB_HEADINGS), *table.job_rows(sample)]
+    parts = [output.table(nodes, look, headed=True)]
+    parts.append(output.table(jobs, look, headed=True) if sample.jobs else "no job runs there")
+    return "\n\n".join(parts)
+
+
+def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
+    from orchestrator.views.top.screen import Deeds, Top  # textual takes 0.2 s
+
+    deeds = Deeds(
+        log=partial(log_lines, where),
+        stack=partial(stack_lines, where, watch.transport),
+        events=partial(event_lines, where),
+        stop=partial(end, where),
+        over=partial(is_over, where),
+    )
+
+    def closer(job: str) -> None:
+        watch.closer = job
+
+    watch.patience = PATIENCE
+    interrupt.undo_with(output.restorer())  # else a kill leaves the mouse and no cursor behind
+    Top(watch.look, watch.seen(), seconds, deeds, closer, alone).run()
+    interrupt.undo_with(None)
+    return EXIT_DONE
+
+
+def known(where: Where, job: JobSample) -> Experiment:
+    found = experiments.find(where.experiments, job.experiment or job.job)
+    if found is None:
+        what = f"{job.job} was not started from {where.experiments}: its files are not here"
+        raise UsageError(what, "--experiments names another directory")
+    return found
+
+
+def log_lines(where: Where, job: JobSample, rank: RankSample | None) -> Sequence[str]:
+    """Return the last lines of a rank, or of each node's log, as they are here."""
+    found = known(where, job)
+    lines = []
+    for log in log_files(found, found.read_record().nodes):
+        if rank is None:
+            lines += [f"node {log.node}: {line}" for line in tail(log, LINES, None)]
+        elif log.node == rank.index:
+            lines += tail(log, LINES, rank.rank)
+    return lines or ["nothing was printed yet"]
+
+
+def stack_lines(
+    where: Where, transport: Transport, job: JobSample, rank: RankSample
+) -> Sequence[str]:
+    """Ask a rank where it is: a signal makes it write its stacks down, and it goes on."""
+    found = known(where, job)
+    record = found.read_record()
+    node = next(node for node in record.nodes if node.index == rank.index)
+    question = AskStuck(job=record.job, node=rank.index)
+    stuck = ask_once(transport, node, question, STACK_SECONDS).stuck.get(rank.rank)
+    if stuck is None or not stuck.stacks.strip():
+        why = "it does not run, it is no Python program, or it hangs in the kernel"
+        return [
+            f"rank {rank.rank} has not answered: {why}",
+            "where py-spy is installed on the node, what such a rank runs is seen all the same",
+        ]
+    return own_frames(stuck.stacks, manifest.working_tree(found))
+
+
+def own_frames(stacks: str, tree: str) -> Sequence[str]:
+    """Leave out the frames that lead to the program, whose main thread stands first."""
+    dump = CrashDump()
+    lines = dump.own_lines(own_paths.in_text(stacks, tree).splitlines())
+    text = "\n".join([*lines, *dump.rest()])
+    threads = text.strip().split("\n\n")  # faulthandler writes the main one last
+    if all(map(THREAD.match, threads)):
+        text = "\n\n".join(reversed(threads))
+    return text.splitlines()
+
+
+def event_lines(where: Where, job: JobSample) -> Sequence[str]:
+    """Return what happened so far: restarts, checkpoints, what the log told of machines."""
+    found = known(where, job)
+    record = found.read_record()
+    lines = []
+    for moment in story.moments(found, record, story.manifest_of(found)[0], ()):
+        when = time.strftime("%H:%M:%S", time.localtime(moment.time)) if moment.time else "        "
+        step = "" if moment.step is None else f"step {moment.step}"
+        more = f" ({step})" if step not in moment.what else ""
+        lines.append(f"{when} {'! ' if moment.bad else '  '}{moment.what}{more}")
+    return lines or ["nothing happened yet"]
+
+
+def is_over(where: Where, job: str) -> bool:
+    """Tell whether a job has ended, also where a node that is lost cannot tell it."""
+    with suppress(OrchestratorError):
+        found = experiments.find(where.experiments, job)
+        return found is None or found.read_record().over
+    return False
+
+
+def end(where: Where, job: JobSample) -> str:
+    """End a job as `orchestrator stop` does, and return its receipts in words."""
+    ended = end_job(where, job.experiment or job.job, None)
+    return f"{job.job} has ended already" if ended.receipts is None else to_words(ended.receipts)

@@ -1,0 +1,317 @@
+"""The screen of `orchestrator top`: tables whose cells change, and what the keys do.
+
+textual draws it. A thread looks at the nodes; the screen only ever shows what it found last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Label, RichLog, Static
+
+from orchestrator.common.errors import OrchestratorError
+from orchestrator.common.text import plural
+from orchestrator.head.screen.output import printable
+from orchestrator.views.top import ranks, table
+from orchestrator.views.top.ranks import RankSample
+from orchestrator.views.top.rows import Rows
+from orchestrator.views.top.sample import JobSample, Sample
+
+
+@dataclass(frozen=True)
+class Deeds:
+    """The actions of the keys; each may take a while, and may raise an OrchestratorError."""
+
+    log: Callable[[JobSample, RankSample | None], Sequence[str]]
+    stack: Callable[[JobSample, RankSample], Sequence[str]]
+    events: Callable[[JobSample], Sequence[str]]
+    stop: Callable[[JobSample], str]
+    over: Callable[[str], bool]  # as far as the record of that job tells
+
+
+class Question(ModalScreen[bool]):
+    """Asks before something is ended."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "answer(True)", "yes"),
+        Binding("n,escape,q", "answer(False)", "no"),
+    ]
+    CSS = """
+    Question { align: center middle; }
+    Question Label { border: round $warning; padding: 1 3; }
+    """
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words = words
+
+    def compose(self) -> ComposeResult:
+        yield Label(Text(f"{self.words}  (y/n)"))
+
+    def action_answer(self, yes: bool) -> None:
+        self.dismiss(yes)
+
+
+class Lines(ModalScreen[None]):
+    """Shows lines of text until a key closes it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss", "back")]
+
+    def __init__(self, title: str, lines: Sequence[str], *, from_end: bool) -> None:
+        super().__init__()
+        self.heading, self.lines, self.from_end = title, lines, from_end
+
+    def compose(self) -> ComposeResult:
+        yield Static(Text(self.heading, style="bold"))
+        yield RichLog(wrap=False, auto_scroll=self.from_end)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        log = self.query_one(RichLog)
+        for line in self.lines:
+            log.write(Text(printable(line)))
+        log.focus()
+
+
+class Ranks(ModalScreen[None]):
+    """The ranks of one job; the slow ones say so."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "back", "back"),
+        Binding("l", "log", "log of the rank"),
+        Binding("t", "stack", "its stack"),
+        Binding("e", "events", "events"),
+        Binding("s", "stop", "stop the job"),
+    ]
+    CSS = """
+    Ranks Static { color: $text-muted; height: 1; }
+    """
+
+    def __init__(self, job: JobSample, *, alone: bool) -> None:
+        super().__init__()
+        self.job, self.alone = job, alone
+        self.heading = Static("")
+        self.ranks = Rows(ranks.HEADINGS)
+
+    def compose(self) -> ComposeResult:
+        yield self.heading
+        yield self.ranks
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.show(self.job)
+        self.ranks.focus()
+
+    def show(self, job: JobSample) -> None:
+        self.job = job
+        self.heading.update(Text(printable(table.job_words(job))))
+        self.ranks.fill(table.rank_rows(job))
+
+    @property
+    def chosen(self) -> RankSample | None:
+        at = self.ranks.cursor_row
+        return self.job.ranks[at] if 0 <= at < len(self.job.ranks) else None
+
+    def action_back(self) -> None:
+        if self.alone:
+            self.app.exit()
+        else:
+            self.dismiss()
+
+    def action_log(self) -> None:
+        rank, job = self.chosen, self.job
+        self.top.read(title(job, rank), lambda: self.top.deeds.log(job, rank))
+
+    def action_stack(self) -> None:
+        rank, job = self.chosen, self.job
+        if rank is not None:
+            heading = f"{title(job, rank)}: stack"  # the line that runs stands first
+            self.top.read(heading, lambda: self.top.deeds.stack(job, rank), from_end=False)
+
+    def action_events(self) -> None:
+        self.top.events(self.job)
+
+    def action_stop(self) -> None:
+        self.top.ask_to_stop(self.job)
+
+    @property
+    def top(self) -> Top:
+        assert isinstance(self.app, Top)
+        return self.app
+
+
+def title(job: JobSample, rank: RankSample | None) -> str:
+    return f"{job.experiment or job.job}{f', rank {rank.rank}' if rank is not None else ''}"
+
+
+class Top(App[None]):
+    """All nodes and their jobs; `q` leaves everything running."""
+
+    TITLE = "orchestrator top"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit"),
+        Binding("r", "ranks", "ranks"),
+        Binding("l", "log", "log"),
+        Binding("e", "events", "events"),
+        Binding("s", "stop", "stop"),
+        Binding("tab", "focus_next", "nodes/jobs"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
+    ]
+    CSS = """
+    #heading { color: $text-muted; height: 1; }
+    Top Rows { height: auto; max-height: 70%; }
+    Ranks Rows { height: 1fr; max-height: 100%; }
+    #jobs { margin-top: 1; }
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Sample],
+        first: Sample,  # shown until the first look is over
+        seconds: float,
+        deeds: Deeds,
+        closer: Callable[[str], None] = lambda _: None,
+        alone: str = "",  # the one job that is shown; the screen ends with it
+    ) -> None:
+        super().__init__()
+        self.look, self.first, self.seconds = look, first, seconds
+        self.deeds, self.closer, self.alone = deeds, closer, alone
+        self.seen = False  # the one job has been there
+        self.sample: Sample | None = None
+        self.over = Event()
+        # Kept here, because a query looks at the screen in front alone.
+        self.heading = Static("reaching the nodes ...", id="heading")
+        self.nodes = Rows(table.NODE_HEADINGS, id="nodes")
+        self.jobs = Rows(table.JOB_HEADINGS, id="jobs")
+
+    def on_unmount(self) -> None:
+        self.over.set()
+
+    def compose(self) -> ComposeResult:
+        yield self.heading
+        with VerticalScroll() as both:
+            both.can_focus = False  # the tables are what keys move in
+            yield self.nodes
+            yield self.jobs
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.show(self.first)
+        self.jobs.focus()
+        self.call_after_refresh(self.watch_nodes)  # many logins would leave no time to draw
+
+    @work(thread=True, exclusive=True)
+    def watch_nodes(self) -> None:
+        """Look, show, wait; the thread ends with the screen."""
+        while not self.over.is_set():
+            sample = self.look()
+            if self.over.is_set():
+                return
+            self.call_from_thread(self.show, sample)
+            self.over.wait(self.seconds)
+
+    def show(self, sample: Sample) -> None:
+        self.sample = sample
+        reached = sum(node.checkup is not None for node in sample.nodes)
+        words = f"{reached} of {len(sample.nodes)} nodes"
+        words += f", {plural(len(sample.jobs), 'job')}"
+        self.heading.update(Text(words))
+        self.nodes.fill(table.node_rows(sample))
+        self.jobs.fill(table.job_rows(sample))
+        self.show_ranks(sample)
+
+    def show_ranks(self, sample: Sample) -> None:
+        """Show the ranks of the job that is looked at closer; with the one job the screen ends."""
+        if self.alone:
+            job = next((job for job in sample.jobs if job.job == self.alone), None)
+            if job is not None and not self.seen:
+                self.seen = True
+                self.push_screen(Ranks(job, alone=True))
+            elif job is None and self.seen:
+                answered = all(node.checkup for node in sample.nodes)
+                if answered or self.deeds.over(self.alone):
+                    self.exit()
+        for screen in self.screen_stack:
+            if isinstance(screen, Ranks):
+                for job in sample.jobs:
+                    if job.job == screen.job.job:
+                        screen.show(job)
+
+    # -- keys --------------------------------------------------------------------------------
+
+    @property
+    def chosen(self) -> JobSample | None:
+        """Return the job under the cursor."""
+        at = self.jobs.cursor_row
+        jobs = self.sample.jobs if self.sample is not None else ()
+        return jobs[at] if 0 <= at < len(jobs) else None
+
+    @property
+    def chosen_or_told(self) -> JobSample | None:
+        if self.chosen is None:
+            nodes = self.sample.nodes if self.sample is not None else ()
+            silent = sum(node.checkup is None for node in nodes)
+            of_these = f"; {silent} of {len(nodes)} have not answered" if silent else ""
+            self.notify(f"no job is seen on these nodes{of_these}")
+        return self.chosen
+
+    def action_ranks(self) -> None:
+        job = self.chosen_or_told
+        if job is not None:
+            self.closer(job.job)
+            self.push_screen(Ranks(job, alone=False), lambda _: self.closer(""))
+
+    def action_log(self) -> None:
+        job = self.chosen_or_told
+        if job is not None:
+            self.read(f"{title(job, None)}: last lines", lambda: self.deeds.log(job, None))
+
+    def action_events(self) -> None:
+        job = self.chosen_or_told
+        if job is not None:
+            self.events(job)
+
+    def events(self, job: JobSample) -> None:
+        self.read(f"{title(job, None)}: events", lambda: self.deeds.events(job))
+
+    def action_stop(self) -> None:
+        job = self.chosen_or_told
+        if job is not None:
+            self.ask_to_stop(job)
+
+    @work(thread=True)
+    def read(
+        self, heading: str, lines: Callable[[], Sequence[str]], *, from_end: bool = True
+    ) -> None:
+        """Get lines, which may take a node's time to answer, and show them."""
+        try:
+            found = lines()
+        except OrchestratorError as error:
+            found = str(error).splitlines()
+        self.call_from_thread(self.push_screen, Lines(heading, found, from_end=from_end))
+
+    def ask_to_stop(self, job: JobSample) -> None:
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.notify(f"ending {job.job} ...")
+                self.end(job)
+
+        self.push_screen(Question(f"End {job.experiment or job.job} on all its nodes?"), answered)
+
+    @work(thread=True)
+    def end(self, job: JobSample) -> None:
+        try:
+            said = self.deeds.stop(job)
+        except OrchestratorError as error:
+            said = str(error)
+        self.call_from_thread(self.notify, Text(printable(said)).plain)

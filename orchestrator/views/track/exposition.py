@@ -1,0 +1,202 @@
+"""The state of all jobs as Prometheus reads it: one text, made anew at each look."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.common.errors import OrchestratorError
+from orchestrator.records import experiments, goodput, node_metrics, trainers
+from orchestrator.records.experiment import RECORD, Experiment, JobRecord
+from orchestrator.records.last_metrics import last_values, loss_is_lost, number
+from orchestrator.records.node_metrics import NodeSample, Recent
+
+STAYS = 3600.0  # seconds that a job which is over is still told of, so that an alarm sees it
+OLD = 60.0  # seconds after which a node's sample says nothing of now
+MOST_NAMES = 50  # metrics of a user's own
+
+HELP = {  # without the prefix -> what it is
+    "job_state": "1 for the state that the job is in",
+    "job_attempt": "the attempt that runs, or ran last",
+    "job_started_timestamp_seconds": "when the job was started",
+    "job_goodput_ratio": "the part of the time that went into training",
+    "step": "the step that a rank has reached",
+    "step_seconds": "how long a step takes",
+    "step_part_seconds": "what a step's time goes into",
+    "loss": "of the last step that was logged",
+    "tokens_per_second": "tokens, targets or samples per second",
+    "mfu_ratio": "model FLOPs used, of what the device's vendor promises",
+    "left_seconds": "how long the training will go on, as its ranks reckon",
+    "rank_memory_bytes": "device memory (without one: memory) that a rank uses",
+    "rank_told_timestamp_seconds": "when the rank wrote its last line",
+    "metric": "what else a rank measures, by name",
+    "node_cpu_ratio": "processors in use",
+    "node_iowait_ratio": "processors that wait for a disk",
+    "node_load": "processes that run or want to",
+    "node_memory_bytes": "memory in use",
+    "node_swap_bytes": "swap in use",
+    "node_disk_read_bytes_per_second": "read from all disks",
+    "node_disk_written_bytes_per_second": "written to all disks",
+    "node_disk_free_bytes": "free space of a file system",
+    "node_network_received_bytes_per_second": "received by an interface or RDMA port",
+    "node_network_sent_bytes_per_second": "sent by an interface or RDMA port",
+    "node_gpu": "what a GPU says of itself, by name: use (0 to 1), memory_bytes, celsius, ...",
+}
+OF_RANK = {  # as a line has it -> as Prometheus wants it, and by how much it is divided
+    "step": ("step", 1.0),
+    "step_ms": ("step_seconds", 1e3),
+    "loss": ("loss", 1.0),
+    "tokens_per_s": ("tokens_per_second", 1.0),
+    "mfu": ("mfu_ratio", 1.0),
+    "left_s": ("left_seconds", 1.0),
+    "memory_bytes": ("rank_memory_bytes", 1.0),
+    "time": ("rank_told_timestamp_seconds", 1.0),
+}
+PARTS = ("data_ms", "forward_backward_ms", "exposed_comm_ms", "optimizer_ms")
+OF_NODE = {
+    "cpu": "node_cpu_ratio",
+    "iowait": "node_iowait_ratio",
+    "load": "node_load",
+    "memory": "node_memory_bytes",
+    "swap": "node_swap_bytes",
+    "disk_read": "node_disk_read_bytes_per_second",
+    "disk_write": "node_disk_written_bytes_per_second",
+}
+
+Point = tuple[str, dict[str, str], float]  # name, labels, value
+
+
+@dataclass
+class Exposition:
+    """All experiments of a directory. Records that did not change are not read again."""
+
+    root: Path
+    trusted: bool = False
+    records: dict[Path, tuple[float, JobRecord | None]] = field(default_factory=dict)
+    samples: dict[Path, Recent] = field(default_factory=dict)
+
+    def text(self) -> str:
+        return written(self.points(time.time()))
+
+    def points(self, now: float) -> Iterator[Point]:
+        shown = dict[Path, Recent]()
+        for each, record in self.current(now):
+            labels = {"experiment": each.name}
+            yield from of_job(record, labels)
+            at_work = trainers.at_work(each.path / "outputs")
+            for node in record.nodes:
+                for trainer, files in at_work.items():
+                    # Of the first one, which most programs have alone, no label tells.
+                    whose = {"trainer": str(trainer)} if trainer > 1 else {}
+                    for rank in range(node.first_rank, node.first_rank + node.nproc):
+                        of = {**labels, "node": node.name, "rank": str(rank), **whose}
+                        yield from of_rank(last_values(files.get(rank)), of, node.clock)
+                path = node_metrics.newest(each.path / "outputs", node.index)
+                if path is None or record.over:
+                    continue
+                recent = shown[path] = self.samples.get(path) or Recent(path, keep=1)
+                if (last := recent.look()) and now - changed(path) < OLD:
+                    yield from of_node(last[-1], {**labels, "node": node.name})
+        self.samples = shown
+
+    def current(self, now: float) -> Iterator[tuple[Experiment, JobRecord]]:
+        """Yield those that run, or ended a while ago."""
+        known = dict[Path, tuple[float, JobRecord | None]]()
+        for each in experiments.every(self.root, trusted=self.trusted):
+            try:
+                changed = (each.path / RECORD).stat().st_mtime
+                before = self.records.get(each.path)
+                if before is None or before[0] != changed:
+                    before = changed, each.read_record()
+            except (OSError, OrchestratorError):
+                continue  # being made, being removed, or nobody knows whose it is
+            record = before[1]
+            if record is not None and record.over and now - (record.ended or 0.0) > STAYS:
+                record = None
+            known[each.path] = changed, record
+            if record is not None:
+                yield each, record
+        self.records = known
+
+
+def changed(path: Path) -> float:
+    """Return when a file has grown here: the times in it are of a clock that may be wrong."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def of_job(record: JobRecord, labels: dict[str, str]) -> Iterator[Point]:
+    yield "job_state", {**labels, "state": record.state}, 1
+    yield "job_attempt", labels, record.attempt
+    yield "job_started_timestamp_seconds", labels, record.started
+    if goodput.in_words(record.goodput):  # of a program that tells nothing of itself: unknown
+        whole = sum(record.goodput.values())
+        yield "job_goodput_ratio", labels, record.goodput.get("training", 0.0) / whole
+
+
+def of_rank(line: Mapping[str, Any], labels: dict[str, str], ahead: float = 0.0) -> Iterator[Point]:
+    """Yield what a rank says last; its clock is so many seconds ahead of ours."""
+    for name, (told, divided) in OF_RANK.items():
+        if (value := number(line, name)) is not None:
+            yield told, labels, value / divided - (ahead if name == "time" else 0.0)
+    if loss_is_lost(line):
+        yield "loss", labels, math.nan
+    for name in PARTS:
+        if (value := number(line, name)) is not None:
+            part = name.removesuffix("_ms")
+            yield "step_part_seconds", {**labels, "part": part}, value / 1e3
+    others = [name for name in line if name not in OF_RANK and name not in PARTS]
+    for name in others[:MOST_NAMES]:
+        if name != "rank" and (value := number(line, name)) is not None:
+            yield "metric", {**labels, "name": name}, value
+
+
+def of_node(sample: NodeSample, labels: dict[str, str]) -> Iterator[Point]:
+    for name, told in OF_NODE.items():
+        if (value := getattr(sample, name)) is not None:
+            yield told, labels, value
+    for interface, (received, sent) in sample.net.items():
+        which = {**labels, "interface": interface}
+        yield "node_network_received_bytes_per_second", which, received
+        yield "node_network_sent_bytes_per_second", which, sent
+    for mount, (free, _) in sample.disks.items():
+        yield "node_disk_free_bytes", {**labels, "mount": mount}, free
+    for name, values in sample.gpus.items():
+        for gpu, value in enumerate(values):
+            if value is not None:
+                yield "node_gpu", {**labels, "gpu": str(gpu), "name": name}, value
+
+
+# -- the text ---------------------------------------------------------------------------------
+
+
+def written(points: Iterable[Point]) -> str:
+    """Write points in the text format, version 0.0.4: those of one name stand together."""
+    by_name: dict[str, dict[str, float]] = {}
+    for name, labels, value in points:
+        inside = ",".join(f'{label}="{escaped(each)}"' for label, each in labels.items())
+        # One that comes twice, such as a name that was cut off, costs Prometheus the whole look.
+        by_name.setdefault(name, {}).setdefault(f"orchestrator_{name}{{{inside}}}", value)
+    text = []
+    for name, what in HELP.items():
+        if name in by_name:
+            text.append(f"# HELP orchestrator_{name} {what}")
+            text.append(f"# TYPE orchestrator_{name} gauge")
+            text += (
+                f"{series} {'NaN' if math.isnan(value) else repr(value)}"
+                for series, value in by_name[name].items()
+            )
+    return "".join(f"{line}\n" for line in text)
+
+
+def escaped(value: str) -> str:
+    value = value[:200].encode("utf-8", "replace").decode()
+    value = value.replace("\\", r"\\").replace('"', r"\"")
+    return re.sub(r"[\x00-\x1f\x7f]", lambda found: r"\n" if found[0] == "\n" else "?", value)

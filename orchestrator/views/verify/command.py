@@ -1,0 +1,151 @@
+"""`orchestrator verify`: run the measuring program on all nodes and explain its figures."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.common import files, text
+from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
+from orchestrator.config.launch import LaunchArguments, View
+from orchestrator.head.commands import follow
+from orchestrator.head.launch.launch import launch
+from orchestrator.head.launch.nodes import reach_all
+from orchestrator.head.launch.prepare import prepare
+from orchestrator.head.launch.request import Request, resolve
+from orchestrator.head.plan.model import Target
+from orchestrator.head.screen import output
+from orchestrator.head.screen.output import say
+from orchestrator.records.experiment import Experiment
+from orchestrator.views.verify import bits, chart, diagnosis, prediction, report
+
+PROGRAM = "orchestrator.engine.verify"  # travels with what is shipped to every node
+SMALLEST = 1 << 10
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The options of the measurement."""
+
+    backend: str | None
+    max_size: str
+    seconds: float
+    sdc: bool = False  # repeat the same computations, and compare their bits
+
+
+def verify(
+    arguments: LaunchArguments, measurement: Measurement, *, strict: bool, as_json: bool
+) -> int:
+    request = request_of(arguments, measurement)
+    # With --json, messages on the way go to standard error.
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        launched = launch(prepare(request, reach_all(request)), say)
+        experiment = launched.experiment
+        code = follow.follow_launched(launched, arguments.view)
+    measured = read(experiment)
+    if measured is None:
+        if as_json:
+            output.tell(json.dumps({"experiment": str(experiment.path), "exit_code": code}))
+        return code or EXIT_FAILED
+    return conclude(
+        experiment, measured, request, code, arguments.view, strict=strict, as_json=as_json
+    )
+
+
+def request_of(arguments: LaunchArguments, measurement: Measurement) -> Request:
+    seconds = measurement.seconds
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise UsageError(
+            f"--seconds {seconds:g}: write how many seconds it may measure, such as 60"
+        )
+    largest = bytes_of(measurement.max_size)
+    request = resolve(arguments)
+    options = ["--max-size", str(largest), "--seconds", f"{seconds:g}"]
+    backend = measurement.backend or request.config.distributed.backend
+    options += ["--backend", backend] if backend else []
+    options += ["--sdc"] if measurement.sdc else []
+    launch = replace(request.config.launch, name=arguments.launch.get("name", "verify"))
+    return replace(
+        request,
+        target=Target("engine", PROGRAM, tuple(options)),
+        config=replace(request.config, launch=launch),
+    )
+
+
+def bytes_of(wanted: str) -> int:
+    """Return the largest size to measure, in bytes."""
+    count = text.parse_size("--max-size", wanted)
+    if count < SMALLEST:
+        raise UsageError(f"--max-size {wanted}: the smallest size that is measured is 1K")
+    return count
+
+
+def read(experiment: Experiment) -> dict[str, Any] | None:
+    try:
+        text = (experiment.path / "outputs" / "verify.json").read_text(encoding="ascii")
+        results: dict[str, Any] = json.loads(text)
+    except (OSError, ValueError):
+        return None  # the job ended before there was anything to write, and has said why
+    return results
+
+
+def conclude(
+    experiment: Experiment,
+    measured: dict[str, Any],
+    request: Request,
+    code: int,
+    view: View,
+    *,
+    strict: bool,
+    as_json: bool,
+) -> int:
+    """Print the findings, keep them with the measurement, and return the exit code."""
+    sdc = "bits" in measured
+    bottlenecks = bits.findings(measured) if sdc else diagnosis.all_of(measured)
+    predicted = [] if sdc else prediction.predict(measured, request.config)
+    code = exit_code(code, bottlenecks, strict=strict)
+    measured = {
+        "exit_code": code,
+        "experiment": str(experiment.path),
+        "findings": [asdict(item) for item in bottlenecks],
+        "prediction": [asdict(item) for item in predicted],
+        **measured,
+    }
+    kept = keep(experiment, measured)
+    if as_json:
+        output.tell(json.dumps(measured, indent=1))
+        return code
+    look = output.look(view.color)
+    output.tell(
+        "\n"
+        + (
+            bits.to_text(measured, bottlenecks, look)
+            if sdc
+            else report.to_text(measured, bottlenecks, predicted, look)
+        )
+    )
+    for path in kept:
+        say(f"kept in {path}")
+    return code
+
+
+def exit_code(code: int, bottlenecks: list[diagnosis.Bottleneck], *, strict: bool) -> int:
+    if any(bottleneck.kind == "wrong" for bottleneck in bottlenecks) and code != EXIT_STOPPED:
+        return EXIT_FAILED
+    return EXIT_CHECK if code == EXIT_DONE and bottlenecks and strict else code
+
+
+def keep(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
+    outputs = experiment.path / "outputs"
+    texts = {"verify.json": json.dumps(results, indent=1) + "\n"}
+    if "bits" not in results:
+        texts["verify.svg"] = chart.draw(results)
+    for name, content in texts.items():
+        files.replace(outputs / name, content)
+    return [outputs / name for name in texts]

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.common import files
+
+CALLS = ("open", "fsync", "replace", "unlink")
+
+
+class Killed(BaseException):
+    """No handler of errors sees it."""
+
+
+def fail_from(patch: pytest.MonkeyPatch, number: int, failure: BaseException) -> None:
+    """Let every call to the file system fail from this one on."""
+    count = itertools.count(1)
+
+    def counted(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **more: object) -> object:
+            if next(count) >= number:
+                raise failure
+            return real(*args, **more)
+
+        return call
+
+    for name in CALLS:
+        patch.setattr(os, name, counted(getattr(os, name)))
+
+
+@pytest.mark.parametrize("failure", [Killed(), OSError(errno.ENOSPC, "No space left on device")])
+def test_a_replaced_file_is_old_or_new_whatever_fails(
+    tmp_path: Path, failure: BaseException
+) -> None:
+    path = tmp_path / "file"
+    for number in itertools.count(1):
+        path.write_text("old")
+        with pytest.MonkeyPatch.context() as patch:
+            fail_from(patch, number, failure)
+            try:
+                files.replace(path, "new")
+            except (Killed, OSError):
+                pass
+            else:
+                break
+        assert path.read_text() == "old"
+    assert path.read_text() == "new" and number > 3
+    for left in tmp_path.glob(".file*"):
+        left.unlink()
+    files.replace(path, "newer")
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_failing_block_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError), files.replacing(tmp_path / "file") as file:
+        file.write(b"half")
+        raise ValueError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_mode_of_a_new_file(tmp_path: Path) -> None:
+    files.replace(tmp_path / "file", b"\xff", mode=0o600)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_directory_goes_and_what_its_links_lead_to_stays(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").touch()
+    inside = tmp_path / "inside"
+    (inside / "a/b").mkdir(parents=True)
+    (inside / "a/file").write_bytes(b"x" * 10_000)
+    (inside / "a/link").symlink_to(outside)
+    (inside / "a/b/file").symlink_to(outside / "precious")
+    (tmp_path / "link").symlink_to(inside)
+    assert files.delete(tmp_path / "link") == [f"{tmp_path}/link: Not a directory"]
+    assert (inside / "a/file").exists()
+    hidden = tmp_path / files.hidden_name("inside")
+    files.hide(inside, hidden)
+    freed: list[int] = []
+    assert files.delete(hidden, freed.append) == []
+    assert sum(freed) > 10_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "outside"]
+    assert (outside / "precious").exists()
+    assert files.delete(hidden) == []  # somebody else was faster
+
+
+def test_what_cannot_go_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone/a/b").mkdir(parents=True)
+    for name in ("gone/a/busy", "gone/a/b/file", "gone/file"):
+        (tmp_path / name).touch()
+    real = os.unlink
+
+    def unlink(name: str, *, dir_fd: int) -> None:
+        if name == "busy":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        real(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    root = os.open(tmp_path, os.O_RDONLY)
+    assert files.delete("gone", dir_fd=root) == ["gone/a/busy: Device or resource busy"]
+    os.close(root)
+    assert [path.name for path in (tmp_path / "gone").rglob("*")] == ["a", "busy"]
+
+
+def test_what_a_killed_process_left_goes_when_it_is_old(tmp_path: Path) -> None:
+    for name in (".mine-old", ".mine-new", ".mine-in-use", "other-old"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        (tmp_path / name / "deep/file").touch()
+    (tmp_path / ".mine-file").touch()
+    (tmp_path / ".mine-link").symlink_to(tmp_path / "other-old")
+    before = time.time() - files.ABANDONED - 60
+    for path in [*tmp_path.rglob("*")]:
+        if not path.is_relative_to(tmp_path / ".mine-new") and path != (
+            tmp_path / ".mine-in-use/deep/file"
+        ):
+            os.utime(path, (before, before), follow_symlinks=False)
+    files.delete_abandoned(tmp_path, ".mine-")
+    assert {path.name for path in tmp_path.iterdir()} == {".mine-new", ".mine-in-use", "other-old"}
+    assert (tmp_path / "other-old/deep/file").exists()
+    files.delete_abandoned(tmp_path / "no such", ".mine-")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
+def test_what_somebody_else_left_stays(tmp_path: Path) -> None:
+    (tmp_path / ".mine-a").touch()
+    os.chown(tmp_path / ".mine-a", 12345, -1)
+    os.utime(tmp_path / ".mine-a", (1, 1))
+    files.delete_abandoned(tmp_path, ".mine-")
+    assert (tmp_path / ".mine-a").exists()
+
+
+def test_a_disk_that_holds_no_sockets_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home on sshfs or CIFS: "Operation not permitted" alone tells nobody what to do."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", "/net/home/.o")
+    said = r"no sockets and pipes can be made in /net/home/\.o .* set ORCHESTRATOR_HOME"
+    with pytest.raises(OSError, match=said), files.making_sockets():
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+    with pytest.raises(OSError, match=r"^\[Errno 28\] Full$"), files.making_sockets():
+        raise OSError(errno.ENOSPC, "Full")

@@ -1,0 +1,116 @@
+"""The page in a real browser: no errors, and every chart really drawn."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from orchestrator.head.commands.experiments import diff
+from orchestrator.views.report import page, story
+from tests.clusters.require import lacking
+from tests.views.report.stories import experiment
+
+PATIENCE = 120.0
+
+
+def browse(html: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        lacking("there is no Chromium: apt-get install chromium")
+    return subprocess.run(
+        [
+            *(program, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+            *("--no-first-run", "--enable-logging=stderr", "--disable-dev-shm-usage"),
+            *(f"--user-data-dir={html.parent / 'profile'}", "--virtual-time-budget=3000"),
+            *(*options, html.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+        env={"HOME": str(html.parent), "PATH": "/usr/bin:/bin"},
+    )
+
+
+def pixels(png: Path) -> Counter[bytes]:
+    """Count the colors of a picture of 8 bits, with an alpha channel or without."""
+    data = png.read_bytes()
+    width, height, _, color = struct.unpack(">IIBB", data[16:26])
+    each = {2: 3, 6: 4}[color]
+    packed, at = b"", 8
+    while at < len(data):
+        (size,) = struct.unpack(">I", data[at : at + 4])
+        if data[at + 4 : at + 8] == b"IDAT":
+            packed += data[at + 8 : at + 8 + size]
+        at += size + 12
+    raw, above = zlib.decompress(packed), bytes(width * each)
+    colors: Counter[bytes] = Counter()
+    for y in range(height):
+        begin = y * (width * each + 1)
+        row = bytearray(raw[begin + 1 : begin + 1 + width * each])
+        undo(raw[begin], row, above, each)
+        above = bytes(row)
+        colors.update(above[i : i + 3] for i in range(0, len(above), each))
+    return colors
+
+
+def near(color: bytes, wanted: tuple[int, int, int]) -> bool:
+    """Tell whether a color is that of a line, or of the smoothed edge of one."""
+    return sum(abs(one - other) for one, other in zip(color, wanted, strict=True)) < 90
+
+
+def undo(kind: int, row: bytearray, above: bytes, each: int) -> None:
+    """Undo the filter of one row, as PNG defines it."""
+    for i in range(len(row) if kind else 0):
+        left = row[i - each] if i >= each else 0
+        up, corner = above[i], above[i - each] if i >= each else 0
+        if kind == 1:
+            row[i] = (row[i] + left) & 255
+        elif kind == 2:
+            row[i] = (row[i] + up) & 255
+        elif kind == 3:
+            row[i] = (row[i] + (left + up) // 2) & 255
+        else:
+            guess = left + up - corner
+            nearest = min((left, up, corner), key=lambda value: abs(guess - value))
+            row[i] = (row[i] + nearest) & 255
+
+
+@pytest.mark.parametrize(
+    ("size", "look", "line", "paper"),
+    [
+        ("900,800", (), (0x09, 0x69, 0xDA), (255, 255, 255)),
+        ("500,900", ("--force-dark-mode",), (0xF0, 0x88, 0x3E), (0x0F, 0x13, 0x18)),
+    ],
+    ids=["light", "dark and narrow"],
+)
+def test_the_charts_are_drawn(
+    tmp_path: Path,
+    size: str,
+    look: tuple[str, ...],
+    line: tuple[int, int, int],
+    paper: tuple[int, int, int],
+) -> None:
+    made = [experiment(tmp_path / name, steps=3000) for name in ("one", "two")]
+    chosen = made if look else made[:1]
+    told = [story.tell(each, len(chosen) - 1) for each in chosen]
+    html = tmp_path / "report.html"
+    html.write_text(page.page(told, diff.differences(*map(diff.describe, chosen))))
+    dom = browse(html, "--dump-dom", f"--window-size={size}", *look)
+    drawn = re.search(r'data-drawn="(\d+)"', dom.stdout)
+    wanted = dom.stdout.count("<figure")
+    assert drawn and int(drawn[1]) == wanted >= 8
+    picture = tmp_path / "picture.png"
+    shot = browse(html, f"--screenshot={picture}", f"--window-size={size}", *look)
+    for console in (dom.stderr, shot.stderr):
+        assert "CONSOLE" not in console
+    colors = pixels(picture)
+    assert colors[bytes(paper)] > 10_000
+    assert sum(count for color, count in colors.items() if near(color, line)) > 300  # the curves

@@ -1,0 +1,100 @@
+"""Metrics files of any length and content become a bounded number of points."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.views.report import curves, reading
+
+
+def write(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_few_lines_are_points_as_they_are(tmp_path: Path) -> None:
+    path = write(tmp_path / "m", [{"step": step, "loss": 2.0 / step} for step in (1, 5, 10)])
+    curve = curves.curves(path, 100)["loss"]
+    assert curve.steps == [1, 5, 10]
+    assert curve.means == curve.lows == curve.highs == [2.0, 0.4, 0.2]
+
+
+def test_of_many_lines_every_point_keeps_its_range(tmp_path: Path) -> None:
+    losses = [1.0] * 10_000
+    losses[4_321] = 99.0  # a spike of one step must not get lost
+    lines = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
+    curve = curves.curves(write(tmp_path / "m", lines), 100)["loss"]
+    assert 50 < len(curve.steps) <= 100
+    assert (max(curve.highs), min(curve.lows)) == (99.0, 1.0)
+    at = curve.highs.index(99.0)
+    assert curve.steps[at] - 128 < 4_321 <= curve.steps[at]
+    assert curve.steps[-1] == 9_999
+    assert curve.means[at] == pytest.approx(1 + 98 / 128)
+
+
+def test_what_is_no_number_or_no_line_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    path.write_bytes(
+        b'{"step": 1, "loss": null, "ok": true, "name": "x", "lr": 0.5}\n'
+        b'{"step": "2", "lr": 1}\n[1]\n{"lr": 3}\nnull\n\xff\xfe\n'
+        b'{"step": 3, "lr": NaN, "loss": 1e999}\n{"step": 4, "lr": 0.25}\n{"step": 5, "lr"'
+    )
+    assert curves.curves(path, 10).keys() == {"lr"}
+    assert curves.curves(path, 10)["lr"].steps == [1, 4]
+
+
+def test_names_without_end_are_not_kept(tmp_path: Path) -> None:
+    path = write(tmp_path / "m", [{"step": 1, **{f"m{i}": i for i in range(500)}}])
+    assert len(curves.curves(path, 10)) == reading.MOST_NAMES
+
+
+def test_very_long_names_are_cut_and_stay_apart(tmp_path: Path) -> None:
+    first, second = "x" * 5000 + "/a", "x" * 5000 + "/b"
+    path = write(tmp_path / "m", [{"step": step, first: 1.0, second: 2.0} for step in (1, 2)])
+    found = curves.curves(path, 10)
+    assert [len(name) for name in found] == [100, 100]
+    assert [(name[-2:], curve.means) for name, curve in found.items()] == [
+        *(("/a", [1.0, 1.0]), ("/b", [2.0, 2.0])),
+    ]
+
+
+@given(st.lists(st.binary(max_size=60), max_size=20))
+def test_any_bytes_are_curves(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
+    path = tmp_path_factory.mktemp("any") / "rank_00_metrics.jsonl"
+    path.write_bytes(b"\n".join([*parts, b'{"step": 7, "x": 1}\n']))
+    found = curves.curves(path, 10)
+    assert found["x"].means == [1.0]
+    assert curves.rank_maps({0: path, 1: path}, ["x"], 5)["x"].ranks == [0, 1]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["read whole", "sampled"])
+def test_the_rank_that_is_slow_for_a_while_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    if not whole:
+        monkeypatch.setattr(reading, "WHOLE", 1000)
+    paths = {}
+    for rank in range(4):
+        lines = [
+            {"step": step, "step_ms": 50.0 if rank == 2 and step >= 1500 else 20.0}
+            for step in range(2000)
+        ]
+        paths[rank] = write(tmp_path / f"{rank}", lines)
+    found = curves.rank_maps(paths, ["step_ms", "nothing"], 100)["step_ms"]
+    assert found.ranks == [0, 1, 2, 3] and 50 < len(found.steps) <= 100
+    assert all(value is not None for row in found.rows for value in row)
+    late = found.steps.index(1504)
+    assert [row[late] for row in found.rows] == [20.0, 20.0, 50.0, 20.0]
+    assert [row[0] for row in found.rows] == [20.0] * 4
+
+
+def test_the_rank_ahead_of_the_median_is_named(tmp_path: Path) -> None:
+    rows: list[list[float | None]] = [[10.0, 10.0, None], [10.0, 11.0, 10.0], [14.0, 15.0, 14.0]]
+    assert curves.ahead(curves.RankMap([0, 1, 2], [0, 1, 7], rows)) == (7, 4.0)
+    assert curves.ahead(curves.RankMap([], [], [])) is None

@@ -1,0 +1,150 @@
+"""What the machines did, on the page: also of a program that writes no metrics."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.views.report import charts, machines, page, reading, story
+from tests.records.test_checkpoint_store import change, save
+from tests.views.report.stories import STARTED, experiment, line, sample_machines
+from tests.views.report.test_page import drawn, parts_of
+
+
+def test_a_foreign_script_has_the_curves_of_its_machines(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=0)
+    sample_machines(made)
+    parts = parts_of(made)
+    for words in ("Machines", "GPUs: use", "Network: received", "GPU 1 (91 C): slowed down"):
+        assert words in parts.words, words
+    assert "nothing to draw" not in parts.words and "Swap" not in parts.words
+    known = drawn(parts)["charts"]
+    assert all(chart["over"] == "time" for chart in known)
+    use = known[0]["lines"]
+    assert [line["name"] for line in use] == ["alpha", "beta"]
+    assert (use[0]["means"][-1], use[1]["means"][-1]) == (0.9, 0.7)
+    assert use[0]["steps"][:2] == [5, 10]  # seconds since the start
+    assert {"step": 42, "bad": True} in known[0]["moments"]
+
+
+def test_of_many_nodes_there_is_a_range_and_a_map(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=0)
+    sample_machines(made, nodes=20)
+    told = story.tell(made)
+    (line,) = charts.of_machines([told])[0].lines
+    assert line.name == "mean of 20 nodes"
+    assert (line.curve.lows[-2], line.curve.highs[-2]) == (0.7, 0.9)
+    (maps,) = [charts.machine_maps(told)]
+    assert [one.name for one in maps][:2] == ["GPUs: use", "Processors: use"]
+    assert maps[0].map.rows[19][-1] == 0.7 and maps[0].map.ranks == list(range(20))
+    assert "Every node" in page.page([told], {})
+
+
+def test_several_experiments_have_a_line_each(tmp_path: Path) -> None:
+    both = [experiment(tmp_path / name, steps=0) for name in ("one", "two")]
+    for made in both:
+        sample_machines(made)
+    found = drawn(parts_of(*both))["charts"]
+    assert [line["name"] for line in found[0]["lines"]] == ["one", "two"]
+
+
+def test_a_long_stream_is_read_at_some_places_only(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=0)
+    path = made.path / "outputs/node_00_metrics.jsonl"
+    with path.open("w") as file:
+        for at in range(20_000):
+            line = {"time": STARTED + 5 * at, "node": 0, "cpu": at / 20_000, "net": {}}
+            file.write(json.dumps({**line, "disks": {"/": [1 << 40, 1 << 41]}}) + "\n")
+    assert path.stat().st_size > reading.WHOLE
+    found = machines.read(made.path / "outputs", made.read_record(), 100)
+    assert found is not None and 50 < len(found.columns) <= 100
+    curve = found.line("cpu", 0)
+    assert len(curve.means) > len(found.columns) - 5 and curve.means == sorted(curve.means)
+
+
+def test_events_of_steps_are_placed_on_the_time(tmp_path: Path) -> None:
+    known = {"cause": "slow compute", "rank": 2, "node": 1}
+    slow = [
+        {**known, "step": 20, "text": "rank 2 is slow"},
+        {**known, "time": STARTED + 12.5, "text": "the head finds it slow"},
+        {**known, "text": "nobody knows when"},
+    ]
+    made = experiment(tmp_path / "slow", steps=40)
+    record = made.read_record()
+    record.slow.extend(slow)
+    made.write_record(record)
+    told = story.tell(made)
+    found = [(moment.what, moment.time) for moment in told.moments]
+    assert ("rank 2 is slow", STARTED + 20) in found
+    assert ("the head finds it slow", STARTED + 12.5) in found
+    assert "nobody knows when" not in dict(found)
+
+
+def test_the_cause_is_told_whatever_many_machines_say(tmp_path: Path) -> None:
+    cause = {
+        **{"node": 1, "node_name": "beta", "rank": 3, "time": STARTED + 59, "kind": "exception"},
+        **{"message": "ValueError: 3", "traceback": "", "where": "", "title": "an exception"},
+        **{"fix": "", "same": [], "also": [], "others": 0},
+    }
+    made = experiment(tmp_path / "x", state="failed", exit_code=1, verdict=cause)
+    for node in range(64):
+        lines = ({"time": STARTED + 2, "cause": f"c{i}", "text": f"trouble {i}"} for i in range(4))
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (made.path / f"outputs/node_{node:02d}_metrics.jsonl").write_text(text)
+    told = [moment.what for moment in story.tell(made).moments]
+    assert len(told) == story.MOST_MOMENTS + 1
+    left_out = "63 more checkpoints and notices of machines are left out here"
+    for what in ("the command was typed", "an exception", "failed", left_out):
+        assert what in told
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 86400.0 * 30, 0.0])
+def test_what_rank_0_tells_is_placed_whatever_its_clock_says(tmp_path: Path, ahead: float) -> None:
+    made = experiment(tmp_path / "x", ranks=2, steps=0)
+    record = made.read_record()
+    first, second = record.nodes
+    slow = [{"step": 9, "text": "rank 1 waits for its data"}]
+    made.write_record(replace(record, nodes=[replace(first, clock=ahead), second], slow=slow))
+    lines = [{**line(0, step, -1), "time": STARTED + ahead + step} for step in range(1, 31)]
+    lines[20]["skipped_steps"] = 1
+    text = "".join(json.dumps(each) + "\n" for each in lines)
+    (made.path / "outputs/rank_00_metrics.jsonl").write_text(text)
+    checkpoint = save(made.path / "outputs" / "checkpoints", 12)
+    change(checkpoint, created=STARTED + ahead + 12)
+    told = {moment.what: moment.time - STARTED for moment in story.tell(made).moments}
+    assert told["rank 1 waits for its data"] == 9
+    assert told["1 step skipped for NaN or inf"] == 21
+    assert [at for what, at in told.items() if "checkpoint of step 12" in what] == [12]
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 86400.0 * 30, 0.0])
+def test_a_wrong_clock_is_put_right(tmp_path: Path, ahead: float) -> None:
+    made = experiment(tmp_path / "x", steps=0)
+    record = made.read_record()
+    first, second = record.nodes
+    made.write_record(replace(record, nodes=[first, replace(second, clock=ahead)]))
+    for name, host, wrong in (
+        ("node_00_metrics", "alpha", 0.0),
+        ("node_01_metrics", "gamma", 0.0),  # a machine that was there before
+        ("node_01_metrics_2", "beta", ahead),
+    ):
+        at = STARTED + wrong + (20 if "_2" in name else 0)
+        lines = [
+            {"time": at, "about": {"host": host}},
+            {"time": at + 2, "cpu": 0.5, "net": {}},
+            {"time": at + 7, "cpu": 0.5, "net": {}},
+            {"time": at + 7, "cause": "x", "text": f"trouble of {host}"},
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (made.path / f"outputs/{name}.jsonl").write_text(text)
+    known = machines.read(made.path / "outputs", made.read_record())
+    assert known is not None and known.columns == [0, 5, 10, 15, 20, 25]
+    assert known.values["cpu"] == [
+        [0.5, 0.5, None, None, None, None],
+        [0.5, 0.5, None, None, 0.5, 0.5],
+    ]
+    told = {moment.what: moment.time - STARTED for moment in story.tell(made).moments}
+    assert [at for what, at in told.items() if "trouble of" in what] == [7, 7, 27]

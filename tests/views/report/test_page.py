@@ -1,0 +1,274 @@
+"""The page says what is known, and runs nothing but its own script whatever a log or name says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.common.errors import UsageError
+from orchestrator.config.launch import Where
+from orchestrator.head.commands.experiments import diff
+from orchestrator.records.experiment import Attempt, Experiment
+from orchestrator.views.report import charts, page, story
+from orchestrator.views.report import command as report
+from tests.views.report.stories import STARTED, experiment, line, train_again
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+class Parts(HTMLParser):
+    """The elements of a page, its words, and what its scripts contain."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.scripts: list[str] = []
+        self.words = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem == "script":
+            self.scripts[-1] += data
+        elif self.cdata_elem is None:
+            self.words += f"{data} "
+
+
+def compared(experiments: Sequence[Experiment]) -> diff.Differences:
+    return diff.differences(*map(diff.describe, experiments))
+
+
+def parts_of(*experiments: Experiment) -> Parts:
+    told = [story.tell(each, len(experiments) - 1) for each in experiments]
+    return Parts(page.page(told, compared(experiments)))
+
+
+def drawn(parts: Parts) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(parts.scripts[0])
+    return data
+
+
+def test_a_training_is_all_there(tmp_path: Path) -> None:
+    parts = parts_of(experiment(tmp_path / "run"))
+    for words in (
+        "run", "done", "after 1 min 00 s", "2 x 2", "Loss", "Norm of the gradients",
+        "Where a step's time goes", "alpha", "+3.0 s", "all ranks run", "hello from beta",
+        "1 step skipped for NaN or inf", "(step 151)", "lr: 0.1", "+a line", "LR=1", "17.2 GB",
+    ):  # fmt: skip
+        assert words in parts.words, words
+    data = drawn(parts)
+    assert len(data["charts"]) == parts.tags.count("figure") - 1
+    split = next(chart for chart in data["charts"] if chart["stacked"])
+    assert [line["means"][0] for line in split["lines"]] == [1, 60, 5, 34]
+    assert all(chart["moments"] == [{"step": 151, "bad": True}] for chart in data["charts"])
+    made = experiment(tmp_path / "gpus", steps=1)
+    waits = {**line(0, 2, -1), "exposed_comm_ms": 20.0}
+    with (made.path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
+        file.write(json.dumps(waits) + "\n")
+    lines = [each for chart in drawn(parts_of(made))["charts"] for each in chart["lines"]]
+    assert all(each["name"] for each in lines), "the legend would call it Value"
+
+
+def test_what_was_held_out_shares_a_chart_with_what_was_trained(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=3)
+    epochs = [
+        {"step": step, "train_loss": 2.0, "val_loss": 3.0, "train_x": 1.0, "val_y": 1.0, "acc": 0.5}
+        for step in (1, 2, 3)
+    ]
+    with (made.path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
+        file.write("".join(json.dumps(each) + "\n" for each in epochs))
+    own = charts.charts([story.tell(made)])
+    known = {chart.title: [line.name for line in chart.lines] for chart in own}
+    assert known["loss of an epoch"] == ["train_loss", "val_loss"]
+    assert {"train_x", "val_y", "acc"} < known.keys()
+    assert not {"train_loss", "val_loss"} & known.keys()
+
+
+@pytest.mark.parametrize(("last", "said"), [(None, "last loss NaN or inf"), (0.5, "last loss 0.5")])
+def test_a_loss_that_is_no_number_is_not_the_one_before(
+    tmp_path: Path, last: float | None, said: str
+) -> None:
+    made = experiment(tmp_path / "run", steps=3)
+    with (made.path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 4, "loss": last, "step_ms": 9.0}) + "\n")
+        file.write(json.dumps({"step": 4, "val_loss": 1.0}) + "\n")  # of the epoch
+    assert said in parts_of(made).words
+
+
+def test_times_are_as_long_as_people_read_them() -> None:
+    assert [page.since(seconds) for seconds in (-0.84, 3.0, 59.96, 184322.0, -7200.0)] == [
+        *("-0.8 s", "+3.0 s", "+1 min 00 s", "+2 d 03 h", "-2 h 00 min")
+    ]
+
+
+def test_a_line_without_end_is_cut(tmp_path: Path) -> None:
+    """Forty of 64 KiB of each of 64 nodes would be a page that nobody can send."""
+    made = experiment(tmp_path / "run", steps=3)
+    made.log(made.read_record().nodes[0]).write_text(f"first{'x' * 60_000}last\n" * 40)
+    text = page.page([story.tell(made)], {})
+    small = len(page.page([story.tell(experiment(tmp_path / "small", steps=3))], {}))
+    assert len(text) - small < 41 * story.LONGEST_LINE + 1000
+    assert "first" in text and "last" in text
+
+
+def test_every_trainer_has_its_name(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run")
+    train_again(made, steps=7)
+    parts = parts_of(made)
+    for words in ("steps (Trainer 1) 200", "steps (Trainer 2) 7", "last loss (Trainer 2) 9"):
+        assert words in parts.words, words
+    assert [line["name"] for line in drawn(parts)["charts"][0]["lines"]] == [
+        *("Trainer 1", "Trainer 2"),
+    ]
+    assert "Every rank, Trainer 1:" in parts.words and "Every rank, Trainer 2:" in parts.words
+
+
+def test_the_rank_that_keeps_the_others_waiting_is_named_first(tmp_path: Path) -> None:
+    parts = parts_of(experiment(tmp_path / "run"))
+    (maps,) = drawn(parts)["maps"]
+    said = "waiting for data: rank 2 needs 29 ms more than the median, 29% of a step"
+    assert maps[0]["summary"] == said
+    even = parts_of(experiment(tmp_path / "even", slow=-1))
+    assert "no rank stands out" in drawn(even)["maps"][0][0]["summary"]
+
+
+def test_nothing_that_a_job_says_becomes_a_part_of_the_page(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=3)
+    record = made.read_record()
+    nodes = [dataclasses.replace(node, name=EVIL, state=EVIL) for node in record.nodes]
+    verdict = {
+        "kind": "exception", "title": EVIL, "message": EVIL, "where": EVIL, "fix": EVIL, "node": 0,
+        "node_name": EVIL, "rank": 1, "time": STARTED, "same": [], "also": [], "others": 0,
+    }  # fmt: skip
+    command = ["master_launch", EVIL]
+    made.write_record(
+        dataclasses.replace(record, nodes=nodes, command=command, verdict=verdict, state="failed")
+    )
+    made.write("config.yaml", EVIL)
+    made.write("manifest.json", json.dumps({"code": {"diff": EVIL}, "nodes": [EVIL, {"facts": 3}]}))
+    made.log(record.nodes[0]).write_text(EVIL + "\n")
+    metrics = made.path / "outputs" / "rank_00_metrics.jsonl"
+    metrics.write_text(json.dumps({"step": 1, EVIL: 5.0, "step_ms": 1.0}) + "\n")
+    text = page.page([story.tell(made)], {})
+    parts = Parts(text)
+    assert parts.tags.count("script") == 2 and "img" not in parts.tags
+    assert not any(name.startswith("on") for name, _ in parts.attributes)
+    assert parts.words.count("alert(1)") >= 6  # shown as what it is
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
+    assert policy and f"script-src {page.digest(parts.scripts[1])};" in policy[1]
+
+
+def test_attempts_are_told_and_marked(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=20)
+    lost = Attempt(
+        1, "job", STARTED, STARTED + 30, "lost", 4, {"title": "node lost"}, ["alpha"], step=7,
+        restarted=True, why="a spare takes its place",
+    )  # fmt: skip
+    last = Attempt(2, "job-2", STARTED + 31, STARTED + 60, "done", 0, None, ["alpha"])
+    made.write_record(dataclasses.replace(made.read_record(), attempts=[lost, last]))
+    parts = parts_of(made)
+    assert "attempt 1 ended: node lost; started again: a spare takes its place" in parts.words
+    assert "attempt 2" not in parts.words
+    assert {"step": 7, "bad": True} in drawn(parts)["charts"][0]["moments"]
+
+
+def test_of_a_copy_that_ended_half_way_the_rest_is_shown(tmp_path: Path) -> None:
+    made, whole = experiment(tmp_path / "run", steps=5), experiment(tmp_path / "whole", steps=5)
+    made.write("manifest.json", '{"nodes": [')
+    made.write("config.yaml", "a: [")
+    made.write_record(dataclasses.replace(made.read_record(), started=STARTED + 1e9))
+    for parts in (parts_of(made), parts_of(made, whole)):
+        assert "manifest.json cannot be read" in parts.words and "Loss" in parts.words
+        assert "after 0" in parts.words  # and not before it began, whatever the clocks say
+    section = compared([made, whole])["code"]
+    assert "cannot be read" in section["not read"][0] and section["not read"][1] is None
+
+
+def test_metrics_that_may_not_be_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = experiment(tmp_path / "run", steps=5).path / "outputs"
+    (outputs / "rank_00_metrics.jsonl").chmod(0)
+    outputs.chmod(0o755)
+    monkeypatch.chdir(outputs)  # what is above it is closed to nobody, too
+    me = os.geteuid()
+    if me == 0:
+        os.seteuid(65534)
+    try:
+        (told,) = story.closed(Path())
+    finally:
+        os.seteuid(me)
+    assert told.what.startswith("rank_00_metrics.jsonl cannot be read: Permission denied")
+    assert not [*story.closed(outputs)] or me != 0
+
+
+def test_several_are_compared(tmp_path: Path) -> None:
+    one, two = experiment(tmp_path / "one"), experiment(tmp_path / "two", steps=50)
+    two.write("config.yaml", "optimizer:\n  lr: 0.7\n")
+    parts = parts_of(one, two)
+    assert "What differs" in parts.words and "config: optimizer.lr" in parts.words
+    loss = drawn(parts)["charts"][0]
+    assert [line["name"] for line in loss["lines"]] == ["one", "two"]
+    assert len(drawn(parts)["maps"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"steps": 0}, "There are no metrics of this job"),
+        ({"state": "running", "ended": None, "exit_code": None}, "running"),
+        ({"steps": 0, "state": "starting", "ended": None}, "starting"),
+    ],
+    ids=["a program without metrics", "a job that runs", "one that has not begun"],
+)
+def test_any_job_has_a_page(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    made = experiment(tmp_path / "run", **changes)
+    for name in ("manifest.json", "config.yaml"):
+        (made.path / name).unlink()
+    assert words in parts_of(made).words
+
+
+def test_the_command_writes_it_where_it_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "experiments"
+    for name in ("run_20260101_000000", "run_20260102_000000"):
+        experiment(root / name, steps=20)
+    where = Where(experiments=root)
+    here = report.ReportOptions(None, opened=False)
+    assert report.report(where, [], here) == 0
+    written = root / "run_20260102_000000" / "report.html"
+    assert written.stat().st_mode & 0o777 == 0o600
+    assert str(written) in capsys.readouterr().out
+    both = ["run_20260101_000000", "run_20260102_000000"]
+    report.report(where, both, report.ReportOptions(tmp_path / "both.html", opened=False))
+    assert "What differs" in (tmp_path / "both.html").read_text()
+    with pytest.raises(UsageError, match="cannot be written"):
+        report.report(where, both, report.ReportOptions(tmp_path / "no" / "x.html", opened=False))
+    with pytest.raises(UsageError, match="at most 8"):
+        report.report(where, ["x"] * 9, here)
+    written.unlink()
+    written.mkdir()  # as a disk that may only be read, nothing can be put there
+    with pytest.raises(UsageError, match="--out FILE") as refused:
+        report.report(where, [], here)
+    assert str(written) in str(refused.value)
+
+
+def test_a_line_without_a_range_is_sent_once(tmp_path: Path) -> None:
+    told = story.tell(experiment(tmp_path / "run"))
+    assert all(not line.curve.lows for chart in charts.charts([told]) for line in chart.lines)

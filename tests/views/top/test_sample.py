@@ -1,0 +1,222 @@
+"""What a look is made of: rates between two, how far jobs are, who is slow."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
+
+import pytest
+
+from orchestrator.common.errors import NodeError
+from orchestrator.head.connect.ssh_config import Login
+from orchestrator.head.connect.transport import Connection, Transport
+from orchestrator.head.nodes.node_list import Node
+from orchestrator.protocol.facts import Checkup
+from orchestrator.protocol.messages import CheckedUp, Examine
+from orchestrator.records import trainers
+from orchestrator.records.node_metrics import About
+from orchestrator.records.node_metrics import NodeSample as Streamed
+from orchestrator.views.top import progress, ranks, table, watched_node
+from orchestrator.views.top.sample import Watch
+from orchestrator.views.top.watched_node import NodeSample, with_stream
+from tests.views.report.stories import experiment, line, sample_machines, train_again
+from tests.views.top.samples import gpu, load, rank
+
+
+class NoTransport(Transport):
+    def __init__(self) -> None: ...
+
+
+def test_rates_are_between_two_looks() -> None:
+    before = load()
+    now = before.replace(received=3000, sent=1000, at=12.0)  # sent: the counter began anew
+    assert watched_node.rates_between(before, now) == (1000.0, 0.0)
+    assert watched_node.rates_between(None, now) == (None, None)
+    assert watched_node.rates_between(now, now) == (None, None)
+
+
+def test_the_slowest_rank_is_the_one_that_computes_longer() -> None:
+    even = [replace(rank(number), step_ms=100.0, own_ms=51.0) for number in range(4)]
+    assert progress.slowest(ranks.compared(even)) == ""
+    even[2] = replace(even[2], own_ms=91.0)
+    assert progress.slowest(ranks.compared(even)) == "rank 2 +40%"
+    unknown = [replace(each, own_ms=None, step_ms=None) for each in even]
+    assert progress.slowest(ranks.compared(unknown)) == progress.slowest([]) == ""
+
+
+def test_what_the_ranks_wrote_is_beside_what_their_nodes_say(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=30)
+    _, found = progress.of(made.path, made.read_record(), None)
+    assert [(one.rank, one.node, one.step, one.slow) for one in found] == [
+        (0, "alpha", 30, False),
+        (1, "alpha", 30, False),
+        (2, "beta", 30, True),
+        (3, "beta", 30, False),
+    ]
+
+
+def test_the_trainer_that_is_at_work_is_shown(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=30)
+    train_again(made, steps=7)
+    found, each = progress.of(made.path, made.read_record(), 50)
+    assert (found.trainer, found.step, found.steps, found.left) == (2, 7, None, None)
+    assert [one.step for one in each] == [7, 7, 7, 7]
+    first = made.path / "outputs" / trainers.file_name(0)
+    os.utime(first, (time.time() + 90, time.time() + 90))
+    found, _ = progress.of(made.path, made.read_record(), 50)
+    assert (found.trainer, found.step, found.steps) == (1, 30, 50)
+
+
+def test_what_the_ranks_reckon_is_how_long_is_left(tmp_path: Path) -> None:
+    """A Trainer's epochs are in no config; of the engine's steps the pauses are not."""
+    made = experiment(tmp_path / "run", steps=3)
+    path = made.path / "outputs" / trainers.file_name(0)
+    with path.open("a") as file:
+        file.write(json.dumps({**line(0, 4, -1), "left_s": 90.5}) + "\n")
+    for steps in (None, 5):
+        found, _ = progress.of(made.path, made.read_record(), steps)
+        assert (found.step, found.left) == (4, 90.5)
+    with path.open("a") as file:
+        file.write(json.dumps(line(0, 5, -1)) + "\n")  # the last one
+    found, _ = progress.of(made.path, made.read_record(), None)
+    assert (found.step, found.left) == (5, None)
+
+
+class Refusing(Transport):
+    """Connects to nobody; one host keeps it waiting for that."""
+
+    def __init__(self) -> None:
+        self.over = Event()
+        self.asked: list[str] = []
+
+    @property
+    def config(self) -> Refusing:  # type: ignore[override]
+        return self
+
+    def of_node(self, node: Login) -> str:
+        return node.host
+
+    def connect(self, destination: object, timeout: float | None = None) -> Connection:
+        self.asked.append(str(destination))
+        if destination == "late":
+            self.over.wait(60)
+        raise NodeError(f"{destination} refuses")
+
+
+@pytest.fixture
+def refusing() -> Iterator[Refusing]:
+    transport = Refusing()
+    yield transport
+    transport.over.set()
+
+
+def test_a_node_that_is_late_keeps_nobody_waiting(refusing: Refusing, tmp_path: Path) -> None:
+    with closing(Watch(refusing, [Node("late"), Node("other")], tmp_path)) as watch:
+        watch.patience = 0.5
+        problems = [node.problem for node in watch.look().nodes]
+        assert problems == ["connecting ...", "other refuses"]
+        watch.look()
+        assert refusing.asked.count("late") == 1, "it is asked once, until it has answered"
+        refusing.over.set()
+        watch.patience = None
+        assert [node.problem for node in watch.look().nodes] == ["late refuses", "other refuses"]
+
+
+def test_an_old_answer_is_not_shown_as_one_of_now(refusing: Refusing) -> None:
+    node = watched_node.WatchedNode(Node("late"), refusing, SimpleQueue())
+    node.sample = NodeSample("late", Checkup(load=load()))
+    node.channel = Asked()  # type: ignore[assignment]
+    assert node.newest() is node.sample
+    node.busy, node.since = True, time.monotonic() - 2.0
+    assert node.newest() is node.sample
+    node.since -= 2 * watched_node.STALE
+    assert node.newest().checkup is None
+    assert node.newest().problem == "it has not answered for 12 s"
+
+
+def test_a_gpu_has_the_values_of_its_address() -> None:
+    """One that is lost, or of another make, is in one list and not in the other."""
+    streamed = Streamed(1.0, gpus={"use": [0.1, 0.2, 0.3], "celsius": [1, None]})
+    about = About(places=("0000:00:00", "0000:01:00", "0000:03:00.0"))
+    amd = gpu(0, 50).replace(vendor="amd", pci="0000:03:00.0")
+    shown = [with_stream(each, about, streamed) for each in (gpu(1, 50), amd, gpu(7, 50))]
+    assert [(each.busy, each.temperature) for each in shown] == [(20, 61), (30, 60), (50, 67)]
+    twice = About(places=("0000:00:00", "0000:00:00"))  # parts of one card
+    assert with_stream(gpu(0, 50), twice, streamed).busy == 50
+
+
+class Asked:
+    """A channel that notes which parts a look asks for."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[str, ...]] = []
+
+    def ask(self, question: Examine, _: float) -> CheckedUp:
+        self.parts.append(question.parts)
+        gpus = (gpu(0, 1), gpu(1, 1)) if "gpus" in question.parts else None
+        return CheckedUp(checkup=Checkup(gpus=gpus, load=load()), time=0.0)
+
+
+def test_a_stream_that_is_fresh_stands_for_nvidia_smi(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "train_20260101_000000", steps=0, state="running", ended=None)
+    sample_machines(made)
+    watch = Watch(Transport.__new__(NoTransport), made.read_record().nodes, tmp_path)
+    node, channel = watch.watched[0], Asked()
+    node.ask(channel)  # type: ignore[arg-type]
+    jobs = watch.jobs([NodeSample("alpha", Checkup(load=load("train_20260101_000000")))])
+    watch.find_streams(jobs)
+    assert node.stream is not None and node.stream.fresh
+    assert len(node.history) == 12 and node.history[-1].gpu == 0.9
+    checkup = node.ask(channel)  # type: ignore[arg-type]
+    assert channel.parts == [("gpus", "load"), ("load",)]
+    assert checkup.gpus is not None
+    assert [(one.busy, one.temperature) for one in checkup.gpus] == [(90, 60), (90, 61)]
+    node.stream.grown -= watched_node.FRESH
+    node.ask(channel)  # type: ignore[arg-type]
+    assert channel.parts[-1] == ("gpus", "load"), "it tells nothing of now"
+    watch.find_streams([])
+    assert node.stream is None
+
+
+def test_small_curves() -> None:
+    assert table.spark([0.0, 0.5, 1.0, None], 1.0) == "    ▁▅█ "
+    assert table.spark([0.5], 1.0) == table.spark([], 1.0) == ""
+
+
+def test_jobs_are_found_with_their_experiments(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "train_20260101_000000", steps=30, state="running", ended=None)
+    made.write("config.yaml", "training:\n  max_steps: 50\n")
+    watch = Watch(Transport.__new__(NoTransport), [], tmp_path)
+    nodes = [
+        NodeSample("one", Checkup(load=load("train_20260101_000000"))),
+        NodeSample("two", Checkup(load=load("foreign"))),
+        NodeSample("three", Checkup(load=load("train_20260101_000000"))),
+        NodeSample("gone", problem="it does not answer"),
+    ]
+    ours, foreign = watch.jobs(nodes)
+    assert (ours.nodes, ours.step, ours.steps) == (("one", "three"), 30, 50)
+    assert ours.left == pytest.approx(2.0) and ours.slowest == "rank 2 +29%"
+    assert (foreign.job, foreign.experiment, foreign.step) == ("foreign", "", None)
+    record = made.read_record()
+    made.write_record(replace(record, engine=False))  # a script: the config's steps are not its own
+    watch.known.clear()
+    assert (watch.jobs(nodes)[0].step, watch.jobs(nodes)[0].steps) == (30, None)
+    made.write_record(record)
+    (made.path / "config.yaml").unlink()
+    watch.known.clear()
+    assert watch.jobs(nodes)[0].left is None
+    assert watch.jobs([]) == [] and not watch.known
+    line = json.dumps({"step": 5})
+    (made.path / "outputs/rank_00_metrics.jsonl").write_text(line)
+    assert watch.jobs(nodes)[0].step == 5
+    watch.closer = "train_20260101_000000"
+    assert len(watch.jobs(nodes)[0].ranks) == 4
+    made.path.rename(tmp_path / "removed")
+    assert len(watch.jobs(nodes)[0].ranks) == 4

@@ -1,0 +1,214 @@
+"""The live screen, driven by keys in a terminal of any size."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from threading import Event
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import RichLog
+
+from orchestrator.common.errors import NodeError
+from orchestrator.views.top.sample import JobSample, Sample
+from orchestrator.views.top.screen import Deeds, Lines, Question, Ranks, Top
+from orchestrator.views.top.watched_node import NodeSample
+from tests.views.top.samples import NOW, job, rank, sample
+
+EVERY = 0.2  # a walk waits until nothing is to be drawn
+FIRST = Sample(NOW, (NodeSample("one", problem="connecting ..."),), ())
+DEEDS = Deeds(
+    log=lambda *_: [], stack=lambda *_: [], events=lambda _: [], stop=str, over=lambda _: False
+)
+Walk = Callable[[Top, Pilot[None]], Awaitable[None]]
+
+
+def drive(
+    walk: Walk,
+    *samples: Sample,
+    size: tuple[int, int] = (110, 30),
+    stop: Callable[[JobSample], str] = lambda _: "all ended",
+    lines: Sequence[str] = ("node 0: hello",),
+    closer: Callable[[str], None] | None = None,
+    alone: str = "",
+    over: Callable[[str], bool] = lambda _: False,
+) -> None:
+    """Show the samples one after the other, the last one again and again, and walk."""
+    left: Iterator[Sample] = iter(samples)
+    shown = [samples[-1]]
+
+    def look() -> Sample:
+        return next(left, shown[0])
+
+    async def run() -> None:
+        deeds = Deeds(
+            log=lambda _, rank: [*lines, f"of {rank.rank if rank else 'all'}"],
+            stack=lambda _, rank: [f"stack of {rank.rank}", *map(str, range(40))],
+            events=lambda _: ["it began"],
+            stop=stop,
+            over=over,
+        )
+        app = Top(look, FIRST, EVERY, deeds, closer or (lambda _: None), alone)
+        async with app.run_test(size=size) as pilot:
+            async with asyncio.timeout(30):
+                await until(pilot, lambda: app.sample is samples[-1])
+                await walk(app, pilot)
+
+    asyncio.run(run())
+
+
+async def until(pilot: Pilot[None], true: Callable[[], bool]) -> None:
+    while not true():
+        await pilot.pause(0.01)
+
+
+def cells(app: Top, name: str) -> list[list[str]]:
+    return app.nodes.rows if name == "nodes" else app.jobs.rows
+
+
+@pytest.mark.parametrize("size", [(110, 30), (80, 24), (30, 8)])
+def test_nodes_and_jobs_are_shown_and_change(size: tuple[int, int]) -> None:
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        assert [row[0] for row in cells(app, "nodes")] == ["one", "two", "gone"]
+        assert [row[1] for row in cells(app, "jobs")] == ["12 of 40"]
+
+    drive(walk, sample(job("train")), sample(job("train", step=12)), size=size)
+
+
+def test_the_cursor_stays_on_its_job_when_another_one_begins() -> None:
+    before = sample(job("a"), job("b"))
+    after = sample(job("new"), job("a"), job("b"))
+    ended: list[str] = []
+
+    def stop(which: JobSample) -> str:
+        ended.append(which.experiment)
+        return "all ended"
+
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        app.show(before)
+        app.jobs.action_choose(1)
+        app.show(after)
+        await pilot.press("s")
+        assert isinstance(app.screen, Question) and "End b on all" in app.screen.words
+        await pilot.press("n")
+        assert ended == []
+        await pilot.press("s", "y")
+        await until(pilot, lambda: ended == ["b"])
+
+    drive(walk, after, stop=stop)
+
+
+def test_what_cannot_be_stopped_is_said_and_the_screen_stays() -> None:
+    def stop(_: JobSample) -> str:
+        raise NodeError("it does not answer", "ping it")
+
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        await pilot.press("s", "y")
+        await until(pilot, lambda: any("it does not" in n.message for n in app._notifications))
+        assert app.is_running
+
+    drive(walk, sample(job("train")), stop=stop)
+
+
+def test_the_log_is_shown_without_its_escapes() -> None:
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        await pilot.press("l")
+        found = await read(app, pilot)
+        assert found == ["node 0: [bold]x[/bold]", "node 1: ␇2J", "of all"]
+        await pilot.press("escape")
+        assert not isinstance(app.screen, Lines)
+
+    drive(walk, sample(job("train")), lines=["node 0: [bold]x[/bold]", "node 1: \x072J"])
+
+
+async def read(app: Top, pilot: Pilot[None]) -> list[str]:
+    """The lines that a key has brought."""
+    await until(pilot, lambda: isinstance(app.screen, Lines))
+    await pilot.pause()
+    return [line.text.rstrip() for line in app.screen.query_one(RichLog).lines]
+
+
+@pytest.mark.parametrize("size", [(110, 30), (80, 24), (30, 8)])
+def test_the_ranks_of_a_job_and_what_their_keys_show(size: tuple[int, int]) -> None:
+    asked: list[str] = []
+    ranks = (rank(0), rank(1, behind=0.4))
+
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        await pilot.press("r")
+        await until(pilot, lambda: isinstance(app.screen, Ranks))
+        shown = app.screen
+        assert isinstance(shown, Ranks) and asked == ["train-1f"]
+        await until(pilot, lambda: len(shown.ranks.rows) == 2)
+        last = [row[-1] for row in shown.ranks.rows]
+        assert last == ["", "slow: +40% of a step"]
+        await pilot.press("down", "l")
+        assert (await read(app, pilot))[-1] == "of 1"
+        shown_log = app.screen.query_one(RichLog)
+        assert shown_log.scroll_y == shown_log.max_scroll_y
+        await pilot.press("escape", "t")
+        assert (await read(app, pilot))[0] == "stack of 1"
+        assert app.screen.query_one(RichLog).scroll_y == 0, "the line that runs stands first"
+        await pilot.press("escape", "e")
+        assert await read(app, pilot) == ["it began"]
+        await pilot.press("escape", "escape")
+        assert len(app.screen_stack) == 1 and asked == ["train-1f", ""]
+
+    drive(walk, sample(job("train", ranks=ranks)), size=size, closer=asked.append)
+
+
+@pytest.mark.parametrize("how", ["all nodes say so", "its record says so"])
+def test_one_job_alone_is_its_ranks_until_it_is_over(how: str) -> None:
+    over = Event()
+
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        app.show(sample(job("train", ranks=(rank(0),))))
+        assert isinstance(app.screen, Ranks)
+        without = sample(job("other"))  # a node of it is gone, and its job may still be there
+        app.show(without)
+        await pilot.pause()
+        assert app.is_running and isinstance(app.screen, Ranks)
+        if how == "its record says so":
+            over.set()
+        else:
+            without = replace(without, nodes=without.nodes[:2])
+        app.show(without)
+        await until(pilot, lambda: not app.is_running)
+
+    ours = sample(job("train", ranks=(rank(0),)))
+    drive(walk, ours, alone="train-1f", over=lambda _: over.is_set())
+
+
+def test_without_jobs_the_keys_say_so_and_q_leaves() -> None:
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        await pilot.press("s", "l")
+        assert len(app.screen_stack) == 1
+        said = {each.message for each in app._notifications}
+        assert said == {"no job is seen on these nodes; 1 of 3 have not answered"}
+        await pilot.press("q")
+        assert not app.is_running
+
+    drive(walk, sample())
+
+
+def test_the_nodes_are_named_before_any_has_answered() -> None:
+    answered = Event()
+
+    def look() -> Sample:
+        answered.wait(60)
+        return sample()
+
+    async def run() -> None:
+        app = Top(look, FIRST, EVERY, DEEDS)
+        try:
+            async with app.run_test() as pilot, asyncio.timeout(30):
+                await until(
+                    pilot, lambda: cells(app, "nodes") == [["one", *"------", "connecting ..."]]
+                )
+                answered.set()
+                await until(pilot, lambda: len(app.nodes.rows) == 3)
+        finally:
+            answered.set()
+
+    asyncio.run(run())
