@@ -45,10 +45,10 @@ def launch(
 
     from orchestrator.cli.launch import launch_arguments
     from orchestrator.head.commands.follow import follow_launched
-    from orchestrator.head.launch import launch as launching
-    from orchestrator.head.launch.code import reach_with_code
-    from orchestrator.head.launch.prepare import prepare
-    from orchestrator.head.launch.request import resolve
+    from orchestrator.head.start import launch as launching
+    from orchestrator.head.start.code import reach_with_code
+    from orchestrator.head.start.prepare import prepare
+    from orchestrator.head.start.request import resolve
 
     directory = None if payload is None else Path(payload)
     try:
@@ -93,9 +93,9 @@ def stop(
 def nodes(answers: Answers, keys: Pipe, arguments: list[str]) -> None:
     """Describe the machines, as `orchestrator nodes --json` does."""
     from orchestrator.cli.launch import launch_arguments
-    from orchestrator.head.launch.machines import find_machines
-    from orchestrator.head.launch.request import resolve
     from orchestrator.head.nodes import machine
+    from orchestrator.head.start.machines import find_machines
+    from orchestrator.head.start.request import resolve
 
     machines = find_machines(resolve(launch_arguments(arguments)))
     answers.tell(nodes=[machine.to_json(described) for described in machines])

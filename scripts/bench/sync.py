@@ -31,9 +31,9 @@ OURS = """
 import os, sys, time
 from pathlib import Path
 from orchestrator.config.launch import LaunchArguments, Where
-from orchestrator.head.launch.code import begin_scan, bring
-from orchestrator.head.launch.nodes import try_all
-from orchestrator.head.launch.request import resolve
+from orchestrator.head.start.code import begin_scan, bring
+from orchestrator.head.start.nodes import try_all
+from orchestrator.head.start.request import resolve
 nodes, config = map(Path, sys.argv[1:3])
 request = resolve(LaunchArguments(
     program=("0/file_0.py",), overrides=tuple(sys.argv[3:]), launch={"sync": "always"},

@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 WRAPPED = (
-    ("orchestrator.head.launch.request", "resolve", "read the config"),
+    ("orchestrator.head.start.request", "resolve", "read the config"),
     ("orchestrator.head.connect.ssh", "dial", "connect"),
     ("orchestrator.head.connect.ssh", "shake_hands", "SSH handshake"),
     ("orchestrator.head.connect.host_keys", "check", "check the host key"),
     ("orchestrator.head.connect.ssh", "log_in", "log in"),
     ("orchestrator.head.connect.reach", "open_channel", "shell, Python, server"),
     ("orchestrator.head.connect.channel", "NodeChannel.ask", "ask: "),
-    ("orchestrator.head.launch.nodes", "try_all", "all nodes reached and probed"),
-    ("orchestrator.head.launch.prepare", "make_plan", "plan"),
-    ("orchestrator.head.launch.record", "manifest", "manifest"),
-    ("orchestrator.head.launch.launch", "start_supervisors", "all nodes started"),
+    ("orchestrator.head.start.nodes", "try_all", "all nodes reached and probed"),
+    ("orchestrator.head.start.prepare", "make_plan", "plan"),
+    ("orchestrator.head.start.record", "manifest", "manifest"),
+    ("orchestrator.head.start.launch", "start_supervisors", "all nodes started"),
 )
 TORCHRUN_LINE = re.compile(r"^[IW]\d{4} (\d\d):(\d\d):(\d\d\.\d+) .*?\] (.*)$", re.MULTILINE)
 TORCHRUN_WORDS = {

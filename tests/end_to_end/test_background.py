@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.head.notify.receiver import receiving
+from tests.head.follow.notify.receiver import receiving
 from tests.launching import PATIENCE, Command, Head
 
 # Counts until a file says stop, then writes an output and its total.

@@ -22,10 +22,10 @@ from orchestrator.head.code.scan import Limits, Scan
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
-from orchestrator.head.launch.nodes import try_all
-from orchestrator.head.launch.request import resolve
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen.progress import Progress
+from orchestrator.head.start.nodes import try_all
+from orchestrator.head.start.request import resolve
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces
 from tests.launching import Head

@@ -9,11 +9,11 @@ from dataclasses import replace
 from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.doctor import report
-from orchestrator.head.launch.code import expect_code
-from orchestrator.head.launch.nodes import try_all
-from orchestrator.head.launch.preflight import diagnose
-from orchestrator.head.launch.request import resolve
 from orchestrator.head.screen import output
+from orchestrator.head.start.code import expect_code
+from orchestrator.head.start.nodes import try_all
+from orchestrator.head.start.preflight import diagnose
+from orchestrator.head.start.request import resolve
 
 
 def examine(

@@ -15,23 +15,23 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.node_logs import NodeLogs, log_files, open_logs
+from orchestrator.head.follow.notify.notifier import Notifier, notifier_of
 from orchestrator.head.follow.run import Growth, Run
-from orchestrator.head.launch.launch import Launched
-from orchestrator.head.notify.notifier import Notifier, notifier_of
-from orchestrator.head.restart.judge import judged
 from orchestrator.head.screen import own_paths
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.log_tail import last_words
 from orchestrator.head.screen.output import say, tell
 from orchestrator.head.screen.screen import Screen
+from orchestrator.head.start.judge import judged
+from orchestrator.head.start.launch import Launched
 from orchestrator.head.status.backend import backend_of
 from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 
 if TYPE_CHECKING:
-    from orchestrator.head.restart.attempt import Begun
-    from orchestrator.head.restart.grow import Latecomers
+    from orchestrator.head.start.attempt import Begun
+    from orchestrator.head.start.grow import Latecomers
 
 SHORTEST = 4.0  # seconds of silence that a busy machine may need: it beats once a second at most
 EXCERPT = 60  # lines
@@ -125,7 +125,7 @@ class Stay:
     def again(
         self, record: JobRecord, transport: Transport, channels: Mapping[int, NodeChannel]
     ) -> Begun | JobRecord:
-        from orchestrator.head.restart.attempt import again  # not for every job
+        from orchestrator.head.start.attempt import again  # not for every job
 
         return again(self.experiment, record, transport, channels, say)
 
@@ -148,7 +148,7 @@ class Stay:
         """Say how the stay has ended, with the job or without."""
         experiment, record = self.experiment, record or running.record
         if record.over and running.channels:
-            from orchestrator.head.restart.release import release
+            from orchestrator.head.start.release import release
 
             release(record, running.channels, transport)
         for channel in running.channels.values():
@@ -181,7 +181,7 @@ def growth_of(
     """Return what looks for further nodes, for a job that may have more than it has."""
     if not record.launch.max_restarts:
         return None
-    from orchestrator.head.restart import grow  # not for every job
+    from orchestrator.head.start import grow
 
     if not grow.may_grow(record, latecomers):
         return None

@@ -6,15 +6,15 @@ from orchestrator.common import interrupt
 from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.common.text import plural
 from orchestrator.config.launch import LaunchArguments, Where
-from orchestrator.head.launch import launch as launching
-from orchestrator.head.launch.code import expect_code, reach_with_code
-from orchestrator.head.launch.launch import Launched
-from orchestrator.head.launch.nodes import reach_all
-from orchestrator.head.launch.prepare import prepare
-from orchestrator.head.launch.request import Request, resolve
 from orchestrator.head.plan import dry_run, explain
 from orchestrator.head.screen.keyboard import KEYS, in_foreground
 from orchestrator.head.screen.output import say, tell
+from orchestrator.head.start import launch as launching
+from orchestrator.head.start.code import expect_code, reach_with_code
+from orchestrator.head.start.launch import Launched
+from orchestrator.head.start.nodes import reach_all
+from orchestrator.head.start.prepare import prepare
+from orchestrator.head.start.request import Request, resolve
 
 
 def launch(arguments: LaunchArguments) -> int:

@@ -17,9 +17,9 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.recover import policy
 from orchestrator.head.screen import output, own_paths
 from orchestrator.head.screen.output import Cell
+from orchestrator.head.start import policy
 from orchestrator.head.status import containers
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.messages import Jobs, JobState

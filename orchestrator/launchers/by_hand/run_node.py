@@ -22,13 +22,6 @@ from orchestrator.head.commands.follow import follow_launched
 from orchestrator.head.connect import reach as reaching
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.connect.subprocess_transport import LocalTransport
-from orchestrator.head.launch.launch import Launched, start
-from orchestrator.head.launch.nodes import Nodes, settled
-from orchestrator.head.launch.planning import make_plan
-from orchestrator.head.launch.prepare import Prepared, discarded_on_error
-from orchestrator.head.launch.record import record_job
-from orchestrator.head.launch.request import Request, resolve
-from orchestrator.head.launch.spec import Meeting
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.nodes.probed_node import ProbedNode, is_loopback
 from orchestrator.head.plan import accelerate, plan
@@ -37,6 +30,13 @@ from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import Layout
 from orchestrator.head.screen.output import say
 from orchestrator.head.slurm import queue
+from orchestrator.head.start.launch import Launched, start
+from orchestrator.head.start.nodes import Nodes, settled
+from orchestrator.head.start.planning import make_plan
+from orchestrator.head.start.prepare import Prepared, discarded_on_error
+from orchestrator.head.start.record import record_job
+from orchestrator.head.start.request import Request, resolve
+from orchestrator.head.start.spec import Meeting
 from orchestrator.launchers.by_hand import rendezvous
 from orchestrator.launchers.by_hand.rendezvous import Master
 from orchestrator.protocol.meeting import Agreed, Hello

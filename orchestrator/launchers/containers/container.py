@@ -10,10 +10,10 @@ from typing import Any
 from orchestrator.common.errors import UsageError
 from orchestrator.common.text import parse_size
 from orchestrator.config.launch import LaunchArguments, Where
-from orchestrator.head.launch.request import resolve
-from orchestrator.head.launch.user_env import matching
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.screen.output import complain
+from orchestrator.head.start.request import resolve
+from orchestrator.head.start.user_env import matching
 
 EXPERIMENTS = "/experiments"  # a volume in every container, which outlives them
 WAIT = 1800  # seconds for all nodes to be there: an image of many GB may have to come first

@@ -11,9 +11,9 @@ from pathlib import Path
 from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.commands.follow import tell_end
-from orchestrator.head.launch.request import Request, resolve
 from orchestrator.head.plan import redact
 from orchestrator.head.screen.output import complain, say, tell
+from orchestrator.head.start.request import Request, resolve
 from orchestrator.head.status.backend import watch_batch
 from orchestrator.launchers.slurm import sbatch
 from orchestrator.launchers.slurm.sbatch import SbatchOptions

@@ -15,13 +15,13 @@ from orchestrator.common import files, text
 from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
 from orchestrator.config.launch import LaunchArguments, View
 from orchestrator.head.commands import follow
-from orchestrator.head.launch.launch import launch
-from orchestrator.head.launch.nodes import reach_all
-from orchestrator.head.launch.prepare import prepare
-from orchestrator.head.launch.request import Request, resolve
 from orchestrator.head.plan.model import Target
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import say
+from orchestrator.head.start.launch import launch
+from orchestrator.head.start.nodes import reach_all
+from orchestrator.head.start.prepare import prepare
+from orchestrator.head.start.request import Request, resolve
 from orchestrator.records.experiment import Experiment
 from orchestrator.views.verify import bits, chart, diagnosis, prediction, report
 

@@ -8,8 +8,8 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.head.commands.experiments.start_report import report_of, to_text
-from orchestrator.head.launch import timeline
 from orchestrator.head.screen.output import PLAIN
+from orchestrator.head.start import timeline
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.manifest import StartTimes
 

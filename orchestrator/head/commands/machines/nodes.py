@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from orchestrator.common import text
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.head.launch.machines import find_machines
-from orchestrator.head.launch.request import resolve
 from orchestrator.head.nodes import machine
 from orchestrator.head.nodes.machine import Machine
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Look
+from orchestrator.head.start.machines import find_machines
+from orchestrator.head.start.request import resolve
 
 LOST = "bold red"
 

@@ -10,10 +10,10 @@ from typing import Any
 from orchestrator.common import text
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.head.launch.machines import Used, find_users
-from orchestrator.head.launch.request import resolve
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Look
+from orchestrator.head.start.machines import Used, find_users
+from orchestrator.head.start.request import resolve
 from orchestrator.protocol.facts import Checkup, Gpu, Holder
 from orchestrator.protocol.message import encode
 

@@ -20,10 +20,10 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.held import control
 from orchestrator.head.held.control import Holding
 from orchestrator.head.held.transport import HeldTransport
-from orchestrator.head.launch.launch import Launched
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, tell
+from orchestrator.head.start.launch import Launched
 
 IDLE = 600.0  # seconds without use after which they are closed
 START_SECONDS = 20.0

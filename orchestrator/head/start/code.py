@@ -1,0 +1,391 @@
+"""Reach the nodes, and give those that do not share this directory a snapshot of it to run in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from orchestrator.common.errors import (
+    CheckFailed,
+    NodeError,
+    OrchestratorError,
+    UsageError,
+    nearest,
+)
+from orchestrator.common.program import program_at
+from orchestrator.common.text import plural, size
+from orchestrator.head.code import shared
+from orchestrator.head.code.fanout import Changed, Fanout, Sent, send_tree
+from orchestrator.head.code.listing import Rules
+from orchestrator.head.code.scan import TRIES, Limits, Scan, Tree, changing
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import Declined
+from orchestrator.head.connect.reach import Reached
+from orchestrator.head.nodes.probed_node import by_value, listed
+from orchestrator.head.plan.model import Target
+from orchestrator.head.plan.plan import ENGINE
+from orchestrator.head.screen.progress import Progress
+from orchestrator.head.start.nodes import Nodes, reach_all
+from orchestrator.head.start.request import Request
+from orchestrator.protocol import tree as trees
+from orchestrator.protocol.messages import LACKING, CheckedOut, CheckOut, ProbeTarget
+
+CHECK_OUT_SECONDS = 300.0  # 50,000 files on a slow disk
+LOOK_SECONDS = 1.0  # for a directory that nodes share: a comparison is not worth more
+HOME = "~/.orchestrator/code/snapshots"  # on a node, as it is shown
+
+Say = Callable[[str], None]
+R = TypeVar("R")
+
+
+def reach_with_code(request: Request, say: Say) -> tuple[Request, Nodes]:
+    """Reach all nodes while the working tree is read, and bring it to those that lack it."""
+    if not needs_code(request):
+        return request, reach_all(request)
+    scan = begin_scan(request)
+    try:
+        nodes = reach_all(request)
+        wanted = [node for node in nodes.reached if gets_snapshot(request, node)]
+        others = [node for node in nodes.reached if node not in wanted]
+        same = [node for node in others if not is_placed(request, node)]
+        if same:
+            compare(same, scan, say)
+        if not wanted and not scan.looked.is_set():
+            scan.cancel()  # a directory such as / or a whole home
+        if not wanted:
+            return request, replace(nodes, scan=scan if same else None)
+        request = relative(request, nodes.reached, wanted)
+        check_spelling(request, wanted)
+        scan, checked = bring(request, wanted, len(nodes.reached), scan, say)
+        return request, replace(with_snapshots(nodes, wanted, checked), scan=scan)
+    except BaseException:
+        scan.cancel()
+        raise
+
+
+def expect_code(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
+    """Assume that the nodes have what a launch would send them; send nothing."""
+    wanted = [node for node in nodes.reached if gets_snapshot(request, node)]
+    if not needs_code(request) or not wanted:
+        return request, nodes
+    request = relative(request, nodes.reached, wanted)
+    check_spelling(request, wanted)
+    scan = begin_scan(request)
+    tree = scan.tree()
+    about = f"{plural(tree.files, 'file')}, {size(tree.size)}"
+    names = listed([node.node.name for node in wanted])
+    note = (
+        f"a launch sends the code ({about}) as far as it is lacking to {names}, where it runs in a"
+        " directory of its own, NAME: before that, commands cannot be pasted there"
+    )
+    workdir = f"{HOME}/NAME/{title()}"
+    checked = [
+        CheckedOut(
+            workdir=workdir,
+            tree=tree.digest,
+            differ=(),
+            own=(),
+            target=seen_here(request, node),
+            disk=node.facts.disk,
+        )
+        for node in wanted
+    ]
+    nodes = with_snapshots(nodes, wanted, checked)
+    return replace(request, notes=(*request.notes, note, *tree.notes)), nodes
+
+
+# -- who gets it ------------------------------------------------------------------------------
+
+
+def needs_code(request: Request) -> bool:
+    """Tell whether a launch uses files of this directory on the nodes."""
+    config = request.config
+    if request.origin:
+        return True
+    if config.launch.sync == "off":
+        return False
+    if request.payload is not None or request.target.kind != "engine":
+        return True
+    own = (config.model.target, config.dataset.target, config.training.loss)
+    return request.target.name == ENGINE and any(own)
+
+
+def is_placed(request: Request, node: Reached) -> bool:
+    """Tell whether the user named the directory where this node finds its code."""
+    return bool(node.node.workdir or request.config.launch.workdir)
+
+
+def gets_snapshot(request: Request, node: Reached) -> bool:
+    if request.config.launch.sync == "always" or request.origin:
+        return True
+    return not is_placed(request, node) and not node.facts.marker_seen
+
+
+def relative(request: Request, reached: Sequence[Reached], wanted: Sequence[Reached]) -> Request:
+    """Name the program by its path below this directory, which every snapshot has."""
+    target, here = request.target, Path.cwd()
+    path = Path(target.name)
+    if target.kind != "auto" or not path.is_absolute() or not path.is_relative_to(here):
+        return request
+    below = str(path.relative_to(here))
+    if any(is_placed(request, node) for node in reached if node not in wanted):
+        raise UsageError(
+            f"{target.name} is in a snapshot on some nodes, and elsewhere on those with workdir=",
+            f"name it relative to both: {below}",
+        )
+    return replace(request, target=replace(target, name=below))
+
+
+def check_spelling(request: Request, wanted: Sequence[Reached]) -> None:
+    """Refuse a program that is neither in the directory that is sent nor a command of the nodes."""
+    path = Path(request.target.name)
+    if request.target.kind != "auto" or path.is_absolute() or request.origin:
+        return
+    kind, place = program_at(request.target.name, str(Path.cwd()))
+    if kind == "missing" and all(node.facts.target.kind == "missing" for node in wanted):
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = [entry.name for entry in Path(place).parent.iterdir()]
+        raise CheckFailed(
+            f"there is no {place}{nearest(path.name, names)}",
+            "check its spelling: the nodes are sent this directory, and none has such a command",
+        )
+
+
+def seen_here(request: Request, node: Reached) -> ProbeTarget:
+    """Tell what the program is in this directory; a command is what it is on the node."""
+    target = request.target
+    if target.kind != "auto":
+        return ProbeTarget(kind=target.kind, name=target.name)
+    if not Path(target.name).exists():
+        return node.facts.target
+    kind, name = program_at(target.name, str(Path.cwd()))
+    return ProbeTarget(kind=kind, name=name)
+
+
+# -- the tree ---------------------------------------------------------------------------------
+
+
+def begin_scan(request: Request, without: Sequence[bytes] = ()) -> Scan:
+    """Start to read the working tree."""
+    sync, target = request.config.sync, request.target
+    rules = Rules(
+        include=sync.include,
+        exclude=sync.exclude,
+        apart=(*experiments(request), *map(os.fsencode, outputs(request)), *without),
+        everything=request.origin is not None,
+        always=(os.fsencode(os.path.normpath(target.name)),) if is_file_below(target) else (),
+    )
+    limits = Limits(sync.largest_file, sync.largest_tree, leave_out=request.payload is not None)
+    return Scan(os.fsencode(Path.cwd()), rules, limits)
+
+
+def is_file_below(target: Target) -> bool:
+    """Tell whether the program is a file of this directory: then it travels in any case."""
+    path = Path(target.name)
+    relative = target.kind == "auto" and not path.is_absolute() and ".." not in path.parts
+    return relative and path.is_file()
+
+
+def experiments(request: Request) -> Iterator[bytes]:
+    """Yield the directories of experiments that are below this one."""
+    here, root = Path.cwd(), request.where.experiments.absolute()
+    yield b"experiments"
+    if root == here:
+        yield from (os.fsencode(path.parent.name) for path in here.glob("*/job.json"))
+    elif root.is_relative_to(here):
+        yield os.fsencode(root.relative_to(here))
+
+
+def outputs(request: Request) -> list[str]:
+    """List the directories that the program writes into: they are the node's own."""
+    names = [name.strip("/") for name in request.config.sync.outputs]
+    checkpoints = request.config.checkpoint.directory
+    if request.target.name == ENGINE and checkpoints and not checkpoints.startswith(("/", "~")):
+        names.append(os.path.normpath(checkpoints))
+    return [name for name in names if not name.startswith("..")]
+
+
+def title() -> str:
+    return Path.cwd().name or "root"
+
+
+# -- to the nodes -----------------------------------------------------------------------------
+
+
+def compare(same: Sequence[Reached], scan: Scan, say: Say) -> None:
+    """See that the nodes which share this directory see the same code in it."""
+    if scan.looked.wait(LOOK_SECONDS) and scan.states:
+        shared.check_same(same, scan.directory, scan.states)
+    elif not scan.looked.is_set():
+        say(f"{os.fsdecode(scan.directory)} is too large to compare what the nodes see of it")
+
+
+def bring(
+    request: Request, wanted: Sequence[Reached], total: int, scan: Scan, say: Say
+) -> tuple[Scan, list[CheckedOut]]:
+    """Send the tree, and let each node make its snapshot; prove that all have the same.
+
+    A function leaves behind a file that changes again and again; for a script it is an error.
+    """
+    tries = TRIES if request.payload is None else 3 * TRIES
+    changes: list[bytes] = []
+    for attempt in range(tries):
+        tree = tree_for(request, scan)
+        try:
+            checked, sent = Delivery(request, wanted, tree, total, say).run()
+        except Changed as changed:
+            if attempt == tries - 1:
+                raise changing(changed.path) from None
+            changes.append(changed.path)
+            left = {path for path in changes if request.payload and changes.count(path) > 1}
+            if changed.path in left:
+                say(f"warning: {os.fsdecode(changed.path)} is written to, and so is not sent")
+            scan = begin_scan(request, sorted(left))
+            continue
+        break
+    prove(wanted, checked, tree)
+    tell(wanted, checked, tree, sent, say)
+    return scan, checked
+
+
+def tree_for(request: Request, scan: Scan) -> Tree:
+    """Wait for the tree. A function goes alone where its directory is no place for code."""
+    try:
+        return scan.tree()
+    except CheckFailed as error:
+        if request.payload is None:
+            raise
+        note = f"warning: the function goes without its directory: {error}"
+        nothing = trees.packed([])
+        return Tree(scan.directory, (), nothing, trees.digest_of(nothing), (note,))
+
+
+def bring_late(request: Request, node: Reached, scan: Scan, say: Say) -> Reached:
+    """Give a node that comes when the job runs already the code that the others have."""
+    tree = tree_for(request, scan)
+    try:
+        checked, _ = Delivery(request, [node], tree, 1, say, shown=False).run()
+    except Changed as changed:
+        raise CheckFailed(
+            f"the code here is no more what the job runs: {os.fsdecode(changed.path)} was changed"
+        ) from None
+    prove([node], checked, tree)
+    return at_snapshot(node, checked[0])
+
+
+@dataclass
+class Delivery:
+    """The way of one tree to the nodes that shall have it."""
+
+    request: Request
+    wanted: Sequence[Reached]
+    tree: Tree
+    total: int  # nodes of the job
+    say: Say
+    shown: bool = True  # on a screen that nobody else writes on
+
+    def run(self) -> tuple[list[CheckedOut], list[Sent]]:
+        origin = self.request.origin
+        here = str(origin.directory) if origin else os.fsdecode(self.tree.directory)
+        question = CheckOut(
+            tree=self.tree.digest,
+            snapshot=secrets.token_hex(4),
+            title=title(),
+            beside=here,
+            outputs=tuple(outputs(self.request)),
+            target=ProbeTarget(kind=self.request.target.kind, name=self.request.target.name),
+        )
+        answers = fleet.ask(self.wanted, [question] * len(self.wanted), CHECK_OUT_SECONDS)
+        lacking = [at for at, answer in enumerate(answers) if is_lacking(answer)]
+        if not lacking:
+            return self.all_of(self.wanted, answers), []
+        served = [self.wanted[at] for at in lacking]
+        sent = self.send(served)
+        again = fleet.ask(served, [question] * len(served), CHECK_OUT_SECONDS)
+        for at, answer in zip(lacking, again, strict=True):
+            answers[at] = answer
+        return self.all_of(self.wanted, answers), sent
+
+    def send(self, nodes: Sequence[Reached]) -> list[Sent]:
+        progress = Progress("sending the code", self.tree.size * len(nodes))
+        told = progress.add if self.shown else lambda _: None
+        try:
+            fanout = Fanout.of(self.request.config.sync.fanout)
+            results = send_tree(nodes, self.tree, told, fanout, self.say)
+        finally:
+            progress.clear()
+        return self.all_of(nodes, results)
+
+    def all_of(self, nodes: Sequence[Reached], results: Sequence[R | OrchestratorError]) -> list[R]:
+        """Return the results, or raise one error that names every node that failed."""
+        failed = fleet.failures([node.node for node in nodes], results)
+        if failed:
+            raise NodeError(fleet.failure_table(failed, self.total, "; nothing was started"))
+        return [result for result in results if not isinstance(result, OrchestratorError)]
+
+
+def is_lacking(answer: CheckedOut | OrchestratorError) -> bool:
+    return isinstance(answer, Declined) and answer.kind == LACKING
+
+
+def prove(wanted: Sequence[Reached], checked: Sequence[CheckedOut], tree: Tree) -> None:
+    """Raise CheckFailed where what a node has read in its snapshot is not what was sent."""
+    wrong = [
+        f"{node.node.name}: {', '.join(answer.differ[:5]) or 'its list of files'}"
+        for node, answer in zip(wanted, checked, strict=True)
+        if answer.tree != tree.digest
+    ]
+    if wrong:
+        raise CheckFailed(
+            "nodes have other code than was sent to them; nothing was started\n    "
+            + "\n    ".join(wrong),
+            "launch again; if that does not help, delete ~/.orchestrator/code there",
+        )
+
+
+def tell(
+    wanted: Sequence[Reached],
+    checked: Sequence[CheckedOut],
+    tree: Tree,
+    sent: Sequence[Sent],
+    say: Say,
+) -> None:
+    """Say what was sent to whom, and what of the nodes' own is linked in."""
+    files = max((each.files for each in sent), default=0)
+    news = (
+        f"; {plural(files, 'file')} sent, {size(max(each.size for each in sent))}" if files else ""
+    )
+    about = f"code {tree.digest[:12]} ({plural(tree.files, 'file')}, {size(tree.size)})"
+    say(f"{about} on {listed([node.node.name for node in wanted])}{news}")
+    for note in tree.notes:
+        say(note)
+    own = zip((node.node.name for node in wanted), (answer.own for answer in checked), strict=True)
+    for names, nodes in by_value(own).items():
+        if names:
+            where = os.fsdecode(tree.directory)
+            say(f"beside it, from their own {where}: {listed(names)} (on {listed(nodes)})")
+
+
+def with_snapshots(nodes: Nodes, wanted: Sequence[Reached], checked: Sequence[CheckedOut]) -> Nodes:
+    """Let the nodes run in their snapshots."""
+    new = {
+        id(node): at_snapshot(node, answer) for node, answer in zip(wanted, checked, strict=True)
+    }
+    reached = tuple(new.get(id(node), node) for node in nodes.reached)
+    return replace(nodes, reached=reached)
+
+
+def at_snapshot(node: Reached, answer: CheckedOut) -> Reached:
+    """Let a node run in its snapshot."""
+    if not answer.workdir:
+        raise NodeError("a node does not say where its snapshot is")
+    facts = node.facts.replace(
+        workdir=answer.workdir, workdir_exists=True, target=answer.target, disk=answer.disk
+    )
+    return replace(node, facts=facts)

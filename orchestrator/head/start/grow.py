@@ -1,0 +1,280 @@
+"""Looks now and then for nodes with which a job that runs on fewer than it may could go on.
+
+A thread of its own asks: a node that is away takes as long as a connection may. It goes over the
+connections that are held, and looks less and less often while nothing changes. What it finds, the
+head that follows the job takes up, which alone ends the attempt.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from orchestrator.common.errors import OrchestratorError
+from orchestrator.common.text import plural
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.reach import Reached, kept_if_well, serving
+from orchestrator.head.connect.transport import Transport
+from orchestrator.head.doctor.examination import CHECKS
+from orchestrator.head.doctor.findings import BAD, Case, Examined, Needs
+from orchestrator.head.nodes.facts import Facts
+from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.start import growth
+from orchestrator.head.start.candidates import Candidate, choose
+from orchestrator.head.start.gather import bounds_of, times_named
+from orchestrator.protocol.messages import AskKept, GetReady, Probe, ProbeTarget
+from orchestrator.records import cordons
+from orchestrator.records.experiment import JobRecord, NodeRecord
+
+CHECKED = ("torch", "gpus", "disk", "shm", "limits")  # of a node that is to join: as at a launch
+SETTLED_SECONDS = 60.0  # after which a job that has kept nothing is not expected to
+CHECKPOINT_LOOK = 2.0  # between two questions whether something new was kept
+UNWANTED_SECONDS = 10.0  # after which a head that does not look any more wants nothing
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Larger:
+    """A job that can go on with more nodes: why, and its spares, with these standing by."""
+
+    why: str
+    spares: Sequence[NodeRecord]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A node that has answered."""
+
+    channel: NodeChannel
+    facts: Facts
+
+
+class Latecomers(Protocol):
+    """The nodes that had no part in the start of the job, and could be given one."""
+
+    def absent(self, record: JobRecord) -> Sequence[Node]: ...
+
+    def reach(self, node: Node) -> tuple[NodeRecord, Reached]: ...
+
+    def stand_by(self, reached: Reached, say: Say) -> NodeRecord: ...
+
+
+class Growth:
+    """One per attempt, for a head that follows it; the one that launched it has latecomers."""
+
+    def __init__(
+        self,
+        record: JobRecord,
+        transport: Transport,
+        say: Say,
+        latecomers: Latecomers | None = None,
+    ) -> None:
+        self.transport, self.say, self.latecomers = transport, say, latecomers
+        self.every = record.launch.grow_every
+        self.began = time.monotonic()
+        self.next_look = self.began + self.every
+        self.looks = 0  # that have found nothing, one after the other
+        self.thread: threading.Thread | None = None
+        self.larger: Larger | None = None
+        self.kept_before: float | None = None  # when nodes could join first: wait for what is newer
+        self.said: set[str] = set()
+        self.looked = self.began
+        self.unable: dict[str, float] = {}  # who could not be given a part, and until when it rests
+
+    def look(self, record: JobRecord) -> Larger | None:
+        """Return the larger job once there is one. It never waits; ask it again and again."""
+        self.looked = time.monotonic()
+        if self.thread is not None and self.thread.is_alive():
+            return None
+        if self.larger is None and time.monotonic() >= self.next_look:
+            self.thread = threading.Thread(target=self.search, args=(record,), daemon=True)
+            self.thread.start()
+            return None
+        return self.larger
+
+    def search(self, record: JobRecord) -> None:
+        """Look once, and set the time of the next look."""
+        self.next_look = float("inf")
+        pause = growth.pause(self.every, self.looks + 1)
+        try:
+            if self.search_once(record):
+                pause, self.looks = 0.0, -1
+        except OrchestratorError as error:  # node 0 cannot be asked: who follows it notices, too
+            self.once(f"no node can join now: {error}")
+        except Exception as error:  # noqa: BLE001  a defect of ours must not end a training
+            self.once(f"no further node is looked for: {error!r}")
+            pause = float("inf")
+        finally:
+            self.looks += 1
+            self.next_look = time.monotonic() + pause
+
+    def search_once(self, record: JobRecord) -> bool:
+        """Tell whether to look again at once: all was there but a new checkpoint."""
+        free = [node for node in record.spares if not refusal(record, node)]
+        answers = fleet.everywhere(free, self.ask) if free else []
+        there = {
+            node.name: (node, answer)
+            for node, answer in zip(free, answers, strict=True)
+            if isinstance(answer, Asked)
+        }
+        late = self.reach_late(record)
+        for name, (node, reached) in late.items():
+            there[name] = node, Asked(reached.channel, reached.facts)
+        if not there:
+            return False
+        open_now = [answer for _, answer in there.values()]
+        try:
+            master = self.ask(record.nodes[0])
+            open_now.append(master)
+            problems = {
+                name: unfit(node, answer.facts, master.facts)
+                for name, (node, answer) in there.items()
+                if time.monotonic() >= self.unable.get(name, 0.0)
+            }
+            for name in filter(problems.get, problems):
+                self.once(f"{name} cannot join: {problems[name]}")
+            names = [name for name in there if name in chosen(record, problems)]
+            if not names:
+                self.kept_before = None
+                return False
+            kept = self.kept(master, record)
+            if not kept:
+                self.say_nothing_kept(names)
+                return False
+            self.kept_before = kept if self.kept_before is None else self.kept_before
+            if kept <= self.kept_before:
+                for _, answer in there.values():
+                    answer.channel.connection.close()
+                self.await_newer(master, record, self.kept_before)
+                return True
+            new = self.given_parts([late[name][1] for name in names if name in late])
+            record = replace(record, spares=[*record.spares, *new])
+            names = [name for name in names if name not in self.unable]
+            if not names:
+                return False
+            self.get_ready(record, {name: there[name][1] for name in names})
+            self.larger = larger(record, names)
+            return False
+        finally:
+            for answer in open_now:
+                answer.channel.connection.close()
+
+    def reach_late(self, record: JobRecord) -> dict[str, tuple[NodeRecord, Reached]]:
+        """Reach those that had no part in the start, and plan what each would run."""
+        if self.latecomers is None:
+            return {}
+        nodes = [node for node in self.latecomers.absent(record) if not refusal(record, node)]
+        answers = fleet.everywhere(nodes, self.latecomers.reach) if nodes else []
+        return {
+            node.name: answer
+            for node, answer in zip(nodes, answers, strict=True)
+            if not isinstance(answer, OrchestratorError)
+        }
+
+    def given_parts(self, come: Sequence[Reached]) -> list[NodeRecord]:
+        """Give those their part that had none at the start; one that cannot have it rests."""
+        given = []
+        for reached in come:
+            assert self.latecomers is not None
+            name = reached.node.name
+            self.unable.pop(name, None)
+            try:
+                given.append(self.latecomers.stand_by(reached, self.say))
+            except OrchestratorError as error:
+                self.unable[name] = time.monotonic() + growth.REST_SECONDS
+                self.once(f"{name} cannot join: {error.what}")
+        return given
+
+    def get_ready(self, record: JobRecord, joining: Mapping[str, Asked]) -> None:
+        """Have processes wait there for the next attempt."""
+        for node in record.spares:
+            if node.name in joining:
+                job, part = record.first_part(node)
+                request = GetReady(job=job, node=part)
+                joining[node.name].channel.ask(request, self.transport.timeout)
+
+    def kept(self, master: Asked, record: JobRecord) -> float:
+        """Return when node 0 kept something last, by its own clock."""
+        request = AskKept(job=record.job, node=0)
+        return master.channel.ask(request, self.transport.timeout).at
+
+    def await_newer(self, master: Asked, record: JobRecord, before: float) -> None:
+        """Ask node 0 alone, and over one connection: it may take hours. Then all are asked anew."""
+        until = time.monotonic() + self.every * growth.LONGEST_PAUSE
+        while time.monotonic() < min(until, self.looked + UNWANTED_SECONDS):
+            time.sleep(CHECKPOINT_LOOK)
+            if self.kept(master, record) > before:
+                return
+
+    def ask(self, node: NodeRecord) -> Asked:
+        """Reach a node, and ask what it is."""
+        channel = serving(self.transport, node)
+        target = ProbeTarget(kind="program", name="sh")
+        probe = Probe(cwd="/", workdir=None, peers=(), target=target)
+        with kept_if_well(channel):
+            return Asked(channel, Facts(**vars(channel.ask(probe, self.transport.timeout))))
+
+    def say_nothing_kept(self, names: Sequence[str]) -> None:
+        if time.monotonic() - self.began > max(SETTLED_SECONDS, self.every):
+            self.once(
+                f"{', '.join(names)} could join, but this job has kept nothing that more nodes"
+                " could go on from (a checkpoint of the engine or the Trainer, or a state in"
+                " $ORCHESTRATOR_RESUME_DIR): it goes on as it is"
+            )
+
+    def once(self, text: str) -> None:
+        if text not in self.said:
+            self.said.add(text)
+            self.say(f"orchestrator: {text}")
+
+
+def may_grow(record: JobRecord, latecomers: Latecomers | None = None) -> bool:
+    """Tell whether this attempt is to make way for one with more nodes."""
+    launch = record.launch
+    fewer = len(record.nodes) < bounds_of(record)[1]
+    others = bool(record.spares) or latecomers is not None
+    return bool(launch.max_restarts and launch.grow_every and fewer and others)
+
+
+def refusal(record: JobRecord, node: NodeRecord | Node) -> str:
+    """Say why a node is not even asked, in words after its name."""
+    if why := cordons.words_of(node, cordons.read()):
+        return f"is cordoned ({why})"
+    return growth.refusal(record.attempts, node.name, time.time())
+
+
+def chosen(record: JobRecord, problems: Mapping[str, str]) -> set[str]:
+    """Name the nodes that the job would have if it were started again now."""
+    running = [Candidate(node.name, place) for place, node in enumerate(record.nodes)]
+    free = [
+        Candidate(name, problem=problem, failures=times_named(record, name))
+        for name, problem in problems.items()
+    ]
+    return set(choose([*running, *free], len(record.nodes), bounds_of(record)[1]).nodes)
+
+
+def larger(record: JobRecord, names: Sequence[str]) -> Larger:
+    """Let these nodes stand by: the next attempt takes them."""
+    spares = [
+        replace(node, state="standing by") if node.name in names else node for node in record.spares
+    ]
+    count = len(record.nodes)
+    why = f"{', '.join(names)} can join: on with {count + len(names)} nodes instead of {count}"
+    return Larger(why, spares)
+
+
+def unfit(node: NodeRecord, facts: Facts, master: Facts) -> str:
+    """Say what the quick check of a launch would refuse, beside a node that the job runs on."""
+    if facts.gpus < min(node.nproc, master.gpus):
+        return f"it has {plural(facts.gpus, 'GPU')} for {plural(node.nproc, 'rank')}"
+    others = Examined("the others", facts=master)
+    case = Case((others, others, Examined(node.name, facts=facts)), full=False,
+                needs=Needs(torch=bool(master.torch)))  # fmt: skip
+    findings = [finding for check in CHECKED for finding in CHECKS[check](case)]
+    bad = [each.what for each in findings if each.level == BAD and node.name in each.nodes]
+    return bad[0].removeprefix(f"{node.name}: ") if bad else ""

@@ -1,0 +1,256 @@
+"""Find the nodes of a launch, reach them all at once, and learn what each of them is."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, UsageError
+from orchestrator.common.text import plural
+from orchestrator.config.launch import Launch
+from orchestrator.head.code.scan import Scan
+from orchestrator.head.code.shared import marker
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.reach import Reached, reach
+from orchestrator.head.connect.ssh_config import SshConfig
+from orchestrator.head.connect.transport import Transport
+from orchestrator.head.held.transport import HeldTransport
+from orchestrator.head.nodes.environment import chosen
+from orchestrator.head.nodes.node_list import Node, read_nodes
+from orchestrator.head.nodes.probed_node import ProbedNode
+from orchestrator.head.plan.plan import DEFAULT_PORT
+from orchestrator.head.slurm import allocation
+from orchestrator.head.start.request import Request
+from orchestrator.protocol.messages import PortWish, Probe, ProbeTarget
+from orchestrator.records import cordons, experiments
+from orchestrator.records.cordons import Cordon
+from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.machine_name import machine_of
+
+
+class NodeSource(Protocol):
+    """The source of the nodes: a list, a Slurm allocation, or this machine alone (run-node)."""
+
+    @property
+    def nodes(self) -> tuple[Node, ...]: ...
+
+    def transport(self, timeout: float) -> Transport: ...
+
+    def experiment(self, root: Path, name: str) -> Experiment: ...
+
+    def mark(self, record: JobRecord) -> JobRecord:
+        """Note in the record what is needed to find the nodes again."""
+        ...
+
+
+@dataclass(frozen=True)
+class ListedNodes:
+    """The nodes of a list, reached by SSH."""
+
+    nodes: tuple[Node, ...]
+    ssh_config: Path | None
+    strict: bool
+    fresh: bool = False  # no servers that were started before
+
+    def transport(self, timeout: float) -> HeldTransport:
+        config, ready = SshConfig(self.ssh_config), not self.fresh
+        return HeldTransport(config, timeout=timeout, strict=self.strict, ready_servers=ready)
+
+    def experiment(self, root: Path, name: str) -> Experiment:
+        return experiments.create(root, name)
+
+    def mark(self, record: JobRecord) -> JobRecord:
+        return record
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How many nodes a job has, and which of the list it does not get."""
+
+    least: int
+    most: int
+    passed_over: tuple[tuple[Node, Cordon], ...] = ()  # they are cordoned
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes with open channels, the master first, and those that could not be reached."""
+
+    source: NodeSource
+    transport: Transport
+    reached: tuple[Reached, ...]
+    lost: tuple[tuple[Node, OrchestratorError], ...] = ()
+    spares: tuple[Reached, ...] = ()  # they stand by
+    at: float = 0.0  # when all had answered
+    scan: Scan | None = None  # of the code that they run
+    bounds: Bounds | None = None  # until the nodes of the job are chosen from those reached
+    master: str = ""  # the node that was asked for free ports
+    notes: tuple[str, ...] = ()  # which nodes were passed over, and why
+
+    @property
+    def probed(self) -> list[ProbedNode]:
+        return [node.probed for node in self.reached]
+
+
+def source_of(request: Request) -> NodeSource:
+    """Take the nodes of the list, or Slurm's where they are asked for or there is no list."""
+    asked, where = request.nodes_from, request.where
+    listed = where.nodes is not None or where.node_list.exists()
+    if asked == "slurm" or (asked is None and not listed):
+        allocated = allocation.allocated(asked=asked == "slurm")
+        if allocated is not None:
+            return allocated
+    nodes = read_nodes(where.node_list)
+    strict = request.config.launch.strict_host_keys
+    return ListedNodes(nodes, where.ssh_config, strict, request.fresh)
+
+
+def reach_all(request: Request) -> Nodes:
+    """Reach the nodes that a job can run on, spares last; it is an error if too few answer."""
+    source = source_of(request)
+    listed, bounds = candidates(source.nodes, request.config.launch, cordons.read())
+    nodes = reach_these(request, source, listed)
+    if len(nodes.reached) < bounds.least:
+        total = len(nodes.reached) + len(nodes.lost)
+        table = fleet.failure_table(nodes.lost, total, "; nothing was started")
+        raise NodeError("\n".join([table, *cordoned_lines(bounds)]))
+    return replace(nodes, bounds=bounds)
+
+
+def try_all(request: Request, settle: Callable[[Node, Launch], Node] | None = None) -> Nodes:
+    """Reach every node that answers, the spares last, and learn what it is."""
+    source = source_of(request)
+    return reach_these(request, source, spares_last(source.nodes), settle)
+
+
+def candidates(
+    nodes: Sequence[Node], launch: Launch, cordoned: Mapping[str, Cordon]
+) -> tuple[list[Node], Bounds]:
+    """Return the nodes that a job can run on, the preferred ones first, and how many it has."""
+    active = sum(not node.spare for node in nodes)
+    least, most = launch.node_counts or (active, active)
+    if least > len(nodes):
+        has = f"the node list has {plural(len(nodes), 'node')}"
+        raise UsageError(
+            f"--nnodes {launch.nnodes}: {has}", "add nodes to the list, or ask for fewer"
+        )
+    bounds = Bounds(
+        *(least, most),
+        tuple((node, cordoned[machine_of(node)]) for node in nodes if machine_of(node) in cordoned),
+    )
+    usable = [node for node in spares_last(nodes) if machine_of(node) not in cordoned]
+    if len(usable) < least:
+        uncordon = " ".join(machine_of(node) for node, _ in bounds.passed_over)
+        raise CheckFailed(
+            f"the job needs {plural(least, 'node')}, and {len(usable)} can be used; nothing was"
+            " started\n" + "\n".join(cordoned_lines(bounds)),
+            f"orchestrator node uncordon {uncordon}; or add a line with 'spare' to the node list"
+            + (f"; or --nnodes {len(usable)}" if usable else ""),
+        )
+    return usable, bounds
+
+
+def cordoned_lines(bounds: Bounds) -> list[str]:
+    return [f"  {node.name} is cordoned ({why.words})" for node, why in bounds.passed_over]
+
+
+def spares_last(nodes: Sequence[Node]) -> list[Node]:
+    return sorted(nodes, key=lambda node: node.spare)
+
+
+def reach_these(
+    request: Request,
+    source: NodeSource,
+    nodes: Sequence[Node],
+    settle: Callable[[Node, Launch], Node] | None = None,
+) -> Nodes:
+    """Reach all of these nodes at once; the first is asked for free ports, as it is the master."""
+    launch = request.config.launch
+    transport = source.transport(launch.connect_timeout)
+    nodes = [(settle or settled)(node, launch) for node in nodes]
+    probe, port = probe_of(request, transport, nodes), port_wish(request, len(nodes))
+    with marker(Path.cwd()) as path:
+
+        def reach_node(node: Node) -> Reached:
+            question = probe.replace(marker=path, port=port if node is nodes[0] else None)
+            return reach(transport, node, question)
+
+        results = fleet.everywhere(nodes, reach_node)
+    return Nodes(
+        source=source,
+        transport=transport,
+        reached=tuple(result for result in results if isinstance(result, Reached)),
+        lost=tuple(fleet.failures(nodes, results)),
+        at=time.time(),
+        master=nodes[0].name,
+    )
+
+
+def probe_of(request: Request, transport: Transport, active: Sequence[Node]) -> Probe:
+    """Return the question for the facts of the nodes of a launch."""
+    return Probe(
+        cwd=str(Path.cwd()),
+        workdir=request.config.launch.workdir,
+        peers=tuple(peers(transport, active)),
+        target=ProbeTarget(kind=request.target.kind, name=request.target.name),
+        accelerate=request.accelerate is not None,
+    )
+
+
+def port_wish(request: Request, nodes: int) -> PortWish:
+    """Return the question for a port on the first of so many nodes."""
+    chosen = request.config.launch.master_port
+    return PortWish(wanted=chosen or DEFAULT_PORT, exact=chosen is not None, peers=nodes > 1)
+
+
+def with_master(request: Request, nodes: Nodes, chosen: Sequence[Reached]) -> list[Reached]:
+    """Let the first of these be the master: ask it for ports, and all for their way to it."""
+    probe = probe_of(request, nodes.transport, [node.node for node in chosen])
+    port = port_wish(request, len(chosen))
+    asked = [
+        probe.replace(
+            workdir=node.facts.workdir, target=node.facts.target, port=None if at else port
+        )
+        for at, node in enumerate(chosen)
+    ]
+    answers = fleet.ask_all(chosen, asked, nodes.transport.timeout, "; nothing was started")
+    return [
+        replace(
+            node,
+            facts=node.facts.replace(
+                routes=answer.routes, port=answer.port, peers_port=answer.peers_port
+            ),
+        )
+        for node, answer in zip(chosen, answers, strict=True)
+    ]
+
+
+def settled(node: Node, launch: Launch) -> Node:
+    """Return a node with the environment that a launch gives to those that name none."""
+    return replace(
+        node,
+        python=node.python or launch.python,
+        activate=chosen(node.activate, launch.activate),
+        wrap=chosen(node.wrap, launch.wrap),
+    )
+
+
+def peers(transport: Transport, active: Sequence[Node]) -> list[str]:
+    """List the hosts to which every node looks for a route: the master, and all numeric ones.
+
+    Names are left to the doctor: a name server that does not answer would hold up the launch.
+    """
+    hosts = [transport.config.of_node(node).host for node in active]
+    return list(dict.fromkeys([hosts[0], *filter(is_numeric, hosts[1:])]))
+
+
+def is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,175 @@
+"""Write down a launch: job.json, config.yaml and manifest.json."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from orchestrator.common import interrupt
+from orchestrator.common.errors import OrchestratorError, StoppedEarly, UsageError
+from orchestrator.common.version import __version__
+from orchestrator.config import load
+from orchestrator.head.code import archive, git_info
+from orchestrator.head.code.scan import MEGABYTE, Tree
+from orchestrator.head.follow.notify import target
+from orchestrator.head.plan import redact
+from orchestrator.head.plan.model import NodePlan
+from orchestrator.head.plan.plan import ENGINE
+from orchestrator.head.start import timeline
+from orchestrator.head.start.prepare import Prepared
+from orchestrator.head.start.request import Request
+from orchestrator.records import experiment
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+
+TREE_SECONDS = 1.0  # for what is still being read when the job has started
+
+
+def first_record(prepared: Prepared) -> JobRecord:
+    """Describe a job that is about to start, without the secrets of its command line."""
+    request, plan = prepared.request, prepared.plan
+    config = request.where.ssh_config
+    return JobRecord(
+        job=plan.job,
+        experiment=str(prepared.experiment.path),
+        state="starting",
+        command=shown_command(request),
+        nodes=list(map(node_record, plan.nodes)),
+        started=time.time(),
+        head=experiment.this_head(),
+        ssh_config=str(config.absolute()) if config else None,
+        master=f"{plan.master_address}:{plan.master_port}",
+        launch=replace(request.config.launch, start=plan.start),
+        engine=request.target.kind == "engine" and request.target.name in ("", ENGINE),
+    )
+
+
+def shown_command(request: Request) -> list[str]:
+    """Return the command line without secrets: those that are known by value go first."""
+    return redact.redacted_command(redact.hide(list(request.command), request.secrets))
+
+
+def node_record(node: NodePlan) -> NodeRecord:
+    """Describe a node's part as it is needed to find it again."""
+    return NodeRecord(
+        index=node.index,
+        name=node.node.name,
+        host=node.node.host,
+        user=node.node.user,
+        port=node.node.port,
+        address=node.address,
+        python=node.python,
+        first_rank=node.first_rank,
+        nproc=node.nproc,
+        activate=needed_by_python(node.node.activate),
+        wrap=node.node.wrap,
+    )
+
+
+def needed_by_python(activate: str | None) -> str | None:
+    """Return what a later visit has to activate: the Python of a venv starts by its path alone."""
+    return None if activate and activate.startswith(("venv:", "conda:", "bootstrap")) else activate
+
+
+def record_job(prepared: Prepared) -> JobRecord:
+    """Write the job down as one that this process follows. From here on it has to be ended."""
+    interrupt.hold()  # the run answers
+    interrupt.undo_with(None)
+    experiment = prepared.experiment
+    experiment.lock()
+    record = prepared.nodes.source.mark(first_record(prepared))
+    try:
+        target.keep(experiment, prepared.request.told)
+        experiment.write_signed(record)
+    except OSError as error:
+        experiment.discard()
+        raise UsageError(
+            f"{experiment.path} cannot be written: {error.strerror}; nothing was started",
+            "free some space or name another directory with --experiments DIR",
+        ) from error
+    return record
+
+
+def record_failure(
+    place: Experiment, record: JobRecord, error: OrchestratorError, say: Callable[[str], None]
+) -> None:
+    """Record that the job could not be started, or was stopped before it had."""
+    from orchestrator.head.follow import verdict  # a start that goes well does without these
+    from orchestrator.head.follow.notify.notifier import notifier_of
+
+    now = time.time()
+    stopped = isinstance(error, StoppedEarly)
+    failed = replace(
+        record,
+        state="stopped" if stopped else "failed",
+        exit_code=error.exit_code,
+        ended=now,
+        verdict=(verdict.stopped if stopped else verdict.not_started)(error.what, now),
+        nodes=[replace(node, state=experiment.NOT_STARTED) for node in record.nodes],
+    )
+    with contextlib.suppress(OSError):  # a full disk must not hide why it did not start
+        place.write_record(failed)
+    notifier = notifier_of(place, failed, say)
+    notifier.over(failed)
+    notifier.close()
+
+
+def describe(prepared: Prepared) -> str:
+    """Write down config, code and nodes; return why that could not be written, or nothing."""
+    experiment, config = prepared.experiment, prepared.request.config
+    config = replace(config, env=redact.redacted(config.env))
+    hide = partial(redact.hide, secrets=prepared.request.secrets)
+    try:
+        experiment.write("config.yaml", load.dump(config, hide))
+    except OSError as error:
+        return f"config.yaml is missing: {experiment.path}: {error.strerror}"
+    return write_manifest(prepared)
+
+
+def write_manifest(prepared: Prepared) -> str:
+    experiment = prepared.experiment
+    tree = prepared.nodes.scan.ready(TREE_SECONDS) if prepared.nodes.scan else None
+    described = redact.hide(manifest(prepared, tree), prepared.request.secrets)
+    try:
+        if tree and tree.size <= prepared.request.config.sync.keep * MEGABYTE:
+            archive.write(tree, experiment.path / archive.NAME)
+        experiment.write("manifest.json", json.dumps(described, indent=1) + "\n")
+    except OSError as error:
+        return f"manifest.json is missing: {experiment.path}: {error.strerror}"
+    return ""
+
+
+def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
+    """Gather what is known at launch, for whoever wants to repeat or explain this run."""
+    request, pairs = prepared.request, zip(prepared.nodes.probed, prepared.plan.nodes, strict=True)
+    origin = request.origin
+    return {
+        "orchestrator": __version__,
+        "python": sys.version.split()[0],
+        "command": shlex.join(shown_command(request)),
+        "directory": str(origin.directory if origin else Path.cwd()),
+        "code": origin.code if origin else git_info.of(Path.cwd()),
+        "tree": tree.digest if tree else None,
+        "rerun_of": origin.experiment if origin else None,
+        "config_file": str(request.config_file) if request.config_file else None,
+        "timeline": timeline.to_json(prepared.times, prepared.nodes.reached),
+        "head_environment": redact.listed(os.environ),
+        "nodes": [
+            {
+                "name": machine.name,
+                "facts": machine.facts.to_json(),
+                "environment": redact.settings(node.settings),
+                "reasons": {s.name: s.why for s in node.settings},
+                "command": redact.redacted_command(node.paste),
+            }
+            for machine, node in pairs
+        ],
+    }

@@ -1,0 +1,110 @@
+"""Resolve the user's arguments with the config file into the request that a launch starts from."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.common.errors import UsageError
+from orchestrator.common.text import parse_seconds
+from orchestrator.config import load
+from orchestrator.config.launch import DEFAULT_CONFIG, DEFAULT_HOOK, LaunchArguments, Origin, Where
+from orchestrator.config.schema import Config
+from orchestrator.head.follow.notify import target as notify_target
+from orchestrator.head.follow.notify.target import Target as Told
+from orchestrator.head.nodes import environment
+from orchestrator.head.plan import accelerate, other_launchers
+from orchestrator.head.plan.accelerate import Accelerate
+from orchestrator.head.plan.model import EnvSetting, Target
+from orchestrator.head.plan.plan import ENGINE
+from orchestrator.head.start import timeline, user_env
+from orchestrator.head.start.payload import CALL
+
+
+@dataclass(frozen=True)
+class Request:
+    """A launch, checked as far as that is possible without the nodes."""
+
+    where: Where
+    config: Config
+    target: Target
+    env: tuple[EnvSetting, ...]  # later ones win
+    command: tuple[str, ...]
+    nodes_from: str | None = None  # list or slurm
+    config_file: Path | None = None
+    fresh: bool = False  # without the warm processes that there may be
+    detached: bool = False  # nobody will follow it from here
+    payload: Path | None = None  # a directory that travels to the nodes beside the program
+    accelerate: Accelerate | None = None  # starts the ranks, in place of torchrun
+    begun: float = 0.0  # when the command was typed
+    origin: Origin | None = None  # of the code, where it is that of an earlier run
+    told: tuple[Told, ...] = ()  # whom --notify names
+    notes: tuple[str, ...] = ()  # what was read from the config that is written otherwise
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        told = (target.secret for target in self.told if target.secret)
+        return (*(setting.value for setting in self.env if setting.secret), *told)
+
+
+def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) -> Request:
+    """Read the config and let the options win over it. `command` is shown in the record."""
+    target, env = target_of(arguments), user_env.read(arguments, os.environ)
+    file = arguments.config_file
+    if file is None and target.kind == "engine" and arguments.payload is None:
+        file = DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None
+    config, notes = load.load_and_note(file, arguments.overrides)
+    launch = replace(config.launch, **arguments.launch)
+    by = accelerate.asked(arguments.start_with, arguments.accelerate_config, target.kind)
+    if by is not None:
+        launch = accelerate.settle(launch, by)
+    environment.check(launch.activate, launch.wrap)
+    if launch.warm is not None:
+        parse_seconds("--warm", launch.warm)
+    if launch.hook is None and DEFAULT_HOOK.is_file():
+        launch = replace(launch, hook=str(DEFAULT_HOOK))
+    told = notify_target.parse_all(launch.notify)
+    launch = replace(launch, notify=tuple(target.shown for target in told))
+    return Request(
+        where=arguments.where,
+        config=replace(config, launch=launch),
+        target=target,
+        env=env,
+        command=tuple(sys.argv if command is None else command),
+        nodes_from=arguments.nodes_from,
+        config_file=file,
+        fresh=arguments.fresh,
+        detached=arguments.detach,
+        payload=arguments.payload,
+        origin=arguments.origin,
+        accelerate=by,
+        told=told,
+        begun=timeline.begun() if command is None else time.time(),
+        notes=(*notes, *user_env.notes(arguments, os.environ)),
+    )
+
+
+def target_of(arguments: LaunchArguments) -> Target:
+    if arguments.payload is not None:
+        return Target("engine", CALL, ())
+    if arguments.module is not None:
+        other_launchers.refuse(("python", "-m", arguments.module, *arguments.program))
+        return Target("module", arguments.module, arguments.program)
+    if arguments.program:
+        refuse_a_setting(arguments.program[0])
+        other_launchers.refuse(arguments.program)
+        return Target("auto", arguments.program[0], arguments.program[1:])
+    return Target("engine", ENGINE, ())
+
+
+def refuse_a_setting(name: str) -> None:
+    """Say how settings and variables are given here; others take them as they stand."""
+    key, equals, _ = name.partition("=")
+    if equals and key.replace(".", "").isidentifier() and not Path(name).exists():
+        option = "--env" if key.isupper() else "--set"
+        raise UsageError(f"{name} is no program", f"did you mean: {option} {shlex.quote(name)}")

@@ -1,0 +1,116 @@
+"""What is written down of an attempt that could not be started."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.common.errors import NodeError
+from orchestrator.head.start import attempt, growth
+from orchestrator.head.start.attempt import failed_to_start
+from orchestrator.head.start.gather import Gathered, parts_of
+from orchestrator.head.start.judge import judged
+from orchestrator.protocol.messages import StartedHere, WarmStart
+from orchestrator.records import experiments
+from orchestrator.records.experiment import NOT_STARTED, RESIZED, JobRecord, NodeRecord
+from tests.head.start.test_gather import Asking, gathering, record
+
+
+@pytest.fixture(autouse=True)
+def own_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
+
+
+def resized() -> JobRecord:
+    """A job that began on three nodes, lost b, and made way for one that b takes part in again."""
+    now = time.time()
+    job = record("ac", spares="b", nnodes="2:3")
+    first = replace(job.attempts[0], nodes=list("abc"), state="lost", ended=now - 90)
+    planned = replace(first, number=2, job="run-1.2", state=RESIZED, nodes=list("ac"), ended=now)
+    launch = replace(job.launch, max_restarts=1)
+    return replace(job, launch=launch, attempts=[first, planned])
+
+
+def test_a_node_that_cannot_be_started_is_the_one_that_was_to_join(tmp_path: Path) -> None:
+    """The job was well without it: it costs no restart, and the next attempt leaves it out."""
+    job = resized()
+    asking, _ = gathering(tmp_path, job)
+    gathered = asking.run()
+    assert [one.name for one in gathered.nodes] == ["a", "c", "b"]
+    place = experiments.create(tmp_path / "experiments", "other")
+    final = judged(place, failed_to_start(job, gathered, NodeError("b: its disk is full")))
+    assert final.state == "restarting" and not final.over
+    last = final.attempts[-1]
+    assert (last.nodes, last.state, last.job) == (["a", "c", "b"], "failed", "run-1.3")
+    assert {one.state for one in final.nodes} == {NOT_STARTED} and not final.spares
+    assert growth.failures(final.attempts) == final.attempts[:1]
+    asking, said = gathering(tmp_path, final)
+    assert [one.name for one in asking.run().nodes] == ["a", "c"]
+    assert said[0].startswith("b had joined, and the job got nowhere with it")
+
+
+def test_what_may_live_of_it_is_looked_for_where_it_was_to_be(tmp_path: Path) -> None:
+    """An order that came late may have started it, on a node that the attempt before had not."""
+    job = record("ac", spares="b", lost="c")
+    asking, _ = gathering(tmp_path, job, silent="c")
+    gathered = asking.run()
+    assert [one.name for one in gathered.nodes] == ["a", "b"]
+    place = experiments.create(tmp_path / "experiments", "other")
+    final = judged(place, failed_to_start(job, gathered, NodeError("b: does not answer")))
+    assert ("run-1.2", 1) in parts_of(final, "b")
+    assert ("run-1.2", 1) not in parts_of(final, "c")
+
+
+def test_where_no_nodes_were_gathered_it_has_those_of_the_attempt_before(tmp_path: Path) -> None:
+    job = record("ac", spares="b")
+    failed = failed_to_start(job, None, NodeError("gone"))
+    assert [one.name for one in failed.nodes] == ["a", "c"] and failed.spares == job.spares
+
+
+class Unwilling(Asking):
+    """Nodes that are there, and then are not."""
+
+    def run(self) -> Gathered:
+        raise NodeError("it does not answer")
+
+
+def test_its_record_is_still_that_of_this_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody could stop, attach or fetch it any more without --trust-record."""
+    monkeypatch.setattr(attempt, "Gathering", Unwilling)
+    job = record("ac", lost="c", spares="b")
+    place = experiments.create(tmp_path / "experiments", "other")
+    place.write_record(job)
+    place.sign(job)
+    assert place.is_launched_here(place.read_record())
+    said: list[str] = []
+    final = attempt.again(place, job, cast(Any, None), {}, said.append)
+    assert isinstance(final, JobRecord) and final.over and len(final.attempts) == 3
+    assert place.is_launched_here(place.read_record()), said
+
+
+@pytest.mark.parametrize(
+    ("starts", "said"),
+    [
+        ([(True, "")] * 3, ["warm start on all nodes"]),
+        ([(False, "")] * 3, ["n0, n1, n2: cold start: nothing waited there yet"]),
+        (
+            [(True, ""), (False, "cold start: LANG differs"), (False, "cold start: LANG differs")],
+            ["n0: warm start", "n1, n2: cold start: LANG differs"],
+        ),
+    ],
+)
+def test_how_the_ranks_start_is_said_once(starts: list[tuple[bool, str]], said: list[str]) -> None:
+    nodes = [NodeRecord(n, f"n{n}", "n", None, None, "", "", n, 1) for n in range(3)]
+    started = [
+        StartedHere(supervisor=1, shared=False, run="", warm=WarmStart(warm=warm, why=why))
+        for warm, why in starts
+    ]
+    heard: list[str] = []
+    attempt.say_how_warm(nodes, started, heard.append)
+    assert heard == said

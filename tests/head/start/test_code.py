@@ -1,0 +1,80 @@
+"""Which code goes to the nodes. What happens to it there: end_to_end/test_code.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.common.errors import CheckFailed
+from orchestrator.head.code.listing import Rules
+from orchestrator.head.code.scan import Limits, Scan
+from orchestrator.head.plan.model import Target
+from orchestrator.head.start.code import check_spelling, tree_for
+from orchestrator.protocol.messages import ProbeTarget
+
+
+def test_a_function_goes_alone_where_its_directory_is_no_place_for_code(tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(bytes(2_000_000))
+    scan = Scan(os.fsencode(tmp_path), Rules(), Limits(largest_tree=1.0))
+    script: Any = SimpleNamespace(payload=None)
+    with pytest.raises(CheckFailed, match="more than 1 MB does not travel"):
+        tree_for(script, scan)
+    function: Any = SimpleNamespace(payload=tmp_path)
+    tree = tree_for(function, scan)
+    assert tree.files == 0 and tree.digest
+    (note,) = tree.notes
+    assert note.startswith("warning: the function goes without its directory: ")
+
+
+@pytest.mark.parametrize("place", ["home", "/"])
+def test_a_function_does_not_take_a_home_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """It is where a notebook begins, and has keys and letters in it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "letter.txt").touch()
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "module.py").touch()
+    home = tmp_path if place == "home" else Path(place)
+    with pytest.raises(CheckFailed, match="more of yours than code"):
+        Scan(os.fsencode(home), Rules(), Limits(leave_out=True)).tree()
+    project = Scan(os.fsencode(tmp_path / "project"), Rules(), Limits(leave_out=True)).tree()
+    assert project.files == 1
+
+
+def test_a_function_leaves_large_files_behind(tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(bytes(2_000_000))
+    (tmp_path / "module.py").touch()
+    tree = Scan(os.fsencode(tmp_path), Rules(), Limits(1.0, leave_out=True)).tree()
+    assert [entry.path for entry in tree.entries] == [b"module.py"]
+    assert tree.notes == ("warning: larger than code, and so not sent: data.bin (2 MB)",)
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "words"),
+    [
+        ("trian.py", "missing", "there is no {here}/trian.py; did you mean 'train.py'?"),
+        ("src/x.py", "missing", "there is no {here}/src/x.py"),
+        ("nvidia-smi", "program", None),  # a command that the nodes have, and the head has not
+        ("train.py", "missing", None),
+        ("/opt/train.py", "missing", None),
+    ],
+)
+def test_a_misspelt_program_is_told_before_anything_is_sent(
+    name: str, there: str, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "other.txt").touch()
+    request: Any = SimpleNamespace(target=Target("auto", name, ()), origin=None)
+    nodes: Any = [SimpleNamespace(facts=SimpleNamespace(target=ProbeTarget(kind=there, name=name)))]
+    if words is None:
+        check_spelling(request, nodes)
+        return
+    with pytest.raises(CheckFailed) as refused:
+        check_spelling(request, nodes)
+    assert refused.value.what == words.format(here=tmp_path)

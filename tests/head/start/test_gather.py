@@ -1,0 +1,137 @@
+"""Which nodes the next attempt gets, and with what numbers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.common.errors import NodeError
+from orchestrator.config.launch import Launch
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.start import gather
+from orchestrator.head.start.gather import Gathering, NotBack
+from orchestrator.records import cordons, experiments
+from orchestrator.records.experiment import RESIZED, Attempt, JobRecord, NodeRecord
+
+
+@pytest.fixture(autouse=True)
+def own_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
+    monkeypatch.setattr(gather, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(gather, "AWAY_SECONDS", 0.0)
+
+
+def node(index: int, name: str, state: str = "ended") -> NodeRecord:
+    return NodeRecord(index, name, name, None, None, f"10.0.0.{index}", "py", index * 2, 2, state)
+
+
+def record(nodes: str, lost: str = "", spares: str = "", nnodes: str | None = None) -> JobRecord:
+    parts = [node(at, name, "lost" if name in lost else "ended") for at, name in enumerate(nodes)]
+    verdict = {"node": 0, "node_name": nodes[0], "kind": "lost", "message": "gone"}
+    first = Attempt(1, "run-1", 0.0, 1.0, "lost", 4, verdict if lost else None, list(nodes))
+    launch = Launch(max_restarts=3, nnodes=nnodes, node_loss_timeout=0.0)
+    standing = [node(len(nodes) + at, name, "standing by") for at, name in enumerate(spares)]
+    return JobRecord(
+        *("run-1", "run", "restarting", ["x"], parts, 0.0, {}),
+        launch=launch,
+        attempts=[first],
+        spares=standing,
+    )
+
+
+class Asking(Gathering):
+    """Nodes of which some do not answer."""
+
+    silent = ""
+
+    def reach(self, node: NodeRecord) -> NodeChannel:
+        self.asked = [*getattr(self, "asked", []), node.name]
+        if node.name in self.silent:
+            raise NodeError("it does not answer")
+        closed = SimpleNamespace(close=lambda: None)
+        self.open[node.name] = cast(Any, SimpleNamespace(connection=closed))
+        return self.open[node.name]
+
+
+def gathering(tmp_path: Path, job: JobRecord, silent: str = "") -> tuple[Asking, list[str]]:
+    said: list[str] = []
+    place = experiments.create(tmp_path / "experiments", "run")
+    asking = Asking(place, job, cast(Any, None), {}, said.append)
+    asking.silent = silent
+    return asking, said
+
+
+@pytest.mark.parametrize(
+    ("job", "silent", "cordoned", "nodes", "spares"),
+    [
+        (record("abc"), "", "", "abc", ""),
+        (record("abc", spares="s"), "", "", "abc", "s"),
+        (record("abc", "a", "s"), "a", "", "sbc", "a"),
+        (record("abc", "b", "st"), "bs", "", "atc", "bs"),
+        (record("abc", "", "s"), "c", "", "abs", "c"),
+        (record("abc", "", "s"), "", "b", "asc", "b"),
+        (record("abc", "b", "s"), "s", "", "abc", "s"),  # the lost one is back: it is looked for
+        (record("abc", "b", "", "2:3"), "b", "", "ac", "b"),
+        (record("ac", "", "b", "2:3"), "", "", "acb", ""),
+    ],
+)
+def test_who_goes_on(
+    job: JobRecord, silent: str, cordoned: str, nodes: str, spares: str, tmp_path: Path
+) -> None:
+    if cordoned:
+        cordons.add(list(cordoned), "a bad fan")
+    asking, _ = gathering(tmp_path, job, silent)
+    gathered = asking.run()
+    assert "".join(one.name for one in gathered.nodes) == nodes
+    assert "".join(sorted(one.name for one in gathered.spares)) == spares
+    assert [(one.index, one.first_rank) for one in gathered.nodes] == [
+        (at, at * 2) for at in range(len(nodes))
+    ]
+    before = {one.name: one.index for one in (*job.nodes, *job.spares)}
+    for one in (*gathered.nodes, *gathered.spares):
+        assert (one.first_job, one.first_node) == ("run-1", before[one.name])
+    assert set(asking.open) == set(nodes)
+
+
+def test_a_lost_node_is_not_waited_for_where_another_can_take_its_place(tmp_path: Path) -> None:
+    asking, said = gathering(tmp_path, record("abc", "a", "s"), "a")
+    asking.run()
+    assert "a" not in asking.asked
+    assert said == ["a is lost: s takes its place"]
+
+
+def test_who_is_missing_is_said(tmp_path: Path) -> None:
+    asking, _ = gathering(tmp_path, record("abc", "a"), "a")
+    with pytest.raises(NotBack, match="needs at least 3 nodes, and 2 can be used: a cannot be re"):
+        asking.run()
+
+
+def test_a_node_with_which_nothing_worked_is_left_out_again(tmp_path: Path) -> None:
+    """Not where the job could not go on without it."""
+    job = record("acb", nnodes="2:3")
+    first, now = job.attempts[0], time.time()
+    rows = [("lost", "abc"), (RESIZED, "ac"), ("failed", "acb")]
+    attempts = [
+        replace(first, number=number, state=state, nodes=list(nodes), step=number // 2, ended=now)
+        for number, (state, nodes) in enumerate(rows, 1)
+    ]
+    job = replace(job, attempts=attempts)
+    asking, said = gathering(tmp_path, job)
+    assert [one.name for one in asking.run().nodes] == ["a", "c"]
+    assert said[0].startswith("b had joined, and the job got nowhere with it: it rests for 10 min")
+    asking, _ = gathering(tmp_path, job, silent="c")
+    assert [one.name for one in asking.run().nodes] == ["a", "b"]
+
+
+def test_a_node_that_was_named_three_times_is_swapped(tmp_path: Path) -> None:
+    job = record("abc", spares="s")
+    verdict = {"node": 1, "node_name": "b", "kind": "signal", "message": "killed by signal 9"}
+    job = replace(job, attempts=[replace(job.attempts[0], verdict=verdict)] * 3)
+    asking, said = gathering(tmp_path, job)
+    assert [one.name for one in asking.run().nodes] == ["a", "s", "c"]
+    assert said == ["b was named as the cause of 3 failures: s takes its place"]

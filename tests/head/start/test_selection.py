@@ -1,0 +1,124 @@
+"""Which nodes a job gets: those of the list, and a spare in the place of one that is not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.common.errors import CheckFailed, NodeError, UsageError
+from orchestrator.config.launch import Launch, LaunchArguments
+from orchestrator.head.connect.reach import Reached
+from orchestrator.head.nodes.node_list import parse_nodes
+from orchestrator.head.start import selection
+from orchestrator.head.start.nodes import Bounds, Nodes, candidates
+from orchestrator.head.start.request import resolve
+from orchestrator.protocol.facts import Disk
+from orchestrator.records.cordons import Cordon
+from tests.head.plan.probed import facts
+
+DISK = Disk("/job", 2 * 10**12, 10**12, 0, 0, "/", "ext4", "/dev/sda", True)
+LIST = "a\nb\nc spare\nd\ne spare\n"
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "cordoned", "usable", "least", "most"),
+    [
+        (None, "", "abdce", 3, 3),
+        (None, "b", "adce", 3, 3),
+        (None, "bc", "ade", 3, 3),
+        (2, "", "abdce", 2, 2),
+        ("2:4", "bcd", "ae", 2, 4),
+        ("5", "", "abdce", 5, 5),
+        ("1:9", "", "abdce", 1, 9),
+    ],
+)
+def test_spares_come_last_and_cordoned_ones_never(
+    nnodes: str | int | None, cordoned: str, usable: str, least: int, most: int
+) -> None:
+    known = {name: Cordon(name, 0.0, "why") for name in cordoned}
+    nodes, bounds = candidates(parse_nodes(LIST, "list"), Launch(nnodes=nnodes), known)
+    assert "".join(node.host for node in nodes) == usable
+    assert (bounds.least, bounds.most) == (least, most)
+    assert {node.host for node, _ in bounds.passed_over} == set(cordoned)
+
+
+def test_too_few_are_left() -> None:
+    nodes = parse_nodes(LIST, "list")
+    with pytest.raises(UsageError, match="--nnodes 6: the node list has 5 nodes"):
+        candidates(nodes, Launch(nnodes=6), {})
+    known = {name: Cordon(name, 0.0, "a bad fan") for name in "abc"}
+    with pytest.raises(CheckFailed, match="needs 3 nodes, and 2 can be used") as caught:
+        candidates(nodes, Launch(), known)
+    assert "  b is cordoned (a bad fan, since 1970-01-01" in caught.value.what
+    assert caught.value.fix.startswith("orchestrator node uncordon a b c; or ")
+
+
+# -- of those that were reached ---------------------------------------------------------------
+
+
+def reached(text: str, **odd: Any) -> tuple[Reached, ...]:
+    """The nodes of a list, spares last; `odd` says what is different on some of them."""
+    nodes = sorted(parse_nodes(text, "list"), key=lambda node: node.spare)
+    channel = SimpleNamespace(connection=SimpleNamespace(address="127.0.0.1"))
+    known = facts(port=29500, disk=DISK, shm=DISK)
+    return tuple(
+        Reached(node, known.replace(boot=node.host, **odd.get(node.host, {})), cast(Any, channel))
+        for node in nodes
+    )
+
+
+def chosen(nodes: tuple[Reached, ...], least: int, most: int, check: str = "quick") -> Nodes:
+    request = resolve(LaunchArguments(program=("train.py",)), ["master_launch"])
+    launch = replace(request.config.launch, check=check)
+    request = replace(request, config=replace(request.config, launch=launch))
+    there = Nodes(
+        *(cast(Any, None), cast(Any, None), nodes),
+        bounds=Bounds(least, most),
+        master=nodes[0].node.name,
+        lost=((parse_nodes("x", "list")[0], NodeError("it does not answer")),),
+    )
+    return selection.choose(request, there)
+
+
+NO_TORCH: dict[str, Any] = {"torch": ""}
+
+
+@pytest.mark.parametrize(
+    ("odd", "least", "most", "nodes", "spares"),
+    [
+        ("", 3, 3, "abd", "ce"),
+        ("b", 3, 3, "adc", "e"),
+        ("bd", 3, 3, "ace", ""),
+        ("bc", 3, 3, "ade", ""),
+        ("c", 3, 3, "abd", "e"),  # a spare that is not fit is none
+        ("bcd", 3, 3, "abd", "e"),  # too few are fit: the check before the start says which
+        ("bcde", 1, 5, "a", ""),
+        ("", 1, 5, "abdce", ""),
+    ],
+)
+def test_an_unfit_node_gives_its_place_to_a_spare(
+    odd: str, least: int, most: int, nodes: str, spares: str
+) -> None:
+    there = chosen(reached(LIST, **dict.fromkeys(odd, NO_TORCH)), least, most)
+    assert "".join(node.node.host for node in there.reached) == nodes
+    assert "".join(node.node.host for node in there.spares) == spares
+    assert not any(node.node.spare for node in there.reached)
+    assert all(node.node.spare for node in there.spares)
+    assert there.notes[0] == "x is passed over: it does not answer"
+
+
+def test_each_change_is_said() -> None:
+    there = chosen(reached(LIST, b=NO_TORCH, e=NO_TORCH), 3, 3)
+    assert there.notes[1:] == (
+        "b is passed over: /usr/bin/python3 has no torch",
+        "c (spare) takes its place",
+        "e cannot be a spare: /usr/bin/python3 has no torch",
+    )
+
+
+def test_without_a_check_nobody_is_unfit() -> None:
+    there = chosen(reached(LIST, b=NO_TORCH), 3, 3, check="none")
+    assert [node.node.host for node in there.reached] == ["a", "b", "d"]

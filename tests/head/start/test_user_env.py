@@ -1,0 +1,139 @@
+"""Where the variables of the ranks come from, and what wins."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.common.errors import UsageError
+from orchestrator.config.launch import LaunchArguments
+from orchestrator.head.start import user_env
+
+HERE = {"HERE": "from here", "WANDB_MODE": "offline", "WANDB_API_KEY": "k", "HOME": "/root"}
+
+
+def parsed(text: str) -> dict[str, str]:
+    return user_env.parse(text, "f.env", HERE)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("A=b", "b"),
+        ("A=", ""),
+        ("  export A = b c  ", "b c"),
+        ("A=b#c", "b#c"),
+        ("A=b # a comment", "b"),
+        ("A=# a comment", ""),
+        ("A=a=b", "a=b"),
+        ("A=it's", "it's"),
+        ("A=$5 \\n", "$5 \\n"),
+        ("A=' # x$Y\\n'", " # x$Y\\n"),
+        ("A='${B}'", "${B}"),
+        ('A="a\\tb\\n\\"c\\" \\$ \\x" # a comment', 'a\tb\n"c" $ \\x'),
+        ('A="\\${B}"', "${B}"),
+        ('A="one\ntwo=2\n# three"', "one\ntwo=2\n# three"),
+        ("# A=no\n\n\t\nA=b\nB=2", "b"),
+        ("A=1\nA=2", "2"),
+        ("HERE\nA=b", "b"),
+        ("A=\u00e4", "\u00e4"),
+    ],
+)
+def test_a_line(text: str, value: str) -> None:
+    assert parsed(text)["A"] == value
+
+
+def test_a_name_alone_is_taken_from_here() -> None:
+    assert parsed("HERE\nexport WANDB_MODE\n") == {n: HERE[n] for n in ("HERE", "WANDB_MODE")}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ("A=b\nnot a variable", 2, "'=' is missing after not"),
+        ("1A=b", 1, "a line is NAME=VALUE"),
+        ("=b", 1, "a line is NAME=VALUE"),
+        ("A-B=c", 1, "a line is NAME=VALUE"),
+        ("ELSEWHERE", 1, "ELSEWHERE has no value"),
+        ('A="one\ntwo"\nB="three', 3, "nothing closes"),
+        ("A='b' c", 1, "something follows"),
+        ("A=${HOME}/x", 1, "is not replaced here"),
+        ('A="${HOME}"', 1, "is not replaced here"),
+        ("A=b\nB=a\0b", 2, "NUL"),
+    ],
+)
+def test_a_wrong_line_is_named_and_not_shown(text: str, line: int, what: str) -> None:
+    with pytest.raises(UsageError, match=f"f.env, line {line}: ") as raised:
+        parsed(text)
+    assert what in raised.value.what
+    assert "three" not in raised.value.what
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b"A=b\nC=\xe4\n")
+    for name, what in (("latin", "latin, line 2: this is not UTF-8"), ("none", "No such file")):
+        with pytest.raises(UsageError, match=what):
+            user_env.read_file(str(tmp_path / name), {})
+    with pytest.raises(UsageError, match="cannot be read"):
+        user_env.read_file(str(tmp_path), {})
+    (tmp_path / "windows").write_bytes(b'\xef\xbb\xbfA=b\r\nC="d\r\ne"\r\n')
+    assert user_env.read_file(str(tmp_path / "windows"), {}) == {"A": "b", "C": "d\ne"}
+
+
+def test_a_pattern_passes_over_what_is_this_login() -> None:
+    assert user_env.matching("WANDB_*", HERE) == ["WANDB_API_KEY", "WANDB_MODE"]
+    assert user_env.matching("H*", HERE) == ["HERE"]
+    assert user_env.matching("HOME", HERE) == ["HOME"]
+    with pytest.raises(UsageError, match="no pattern"):
+        user_env.matching("A=b", HERE)
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    file = tmp_path / "f.env"
+    file.write_text("A=file\nB=file\nWANDB_MODE=file\nWANDB_API_KEY=file\n")
+    given = LaunchArguments(
+        env_file=(str(file),), env_pass=("WANDB_*", "NONE_*"), env=("A=typed",), secret=("HERE",)
+    )
+    settings = user_env.read(given, HERE)
+    assert {s.name: s.value for s in settings} == {
+        "A": "typed",
+        "B": "file",
+        "WANDB_MODE": "offline",
+        "WANDB_API_KEY": "k",
+        "HERE": "from here",
+    }
+    assert [s.name for s in settings if s.secret] == ["HERE"]
+    (note,) = user_env.notes(given, HERE)
+    assert note.startswith("--env-pass NONE_*: no variable")
+
+
+def test_a_secret_on_the_command_line_is_refused_and_not_repeated() -> None:
+    with pytest.raises(UsageError, match="can read command lines") as raised:
+        user_env.secret_value("TOKEN=hunter2", {})
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_secret_is_asked_for_without_echo() -> None:
+    code = (
+        "from orchestrator.head.start.user_env import secret_value\n"
+        "import sys; sys.exit(secret_value('TOKEN', {}) != 'hunter2')"
+    )
+    child, terminal = pty.fork()
+    if not child:
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    shown = b""
+    while b"(not shown): " not in shown:
+        shown += os.read(terminal, 1000)
+    os.write(terminal, b"hunter2\n")
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    with contextlib.suppress(OSError):  # a closed terminal is an error, not an end
+        while more := os.read(terminal, 1000):
+            shown += more
+    os.close(terminal)
+    assert b"hunter2" not in shown
