@@ -19,10 +19,18 @@ FILES = sorted(HOUSE.rglob("*.py"))
 # function. A room is a folder; those of the folders in ROOMS_INSIDE are listed one by one.
 CORE = [
     *("common", "config", "protocol", "records", "traces", "trackers"),
-    *("node/peers", "node/job", "node/facts", "node/metrics", "node/calls", "node/forward"),
-    *("node/saved", "node/code", "node/warm", "node/environments", "node/server", "node"),
-    *("head", "head/nodes", "head/screen", "head/connect", "head/held", "head/code", "head/plan"),
-    *("head/doctor", "head/outputs", "head/follow", "head/chores", "head/resume"),
+    *("node/peers", "node/job", "node/facts", "node/metrics", "node/calls"),
+    *("node/transfer", "node/saved", "node/warm", "node/environments", "node/server", "node"),
+    *(
+        "head",
+        "head/nodes",
+        "head/screen",
+        "head/connect",
+        "head/held",
+        "head/transfer",
+        "head/plan",
+    ),
+    *("head/plan", "head/doctor", "head/outputs", "head/follow", "head/chores", "head/resume"),
     *("head/saved", "head/slurm", "head/start"),
     *("head/environments", "head/status", "head/calls", "head/prune", "head/commands"),
     *("launchers", "launchers/slurm", "launchers/by_hand", "launchers/containers"),

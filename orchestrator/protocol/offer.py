@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, is_inside
 from orchestrator.protocol.message import Nonsense
-from orchestrator.protocol.tree import DIRECTORY, FILE, LINK, is_inside
 
 LARGEST = 1 << 28  # bytes
 

@@ -15,10 +15,6 @@ from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.chores import push as pushing
 from orchestrator.head.chores.numbered_node import choose
 from orchestrator.head.chores.push import Pushed
-from orchestrator.head.code import fanout
-from orchestrator.head.code.fanout import Fanout, Sent, send_tree
-from orchestrator.head.code.listing import Rules
-from orchestrator.head.code.scan import Limits, Scan
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
@@ -26,6 +22,10 @@ from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
+from orchestrator.head.transfer import fanout
+from orchestrator.head.transfer.code.listing import Rules
+from orchestrator.head.transfer.code.scan import Limits, Scan
+from orchestrator.head.transfer.fanout import Fanout, Sent, send_tree
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces
 from tests.launching import Head

@@ -15,15 +15,16 @@ from pathlib import Path
 from orchestrator.common.errors import EMPTY, NodeError, OrchestratorError, UsageError
 from orchestrator.common.files import digest
 from orchestrator.head.chores.numbered_node import NumberedNode
-from orchestrator.head.code.fanout import Fanout
-from orchestrator.head.code.index import Index, signature
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.outputs.fetch import Pipeline
 from orchestrator.head.screen.progress import Progress
+from orchestrator.head.transfer.fanout import Fanout
+from orchestrator.head.transfer.index import Index, signature
 from orchestrator.protocol import offer
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK
 from orchestrator.protocol.messages import (
     Nothing,
     OfferFiles,
@@ -32,7 +33,6 @@ from orchestrator.protocol.messages import (
     WriteFile,
 )
 from orchestrator.protocol.offer import Offered
-from orchestrator.protocol.tree import DIRECTORY, FILE, LINK
 
 COMPARE_SECONDS = 3600.0  # a node may have to read terabytes
 PUT_SECONDS = 60.0

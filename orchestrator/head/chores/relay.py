@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.chores.push import Cargo, Sending, Sums
-from orchestrator.head.code.fanout import WIDTH, Fanout, parent
-from orchestrator.head.code.take import QUICK_SECONDS, take
+from orchestrator.head.transfer.fanout import WIDTH, Fanout, parent
+from orchestrator.head.transfer.take import QUICK_SECONDS, take
+from orchestrator.protocol.manifest import FILE
 from orchestrator.protocol.messages import (
     Beat,
     EndGiving,
@@ -29,7 +30,6 @@ from orchestrator.protocol.messages import (
     WantedFiles,
 )
 from orchestrator.protocol.timing import HEAD_BEAT
-from orchestrator.protocol.tree import FILE
 
 LONGEST = 86400.0  # seconds: terabytes over a slow line
 HASHES = min(8, os.cpu_count() or 1)  # files that are read at the same time for their checksums

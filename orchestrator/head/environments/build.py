@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.common.text import plural, size
-from orchestrator.head.code.fanout import Changed, Fanout, send_tree
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.environments import wheels
 from orchestrator.head.environments.requirements import Requirements
 from orchestrator.head.environments.wheels import Kind
 from orchestrator.head.nodes.probed_node import by_value
+from orchestrator.head.transfer.fanout import Changed, Fanout, send_tree
 from orchestrator.protocol.messages import (
     AskBuild,
     BuildEnvironment,

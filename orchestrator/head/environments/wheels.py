@@ -21,12 +21,12 @@ from urllib.parse import unquote
 
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.code import index
-from orchestrator.head.code.scan import Tree
 from orchestrator.head.environments import hashes
 from orchestrator.head.environments.requirements import LOCK, Requirements
-from orchestrator.protocol import tree
-from orchestrator.protocol.tree import FILE, Entry
+from orchestrator.head.transfer import index
+from orchestrator.head.transfer.code.scan import Tree
+from orchestrator.protocol import manifest as tree
+from orchestrator.protocol.manifest import FILE, Entry
 
 UV_GLIBC = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)  # the platforms that uv has names for
 LONGEST = 3600.0  # seconds for a download

@@ -16,13 +16,13 @@ from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.common.folder import Folder
 from orchestrator.head.chores import push
 from orchestrator.head.chores.numbered_node import NumberedNode
-from orchestrator.head.code.take import QUICK_SECONDS
 from orchestrator.head.connect import fleet
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.outputs.fetch import Fetch
 from orchestrator.head.resume.holder import Holder
 from orchestrator.head.resume.room import Room
 from orchestrator.head.screen.progress import Progress
+from orchestrator.head.transfer.take import QUICK_SECONDS
 from orchestrator.protocol import offer
 from orchestrator.protocol.messages import (
     GivingNode,

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from orchestrator.common.errors import NodeError
 from orchestrator.head.chores.pull import LIST_SECONDS, content
-from orchestrator.head.code.take import QUICK_SECONDS, take
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.outputs.fetch import plain
 from orchestrator.head.screen.progress import Progress
+from orchestrator.head.transfer.take import QUICK_SECONDS, take
 from orchestrator.protocol.messages import (
     Checkpoints,
     EndGiving,

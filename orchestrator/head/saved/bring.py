@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.common.errors import NodeError, OrchestratorError
-from orchestrator.head.code.take import QUICK_SECONDS
 from orchestrator.head.connect import fleet
 from orchestrator.head.resume.holder import Holder
 from orchestrator.head.saved.decide import Load
 from orchestrator.head.saved.view import Key, View
 from orchestrator.head.screen.progress import Progress
+from orchestrator.head.transfer.take import QUICK_SECONDS
 from orchestrator.protocol.messages import (
     GivingNode,
     NamedFile,

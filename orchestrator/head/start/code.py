@@ -19,10 +19,6 @@ from orchestrator.common.errors import (
 )
 from orchestrator.common.program import program_at
 from orchestrator.common.text import plural, size
-from orchestrator.head.code import shared
-from orchestrator.head.code.fanout import Changed, Fanout, Sent, send_tree
-from orchestrator.head.code.listing import Rules
-from orchestrator.head.code.scan import TRIES, Limits, Scan, Tree, changing
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.reach import Reached
@@ -32,7 +28,11 @@ from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.nodes import Nodes, reach_all
 from orchestrator.head.start.request import Request
-from orchestrator.protocol import tree as trees
+from orchestrator.head.transfer.code import shared
+from orchestrator.head.transfer.code.listing import Rules
+from orchestrator.head.transfer.code.scan import TRIES, Limits, Scan, Tree, changing
+from orchestrator.head.transfer.fanout import Changed, Fanout, Sent, send_tree
+from orchestrator.protocol import manifest as trees
 from orchestrator.protocol.messages import LACKING, CheckedOut, CheckOut, ProbeTarget
 
 CHECK_OUT_SECONDS = 300.0  # 50,000 files on a slow disk

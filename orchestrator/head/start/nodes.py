@@ -12,8 +12,6 @@ from typing import Protocol
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.common.text import plural
 from orchestrator.config.launch import Launch
-from orchestrator.head.code.scan import Scan
-from orchestrator.head.code.shared import marker
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached, reach
 from orchestrator.head.connect.ssh_config import SshConfig
@@ -25,6 +23,8 @@ from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.slurm import allocation
 from orchestrator.head.start.request import Request
+from orchestrator.head.transfer.code.scan import Scan
+from orchestrator.head.transfer.code.shared import marker
 from orchestrator.protocol.messages import PortWish, Probe, ProbeTarget
 from orchestrator.records import cordons, experiments
 from orchestrator.records.cordons import Cordon

@@ -18,8 +18,6 @@ from orchestrator.common import interrupt
 from orchestrator.common.errors import OrchestratorError, StoppedEarly, UsageError
 from orchestrator.common.version import __version__
 from orchestrator.config import load
-from orchestrator.head.code import archive, git_info
-from orchestrator.head.code.scan import MEGABYTE, Tree
 from orchestrator.head.follow.notify import target
 from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan
@@ -27,6 +25,8 @@ from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.start import timeline
 from orchestrator.head.start.prepare import Prepared
 from orchestrator.head.start.request import Request
+from orchestrator.head.transfer.code import archive, git_info
+from orchestrator.head.transfer.code.scan import MEGABYTE, Tree
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 

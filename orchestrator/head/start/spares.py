@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError
-from orchestrator.head.code.shared import marker
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached, reach
 from orchestrator.head.nodes.node_list import Node
@@ -19,6 +18,7 @@ from orchestrator.head.start.planning import make_plan
 from orchestrator.head.start.prepare import Prepared
 from orchestrator.head.start.record import node_record
 from orchestrator.head.start.spec import Meeting, specs
+from orchestrator.head.transfer.code.shared import marker
 from orchestrator.protocol.messages import StandBy
 from orchestrator.records.experiment import JobRecord, NodeRecord
 

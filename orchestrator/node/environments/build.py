@@ -12,9 +12,9 @@ import sys
 import tempfile
 import threading
 
-from orchestrator.node.code import snapshot
-from orchestrator.node.code.store import Incomplete, Store
 from orchestrator.node.environments.place import Environments
+from orchestrator.node.transfer import snapshot
+from orchestrator.node.transfer.store import Incomplete, Store
 from orchestrator.protocol.messages import BuildEnvironment, BuildProgress
 
 LAST_LINES = 12

@@ -16,9 +16,9 @@ from orchestrator.node.job.attempts.resume_dir import attempts_of
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.saved.copies import Copies, Copy, look_of
 from orchestrator.node.saved.places import OUTPUTS, began, experiment, one_disk, roots
+from orchestrator.protocol.manifest import is_inside
 from orchestrator.protocol.messages import Saved, SavedFile
 from orchestrator.protocol.saved_names import is_saved
-from orchestrator.protocol.tree import is_inside
 
 # Neither what others write beside it, nor what a killed process had not given its name yet.
 NOT_SAVED = re.compile(

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.protocol.manifest import is_inside
 from orchestrator.protocol.spec import Spec
-from orchestrator.protocol.tree import is_inside
 
 WORK, OUTPUTS, GIVEN = "work", "outputs", "given/"
 

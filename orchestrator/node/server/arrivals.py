@@ -10,11 +10,11 @@ from pathlib import Path
 
 from orchestrator.common.files import digest
 from orchestrator.common.folder import Folder, Partial
-from orchestrator.node.code.store import unzip
+from orchestrator.node.transfer.store import unzip
 from orchestrator.protocol import offer
+from orchestrator.protocol.manifest import DIRECTORY, LINK
 from orchestrator.protocol.messages import WantedFile, WantedFiles, WriteFile
 from orchestrator.protocol.offer import Offered
-from orchestrator.protocol.tree import DIRECTORY, LINK
 
 LABEL = f"push {os.uname().nodename}"  # nodes may share this disk, and not its locks
 

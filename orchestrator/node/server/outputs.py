@@ -74,8 +74,8 @@ def without_copies(root: str, found: list[OutputFile]) -> list[OutputFile]:
 
 def add_beside_code(whole: Listing, run: RunDir, until: float) -> None:
     """Add what the ranks wrote into the snapshot that they ran in, if it was one."""
-    from orchestrator.node.code import snapshot  # the end of a job needs it, and a pull
-    from orchestrator.node.code.store import Incomplete, Store
+    from orchestrator.node.transfer import snapshot
+    from orchestrator.node.transfer.store import Incomplete, Store
 
     store = Store()
     listing = Listing("", hidden=False)

@@ -34,8 +34,8 @@ from orchestrator.protocol.version import OWN, conflict
 
 if TYPE_CHECKING:
     from orchestrator.node.calls.relay import Calls
-    from orchestrator.node.forward.give import Giver, Source
-    from orchestrator.node.forward.take import Taking
+    from orchestrator.node.transfer.give import Giver, Source
+    from orchestrator.node.transfer.take import Taking
     from orchestrator.node.warm.handover import WarmSupervisor
 
 START_SECONDS = 20.0
@@ -87,7 +87,7 @@ class Session:
         self.calls: Calls | None = None  # in the ranks of a job
         self.patience = SERVER_PATIENCE
         self.build: Any = None  # node/environments/build.py, once an environment is made
-        self.code: Any = None  # node/code/visit.py, once this head sends code
+        self.code: Any = None  # node/transfer/checkout.py, once this head sends code
         self.waits = False  # for its head, which comes later
         self.next_attempt: Any = None  # node/warm/next_attempt.py, of a job that may be restarted
         self.arrivals: Any = None  # node/server/arrivals.py, once this head sends files
@@ -166,14 +166,14 @@ class Session:
     def visit(self) -> Any:
         """Return this head's work on the store of code, which a probe does without."""
         if self.code is None:
-            from orchestrator.node.code.visit import Visit
+            from orchestrator.node.transfer.checkout import Visit
 
             self.code = Visit()
         return self.code
 
     @answers(messages.CheckOut)
     def check_out(self, request: messages.CheckOut) -> messages.CheckedOut:
-        from orchestrator.node.code.store import Incomplete
+        from orchestrator.node.transfer.store import Incomplete
 
         try:
             checked: messages.CheckedOut = self.visit().check_out(request)
@@ -193,7 +193,7 @@ class Session:
 
     @answers(messages.Compare)
     def compare(self, request: messages.Compare) -> messages.Compared:
-        from orchestrator.node.code.visit import compare
+        from orchestrator.node.transfer.checkout import compare
 
         return compare(request.directory, self.take_piece())
 
@@ -566,20 +566,20 @@ class Session:
 
     @answers(messages.GiveTree)
     def give_tree(self, request: messages.GiveTree) -> messages.Giving:
-        from orchestrator.node.code import forward
+        from orchestrator.node.transfer import forward
 
         return self.give(forward.Given(self.visit().store, request.tree), request)
 
     @answers(messages.GiveFiles)
     def give_files(self, request: messages.GiveFiles) -> messages.Giving:
-        from orchestrator.node.forward.files import Given
+        from orchestrator.node.transfer.files import Given
 
         return self.give(Given(request.directory, request.files, request.coming), request)
 
     def give(
         self, source: Source, request: messages.GiveTree | messages.GiveFiles
     ) -> messages.Giving:
-        from orchestrator.node.forward.give import Giver
+        from orchestrator.node.transfer.give import Giver
 
         self.givers.append(Giver(request.token, source, request.seconds))
         return messages.Giving(port=self.givers[-1].port)
@@ -592,7 +592,7 @@ class Session:
 
     @answers(messages.TakeTree)
     def take_tree(self, request: messages.TakeTree) -> Nothing:
-        from orchestrator.node.code import forward
+        from orchestrator.node.transfer import forward
 
         self.end_taking(messages.EndTaking())
         self.taking = forward.take(self.visit().store, request)
@@ -600,7 +600,7 @@ class Session:
 
     @answers(messages.TakeFiles)
     def take_files(self, request: messages.TakeFiles) -> Nothing:
-        from orchestrator.node.forward import files
+        from orchestrator.node.transfer import files
 
         self.end_taking(messages.EndTaking())
         self.taking = files.take(request, self.umask)
@@ -647,7 +647,7 @@ class Session:
 
     @answers(messages.Remove)
     def remove(self, request: messages.Remove) -> messages.RemovedRuns:
-        from orchestrator.node.code import prune
+        from orchestrator.node.transfer import prune
 
         snapshots = prune.snapshots_of(request.runs)  # their names go with the runs
         removed = cleanup.remove(request.runs, LIBRARY)

@@ -9,14 +9,14 @@ import pytest
 
 from orchestrator.head.chores import push, relay
 from orchestrator.head.chores.numbered_node import NumberedNode
-from orchestrator.head.code.fanout import Fanout
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen.progress import Progress
-from orchestrator.node.forward.files import Given
-from orchestrator.node.forward.give import Giver
+from orchestrator.head.transfer.fanout import Fanout
+from orchestrator.node.transfer.files import Given
+from orchestrator.node.transfer.give import Giver
 from orchestrator.protocol.messages import GivingNode, NamedFile
 
 TOKEN = "0" * 64

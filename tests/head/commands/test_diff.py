@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from orchestrator.config.launch import Where
-from orchestrator.head.code import archive, git_info
-from orchestrator.head.code.listing import Rules
-from orchestrator.head.code.scan import Limits, Scan
 from orchestrator.head.commands.experiments import diff
 from orchestrator.head.screen.output import PLAIN
+from orchestrator.head.transfer.code import archive, git_info
+from orchestrator.head.transfer.code.listing import Rules
+from orchestrator.head.transfer.code.scan import Limits, Scan
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 FACTS = {"torch": "2.9.0", "hostname": "a", "software": {"cuda": "12.8"}, "cpus": 8}

@@ -19,8 +19,8 @@ from orchestrator.head.resume import bring
 from orchestrator.head.resume.bring import Bringing
 from orchestrator.head.resume.holder import Holder
 from orchestrator.head.resume.room import Room
-from orchestrator.node.forward import give
 from orchestrator.node.server.session import Session
+from orchestrator.node.transfer import give
 from orchestrator.protocol.messages import Request
 from orchestrator.records import checkpoint_manifest
 from orchestrator.records.checkpoint_manifest import FileRecord

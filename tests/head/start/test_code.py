@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.code.listing import Rules
-from orchestrator.head.code.scan import Limits, Scan
 from orchestrator.head.plan.model import Target
 from orchestrator.head.start.code import check_spelling, tree_for
+from orchestrator.head.transfer.code.listing import Rules
+from orchestrator.head.transfer.code.scan import Limits, Scan
 from orchestrator.protocol.messages import ProbeTarget
 
 

@@ -338,11 +338,11 @@ def test_what_cannot_be_brought_ends_the_attempt_and_nothing_of_it_is_there(
         monkeypatch.setattr(take.Work, "free", lambda _: take.MARGIN)
     elif why == "no way":
         job["a"].connection.address = "127.0.0.2"
-        monkeypatch.setattr("orchestrator.node.forward.take.socket.create_connection", refused)
+        monkeypatch.setattr("orchestrator.node.transfer.take.socket.create_connection", refused)
     elif why == "too much":
         monkeypatch.setattr(lone_files, "MOST_BYTES", 10)
     else:
-        given = "orchestrator.node.forward.files.Given.open"
+        given = "orchestrator.node.transfer.files.Given.open"
         monkeypatch.setattr(given, lambda *_: (job["a"].work / "c-40/../c-40/x").open("rb"))
         job["a"].write("c-40/x", "another", 1500)
     with pytest.raises(CheckFailed, match="its ranks would begin anew") as refusal:
@@ -382,7 +382,7 @@ def test_a_line_that_broke_is_tried_again(place: Path, monkeypatch: pytest.Monke
             refused()
         return connect(*words, **more)
 
-    monkeypatch.setattr("orchestrator.node.forward.take.socket.create_connection", dial)
+    monkeypatch.setattr("orchestrator.node.transfer.take.socket.create_connection", dial)
     (said,) = job.again("ab")
     assert "b has it now" in said and job["b"].has() == {"ckpt.pt": "step 40"}
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.forward.files import Given
-from orchestrator.node.forward.give import Giver
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.saved import take
 from orchestrator.node.saved.copies import Copies
+from orchestrator.node.transfer.files import Given
+from orchestrator.node.transfer.give import Giver
 from orchestrator.protocol.messages import GivingNode, NamedFile, TakeSaved
 from tests.node.server.test_next_spec import FIRST
 

@@ -15,9 +15,9 @@ from typing import Any
 from orchestrator.common.errors import EXIT_DONE, CheckFailed, UsageError
 from orchestrator.config import resolved
 from orchestrator.config.launch import Where
-from orchestrator.head.code import archive
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Look
+from orchestrator.head.transfer.code import archive
 from orchestrator.records import experiments, manifest, trainers
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.last_metrics import last_values, shortened

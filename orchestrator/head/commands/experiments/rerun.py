@@ -16,11 +16,12 @@ from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config import load
 from orchestrator.config.launch import LaunchArguments, Origin, Where
 from orchestrator.config.schema import Config
-from orchestrator.head.code import archive, index
 from orchestrator.head.commands import launch
 from orchestrator.head.follow.notify import target as targets
 from orchestrator.head.plan.redact import REDACTED
 from orchestrator.head.start.request import resolve
+from orchestrator.head.transfer import index
+from orchestrator.head.transfer.code import archive
 from orchestrator.records import experiments
 from orchestrator.records import manifest as manifests
 from orchestrator.records.experiment import Experiment

@@ -16,15 +16,14 @@ from typing import BinaryIO
 
 import pytest
 
-from orchestrator.node.code import forward
-from orchestrator.node.code.store import Arrivals, Store
-from orchestrator.node.forward import files, give, wire
-from orchestrator.node.forward.give import Giver, Source
-from orchestrator.node.forward.take import Caller, Taking
 from orchestrator.node.peers.signed_connection import Broken
-from orchestrator.protocol import tree
+from orchestrator.node.transfer import files, forward, give, wire
+from orchestrator.node.transfer.give import Giver, Source
+from orchestrator.node.transfer.store import Arrivals, Store
+from orchestrator.node.transfer.take import Caller, Taking
+from orchestrator.protocol import manifest as tree
+from orchestrator.protocol.manifest import FILE, Entry
 from orchestrator.protocol.messages import GivingNode, NamedFile, TakeFiles, TakeTree
-from orchestrator.protocol.tree import FILE, Entry
 
 TOKEN = secrets.token_hex(32)
 SECONDS = 20.0

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError
-from orchestrator.head.code.scan import Tree, unreadable
-from orchestrator.protocol.tree import Entry
+from orchestrator.head.transfer.code.scan import Tree, unreadable
+from orchestrator.protocol.manifest import Entry
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

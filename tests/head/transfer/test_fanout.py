@@ -12,16 +12,16 @@ import pytest
 
 from orchestrator.common.errors import NodeError, UsageError
 from orchestrator.config.schema import Sync
-from orchestrator.head.code import batches, fanout
-from orchestrator.head.code.fanout import Fanout, Sent, parent, places, send_tree
-from orchestrator.head.code.scan import Tree
-from orchestrator.head.code.send import Outbox
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.connect.subprocess_transport import ProcessChannel
+from orchestrator.head.transfer import batches, fanout
+from orchestrator.head.transfer.code.scan import Tree
+from orchestrator.head.transfer.fanout import Fanout, Sent, parent, places, send_tree
+from orchestrator.head.transfer.send import Outbox
 from orchestrator.protocol.facts import Address, Interface
 from orchestrator.protocol.messages import TakeTree
-from tests.head.code.test_send import check_out, reach, scan
+from tests.head.transfer.test_send import check_out, reach, scan
 
 NODES = 4  # one after the other
 FILES = {f"many/{number}": b"%d" % number for number in range(400)}

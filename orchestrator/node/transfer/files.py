@@ -10,9 +10,9 @@ from typing import BinaryIO
 
 from orchestrator.common import files
 from orchestrator.common.folder import Folder, Partial
-from orchestrator.node.forward.take import Taking
+from orchestrator.node.transfer.take import Taking
+from orchestrator.protocol.manifest import is_inside
 from orchestrator.protocol.messages import NamedFile, TakeFiles
-from orchestrator.protocol.tree import is_inside
 
 LABEL = "taken"
 LOOK_SECONDS = 0.02

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from orchestrator.common import files, interrupt
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
-from orchestrator.head.code.index import signature
-from orchestrator.head.code.listing import MARKER
-from orchestrator.head.code.send import PIECE_SECONDS
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
+from orchestrator.head.transfer.code.listing import MARKER
+from orchestrator.head.transfer.index import signature
+from orchestrator.head.transfer.send import PIECE_SECONDS
 from orchestrator.protocol.messages import Compare
 
 COMPARE_SECONDS = 60.0

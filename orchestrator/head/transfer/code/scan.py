@@ -13,10 +13,10 @@ from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import plural, size
-from orchestrator.head.code.index import Index, signature
-from orchestrator.head.code.listing import Listed, Rules, list_tree
-from orchestrator.protocol import tree
-from orchestrator.protocol.tree import DIRECTORY, FILE, LINK, Entry
+from orchestrator.head.transfer.code.listing import Listed, Rules, list_tree
+from orchestrator.head.transfer.index import Index, signature
+from orchestrator.protocol import manifest as tree
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
 
 TRIES = 3
 READ = 1 << 20

@@ -10,12 +10,13 @@ import time
 import zlib
 from collections.abc import Iterator
 
-from orchestrator.node.code import snapshot
-from orchestrator.node.code.behind import Behind
-from orchestrator.node.code.store import Arrivals, Store, hash_of, unzip
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.protocol import messages, tree
-from orchestrator.protocol.tree import LARGEST_LIST, is_inside
+from orchestrator.node.transfer import snapshot
+from orchestrator.node.transfer.behind import Behind
+from orchestrator.node.transfer.store import Arrivals, Store, hash_of, unzip
+from orchestrator.protocol import manifest as tree
+from orchestrator.protocol import messages
+from orchestrator.protocol.manifest import LARGEST_LIST, is_inside
 
 LARGEST_BATCH = 1 << 24  # bytes of contents in one request, unpacked
 MOST_DIFFERENCES = 1000

@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from orchestrator.common import files
-from orchestrator.node.code.store import READ, Incomplete, Store, hash_of, is_as_kept, moment
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.protocol import tree
+from orchestrator.node.transfer.store import READ, Incomplete, Store, hash_of, is_as_kept, moment
+from orchestrator.protocol import manifest as tree
 from orchestrator.protocol.events import Ended
-from orchestrator.protocol.tree import DIRECTORY, FILE, LINK, Entry, is_inside
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, is_inside
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 OWNER = b".run"  # in snapshots/NAME: whose it is,

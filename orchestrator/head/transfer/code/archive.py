@@ -10,11 +10,11 @@ from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.code.batches import Changed, read
-from orchestrator.head.code.scan import Tree
-from orchestrator.protocol import tree as trees
+from orchestrator.head.transfer.batches import Changed, read
+from orchestrator.head.transfer.code.scan import Tree
+from orchestrator.protocol import manifest as trees
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
 from orchestrator.protocol.message import Nonsense
-from orchestrator.protocol.tree import DIRECTORY, FILE, LINK, Entry
 
 NAME = "code.tar.gz"
 TYPES = {FILE: tarfile.REGTYPE, LINK: tarfile.SYMTYPE, DIRECTORY: tarfile.DIRTYPE}

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.common.text import plural
-from orchestrator.head.code.batches import Changed
-from orchestrator.head.code.scan import Tree
-from orchestrator.head.code.send import Outbox, Seen, Sent
-from orchestrator.head.code.take import QUICK_SECONDS, take
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.probed_node import OWN_BRIDGES, listed
+from orchestrator.head.transfer.batches import Changed
+from orchestrator.head.transfer.code.scan import Tree
+from orchestrator.head.transfer.send import Outbox, Seen, Sent
+from orchestrator.head.transfer.take import QUICK_SECONDS, take
 from orchestrator.protocol.facts import Address
 from orchestrator.protocol.messages import (
     EndGiving,

@@ -21,8 +21,8 @@ from collections.abc import Iterable
 from orchestrator.common import files
 from orchestrator.common.permissions import others
 from orchestrator.node.job.run_directory import home
-from orchestrator.protocol import tree
-from orchestrator.protocol.tree import FILE, LARGEST_LIST, Entry
+from orchestrator.protocol import manifest as tree
+from orchestrator.protocol.manifest import FILE, LARGEST_LIST, Entry
 
 KEPT_TREES = 64  # lists of the newest trees
 OLD = 7 * 86400.0  # seconds since a tree was last used

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.code import scan as scanning
-from orchestrator.head.code.listing import Rules, list_tree
-from orchestrator.head.code.scan import Limits, Scan, Tree
-from orchestrator.protocol.tree import DIRECTORY, FILE, LINK
+from orchestrator.head.transfer.code import scan as scanning
+from orchestrator.head.transfer.code.listing import Rules, list_tree
+from orchestrator.head.transfer.code.scan import Limits, Scan, Tree
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK
 
 IDENTITY = ["-c", "user.name=n", "-c", "user.email=e@x", "-c", "protocol.file.allow=always"]
 OLD = 1_500_000_000
@@ -207,7 +207,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 def test_what_did_not_change_is_not_read_again(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(work, "a.py", "b.py", "new.py")
-    monkeypatch.setattr("orchestrator.head.code.index.FRESH", -(10**12))  # none counts as fresh
+    monkeypatch.setattr("orchestrator.head.transfer.index.FRESH", -(10**12))  # none counts as fresh
     first = scan(work)
     seen = reads(monkeypatch)
     assert scan(work) == first
@@ -226,7 +226,7 @@ def test_a_file_that_was_just_written_is_read_again(
 ) -> None:
     """A second edit within one tick of the file system's clock may look the same."""
     write(work, "a.py")
-    monkeypatch.setattr("orchestrator.head.code.index.FRESH", 10**18)
+    monkeypatch.setattr("orchestrator.head.transfer.index.FRESH", 10**18)
     scan(work)
     seen = reads(monkeypatch)
     scan(work)

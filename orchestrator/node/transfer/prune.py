@@ -7,9 +7,9 @@ import os
 import time
 from collections.abc import Iterable
 
-from orchestrator.node.code import snapshot
-from orchestrator.node.code.store import Store
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.transfer import snapshot
+from orchestrator.node.transfer.store import Store
 
 Run = tuple[str, int]  # a job, and the index of a node in it
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.protocol import tree
+from orchestrator.protocol import manifest as tree
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
 from orchestrator.protocol.message import Nonsense
-from orchestrator.protocol.tree import DIRECTORY, FILE, LINK, Entry
 
 NOTHING = hashlib.sha256(b"").hexdigest().encode()
 NAMES = st.binary(min_size=1, max_size=9).filter(

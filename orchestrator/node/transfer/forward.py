@@ -7,11 +7,11 @@ import os
 from typing import BinaryIO
 
 from orchestrator.common import files
-from orchestrator.node.code.store import Arrivals, Incomplete, Store
-from orchestrator.node.forward.take import Taking
-from orchestrator.protocol import tree
+from orchestrator.node.transfer.store import Arrivals, Incomplete, Store
+from orchestrator.node.transfer.take import Taking
+from orchestrator.protocol import manifest as tree
+from orchestrator.protocol.manifest import FILE, Entry
 from orchestrator.protocol.messages import TakeTree
-from orchestrator.protocol.tree import FILE, Entry
 
 LIST = "list"  # the name of the tree's own list
 

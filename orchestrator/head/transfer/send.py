@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.code.batches import Batches
-from orchestrator.head.code.scan import Tree
 from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.transfer.batches import Batches
+from orchestrator.head.transfer.code.scan import Tree
 from orchestrator.protocol.messages import Contents, Lacking, OfferTree
 
 PIECE_SECONDS = 60.0

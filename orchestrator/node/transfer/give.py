@@ -11,9 +11,9 @@ import threading
 import time
 from typing import BinaryIO, Protocol
 
-from orchestrator.node.forward.wire import ASK, DATA, LARGEST, WAIT, Wire
 from orchestrator.node.peers.peers import listen
 from orchestrator.node.peers.signed_connection import Broken
+from orchestrator.node.transfer.wire import ASK, DATA, LARGEST, WAIT, Wire
 
 RECORD = struct.Struct(">?Q")  # is it here; its size: before each file
 CALLERS = 16  # at once, strangers included

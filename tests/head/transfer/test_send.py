@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import CheckFailed, NodeError
-from orchestrator.head.code import batches, shared
-from orchestrator.head.code.fanout import Changed, Sent, send_tree
-from orchestrator.head.code.listing import Rules
-from orchestrator.head.code.scan import Limits, Scan, Tree
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached, open_channel
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.transfer import batches
+from orchestrator.head.transfer.code import shared
+from orchestrator.head.transfer.code.listing import Rules
+from orchestrator.head.transfer.code.scan import Limits, Scan, Tree
+from orchestrator.head.transfer.fanout import Changed, Sent, send_tree
 from orchestrator.protocol.messages import CheckedOut, CheckOut, Probe, ProbeTarget
 from tests.head.plan.probed import facts
 

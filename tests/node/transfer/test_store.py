@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.code import prune, snapshot
-from orchestrator.node.code.behind import Behind
-from orchestrator.node.code.store import Arrivals, Incomplete, Store
-from orchestrator.node.code.visit import Visit, compare
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server import outputs
-from orchestrator.protocol import tree
+from orchestrator.node.transfer import prune, snapshot
+from orchestrator.node.transfer.behind import Behind
+from orchestrator.node.transfer.checkout import Visit, compare
+from orchestrator.node.transfer.store import Arrivals, Incomplete, Store
+from orchestrator.protocol import manifest as tree
 from orchestrator.protocol.events import Ended
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
 from orchestrator.protocol.messages import CheckedOut, CheckOut, ProbeTarget
-from orchestrator.protocol.tree import DIRECTORY, FILE, LINK, Entry
 from tests.node.running import bare_spec
 
 CONTENTS = {

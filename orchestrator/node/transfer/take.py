@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from orchestrator.node.forward.give import RECORD
-from orchestrator.node.forward.wire import ASK, Wire
 from orchestrator.node.peers.signed_connection import Broken
+from orchestrator.node.transfer.give import RECORD
+from orchestrator.node.transfer.wire import ASK, Wire
 from orchestrator.protocol.messages import GivingNode, Taken
 
 DIAL_SECONDS = 2.0  # for each address: a firewall that answers nothing is no long wait

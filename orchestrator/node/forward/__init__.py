@@ -1,1 +1,0 @@
-"""Files from node to node: signed frames, one side that gives, and one that takes."""
