@@ -21,8 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from orchestrator.records import trainers  # noqa: E402
-from orchestrator.records.last_metrics import last_values, step_of  # noqa: E402
+from orchestrator.records.metrics import trainers  # noqa: E402
 from scripts.capture import draw, glimpse  # noqa: E402
 from tests.browser import Browser  # noqa: E402
 from tests.clusters.loopback import FaultyLoopback  # noqa: E402
@@ -137,7 +136,7 @@ def await_step(head: Head, count: int, step: int) -> None:
 
 
 def reached(experiment: Path) -> int:
-    return step_of(last_values(experiment / "outputs" / trainers.file_name(0))) or 0
+    return trainers.last(experiment / "outputs" / trainers.file_name(0)).step or 0
 
 
 def kill(head: Head, rank: int) -> None:

@@ -29,8 +29,9 @@ from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.screen import output
 from orchestrator.local_cluster.cluster import LoopbackCluster, sweep
-from orchestrator.records import experiments, trainers
+from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
+from orchestrator.records.metrics import trainers
 
 CONFIG = Path("config/demo.yaml")
 NODES = Path("node_ip_list.txt")

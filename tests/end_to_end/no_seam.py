@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.records.last_metrics import last_values
+from orchestrator.records.metrics import trainers
 from tests.clusters.netns import NetnsCluster
 from tests.launching import Command, Head
 
@@ -166,9 +166,7 @@ class NoSeam:
 
     @property
     def step(self) -> int:
-        return int(
-            last_values(self.head.experiment / "outputs/rank_00_metrics.jsonl").get("step", 0)
-        )
+        return int(trainers.last(self.head.experiment / "outputs/rank_00_metrics.jsonl").step or 0)
 
     def await_step(self, step: int) -> None:
         self.until(lambda: self.step >= min(step, self.steps), f"step {step}")

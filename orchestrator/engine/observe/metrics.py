@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from orchestrator.common import files
-from orchestrator.records import trainers
+from orchestrator.records.metrics import trainers
 
 # -- memory ---------------------------------------------------------------------------------------
 

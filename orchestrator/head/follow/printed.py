@@ -18,7 +18,7 @@ from pathlib import Path
 from orchestrator.common import files
 from orchestrator.head.follow.step_lines import LONGEST, Place, values
 from orchestrator.head.screen.log_reader import LogFile, LogReader
-from orchestrator.records import trainers
+from orchestrator.records.metrics import trainers
 
 LOOK_SECONDS = 1.0  # between two looks
 MOST = 128 << 10  # bytes of one look; of a log that grows faster, what came before is passed over
@@ -56,7 +56,7 @@ class Printed:
         if not last and now < self.next_look:
             return
         self.next_look = now + LOOK_SECONDS
-        if not self.reader.behind() or trainers.own(self.outputs):
+        if not self.reader.behind() or trainers.measured(self.outputs):
             return
         self.reader.skip_near_end(MOST)
         new: dict[str, list[str]] = {}

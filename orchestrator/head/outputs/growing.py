@@ -28,8 +28,8 @@ from orchestrator.protocol.messages import (
     Request,
     SumOutput,
 )
-from orchestrator.records import trainers
 from orchestrator.records.experiment import NodeRecord
+from orchestrator.records.metrics import trainers
 
 LOOK_SECONDS = 2.0  # between two questions what has grown
 GROWS = re.compile(r".*\.(jsonl|csv|tsv)|(.*/)?[^/]*tfevents[^/]*|profile/.*")
@@ -57,7 +57,7 @@ class GrowingFiles:
 
     def was_cut(self, path: str) -> bool:
         """Tell whether it is a file of this node that may be shorter than it was here."""
-        known = trainers.parsed(path)
+        known = trainers.of_name(path)
         return known is not None and known[1] in self.cut
 
     def begin(self) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from orchestrator.head.start import policy
 from orchestrator.head.start.policy import Decision
-from orchestrator.records import trainers
 from orchestrator.records.experiment import RESIZED, Attempt, Experiment, JobRecord
-from orchestrator.records.last_metrics import last_values, step_of
+from orchestrator.records.metrics import trainers
 
 MORE_NODES = "more nodes were free"  # said by a head that has taken over in between
 
@@ -69,6 +68,6 @@ def seconds_of_ranks(record: JobRecord) -> float:
 
 def step_reached(outputs: Path) -> int | None:
     """Return the last step of which a metrics file of the engine tells, if there is one."""
-    every = trainers.own(outputs).values()
-    lines = [last_values(path) for files in every for path in files.values()]
-    return max((step for line in lines if (step := step_of(line)) is not None), default=None)
+    every = trainers.measured(outputs).values()
+    steps = [trainers.last(path).step for files in every for path in files.values()]
+    return max((step for step in steps if step is not None), default=None)

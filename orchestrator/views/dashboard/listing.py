@@ -13,7 +13,7 @@ from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.records import experiments, goodput
 from orchestrator.records.experiment import RECORD, Experiment, JobRecord
-from orchestrator.views.top import progress
+from orchestrator.records.metrics import progress
 
 MOST = 500  # the newest; older ones are found by the commands
 UNREADABLE = "damaged"

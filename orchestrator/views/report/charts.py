@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.views.report import curves
-from orchestrator.views.report.curves import Curve
+from orchestrator.records.metrics import curves
+from orchestrator.records.metrics.curves import Curve
 from orchestrator.views.report.machines import Machines
 from orchestrator.views.report.story import Story, Training
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.records import node_metrics
 from orchestrator.records.experiment import JobRecord
-from orchestrator.records.node_metrics import NodeSample
-from orchestrator.views.report import curves
-from orchestrator.views.report.curves import Curve
-from orchestrator.views.report.reading import KEPT, Line, Reading, Told
+from orchestrator.records.metrics import curves, samples
+from orchestrator.records.metrics.curves import CACHE, Curve, FileSums, Measured
+from orchestrator.records.metrics.lines import Line
+from orchestrator.records.metrics.samples import Sample
 
 COLUMNS = 200
 LEAST = 5  # seconds of a column, or a multiple
@@ -51,46 +50,47 @@ class Machines:
 def read(outputs: Path, record: JobRecord, columns: int = COLUMNS) -> Machines | None:
     """Read the files of all nodes; of large ones a few lines for each column."""
     ahead = {node.index: node.clock for node in record.nodes}
-    readings = {
+    every = {
         node: [
-            reading(path, record.started + more, columns)
-            for path, more in node_metrics.clocks(paths, ahead.get(node, 0.0)).items()
+            sums_of(path, record.started + more, columns)
+            for path, more in samples.clocks(paths, ahead.get(node, 0.0)).items()
         ]
-        for node, paths in node_metrics.every(outputs).items()
+        for node, paths in samples.every(outputs).items()
     }
-    KEPT.make_room()
-    readings = {node: each for node, each in readings.items() if any(one.columns for one in each)}
-    shift, _, last = curves.common([one for each in readings.values() for one in each], columns, 0)
+    CACHE.make_room()
+    every = {node: parts for node, parts in every.items() if any(part.columns for part in parts)}
+    parts = [part for of_node in every.values() for part in of_node]
+    shift, _, last = curves.shared_columns(parts, columns, 0)
     if last < 0:
         return None
-    names = dict.fromkeys(name for each in readings.values() for one in each for name in one.points)
+    names = dict.fromkeys(name for part in parts for name in part.metrics)
     return Machines(
-        list(readings),
+        list(every),
         [at * LEAST << shift for at in range(last + 1)],
-        {name: [row(each, name, shift, last) for each in readings.values()] for name in names},
+        {name: [row(parts, name, shift, last) for parts in every.values()] for name in names},
     )
 
 
-def reading(path: Path, began: float, columns: int) -> Reading:
+def sums_of(path: Path, began: float, columns: int) -> FileSums:
     """Read one file; the job began at that time by the clock of its machine."""
 
-    def told(line: Line) -> Told | None:
-        sample = node_metrics.sample(line)
+    def measured(line: Line) -> Measured | None:
+        sample = samples.sample_of(line)
         if sample is None or not 0 <= sample.time - began < MOST_DAYS * 86400:
             return None  # a clock that is wrong by years tells nothing
         return int((sample.time - began) // LEAST), values(sample)
 
-    return KEPT.look((path, began, columns), lambda: Reading(path, told, columns, 2 * columns))
+    return CACHE.read(path, began, measured, columns, 2 * columns)
 
 
-def row(readings: Sequence[Reading], name: str, shift: int, last: int) -> list[float | None]:
+def row(parts: Sequence[FileSums], name: str, shift: int, last: int) -> list[float | None]:
     """Return what a node did in each column: in its attempts it may have had several machines."""
-    rows = [curves.row(each, name, shift, 0, last) for each in readings]
+    rows = [part.means(name, shift, 0, last) for part in parts]
     known = [[value for value in column if value is not None] for column in zip(*rows, strict=True)]
     return [sum(each) / len(each) if each else None for each in known]
 
 
-def values(sample: NodeSample) -> dict[str, float]:
+def values(sample: Sample) -> dict[str, float]:
     """Return what is drawn of a sample."""
     gpus = {name: [v for v in each if v is not None] for name, each in sample.gpus.items()}
     named = {

@@ -18,9 +18,9 @@ from typing import Any
 
 from orchestrator.common.text import duration, size
 from orchestrator.head.follow import verdict
+from orchestrator.records.metrics.curves import Curve
 from orchestrator.views.report import charts as choice
 from orchestrator.views.report.charts import Chart, Map
-from orchestrator.views.report.curves import Curve
 from orchestrator.views.report.story import LARGEST_DIFF, Moment, Story, Training
 
 WEB = Path(__file__).parent / "web"

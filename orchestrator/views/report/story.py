@@ -15,20 +15,14 @@ from orchestrator.common.text import plural, size
 from orchestrator.config import resolved
 from orchestrator.head.follow.node_logs import log_files
 from orchestrator.head.screen.log_tail import tail
-from orchestrator.records import (
-    checkpoint_store,
-    goodput,
-    last_metrics,
-    manifest,
-    node_metrics,
-    trainers,
-)
+from orchestrator.records import checkpoint_store, goodput, manifest
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord
-from orchestrator.records.node_metrics import Notices
-from orchestrator.views.report import curves, machines
-from orchestrator.views.report.curves import Curve, RankMap
+from orchestrator.records.metrics import curves, samples, trainers
+from orchestrator.records.metrics.curves import CACHE, Curve, RankMap
+from orchestrator.records.metrics.lines import number
+from orchestrator.records.metrics.samples import Events
+from orchestrator.views.report import machines
 from orchestrator.views.report.machines import Machines
-from orchestrator.views.report.reading import KEPT
 
 LINES = 40  # of each node's log
 LONGEST_LINE = 2000  # characters
@@ -38,7 +32,7 @@ LARGEST_DIFF = 200_000
 OF_RANKS = ("step_ms", "data_ms", "forward_backward_ms", "optimizer_ms", "exposed_comm_ms")
 MORE_OF_RANKS = ("memory_peak_bytes", "tokens_per_s")
 MOST_MOMENTS = 200
-MOST_FILES = 4096  # of nodes and attempts whose notices are kept
+MOST_FILES = 4096  # of nodes and attempts whose events are kept
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,7 @@ def tell(experiment: Experiment, others: int = 0, *, logs: bool = True) -> Story
     data, unread = manifest_of(experiment)
     points = max(200, curves.POINTS // (others + 1))
     outputs = experiment.path / "outputs"
-    with KEPT.alone(outputs):
+    with CACHE.alone(outputs):
         trainings = read_trainings(outputs, points)
         of_machines = machines.read(outputs, record)
     return Story(
@@ -99,15 +93,15 @@ def tell(experiment: Experiment, others: int = 0, *, logs: bool = True) -> Story
 
 def read_trainings(outputs: Path, points: int) -> list[Training]:
     trainings = []
-    for number, paths in trainers.every(outputs).items():
+    for trainer, paths in trainers.every(outputs).items():
         own = curves.curves(paths[min(paths)], points)
         times = own.pop("time", Curve())
         wanted = [name for name in (*OF_RANKS, *MORE_OF_RANKS) if name in own]
         maps = curves.rank_maps(paths, wanted) if len(paths) > 1 else {}
         if own:
-            lost = last_metrics.loss_is_lost(last_metrics.last_values(paths[min(paths)]))
-            trainings.append(Training(number, own, maps, times, lost))
-    KEPT.make_room()
+            lost = trainers.last(paths[min(paths)]).loss_is_lost
+            trainings.append(Training(trainer, own, maps, times, lost))
+    CACHE.make_room()
     return trainings
 
 
@@ -216,25 +210,25 @@ def told_of_machines(experiment: Experiment, record: JobRecord) -> list[Moment]:
     names = {node.index: f"node {node.index} ({node.name})" for node in record.nodes}
     clocks = {node.index: node.clock for node in record.nodes}
     return [
-        Moment(notice.time - ahead, f"{names.get(node, f'node {node}')}: {notice.text}", bad=True)
-        for node, paths in node_metrics.every(experiment.path / "outputs").items()
-        for path, ahead in node_metrics.clocks(paths, clocks.get(node, 0.0)).items()
-        for notice in notices_of(path, node).look()
+        Moment(event.time - ahead, f"{names.get(node, f'node {node}')}: {event.text}", bad=True)
+        for node, paths in samples.every(experiment.path / "outputs").items()
+        for path, ahead in samples.clocks(paths, clocks.get(node, 0.0)).items()
+        for event in events_of(path, node).read()
     ]
 
 
 @functools.lru_cache(MOST_FILES)
-def notices_of(path: Path, node: int) -> Notices:
+def events_of(path: Path, node: int) -> Events:
     """Keep how far each node's file is read: a page that is open looks again every few seconds,
     and within a week such a file has 70 MB."""
-    return Notices(path, node)
+    return Events(path, node)
 
 
 def slow(record: JobRecord) -> list[Moment]:
     """List who held the others up: the ranks found it out at a step, or the head at a time."""
     moments = []
     for found in record.slow:
-        step, when = found.get("step"), last_metrics.number(found, "time")
+        step, when = found.get("step"), number(found.get("time"))
         if isinstance(step, int) or when is not None:
             moments.append(Moment(when or 0.0, str(found.get("text", "")), step, bad=True))
     return moments

@@ -30,9 +30,9 @@ from orchestrator.head.status.find_job import FoundJob
 from orchestrator.protocol.messages import AskStuck
 from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment
+from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.report import story
 from orchestrator.views.top import table
-from orchestrator.views.top.ranks import RankSample
 from orchestrator.views.top.sample import EVERY, JobSample, Sample, Watch
 
 LINES = 200  # of each node's log
@@ -131,7 +131,7 @@ def known(where: Where, job: JobSample) -> Experiment:
     return found
 
 
-def log_lines(where: Where, job: JobSample, rank: RankSample | None) -> Sequence[str]:
+def log_lines(where: Where, job: JobSample, rank: RankProgress | None) -> Sequence[str]:
     """Return the last lines of a rank, or of each node's log, as they are here."""
     found = known(where, job)
     lines = []
@@ -144,7 +144,7 @@ def log_lines(where: Where, job: JobSample, rank: RankSample | None) -> Sequence
 
 
 def stack_lines(
-    where: Where, transport: Transport, job: JobSample, rank: RankSample
+    where: Where, transport: Transport, job: JobSample, rank: RankProgress
 ) -> Sequence[str]:
     """Ask a rank where it is: a signal makes it write its stacks down, and it goes on."""
     found = known(where, job)

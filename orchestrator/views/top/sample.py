@@ -13,10 +13,10 @@ from orchestrator.common.errors import OrchestratorError
 from orchestrator.head.connect import open_files
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.records import experiments, node_metrics
+from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.views.top import progress
-from orchestrator.views.top.ranks import RankSample
+from orchestrator.records.metrics import progress, samples
+from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top.watched_node import NodeSample, WatchedNode
 
 EVERY = "*"
@@ -38,7 +38,7 @@ class JobSample:
     rate: float | None = None  # tokens, targets or samples per second
     left: float | None = None  # seconds
     slowest: str = ""  # the rank that keeps the others waiting
-    ranks: tuple[RankSample, ...] = ()  # of the job that is looked at closer
+    ranks: tuple[RankProgress, ...] = ()  # of the job that is looked at closer
     trainer: int = 1  # whose step it is, where the program has several
     lost: bool = False  # its loss is NaN or infinite
 
@@ -160,7 +160,7 @@ class Watch:
         for job in jobs:
             if job.job in self.known:
                 outputs = self.known[job.job].experiment.path / "outputs"
-                files_of = node_metrics.every(outputs)
+                files_of = samples.every(outputs)
                 for node in self.known[job.job].record.nodes:
                     if node.index in files_of:
                         paths[node.name] = files_of[node.index][-1]

@@ -21,8 +21,8 @@ from textual.widgets import Footer, Label, RichLog, Static
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.text import plural
 from orchestrator.head.screen.output import printable
-from orchestrator.views.top import ranks, table
-from orchestrator.views.top.ranks import RankSample
+from orchestrator.records.metrics.progress import RankProgress
+from orchestrator.views.top import table
 from orchestrator.views.top.rows import Rows
 from orchestrator.views.top.sample import JobSample, Sample
 
@@ -31,8 +31,8 @@ from orchestrator.views.top.sample import JobSample, Sample
 class Deeds:
     """The actions of the keys; each may take a while, and may raise an OrchestratorError."""
 
-    log: Callable[[JobSample, RankSample | None], Sequence[str]]
-    stack: Callable[[JobSample, RankSample], Sequence[str]]
+    log: Callable[[JobSample, RankProgress | None], Sequence[str]]
+    stack: Callable[[JobSample, RankProgress], Sequence[str]]
     events: Callable[[JobSample], Sequence[str]]
     stop: Callable[[JobSample], str]
     over: Callable[[str], bool]  # as far as the record of that job tells
@@ -100,7 +100,7 @@ class Ranks(ModalScreen[None]):
         super().__init__()
         self.job, self.alone = job, alone
         self.heading = Static("")
-        self.ranks = Rows(ranks.HEADINGS)
+        self.ranks = Rows(table.RANK_HEADINGS)
 
     def compose(self) -> ComposeResult:
         yield self.heading
@@ -117,7 +117,7 @@ class Ranks(ModalScreen[None]):
         self.ranks.fill(table.rank_rows(job))
 
     @property
-    def chosen(self) -> RankSample | None:
+    def chosen(self) -> RankProgress | None:
         at = self.ranks.cursor_row
         return self.job.ranks[at] if 0 <= at < len(self.job.ranks) else None
 
@@ -149,7 +149,7 @@ class Ranks(ModalScreen[None]):
         return self.app
 
 
-def title(job: JobSample, rank: RankSample | None) -> str:
+def title(job: JobSample, rank: RankProgress | None) -> str:
     return f"{job.experiment or job.job}{f', rank {rank.rank}' if rank is not None else ''}"
 
 

@@ -9,13 +9,14 @@ from typing import Any
 from orchestrator.common import text
 from orchestrator.protocol.facts import Gpu
 from orchestrator.protocol.message import encode
-from orchestrator.views.top.ranks import RankSample
+from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top.sample import JobSample, Sample
 from orchestrator.views.top.watched_node import NodeSample
 
 NODE_HEADINGS = ("NODE", "CPU", "MEMORY", "GPU", "GPU MEMORY", "IN", "OUT", "WHO")
 # What changes stands first: 80 columns have room for it.
 JOB_HEADINGS = ("JOB", "STEP", "LOSS", "LEFT", "SLOWEST", "SPEED", "FOR", "USER", "NODES")
+RANK_HEADINGS = ("RANK", "NODE", "STATE", "STEP", "STEP TIME", "OWN TIME", "MEMORY", "")
 BAR = 8  # characters
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 HEIGHTS = "▁▂▃▄▅▆▇█"
@@ -108,7 +109,7 @@ def rank_rows(job: JobSample) -> list[list[str]]:
     return [rank_row(rank) for rank in job.ranks]
 
 
-def rank_row(rank: RankSample) -> list[str]:
+def rank_row(rank: RankProgress) -> list[str]:
     return [
         f"rank {rank.rank}",
         rank.node,

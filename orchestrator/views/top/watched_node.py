@@ -1,7 +1,7 @@
 """One node of a watch: a channel that stays open, and a thread that asks when it is told to.
 
-Of a node with a job of ours the job's own stream tells what its GPUs do (records/node_metrics.py):
-it comes here anyhow, and an nvidia-smi for every look would cost the node more than the sampler.
+Of a node with a job of ours the job's own stream tells what its GPUs do (records/metrics): it
+comes here anyhow, and an nvidia-smi for every look would cost the node more than the sampler.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.facts import Checkup, Gpu, Load
 from orchestrator.protocol.messages import Examine
 from orchestrator.records.experiment import NodeRecord
-from orchestrator.records.node_metrics import About, Recent
-from orchestrator.records.node_metrics import NodeSample as Streamed
+from orchestrator.records.metrics.samples import Machine, RecentSamples
+from orchestrator.records.metrics.samples import Sample as Streamed
 
 ANSWER_SECONDS = 20.0
 RETRY_SECONDS = 5.0  # a node that is lost is tried again so often
@@ -63,12 +63,12 @@ class NodeSample:
 class Stream:
     """The newest samples of one node's stream, and when the last one came."""
 
-    recent: Recent
+    recent: RecentSamples
     grown: float = 0.0  # monotonic
     newest: float = 0.0
 
     def look(self) -> tuple[Streamed, ...]:
-        samples = tuple(self.recent.look())
+        samples = tuple(self.recent.read())
         if samples and samples[-1].time != self.newest:
             first, self.newest = not self.newest, samples[-1].time
             # What was there before us may be old.
@@ -80,7 +80,7 @@ class Stream:
         return bool(self.grown) and time.monotonic() - self.grown < FRESH
 
 
-def recently(recent: Recent) -> bool:
+def recently(recent: RecentSamples) -> bool:
     """Tell whether a file has grown lately, by the clock that wrote it here."""
     try:
         return time.time() - recent.path.stat().st_mtime < FRESH
@@ -166,8 +166,8 @@ class WatchedNode:
         age = time.monotonic() - self.gpus_at
         if stream is not None and stream.fresh and last is not None and age < HOLDERS_SECONDS:
             load = self.examined(channel, ("load",)).load
-            about = stream.recent.about
-            gpus = tuple(with_stream(gpu, about, streamed[-1]) for gpu in last.gpus or ())
+            machine = stream.recent.machine
+            gpus = tuple(with_stream(gpu, machine, streamed[-1]) for gpu in last.gpus or ())
             return last.replace(load=load, gpus=gpus)
         checkup = self.examined(channel, PARTS)
         self.last, self.gpus_at = checkup, time.monotonic()
@@ -182,7 +182,7 @@ class WatchedNode:
         if path is None:
             self.stream = None
         elif self.stream is None or self.stream.recent.path != path:
-            stream = Stream(Recent(path, KEPT))
+            stream = Stream(RecentSamples(path, KEPT))
             if len(self.history) < 2:  # the past, as far as the stream knows it
                 self.history.extendleft(map(point_streamed, reversed(stream.look())))
             self.stream = stream
@@ -199,12 +199,12 @@ class WatchedNode:
         self.drop()
 
 
-def with_stream(gpu: Gpu, about: About, sample: Streamed) -> Gpu:
+def with_stream(gpu: Gpu, machine: Machine, sample: Streamed) -> Gpu:
     """Return a GPU as the job's stream saw it last; as it was where the stream has not seen it."""
     # By its address: a GPU that is lost is in one list and not in the other.
-    if not gpu.pci or about.places.count(gpu.pci) != 1:
+    if not gpu.pci or machine.places.count(gpu.pci) != 1:
         return gpu
-    at = about.places.index(gpu.pci)
+    at = machine.places.index(gpu.pci)
 
     def value(name: str, unit: float = 1.0) -> int | None:
         column = sample.gpus.get(name, [])

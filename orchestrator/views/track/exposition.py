@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.records import experiments, goodput, node_metrics, trainers
+from orchestrator.records import experiments, goodput
 from orchestrator.records.experiment import RECORD, Experiment, JobRecord
-from orchestrator.records.last_metrics import last_values, loss_is_lost, number
-from orchestrator.records.node_metrics import NodeSample, Recent
+from orchestrator.records.metrics import samples, trainers
+from orchestrator.records.metrics.samples import RecentSamples, Sample
+from orchestrator.records.metrics.trainers import Point
 
 STAYS = 3600.0  # seconds that a job which is over is still told of, so that an alarm sees it
 OLD = 60.0  # seconds after which a node's sample says nothing of now
@@ -68,7 +68,7 @@ OF_NODE = {
     "disk_write": "node_disk_written_bytes_per_second",
 }
 
-Point = tuple[str, dict[str, str], float]  # name, labels, value
+Metric = tuple[str, dict[str, str], float]  # name, labels, value
 
 
 @dataclass
@@ -78,13 +78,13 @@ class Exposition:
     root: Path
     trusted: bool = False
     records: dict[Path, tuple[float, JobRecord | None]] = field(default_factory=dict)
-    samples: dict[Path, Recent] = field(default_factory=dict)
+    samples: dict[Path, RecentSamples] = field(default_factory=dict)
 
     def text(self) -> str:
         return written(self.points(time.time()))
 
-    def points(self, now: float) -> Iterator[Point]:
-        shown = dict[Path, Recent]()
+    def points(self, now: float) -> Iterator[Metric]:
+        shown = dict[Path, RecentSamples]()
         for each, record in self.current(now):
             labels = {"experiment": each.name}
             yield from of_job(record, labels)
@@ -95,12 +95,12 @@ class Exposition:
                     whose = {"trainer": str(trainer)} if trainer > 1 else {}
                     for rank in range(node.first_rank, node.first_rank + node.nproc):
                         of = {**labels, "node": node.name, "rank": str(rank), **whose}
-                        yield from of_rank(last_values(files.get(rank)), of, node.clock)
-                path = node_metrics.newest(each.path / "outputs", node.index)
+                        yield from of_rank(trainers.last(files.get(rank)), of, node.clock)
+                path = samples.newest(each.path / "outputs", node.index)
                 if path is None or record.over:
                     continue
-                recent = shown[path] = self.samples.get(path) or Recent(path, keep=1)
-                if (last := recent.look()) and now - changed(path) < OLD:
+                recent = shown[path] = self.samples.get(path) or RecentSamples(path, keep=1)
+                if (last := recent.read()) and now - changed(path) < OLD:
                     yield from of_node(last[-1], {**labels, "node": node.name})
         self.samples = shown
 
@@ -132,7 +132,7 @@ def changed(path: Path) -> float:
         return 0.0
 
 
-def of_job(record: JobRecord, labels: dict[str, str]) -> Iterator[Point]:
+def of_job(record: JobRecord, labels: dict[str, str]) -> Iterator[Metric]:
     yield "job_state", {**labels, "state": record.state}, 1
     yield "job_attempt", labels, record.attempt
     yield "job_started_timestamp_seconds", labels, record.started
@@ -141,24 +141,22 @@ def of_job(record: JobRecord, labels: dict[str, str]) -> Iterator[Point]:
         yield "job_goodput_ratio", labels, record.goodput.get("training", 0.0) / whole
 
 
-def of_rank(line: Mapping[str, Any], labels: dict[str, str], ahead: float = 0.0) -> Iterator[Point]:
+def of_rank(point: Point, labels: dict[str, str], ahead: float = 0.0) -> Iterator[Metric]:
     """Yield what a rank says last; its clock is so many seconds ahead of ours."""
     for name, (told, divided) in OF_RANK.items():
-        if (value := number(line, name)) is not None:
+        if (value := point.number(name)) is not None:
             yield told, labels, value / divided - (ahead if name == "time" else 0.0)
-    if loss_is_lost(line):
+    if point.loss_is_lost:
         yield "loss", labels, math.nan
     for name in PARTS:
-        if (value := number(line, name)) is not None:
+        if (value := point.number(name)) is not None:
             part = name.removesuffix("_ms")
             yield "step_part_seconds", {**labels, "part": part}, value / 1e3
-    others = [name for name in line if name not in OF_RANK and name not in PARTS]
-    for name in others[:MOST_NAMES]:
-        if name != "rank" and (value := number(line, name)) is not None:
-            yield "metric", {**labels, "name": name}, value
+    for name, value in point.numbers(MOST_NAMES, (*OF_RANK, *PARTS, "rank")).items():
+        yield "metric", {**labels, "name": name}, value
 
 
-def of_node(sample: NodeSample, labels: dict[str, str]) -> Iterator[Point]:
+def of_node(sample: Sample, labels: dict[str, str]) -> Iterator[Metric]:
     for name, told in OF_NODE.items():
         if (value := getattr(sample, name)) is not None:
             yield told, labels, value
@@ -177,7 +175,7 @@ def of_node(sample: NodeSample, labels: dict[str, str]) -> Iterator[Point]:
 # -- the text ---------------------------------------------------------------------------------
 
 
-def written(points: Iterable[Point]) -> str:
+def written(points: Iterable[Metric]) -> str:
     """Write points in the text format, version 0.0.4: those of one name stand together."""
     by_name: dict[str, dict[str, float]] = {}
     for name, labels, value in points:

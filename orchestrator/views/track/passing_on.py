@@ -13,19 +13,20 @@ from typing import Any
 
 from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.common.files import open_plain
-from orchestrator.records import node_metrics, trainers
-from orchestrator.records.added_lines import AddedLines
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.goodput import ahead_at
-from orchestrator.records.last_metrics import number, step_of
+from orchestrator.records.metrics import samples, trainers
+from orchestrator.records.metrics.lines import GrowingFile, Line
+from orchestrator.records.metrics.samples import Sample
 from orchestrator.trackers.known import KNOWN, Curves
 from orchestrator.trackers.sending import Sending
-from orchestrator.views.track import values
 
 KEPT = ".tracked_{}_{}"  # of what, by whom: how far each file is passed on
 REACHED, FILES = "reached", "files"
 LARGEST = 1 << 20
 PIECE = 1 << 16  # bytes of a file that are passed on together
+MOST_VALUES = 200  # of one line
+NO_CURVE = ("time", "rank", "step", "steps", "left_s")
 
 Value = tuple[Mapping[str, float], int, float]  # values, of a step, at a moment
 
@@ -94,14 +95,14 @@ class PassingOn:
         """Yield what is new, and None where a piece of a file is done."""
         raise NotImplementedError
 
-    def lines(self, name: str) -> Iterator[dict[str, Any] | None]:
+    def lines(self, name: str) -> Iterator[Line | None]:
         added = self.files.setdefault(name, self.file(name))
         while lines := added.read():
             yield from lines
             yield None
 
-    def file(self, name: str, at: int = 0, mark: int | None = None) -> AddedLines:
-        return AddedLines(self.outputs / name, at, PIECE, mark)
+    def file(self, name: str, at: int = 0, mark: int | None = None) -> GrowingFile:
+        return GrowingFile(self.outputs / name, at, PIECE, mark)
 
     def kept(self) -> dict[str, Any]:
         try:
@@ -139,7 +140,7 @@ class OfRanks(PassingOn):
 
     def new(self) -> Iterator[Value | None]:
         name = trainers.file_name(0)
-        if not trainers.own(self.outputs):
+        if not trainers.measured(self.outputs):
             name = f"../{trainers.printed(self.outputs).name}/{name}"
         yield from self.steps(name, "")
 
@@ -148,13 +149,15 @@ class OfRanks(PassingOn):
             if line is None:
                 yield None
                 continue
-            step, moment = step_of(line), number(line, "time")
+            point = trainers.Point(line)
+            step, moment = point.step, point.number("time")
             if step is None or moment is None:
                 continue
             if step >= self.reached.get(name, -1):
                 self.reached[name] = step
-                named = {f"{prefix}{each}": v for each, v in values.of_rank(line).items()}
-                yield named, step, moment - ahead_at(self.record, moment)
+                numbers = point.numbers(MOST_VALUES, NO_CURVE)
+                values = {f"{prefix}{metric}": value for metric, value in numbers.items()}
+                yield values, step, moment - ahead_at(self.record, moment)
 
 
 class OfLaterTrainers(OfRanks):
@@ -188,7 +191,7 @@ class OfNodes(PassingOn):
 
     def new(self) -> Iterator[Value | None]:
         clocks = {node.index: node.clock for node in self.record.nodes}
-        for node, paths in node_metrics.every(self.outputs).items():
+        for node, paths in samples.every(self.outputs).items():
             for path in paths:
                 host, ahead = "", 0.0
                 for line in self.lines(path.name):
@@ -196,8 +199,28 @@ class OfNodes(PassingOn):
                         yield None
                         continue
                     if not host:
-                        host = node_metrics.about(path).host or f"node {node}"
-                        ahead = node_metrics.clocks(paths, clocks.get(node, 0.0))[path]
-                    if named := values.of_node(line, host):
-                        moment = (number(line, "time") or 0.0) - ahead
+                        host = samples.machine(path).host or f"node {node}"
+                        ahead = samples.clocks(paths, clocks.get(node, 0.0))[path]
+                    if (sample := samples.sample_of(line)) is None:
+                        continue
+                    if named := {f"node/{host}/{name}": v for name, v in numbers_of(sample)}:
+                        moment = sample.time - ahead
                         yield named, max(0, int(moment - self.record.started)), moment
+
+
+def numbers_of(sample: Sample) -> Iterator[tuple[str, float]]:
+    """Yield the names and values of a sample, as far as they are known."""
+    for name in ("cpu", "iowait", "load", "memory", "swap", "disk_read", "disk_write"):
+        value = getattr(sample, name)
+        if value is not None:
+            yield name, value
+    for interface, (received, sent) in sample.net.items():
+        yield f"net/{interface}/received", received
+        yield f"net/{interface}/sent", sent
+    for mount, (free, size) in sample.disks.items():
+        if size:
+            yield f"disk{mount.rstrip('/')}/used", 1 - free / size  # never an empty part
+    for name, values in sample.gpus.items():
+        for gpu, value in enumerate(values):
+            if value is not None:
+                yield f"gpu/{gpu}/{name}", value

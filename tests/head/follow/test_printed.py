@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.head.follow import printed
 from orchestrator.head.follow.printed import Printed
 from orchestrator.head.screen.log_reader import LogFile
-from orchestrator.records import trainers
+from orchestrator.records.metrics import trainers
 
 
 def append(log: LogFile, stream: str, text: str) -> None:

@@ -18,7 +18,7 @@ from orchestrator.node.job.processes import Process
 from orchestrator.node.metrics import sampler
 from orchestrator.node.metrics.disks import Disks, Look
 from orchestrator.node.metrics.sampler import Sampler
-from orchestrator.records import node_metrics
+from orchestrator.records.metrics import samples
 from tests.node.running import Job, alive, bare_spec, script, wait_until
 
 WAITS = "import sys; print('up', flush=True); open(sys.argv[1]).read()"
@@ -50,7 +50,7 @@ def test_it_samples_beside_a_job_and_is_no_part_of_it(
     wait_until(path.exists)
     own = sampler_of(job)
     assert own is not None and own.pid not in job.living()
-    assert node_metrics.about(path).cpus == os.cpu_count()
+    assert samples.machine(path).cpus == os.cpu_count()
     go.write_text("")
     assert "left_behind" not in job.wait()
     assert not alive(own.pid)
@@ -89,12 +89,12 @@ def test_notices_are_in_the_stream_once_for_all_attempts(tmp_path: Path) -> None
         own.disks.look = lambda: {"/dev/shm": [1, 64 << 20]}  # type: ignore[method-assign]
         told.append([notice.cause for notice in own.sample() + own.sample()])
     assert told == [["shm_full"], []]
-    paths = node_metrics.every(tmp_path / "outputs")[0]
+    paths = samples.every(tmp_path / "outputs")[0]
     assert [path.name for path in paths] == ["node_00_metrics.jsonl", "node_00_metrics_2.jsonl"]
-    assert [n.text for n in node_metrics.Notices(paths[0], 0).look()] == [
+    assert [n.text for n in samples.Events(paths[0], 0).read()] == [
         "/dev/shm is full: 1 B free of 64 MiB"
     ]
-    assert len(list(node_metrics.samples(paths[1]))) == 2
+    assert len(samples.RecentSamples(paths[1]).read()) == 2
 
 
 @pytest.mark.parametrize("host", [socket.gethostname(), "another"])

@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from orchestrator.records import trainers
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.metrics import trainers
 
 STARTED = 1_700_000_000.0
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.views.report import charts, machines, page, reading, story
+from orchestrator.records.metrics import curves
+from orchestrator.views.report import charts, machines, page, story
 from tests.records.test_checkpoint_store import change, save
 from tests.views.report.stories import STARTED, experiment, line, sample_machines
 from tests.views.report.test_page import drawn, parts_of
@@ -58,7 +59,7 @@ def test_a_long_stream_is_read_at_some_places_only(tmp_path: Path) -> None:
         for at in range(20_000):
             line = {"time": STARTED + 5 * at, "node": 0, "cpu": at / 20_000, "net": {}}
             file.write(json.dumps({**line, "disks": {"/": [1 << 40, 1 << 41]}}) + "\n")
-    assert path.stat().st_size > reading.WHOLE
+    assert path.stat().st_size > curves.WHOLE_BYTES
     found = machines.read(made.path / "outputs", made.read_record(), 100)
     assert found is not None and 50 < len(found.columns) <= 100
     curve = found.line("cpu", 0)

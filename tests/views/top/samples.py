@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.protocol.facts import Checkup, Gpu, Holder, Load, User
-from orchestrator.views.top.ranks import RankSample
+from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top.sample import JobSample, Sample
 from orchestrator.views.top.watched_node import NodeSample
 
@@ -33,8 +33,8 @@ def job(name: str, **fields: Any) -> JobSample:
     return replace(known, **fields)
 
 
-def rank(number: int, **fields: Any) -> RankSample:
-    return replace(RankSample(number, "one", 0, "started", 10, 250.0, 200.0, GIB), **fields)
+def rank(number: int, **fields: Any) -> RankProgress:
+    return replace(RankProgress(number, "one", 0, "started", 10, 250.0, 200.0, GIB), **fields)
 
 
 def sample(*jobs: JobSample) -> Sample:

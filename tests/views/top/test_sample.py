@@ -20,10 +20,10 @@ from orchestrator.head.connect.transport import Connection, Transport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.messages import CheckedUp, Examine
-from orchestrator.records import trainers
-from orchestrator.records.node_metrics import About
-from orchestrator.records.node_metrics import NodeSample as Streamed
-from orchestrator.views.top import progress, ranks, table, watched_node
+from orchestrator.records.metrics import progress, trainers
+from orchestrator.records.metrics.samples import Machine
+from orchestrator.records.metrics.samples import Sample as Streamed
+from orchestrator.views.top import table, watched_node
 from orchestrator.views.top.sample import Watch
 from orchestrator.views.top.watched_node import NodeSample, with_stream
 from tests.views.report.stories import experiment, line, sample_machines, train_again
@@ -44,11 +44,11 @@ def test_rates_are_between_two_looks() -> None:
 
 def test_the_slowest_rank_is_the_one_that_computes_longer() -> None:
     even = [replace(rank(number), step_ms=100.0, own_ms=51.0) for number in range(4)]
-    assert progress.slowest(ranks.compared(even)) == ""
+    assert progress.slowest(progress.compared(even)) == ""
     even[2] = replace(even[2], own_ms=91.0)
-    assert progress.slowest(ranks.compared(even)) == "rank 2 +40%"
+    assert progress.slowest(progress.compared(even)) == "rank 2 +40%"
     unknown = [replace(each, own_ms=None, step_ms=None) for each in even]
-    assert progress.slowest(ranks.compared(unknown)) == progress.slowest([]) == ""
+    assert progress.slowest(progress.compared(unknown)) == progress.slowest([]) == ""
 
 
 def test_what_the_ranks_wrote_is_beside_what_their_nodes_say(tmp_path: Path) -> None:
@@ -144,11 +144,11 @@ def test_an_old_answer_is_not_shown_as_one_of_now(refusing: Refusing) -> None:
 def test_a_gpu_has_the_values_of_its_address() -> None:
     """One that is lost, or of another make, is in one list and not in the other."""
     streamed = Streamed(1.0, gpus={"use": [0.1, 0.2, 0.3], "celsius": [1, None]})
-    about = About(places=("0000:00:00", "0000:01:00", "0000:03:00.0"))
+    about = Machine(places=("0000:00:00", "0000:01:00", "0000:03:00.0"))
     amd = gpu(0, 50).replace(vendor="amd", pci="0000:03:00.0")
     shown = [with_stream(each, about, streamed) for each in (gpu(1, 50), amd, gpu(7, 50))]
     assert [(each.busy, each.temperature) for each in shown] == [(20, 61), (30, 60), (50, 67)]
-    twice = About(places=("0000:00:00", "0000:00:00"))  # parts of one card
+    twice = Machine(places=("0000:00:00", "0000:00:00"))  # parts of one card
     assert with_stream(gpu(0, 50), twice, streamed).busy == 50
 
 

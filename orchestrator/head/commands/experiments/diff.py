@@ -18,9 +18,9 @@ from orchestrator.config.launch import Where
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Look
 from orchestrator.head.transfer.code import archive
-from orchestrator.records import experiments, manifest, trainers
+from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.records.last_metrics import last_values, shortened
+from orchestrator.records.metrics import trainers
 
 Section = dict[str, Any]  # a key, with dots for what is inside, and its value
 Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of each
@@ -160,9 +160,9 @@ def last_metrics(outputs: Path) -> Section:
     section: Section = {}
     for trainer, files in list(trainers.every(outputs).items())[-MOST_TRAINERS:]:
         whose = f" (Trainer {trainer})" if trainer > 1 else ""
-        for name, value in last_values(files[min(files)]).items():
+        for name, value in trainers.last(files[min(files)]).line.items():
             if name not in ("time", "rank"):
-                section[f"last {shortened(name)}{whose}"] = value
+                section[f"last {trainers.shortened(name)}{whose}"] = value
     return section
 
 

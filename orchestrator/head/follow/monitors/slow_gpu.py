@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.records.node_metrics import NodeSample
+from orchestrator.records.metrics.samples import Sample
 
 LOOKS = 10  # samples: nearly a minute
 STEADY = 0.8  # of them
@@ -32,7 +32,7 @@ class SlowGpu:
 
 
 def slow_gpu(
-    samples: Mapping[int, Sequence[NodeSample]], models: Mapping[int, Sequence[str]]
+    samples: Mapping[int, Sequence[Sample]], models: Mapping[int, Sequence[str]]
 ) -> SlowGpu | None:
     """Return the GPU that holds the others up: node -> its last samples, and its GPUs' models."""
     use = table(samples, "use")
@@ -80,9 +80,7 @@ def model_of(models: Mapping[int, Sequence[str]], node: int, gpu: int) -> str:
     return known[gpu] if gpu < len(known) else ""
 
 
-def table(
-    samples: Mapping[int, Sequence[NodeSample]], name: str
-) -> dict[tuple[int, int], list[float]]:
+def table(samples: Mapping[int, Sequence[Sample]], name: str) -> dict[tuple[int, int], list[float]]:
     """Return a value of every GPU in the last samples: those that have it in each of them."""
     found: dict[tuple[int, int], list[float]] = {}
     for node, several in samples.items():

@@ -1,4 +1,4 @@
-"""Notices who holds the others up, in programs that say nothing of their steps.
+"""Notice who holds the others up, in programs that say nothing of their steps.
 
 Where ranks compute on processors, nodes are asked now and then which collectives each rank entered,
 and when. What GPUs do comes with the samples of their nodes.
@@ -15,9 +15,9 @@ from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.monitors import late_rank, slow_gpu
 from orchestrator.head.follow.monitors.slow_gpu import COMPUTE, LOOKS, WAITS
 from orchestrator.protocol.messages import AskPaces, Pace, Paces
-from orchestrator.records import node_metrics
 from orchestrator.records.experiment import NodeRecord
-from orchestrator.records.node_metrics import Recent
+from orchestrator.records.metrics import samples
+from orchestrator.records.metrics.samples import RecentSamples
 
 FIRST, EVERY, SUSPECTS = 30.0, 60.0, 15.0  # seconds to the next look: at the job's begin, then,
 ANSWER_SECONDS = 3.0  # that ranks take to write what they remember
@@ -45,7 +45,7 @@ class SlowMonitor:
     asked: int = 0  # times: to write, and to send what was written
     answers: dict[int, Mapping[int, Pace]] = field(default_factory=dict)  # node -> its ranks
     before: dict[int, Pace] = field(default_factory=dict)  # rank -> what it said last time
-    recent: dict[int, Recent] = field(default_factory=dict)  # node -> its samples
+    recent: dict[int, RecentSamples] = field(default_factory=dict)  # node -> its samples
     last: dict[int, float] = field(default_factory=dict)  # node -> the time of the newest one
     suspect: int | None = None  # a node
     told: set[tuple[str, int]] = field(default_factory=set)
@@ -110,25 +110,26 @@ class SlowMonitor:
     def _find_gpus(self) -> None:
         """Look which nodes tell what their GPUs do."""
         for node in self.nodes:
-            path = node_metrics.newest(self.outputs, node.index)
+            path = samples.newest(self.outputs, node.index)
             if path is None or node.index in self.recent:
                 continue
-            if node_metrics.about(path).models:
-                self.recent[node.index] = Recent(path, LOOKS)
+            if samples.machine(path).models:
+                self.recent[node.index] = RecentSamples(path, LOOKS)
 
     def _gpu(self) -> Slow | None:
         # Where ranks are fewer than GPUs nobody knows here which ones they use.
         full = {
             node.index: node
             for node in self.nodes
-            if node.index in self.recent and len(self.recent[node.index].about.models) == node.nproc
+            if node.index in self.recent
+            and len(self.recent[node.index].machine.models) == node.nproc
         }
-        samples = {index: tuple(self.recent[index].look()) for index in full}
+        samples = {index: tuple(self.recent[index].read()) for index in full}
         last = {index: each[-1].time if each else 0.0 for index, each in samples.items()}
         before, self.last = self.last, last
         # A driver that hangs lets its GPUs seem as they were.
         samples = {i: each for i, each in samples.items() if last[i] != before.get(i)}
-        models = {index: self.recent[index].about.models for index in full}
+        models = {index: self.recent[index].machine.models for index in full}
         found = slow_gpu.slow_gpu(samples, models)
         if found is None:
             return None

@@ -9,20 +9,19 @@ from pathlib import Path
 import pytest
 
 from orchestrator.head.follow.monitors.slow_gpu import SlowGpu, slow_gpu
-from orchestrator.records import node_metrics
-from orchestrator.records.node_metrics import NodeSample
+from orchestrator.records.metrics.samples import RecentSamples, Sample
 
 Values = Sequence[float | None]
 
 
-def samples(path: Path, use: Callable[[int], Values], mhz: Values) -> list[NodeSample]:
+def samples(path: Path, use: Callable[[int], Values], mhz: Values) -> list[Sample]:
     """Twelve samples of a node as its sampler writes them."""
     lines = [
         {"time": 1000.0 + 5 * n, "node": 0, "cpu": 0.1, "gpu": {"use": use(n), "mhz": mhz}}
         for n in range(12)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return list(node_metrics.samples(path))
+    return list(RecentSamples(path).read())
 
 
 def found(

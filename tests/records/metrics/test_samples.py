@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.records import added_lines, node_metrics
-from orchestrator.records.node_metrics import Notices, Recent
+from orchestrator.records.metrics import lines, samples
+from orchestrator.records.metrics.samples import Events, RecentSamples
 
 ABOUT = {"time": 1.0, "about": {"host": "gpu1", "cpus": 8, "memory_bytes": 100, "gpus": ["H100"]}}
+EVENT = {"time": 3, "cause": "x"}
 LINE = {
     "cpu": 0.5,
     "memory_bytes": 50,
@@ -26,61 +27,63 @@ NONSENSE = [
 
 def test_samples_and_what_is_none(tmp_path: Path) -> None:
     path = tmp_path / "node_00_metrics.jsonl"
-    lines = [json.dumps(line) for line in (ABOUT, {"time": 2.0, **LINE}, {"time": 3, "cause": "x"})]
-    path.write_text("\n".join([*lines, *NONSENSE, '{"time": 4, "cp']))
-    first, second = node_metrics.samples(path)
+    written = [
+        json.dumps(line) for line in (ABOUT, {"time": 2.0, **LINE}, {"time": 3, "cause": "x"})
+    ]
+    path.write_text("\n".join([*written, *NONSENSE, '{"time": 4, "cp']))
+    first, second = RecentSamples(path).read()
     assert (first.cpu, first.memory, first.received, first.sent) == (0.5, 50, 101, 202)
     assert first.gpu("use") == 0.75 and first.gpu("watts") == 200 and first.gpu("none") is None
     assert (second.net, second.gpus, second.disks) == ({}, {}, {})
-    about = node_metrics.about(path)
-    assert (about.host, about.cpus, about.models) == ("gpu1", 8, ("H100",))
-    assert [notice.cause for notice in Notices(path, 0).look()] == ["x"]
-    assert node_metrics.about(tmp_path / "none") == node_metrics.About()
+    machine = samples.machine(path)
+    assert (machine.host, machine.cpus, machine.models) == ("gpu1", 8, ("H100",))
+    assert [event.cause for event in Events(path, 0).read()] == ["x"]
+    assert samples.machine(tmp_path / "none") == samples.Machine()
 
 
 def test_files_of_attempts_stand_in_their_order(tmp_path: Path) -> None:
     for name in ("node_00_metrics_10", "node_00_metrics_2", "node_00_metrics", "node_01_metrics"):
         (tmp_path / f"{name}.jsonl").touch()
     (tmp_path / "rank_00_metrics.jsonl").touch()
-    found = node_metrics.every(tmp_path)
+    found = samples.every(tmp_path)
     assert [path.stem[16:] for path in found[0]] == ["", "2", "10"]
     assert list(found) == [0, 1]
-    assert node_metrics.newest(tmp_path, 0) == found[0][-1]
-    assert node_metrics.newest(tmp_path, 7) is None
+    assert samples.newest(tmp_path, 0) == found[0][-1]
+    assert samples.newest(tmp_path, 7) is None
 
 
-def test_notices_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that is open asks for them every few seconds, and the file has megabytes."""
     path = tmp_path / "node_00_metrics.jsonl"
     sample = json.dumps({"time": 3, **LINE}) + "\n"
     path.write_text('{"time": 1, "cause": "x"}\n{"time": "now", "cause": "y"}\n' + sample * 99)
     read: list[bytes] = []
-    together = added_lines.together
+    together = lines.parsed_together
     monkeypatch.setattr(
-        added_lines, "together", lambda raws: (read.extend(raws), together(raws))[1]
+        lines, "parsed_together", lambda raws: (read.extend(raws), together(raws))[1]
     )
-    notices = Notices(path, 0)
-    assert [each.cause for each in notices.look()] == ["x"]
+    events = Events(path, 0)
+    assert [each.cause for each in events.read()] == ["x"]
     assert len(read) == 2, "a sample is none"
     with path.open("a") as file:
         file.write(sample + '{"time": 4, "cause": "z", "text": "it is hot"}\n')
-    assert [(each.cause, each.text) for each in notices.look()] == [("x", ""), ("z", "it is hot")]
-    assert len(notices.look()) == 2 and len(read) == 3
+    assert [(each.cause, each.text) for each in events.read()] == [("x", ""), ("z", "it is hot")]
+    assert len(events.read()) == 2 and len(read) == 3
     path.write_text('{"time": 1, "cause": "x"}\n')
-    assert len(notices.look()) == 2, "what was told stays, each once"
+    assert len(events.read()) == 2, "what was told stays, each once"
 
 
 def test_what_grows_is_read_once(tmp_path: Path) -> None:
     path = tmp_path / "grows"
-    recent = Recent(path, keep=3)
-    assert not recent.look()
+    recent = RecentSamples(path, keep=3)
+    assert not recent.read()
     with path.open("a") as file:
         for at in range(5):
             file.write(json.dumps({"time": at, "cpu": 0.1}) + "\n")
         file.write('{"time": 5,')
         file.flush()
-        assert [sample.time for sample in recent.look()] == [2, 3, 4]
+        assert [sample.time for sample in recent.read()] == [2, 3, 4]
         file.write(' "cpu": 0.2}\n')
         file.flush()
-        assert [sample.time for sample in recent.look()] == [3, 4, 5]
-    assert recent.added.at == path.stat().st_size
+        assert [sample.time for sample in recent.read()] == [3, 4, 5]
+    assert recent.file.at == path.stat().st_size

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.records import trainers
-from orchestrator.views.report import reading, story
-from orchestrator.views.report.curves import measured
-from orchestrator.views.report.reading import Kept, Reading
+from orchestrator.records.metrics import curves, trainers
+from orchestrator.records.metrics.curves import Cache, FileSums, measured
+from orchestrator.views.report import story
 from tests.views.report.stories import experiment, line
 
 
@@ -26,14 +25,14 @@ def append(path: Path, steps: Sequence[int]) -> None:
         file.writelines(json.dumps({"step": step, "x": step % 7}) + "\n" for step in steps)
 
 
-def read(path: Path, columns: int = 16, places: int = 0) -> Reading:
-    found = Reading(path, measured, columns, places)
-    found.look()
+def read(path: Path, columns: int = 16, places: int = 0) -> FileSums:
+    found = FileSums(path, measured, columns, places)
+    found.read()
     return found
 
 
-def points(found: Reading) -> Any:
-    known = found.points["x"]
+def points(found: FileSums) -> Any:
+    known = found.metrics["x"]
     means = known.means(known.base, known.base + len(known.counts))
     return found.shift, known.base, known.steps, known.lows, known.highs, means
 
@@ -46,9 +45,9 @@ def test_pieces_are_the_same_as_the_whole(pieces: list[list[int]]) -> None:
         grown = read(path)
         for steps in pieces:
             append(path, steps)
-            grown.look()
+            grown.read()
         assert points(grown) == points(read(path))
-        known = grown.points["x"]
+        known = grown.metrics["x"]
         every = [step for steps in pieces for step in steps]
         assert sum(known.counts) == len(every) and len(known.counts) <= 16
         assert sum(known.totals) == sum(step % 7 for step in every)
@@ -59,12 +58,12 @@ def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     told = []
     path = tmp_path / "metrics"
     append(path, range(1000))
-    found = Reading(path, lambda line: told.append(1) or measured(line), 16)  # type: ignore[func-returns-value]
-    found.look()
+    found = FileSums(path, lambda line: told.append(1) or measured(line), 16)  # type: ignore[func-returns-value]
+    found.read()
     assert len(told) == 1000
     append(path, [1000, 1001])
-    found.look()
-    found.look()
+    found.read()
+    found.read()
     assert len(told) == 1002
 
 
@@ -72,7 +71,7 @@ def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_run_that_goes_back_is_read_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: int
 ) -> None:
-    monkeypatch.setattr(reading, "WHOLE", 1000)
+    monkeypatch.setattr(curves, "WHOLE_BYTES", 1000)
     path = tmp_path / "metrics"
     append(path, range(2000))
     found = read(path, places=places)
@@ -80,45 +79,45 @@ def test_a_run_that_goes_back_is_read_anew(
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:500]))  # cut by the engine, which goes on from step 499
     append(path, [500, 501])
-    found.look()
-    assert found.steps[1] < 600 and found.anew == 1
+    found.read()
+    assert found.steps[1] < 600 and found.replaced == 1
     fresh = read(path, places=places)
     assert points(found) == points(fresh)
     path.unlink()
     append(path, range(5000, 9000))  # another run, longer than the one before
-    found.look()
-    assert found.steps[0] >= 4096 and found.anew == 2
+    found.read()
+    assert found.steps[0] >= 4096 and found.replaced == 2
 
 
 def test_a_large_file_is_sampled_and_then_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "WHOLE", 1000)
+    monkeypatch.setattr(curves, "WHOLE_BYTES", 1000)
     path = tmp_path / "metrics"
     append(path, range(20_000))
     found = read(path, columns=16, places=64)
-    assert sum(found.points["x"].counts) == 64 and len(found.points["x"].counts) >= 8
+    assert sum(found.metrics["x"].counts) == 64 and len(found.metrics["x"].counts) >= 8
     append(path, [20_000, 20_001])
-    found.look()
-    assert sum(found.points["x"].counts) == 66
+    found.read()
+    assert sum(found.metrics["x"].counts) == 66
 
 
 def test_those_that_nobody_looked_at_for_long_are_forgotten(tmp_path: Path) -> None:
-    kept = Kept(most=40 * 40)
+    kept = Cache(most=40 * 40)
     for name in "abcabda":
         path = tmp_path / name
         append(path, range(100))
-        kept.look(path, lambda path=path: Reading(path, measured, 16))  # type: ignore[misc]
+        kept.read(path, "x", measured, 16)
         kept.make_room()
-    assert [path.name for path in kept.readings] == ["b", "d", "a"][-len(kept.readings) :]
-    assert 1 <= len(kept.readings) <= 3
-    assert sum(each.size for each in kept.readings.values()) <= 40 * 40
+    assert [path.name for path, *_ in kept.sums] == ["b", "d", "a"][-len(kept.sums) :]
+    assert 1 <= len(kept.sums) <= 3
+    assert sum(each.size for each in kept.sums.values()) <= 40 * 40
 
 
 def test_a_file_that_may_not_be_read_or_is_gone_is_empty(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/passwd")
     for name in ("none", "link"):
-        assert read(tmp_path / name).points == {}
+        assert read(tmp_path / name).metrics == {}
 
 
 def test_two_pages_may_show_the_same_experiment(tmp_path: Path) -> None:

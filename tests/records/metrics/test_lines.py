@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.records.added_lines import AddedLines
+from orchestrator.records.metrics.lines import GrowingFile
 
 
 def test_a_file_that_grows_gives_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "lines"
-    added = AddedLines(path)
+    added = GrowingFile(path)
     assert added.read() == []
     path.write_bytes(b'{"a": 1}\nnonsense\n{"a": 2}\n{"a"')
     assert added.read() == [{"a": 1}, {"a": 2}]
@@ -28,22 +28,22 @@ def test_a_file_that_grows_gives_whole_lines(tmp_path: Path) -> None:
 def test_a_line_that_is_none_takes_no_other_with_it(tmp_path: Path, odd: str) -> None:
     path = tmp_path / "lines"
     path.write_text(f'{{"a": 1}}\n{odd}\n\n{{"a": 2}}\n2]}}\n{{"a": 3}}\n')
-    assert AddedLines(path).read() == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert GrowingFile(path).read() == [{"a": 1}, {"a": 2}, {"a": 3}]
 
 
 def test_what_is_passed_over_is_not_read_later(tmp_path: Path) -> None:
     path = tmp_path / "lines"
-    added = AddedLines(path)
-    assert added.behind() == 0
+    added = GrowingFile(path)
+    assert added.unread() == 0
     path.write_bytes(b'{"a": 1}\n{"a": 2}\n')
-    assert added.behind() == 18
+    assert added.unread() == 18
     added.skip()
-    assert added.behind() == 0 and added.read() == []
+    assert added.unread() == 0 and added.read() == []
     with path.open("ab") as file:
         file.write(b'{"a": 3}\n')
-    assert added.read() == [{"a": 3}] and added.anew == 0
+    assert added.read() == [{"a": 3}] and added.replaced == 0
     path.write_bytes(b'{"a": 4}\n{"a": 5}\n{"a": 6}\n')  # as long as it was
-    assert added.behind() == 27 and added.anew == 1
+    assert added.unread() == 27 and added.replaced == 1
 
 
 @pytest.mark.parametrize("more", [0, 1, 50])
@@ -53,10 +53,10 @@ def test_a_file_that_was_cut_off_and_grew_again_is_read_from_its_beginning(
     """Also where it is as long as it was, or longer."""
     path = tmp_path / "lines"
     path.write_bytes(b'{"a": 1}\n{"a": 2}\n')
-    added = AddedLines(path)
+    added = GrowingFile(path)
     assert len(added.read()) == 2
     path.write_bytes(b'{"a": 1}\n{"a": 3}\n' + b'{"a": 4}\n' * more)
-    kept = AddedLines(path, added.at, mark=added.mark)
+    kept = GrowingFile(path, added.at, mark=added.mark)
     for each in (added, kept):
         assert [line["a"] for line in each.read()] == [1, 3] + [4] * more
         assert each.read() == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.records.last_metrics import LOOKS_BACK, last_values, step_of
+from orchestrator.records.metrics.trainers import END_BYTES, Point, last
 
 STEP = {"time": 1.0, "step": 640, "loss": 0.5, "step_ms": 30.0}
 EPOCH = {"time": 2.0, "step": 640, "epoch": 5, "train_loss": 0.25}
@@ -34,7 +34,7 @@ def write(path: Path, *lines: dict[str, Any], end: str = "") -> Path:
 def test_each_value_is_the_last_one(
     tmp_path: Path, lines: list[dict[str, Any]], end: str, expected: dict[str, Any]
 ) -> None:
-    assert last_values(write(tmp_path / "m", *lines, end=end)) == expected
+    assert last(write(tmp_path / "m", *lines, end=end)).line == expected
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_each_value_is_the_last_one(
     ],
 )
 def test_what_can_be_counted_is_a_step(step: Any, expected: int | None) -> None:
-    assert step_of({"step": step}) == expected
+    assert Point({"step": step}).step == expected
 
 
 def test_no_more_than_the_end_is_read(tmp_path: Path) -> None:
-    path = write(tmp_path / "m", {"far": 1}, {"x": "y" * LOOKS_BACK}, {"near": 2})
-    assert last_values(path) == {"near": 2}
+    path = write(tmp_path / "m", {"far": 1}, {"x": "y" * END_BYTES}, {"near": 2})
+    assert last(path).line == {"near": 2}
     (tmp_path / "link").symlink_to(path)
-    assert (
-        last_values(tmp_path / "link") == last_values(tmp_path / "none") == last_values(None) == {}
-    )
+    for name in ("link", "none"):
+        assert last(tmp_path / name) == Point()
+    assert last(None) == Point()

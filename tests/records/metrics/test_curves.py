@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.views.report import curves, reading
+from orchestrator.records.metrics import curves
 
 
 def write(path: Path, lines: list[dict[str, Any]]) -> Path:
@@ -51,7 +51,7 @@ def test_what_is_no_number_or_no_line_is_passed_over(tmp_path: Path) -> None:
 
 def test_names_without_end_are_not_kept(tmp_path: Path) -> None:
     path = write(tmp_path / "m", [{"step": 1, **{f"m{i}": i for i in range(500)}}])
-    assert len(curves.curves(path, 10)) == reading.MOST_NAMES
+    assert len(curves.curves(path, 10)) == curves.MOST_NAMES
 
 
 def test_very_long_names_are_cut_and_stay_apart(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_the_rank_that_is_slow_for_a_while_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     if not whole:
-        monkeypatch.setattr(reading, "WHOLE", 1000)
+        monkeypatch.setattr(curves, "WHOLE_BYTES", 1000)
     paths = {}
     for rank in range(4):
         lines = [

@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 import operator
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from orchestrator.records.last_metrics import LARGEST
+from orchestrator.records.metrics.lines import LARGEST
 
 NONE: array[Any] = array("d")
-OBJECTS = 500  # bytes
+OBJECT_BYTES = 500  # of the arrays themselves
+# Of the arrays in their order: two columns become one.
+JOINED: tuple[Callable[..., Any], ...] = (operator.add, operator.add, max, min, max)
 
 
-class Points:
+class Columns:
     """The sums of each column from `base` on; columns without a value have the count 0.
 
     Without ranges only their means are known: a map of many ranks has very many columns.
@@ -44,49 +46,41 @@ class Points:
             at = self._place(column)
         self.counts[at] += len(known)
         self.totals[at] += math.fsum(known)
-        if not self.ranges:
-            return
-        self.steps[at] = max(self.steps[at], step)
-        self.lows[at] = min(self.lows[at], *known)
-        self.highs[at] = max(self.highs[at], *known)
+        if self.ranges:
+            self.steps[at] = max(self.steps[at], step)
+            self.lows[at] = min(self.lows[at], *known)
+            self.highs[at] = max(self.highs[at], *known)
 
     @property
     def size(self) -> int:
         """Return the bytes that it takes, nearly."""
-        return OBJECTS + len(self.counts) * 8 * len(self._nothing())
+        return OBJECT_BYTES + len(self.counts) * 8 * len(self._arrays())
 
-    def halved(self, times: int) -> Points:
+    def halved(self, times: int) -> Columns:
         """Return the same in columns of 2**times as many steps."""
-        found = self
+        columns = self
         for _ in range(times):
-            found = found._pairs()
-        return found
+            columns = columns._pairs()
+        return columns
 
     def means(self, first: int, last: int) -> list[float | None]:
         """Return the mean of each column from the first to the last, which no value is before."""
-        found: list[float | None] = [None] * (last - first + 1)
-        at = self.base - first
-        for total, count in zip(self.totals, self.counts, strict=True):
+        means: list[float | None] = [None] * (last - first + 1)
+        for at, (total, count) in enumerate(zip(self.totals, self.counts, strict=True), self.base):
             if count:
-                found[at] = total / count
-            at += 1
-        return found
+                means[at - first] = total / count
+        return means
 
-    def _pairs(self) -> Points:
+    def _pairs(self) -> Columns:
         if self.base % 2 and self.counts:
             self._extend_before(1)
         if len(self.counts) % 2:
             self._extend(1)
-        found = Points(ranges=self.ranges)
-        found.base = self.base // 2
-        found.counts.extend(map(operator.add, self.counts[::2], self.counts[1::2]))
-        found.totals.extend(map(operator.add, self.totals[::2], self.totals[1::2]))
-        if not self.ranges:
-            return found
-        found.steps.extend(map(max, self.steps[::2], self.steps[1::2]))
-        found.lows.extend(map(min, self.lows[::2], self.lows[1::2]))
-        found.highs.extend(map(max, self.highs[::2], self.highs[1::2]))
-        return found
+        half = Columns(ranges=self.ranges)
+        half.base = self.base // 2
+        for (into, _), (of, _), join in zip(half._arrays(), self._arrays(), JOINED, strict=False):
+            into.extend(map(join, of[::2], of[1::2]))
+        return half
 
     def _place(self, column: int) -> int:
         """Make room for a column, which may be before the first: a file may begin anew."""
@@ -99,16 +93,16 @@ class Points:
         return column - self.base
 
     def _extend(self, count: int) -> None:
-        for each, nothing in self._nothing():
-            each.extend(array(each.typecode, [nothing]) * count)
+        for values, nothing in self._arrays():
+            values.extend(array(values.typecode, [nothing]) * count)
 
     def _extend_before(self, count: int) -> None:
         self.base -= count
-        for each, nothing in self._nothing():
-            each[:0] = array(each.typecode, [nothing]) * count
+        for values, nothing in self._arrays():
+            values[:0] = array(values.typecode, [nothing]) * count
 
-    def _nothing(self) -> tuple[tuple[array[Any], float], ...]:
-        """Return what stands in a column without values."""
+    def _arrays(self) -> tuple[tuple[array[Any], float], ...]:
+        """Return each array, and what stands in a column without values."""
         sums = (self.counts, 0), (self.totals, 0.0)
         if not self.ranges:
             return sums

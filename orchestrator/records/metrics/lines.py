@@ -1,21 +1,25 @@
-"""Read the lines that were added to a file of JSON lines since the last look."""
+"""Read files of JSON lines that grow. The lines come from nodes: nothing in them is trusted."""
 
 from __future__ import annotations
 
 import json
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from orchestrator.common import files
 
-PIECE = 8 << 20  # bytes of one look
-LAST = 256  # bytes by which a place is known again: the most of a line, with its time
+PIECE_BYTES = 8 << 20  # that are in memory at once
+MARK_BYTES = 256  # by which a place is known again: the most of a line, with its time
+LARGEST = 1e300  # sums of such values are still finite
+
+Line = dict[str, Any]
 
 
-class AddedLines:
-    """A file, and how far it is read. Lines are whole; what is none is passed over.
+class GrowingFile:
+    """A file, and how far it is read. Lines are whole; what is no JSON object is passed over.
 
     `mark` is a checksum of what stands before that place. A file in which something else stands
     there was cut off or written anew, however long it is by now: it is read from its beginning.
@@ -25,25 +29,27 @@ class AddedLines:
         self,
         path: Path,
         at: int = 0,
-        piece: int = PIECE,
+        piece: int = PIECE_BYTES,
         mark: int | None = None,
-        having: bytes = b"",  # lines without it are none
+        having: bytes = b"",  # lines without it are passed over
     ) -> None:
         self.path, self.at, self.piece, self.mark, self.having = path, at, piece, mark, having
-        self.anew = 0  # how often it was begun anew
+        self.replaced = 0  # how often it had to be read from its beginning
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[Line]:
         """Return what is new, in pieces: an empty list means that there is no more for now."""
-        found: list[dict[str, Any]] = []
-        while not found:
-            whole = self._piece()
-            if not whole:
-                break
+        while whole := self._piece():
             raws = whole.split(b"\n") if self.having in whole else ()
-            found = together([raw for raw in raws if raw and self.having in raw])
-        return found
+            if lines := parsed_together([raw for raw in raws if raw and self.having in raw]):
+                return lines
+        return []
 
-    def behind(self) -> int:
+    def lines(self) -> Iterator[Line]:
+        """Yield all that is new."""
+        while lines := self.read():
+            yield from lines
+
+    def unread(self) -> int:
         """Return how many bytes there are that were not read."""
         try:
             with files.open_plain(self.path) as file:
@@ -65,7 +71,7 @@ class AddedLines:
         size = os.fstat(file.fileno()).st_size
         if size < self.at or self._is_another(file):
             self.at = 0
-            self.anew += 1
+            self.replaced += 1
         return size - self.at
 
     def _piece(self) -> bytes:
@@ -78,23 +84,23 @@ class AddedLines:
             return b""
         whole, newline, _ = data.rpartition(b"\n")
         if not newline and len(data) == self.piece:
-            whole = data  # a line that long is none of ours
+            whole = data  # a line that long is not one of ours
         whole += newline
         self.at += len(whole)
-        self.mark = zlib.crc32((before + whole)[-LAST:])
+        self.mark = zlib.crc32((before + whole)[-MARK_BYTES:])
         return whole
 
     def _before(self, file: BinaryIO) -> bytes:
         """Read what stands before the place; what is read next is what follows it."""
-        file.seek(max(0, self.at - LAST))
-        return file.read(min(self.at, LAST))
+        file.seek(max(0, self.at - MARK_BYTES))
+        return file.read(min(self.at, MARK_BYTES))
 
     def _is_another(self, file: BinaryIO) -> bool:
         return self.mark is not None and zlib.crc32(self._before(file)) != self.mark
 
 
-def together(raws: list[bytes]) -> list[dict[str, Any]]:
-    """Read many lines at once, in half the time; where one is none, each by itself."""
+def parsed_together(raws: list[bytes]) -> list[Line]:
+    """Parse many lines at once, in half the time; where one is damaged, one by one."""
     try:
         lines = json.loads(b"[%s]" % b",".join(raws))
     except (ValueError, RecursionError):
@@ -104,9 +110,17 @@ def together(raws: list[bytes]) -> list[dict[str, Any]]:
     return [line for line in lines if isinstance(line, dict)]
 
 
-def parsed(raw: bytes) -> dict[str, Any] | None:
+def parsed(raw: bytes) -> Line | None:
+    """Return the object that a line holds; None where it is empty, or cut off by a job's end."""
     try:
         line = json.loads(raw)
-    except (ValueError, RecursionError):  # empty, or cut off by the end of the job
+    except (ValueError, RecursionError):
         return None
     return line if isinstance(line, dict) else None
+
+
+def number(value: Any) -> float | None:
+    """Return a value that is a finite number; None for another."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) < LARGEST else None

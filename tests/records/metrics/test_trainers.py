@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.records import trainers
+from orchestrator.records.metrics import trainers
 
 NOW = 1_700_000_000.0
 
@@ -40,12 +40,12 @@ def test_files_are_found_by_trainer_and_rank(tmp_path: Path) -> None:
     ],
 )
 def test_each_file_has_one_name(name: str) -> None:
-    assert trainers.parsed(name) is None
+    assert trainers.of_name(name) is None
 
 
 @pytest.mark.parametrize("pair", [(1, 0), (2, 0), (17, 123)])
 def test_a_name_tells_what_it_was_made_of(pair: tuple[int, int]) -> None:
-    assert trainers.parsed(trainers.file_name(pair[1], pair[0])) == pair
+    assert trainers.of_name(trainers.file_name(pair[1], pair[0])) == pair
 
 
 def test_the_one_that_wrote_last_is_at_work(tmp_path: Path) -> None:

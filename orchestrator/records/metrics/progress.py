@@ -1,0 +1,132 @@
+"""How far a job is, and each of its ranks: from the last lines of their metrics, and its config."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.common.errors import UsageError
+from orchestrator.config import resolved
+from orchestrator.records.experiment import JobRecord
+from orchestrator.records.metrics import trainers
+from orchestrator.records.metrics.trainers import Files, Point
+
+NOTABLE = 0.1  # of a step: less is noise
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Each is None, or empty, where the metrics do not tell it."""
+
+    step: int | None = None
+    steps: int | None = None  # in all
+    loss: float | None = None
+    lost: bool = False  # the loss is NaN or infinite
+    rate: float | None = None  # tokens, targets or samples per second
+    left: float | None = None  # seconds
+    slowest: str = ""  # the rank that keeps the others waiting
+    trainer: int = 1  # whose step it is: the newest that is at work
+
+
+@dataclass(frozen=True)
+class RankProgress:
+    """One rank: what its node says of its process, and its last line of metrics."""
+
+    rank: int
+    node: str
+    index: int  # the node's
+    state: str
+    step: int | None = None
+    step_ms: float | None = None
+    own_ms: float | None = None  # without waiting for the others
+    memory: float | None = None
+    behind: float = 0.0  # how much longer than the median rank it takes, in parts of a step
+
+    @property
+    def slow(self) -> bool:
+        return self.behind > NOTABLE
+
+
+def all_steps(experiment: Path, record: JobRecord) -> int | None:
+    """Return how many steps the built-in training was told to do; only a program knows its own."""
+    if not record.engine:
+        return None
+    try:
+        steps = resolved.read(experiment)["training"]["max_steps"]
+    except (UsageError, KeyError, TypeError):
+        return None
+    return steps if type(steps) is int else None
+
+
+def of(
+    experiment: Path, record: JobRecord, steps: int | None
+) -> tuple[Progress, Sequence[RankProgress]]:
+    """Return how far a job is, and each of its ranks, as far as the metrics tell it."""
+    trainer, paths = trainers.newest(experiment / "outputs")
+    ranks = of_ranks(record, paths)
+    point = trainers.last(paths[min(paths)] if paths else None)
+    printed = point.number("steps")  # of a program that prints it
+    steps = int(printed) if printed else steps if trainer == 1 else None  # the config's: the first
+    step, step_ms = point.step, point.number("step_ms")
+    left = point.number("left_s")  # as its ranks reckon
+    if left is None and step is not None and step_ms is not None and steps is not None:
+        left = max(0.0, steps - step) * step_ms / 1e3
+    progress = Progress(
+        step=step,
+        steps=None if step is None else steps,
+        loss=point.number("loss"),
+        lost=point.loss_is_lost,
+        rate=point.number("tokens_per_s"),
+        left=left,
+        slowest=slowest(ranks),
+        trainer=trainer,
+    )
+    return progress, ranks
+
+
+def slowest(ranks: Sequence[RankProgress]) -> str:
+    """Name the rank that computes or waits for data much longer than the median rank."""
+    worst = max(ranks, key=lambda rank: rank.behind, default=None)
+    return f"rank {worst.rank} +{worst.behind:.0%}" if worst is not None and worst.slow else ""
+
+
+def of_ranks(record: JobRecord, paths: Files) -> list[RankProgress]:
+    """Return all ranks, in their order, from the record and the last line in the file of each."""
+    ranks = []
+    for node in record.nodes:
+        for rank in range(node.first_rank, node.first_rank + node.nproc):
+            state = str(node.ranks.get(str(rank), {}).get("state", node.state))
+            point = trainers.last(paths.get(rank))
+            ranks.append(
+                RankProgress(
+                    rank,
+                    node.name,
+                    node.index,
+                    state,
+                    point.step,
+                    point.number("step_ms"),
+                    own_time(point),
+                    point.number("memory_bytes"),
+                )
+            )
+    return compared(ranks)
+
+
+def own_time(point: Point) -> float | None:
+    parts = [point.number(name) for name in ("data_ms", "forward_backward_ms")]
+    return sum(part or 0.0 for part in parts) if any(parts) else None
+
+
+def compared(ranks: list[RankProgress]) -> list[RankProgress]:
+    """Say of each rank how far it is behind the median one."""
+    known = [rank.own_ms for rank in ranks if rank.own_ms is not None]
+    whole = next((rank.step_ms for rank in ranks if rank.step_ms), None)
+    if len(known) < 2 or not whole:
+        return ranks
+    middle = statistics.median_low(known)
+    return [
+        replace(rank, behind=(rank.own_ms - middle) / whole) if rank.own_ms is not None else rank
+        for rank in ranks
+    ]
