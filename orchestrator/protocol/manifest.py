@@ -7,6 +7,7 @@ permission bits, and no times, so two copies of one tree have one digest.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -73,6 +74,19 @@ def _entry(path: bytes, kind: bytes, mode: bytes, size: bytes, value: bytes) -> 
 def is_inside(path: bytes) -> bool:
     """Tell whether a path stays below the directory that it is joined to."""
     return len(path) <= LONGEST_PATH and LEADS_OUT.isdisjoint(path.split(b"/"))
+
+
+def link_is_inside(path: str, target: str) -> bool:
+    """Tell whether a link at a path stays below the directory that the path is joined to.
+
+    Its target may go up as many directories as the link is deep, and then only down: after a
+    part that may be a link itself, ".." would lead wherever that one leads.
+    """
+    if not target or target.startswith("/") or "\0" in target:
+        return False
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    down = list(itertools.dropwhile("..".__eq__, parts))
+    return ".." not in down and len(parts) - len(down) <= path.count("/")
 
 
 def _refuse_nested(entries: tuple[Entry, ...]) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.protocol import manifest as tree
-from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, link_is_inside
 from orchestrator.protocol.message import Nonsense
 
 NOTHING = hashlib.sha256(b"").hexdigest().encode()
@@ -73,3 +77,31 @@ def test_nothing_is_below_a_link(pair: tuple[Entry, Entry]) -> None:
 def test_what_is_no_list_is_refused(listing: bytes) -> None:
     with pytest.raises(Nonsense):
         tree.unpacked(listing)
+
+
+WAYS = st.lists(st.sampled_from(["a", "b", "..", "."]), min_size=1, max_size=5).map("/".join)
+PLACES = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4).map("/".join)
+
+
+@given(st.lists(st.tuples(PLACES, WAYS), max_size=6))
+def test_no_links_that_stay_inside_lead_out_together(links: list[tuple[str, str]]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory).resolve() / "root"
+        (root / "a/b").mkdir(parents=True)
+        for path, target in links:
+            with contextlib.suppress(OSError, ValueError):
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                above = (root / path).parent.resolve().relative_to(root)  # no link is written below
+                if str(above / Path(path).name) == path and link_is_inside(path, target):
+                    (root / path).symlink_to(target)
+        for path in root.rglob("*"):
+            end = Path(os.path.realpath(path))  # of links in a circle, a path as it is written
+            assert root in (end, *end.parents), path
+
+
+def test_two_links_that_lead_out_together() -> None:
+    """The second alone stays inside by its words."""
+    assert link_is_inside("a/b/c/p", "../../..")
+    assert not link_is_inside("evil", "a/b/c/p/../../etc")
+    assert link_is_inside("a/l", "../b//./c") and not link_is_inside("a/l", "../../b")
+    assert not any(link_is_inside("a/l", target) for target in ("", "/etc", "b\0c"))

@@ -199,10 +199,9 @@ class NodeFollower(threading.Thread):
 
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
-            grown = self.growing.all_grown()
             since = (self.former_end, self.former_end + self.clock.offset)
             said, beside = remaining.bring(
-                channel, self.job, self.node.index, self.outputs, grown, since
+                channel, self.job, self.node.index, self.outputs, self.growing, since
             )
             if beside is not None:
                 self.post(WroteBeside(self.node.index, beside))

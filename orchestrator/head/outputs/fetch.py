@@ -24,6 +24,7 @@ from orchestrator.common.errors import NodeError
 from orchestrator.common.files import digest
 from orchestrator.common.folder import Folder, Partial
 from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.protocol.manifest import link_is_inside
 from orchestrator.protocol.messages import (
     Answered,
     Output,
@@ -63,18 +64,6 @@ def plain(path: str) -> bool:
     except UnicodeEncodeError:  # half of a character
         return False
     return named and bool(parts) and not path.startswith("/") and not {"..", "."} & set(parts)
-
-
-def stays_inside(path: str, target: str) -> bool:
-    """Tell whether a link at this path would lead nowhere but below the same directory."""
-    depth = len(PurePosixPath(path).parts) - 1
-    if not target or target.startswith("/") or "\0" in target:
-        return False
-    for part in target.split("/"):
-        depth += -1 if part == ".." else 0 if part in ("", ".") else 1
-        if depth < 0:
-            return False
-    return True
 
 
 class Pipeline:
@@ -186,7 +175,7 @@ class Fetch:
             raise
 
     def _link(self, file: OutputFile, parts: Sequence[str]) -> None:
-        if not stays_inside(file.path, file.target):
+        if not link_is_inside(file.path, file.target):
             self.result.left_out.append(f"{file.path} (a link that leads out, to {file.target})")
             return
         with self.folder.inside(parts[:-1]) as directory:

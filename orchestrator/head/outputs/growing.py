@@ -3,19 +3,26 @@
 The questions go over the channel that streams the log, one at a time. The file's length is all the
 state there is, as for logs: a new head continues a file whose bytes so far are the node's. What
 comes home whole at the end of the job is left to remaining.py, which also compares the checksums.
+
+The metrics of a rank in a later attempt are a special case. Its node may have cut off the steps
+that are done again, or be another node that never had the earlier ones. So the file here keeps its
+lines up to the first step that the node's file has and this one has not, and the node's follow.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import time
 from collections import deque
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from orchestrator.common import files
 from orchestrator.common.folder import Folder
+from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.outputs.fetch import plain
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.messages import (
@@ -32,6 +39,7 @@ from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.metrics import trainers
 
 LOOK_SECONDS = 2.0  # between two questions what has grown
+READ_AND_WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 GROWS = re.compile(r".*\.(jsonl|csv|tsv)|(.*/)?[^/]*tfevents[^/]*|profile/.*")
 
 
@@ -40,25 +48,36 @@ class GrowingFiles:
 
     def __init__(self, job: str, node: NodeRecord, outputs: Path) -> None:
         self.listing = Outputs(job=job, node=node.index)
-        # Of a later attempt: the engine has cut off what came after the step that it goes on from.
-        self.cut = range(node.first_rank, node.first_rank + node.nproc) if node.first_job else ()
+        ranks = range(node.first_rank, node.first_rank + node.nproc)
+        self.continued = ranks if node.first_job else ()  # ranks that an earlier attempt had
         self.outputs = outputs
         self.folder = Folder(outputs, private=True)
-        self.ours: set[str] = set()  # paths that this node fills
+        self.ours: dict[str, int] = {}  # paths that this node fills: bytes here before its own
+        self.equal: dict[str, int] = {}  # bytes at the begin of a continued file that are ours
         self.foreign: set[str] = set()  # paths that hold something else here
-        self.grown: set[str] = set()  # paths of which what the node has is right
         self.next_look = 0.0
         self.asked = False
         self.questions: deque[Request[Any]] = deque()
 
-    def all_grown(self) -> set[str]:
-        """Return the paths of which what the node has is right."""
-        return self.ours | self.grown
-
-    def was_cut(self, path: str) -> bool:
-        """Tell whether it is a file of this node that may be shorter than it was here."""
+    def is_continued(self, path: str) -> bool:
+        """Tell whether it holds the metrics of a rank of this node since an earlier attempt."""
         known = trainers.of_name(path)
-        return known is not None and known[1] in self.cut
+        return known is not None and known[1] in self.continued
+
+    @property
+    def joined(self) -> set[str]:
+        """Return the continued files that are here as they should be, unlike those of the node."""
+        return set(filter(self.is_continued, {*self.ours, *self.equal} - self.foreign))
+
+    def finish(self, channel: NodeChannel, seconds: float) -> None:
+        """Ask for all that has grown until now."""
+        self.begin()
+        self.next_look = 0.0
+        while (question := self.question()) is not None:
+            try:
+                self.answered(question, channel.ask(question, seconds))
+            except Declined:
+                self.refused(question)
 
     def begin(self) -> None:
         """Begin anew, after a connection that broke with a question on its way."""
@@ -85,7 +104,8 @@ class GrowingFiles:
             if isinstance(answer, OutputFiles):
                 self._look(answer)
             elif isinstance(request, Output) and isinstance(answer, OutputPiece):
-                self._append(request, answer.data)
+                known = request.path in self.ours or not self.is_continued(request.path)
+                (self._append if known else self._join)(request, answer.data)
             elif isinstance(request, SumOutput) and isinstance(answer, OutputSum):
                 self._compare(request, answer)
             else:
@@ -105,32 +125,49 @@ class GrowingFiles:
             here = os.lstat(self.outputs / file.path).st_size
         except FileNotFoundError:
             here = 0
-            self.ours.discard(file.path)  # somebody has deleted it
+            self.ours.pop(file.path, None)  # somebody has deleted it
+            self.equal.pop(file.path, None)
         except NotADirectoryError:
             return
-        if self.was_cut(file.path):
-            self.grown.add(file.path)
-        if here >= file.size:
-            return
-        if here and file.path not in self.ours:
+        if not here and self.is_continued(file.path):
+            self.ours[file.path] = 0
+        if file.path in self.ours or not here:
+            here -= self.ours.get(file.path, 0)
+            if here < file.size:
+                self.questions.append(Output(place=place, path=file.path, offset=here))
+        elif self.is_continued(file.path):
+            equal = self.equal.setdefault(file.path, 0)
+            if equal < file.size:
+                self.questions.append(Output(place=place, path=file.path, offset=equal))
+        elif here < file.size:
             self.questions.append(SumOutput(place=place, path=file.path, offset=0, size=here))
-        else:
-            self.questions.append(Output(place=place, path=file.path, offset=here))
 
     def _compare(self, request: SumOutput, answer: OutputSum) -> None:
         with files.open_plain(self.outputs / request.path) as file:
             known = files.digest(file.fileno(), 0, request.size)
         if (answer.sum, answer.size) != (known, request.size):
-            if request.offset or not self.was_cut(request.path):
-                self.foreign.add(request.path)
-                return
-            os.truncate(self.outputs / request.path, 0)
-            self.ours.add(request.path)
-            self.questions.append(Output(place=request.place, path=request.path, offset=0))
+            self.foreign.add(request.path)
             return
-        self.ours.add(request.path)
+        self.ours[request.path] = 0
         offset = request.offset + request.size
         self.questions.append(Output(place=request.place, path=request.path, offset=offset))
+
+    def _join(self, request: Output, data: bytes) -> None:
+        """Find the first line that the node has and the file here has not, and go on from there.
+
+        Every question begins at the start of a line.
+        """
+        with os.fdopen(os.open(self.outputs / request.path, READ_AND_WRITE), "rb+") as file:
+            file.seek(request.offset)
+            begin = length_of_equal_lines(data, file.read(len(data)))
+            offset = self.equal[request.path] = request.offset + begin
+            line, end, _ = data[begin:].partition(b"\n")
+            if end:
+                cut = end_of_steps_before(step_of(line), file, offset)
+                file.truncate(cut)
+                self.ours[request.path] = cut - offset
+        if end or begin:
+            self.questions.append(request.replace(offset=offset))
 
     def _append(self, request: Output, data: bytes) -> None:
         if not data:
@@ -143,9 +180,36 @@ class GrowingFiles:
         with self.folder.inside(parts[:-1]) as directory:
             descriptor = os.open(parts[-1], flags | os.O_CLOEXEC, 0o600, dir_fd=directory)
             with os.fdopen(descriptor, "ab", buffering=0) as file:
-                self.ours.add(request.path)
-                if file.tell() != request.offset:
+                self.ours.setdefault(request.path, 0)
+                if file.tell() != request.offset + self.ours[request.path]:
                     return  # somebody else writes here, too: the next look compares
                 written = file.write(data)
         offset = request.offset + written
         self.questions.append(request.replace(offset=offset))
+
+
+def length_of_equal_lines(data: bytes, known: bytes) -> int:
+    length = 0
+    for line, other in zip(data.splitlines(True), known.splitlines(True), strict=False):
+        if line != other or not line.endswith(b"\n"):
+            break
+        length += len(line)
+    return length
+
+
+def step_of(line: bytes) -> float:
+    """Return the step that a line of metrics is of; -inf where it is none."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return -math.inf
+
+
+def end_of_steps_before(step: float, file: BinaryIO, offset: int) -> int:
+    """Return where the first line of this step or a later one begins, or half of a line."""
+    file.seek(offset)
+    for line in file:
+        if not line.endswith(b"\n") or step_of(line) >= step:
+            break
+        offset += len(line)
+    return offset

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container
 from pathlib import Path
 
 from orchestrator.common import text
@@ -11,7 +10,7 @@ from orchestrator.common.folder import Folder
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.outputs.beside import Beside, is_much
 from orchestrator.head.outputs.fetch import Fetch
-from orchestrator.head.outputs.growing import GROWS
+from orchestrator.head.outputs.growing import GROWS, GrowingFiles
 from orchestrator.protocol.messages import OutputFile, Outputs
 
 ANSWER_SECONDS = 20.0
@@ -25,14 +24,19 @@ def bring(
     job: str,
     node: int,
     outputs: Path,
-    grown: Container[str] = (),
+    growing: GrowingFiles | None = None,
     since: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[list[str], Beside | None]:
     """Fetch every file that is not here yet; name what had to stay there, and what is no output.
 
-    Of those that have grown here while the job ran, what the node has is right; and of those that
-    came with an attempt before, if this one has changed them (see Fetch).
+    Of those that have grown here while the job ran, what the node has is right; but metrics that an
+    earlier attempt began stay as they were joined. Of those that came with an attempt before, the
+    node's are right if this one has changed them (see Fetch).
     """
+    if growing is not None:
+        growing.finish(channel, ANSWER_SECONDS)
+    grown = growing.ours if growing is not None else {}
+    joined = growing.joined if growing is not None else set[str]()
     listing = channel.ask(Outputs(job=job, node=node, beside=LOOK_SECONDS), ANSWER_SECONDS)
     beside = [file for file in listing.files if file.place]
     much = is_much(beside)
@@ -41,7 +45,7 @@ def bring(
     taken: list[OutputFile] = []
     fetched: set[str] = set()
     for file in listing.files:
-        if file.place and much:
+        if (file.place and much) or file.path in joined:
             continue
         whole = file.path.startswith(RESULTS) or GROWS.fullmatch(file.path)
         if file.size > LARGEST and not whole:

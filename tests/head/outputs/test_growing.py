@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from orchestrator.head.outputs import growing
+from orchestrator.head.outputs import growing, remaining
 from orchestrator.head.outputs.growing import GROWS, GrowingFiles
 from orchestrator.node.server.session import Refusal, Session
 from orchestrator.protocol import messages
@@ -85,7 +88,7 @@ def test_a_new_head_continues_what_is_the_nodes_and_nothing_else(node: Node, her
         node.serve(files)
     assert (here / "own.jsonl").read_text() == "one\nthree\n"
     assert (here / "other.jsonl").read_text() == "two\n"
-    assert files.ours == {"own.jsonl"}
+    assert set(files.ours) == {"own.jsonl"}
 
 
 def test_a_broken_connection_leaves_no_question_open(node: Node, here: Path) -> None:
@@ -150,18 +153,67 @@ def test_which_files_grow(name: str, grows: bool) -> None:
     assert bool(GROWS.fullmatch(name)) is grows
 
 
-def test_metrics_that_a_later_attempt_has_cut(node: Node, here: Path) -> None:
-    metrics, others = "rank_00_metrics.jsonl", "rank_07_metrics.jsonl"
-    for name in (metrics, others):
-        node.write(name, "one\ntwo\nthree\n")
-    node.serve(GrowingFiles(JOB, NODE, here))
-    for name in (metrics, others):
-        (node.outputs / name).write_text("one\nzwei\n")
-    later = GrowingFiles(JOB, replace(NODE, first_job=JOB), here)
-    node.serve(later)
-    assert later.all_grown() == {metrics}, "its end is brought home whole"
-    for name in (metrics, others):
-        node.write(name, "drei\nvier\n")
-    node.serve(later)
-    assert (here / metrics).read_text() == "one\nzwei\ndrei\nvier\n"
-    assert (here / others).read_text() == "one\ntwo\nthree\n", "it is another node's"
+# -- metrics that an earlier attempt began --------------------------------------------------------
+
+METRICS = "rank_00_metrics.jsonl"
+LATER = replace(NODE, first_job=JOB)
+
+
+def steps(first: int, last: int, attempt: int) -> str:
+    return "".join(
+        json.dumps({"time": 0, "step": step, "by": attempt}) + "\n"
+        for step in range(first, last + 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "again"),
+    [
+        pytest.param(steps(1, 7, 1), steps(8, 12, 2), id="its node has cut its own file"),
+        pytest.param(steps(1, 7, 1), "", id="and has not done a step yet"),
+        pytest.param("", steps(8, 12, 2), id="a spare never had the earlier steps"),
+        pytest.param("", steps(1, 3, 2), id="it began anew"),
+        pytest.param(steps(1, 4, 1), steps(8, 30, 3), id="it was away for an attempt"),
+    ],
+)
+def test_lines_before_the_step_from_which_an_attempt_goes_on_stay(
+    node: Node, here: Path, kept: str, again: str
+) -> None:
+    """Also for a head that comes later, and for one that was ended in the middle of a line."""
+    before = steps(1, 10, 1) + '{"time": 0, "st' * bool(again)
+    here.mkdir()
+    (here / METRICS).write_text(before)
+    node.write(METRICS, kept)
+    files = GrowingFiles(JOB, LATER, here)
+    node.serve(files)
+    for line in again.splitlines(keepends=True):
+        node.write(METRICS, line[:9])
+        node.serve(files)
+        node.write(METRICS, line[9:])
+        node.serve(files)
+    first = json.loads(again.partition("\n")[0])["step"] if again else 11
+    expected = steps(1, min(first - 1, 10), 1) + again
+    assert (here / METRICS).read_text() == expected
+    assert files.joined == {METRICS}
+    node.serve(GrowingFiles(JOB, LATER, here))
+    assert (here / METRICS).read_text() == expected
+
+
+def test_the_end_of_a_job_leaves_joined_metrics_as_they_are(node: Node, here: Path) -> None:
+    here.mkdir()
+    (here / METRICS).write_text(steps(1, 10, 1))
+    node.write(METRICS, steps(8, 12, 2))
+    channel = cast("Any", SimpleNamespace(ask=lambda request, _: node.session.answer(request)))
+    said, _ = remaining.bring(channel, JOB, 0, here, GrowingFiles(JOB, LATER, here))
+    assert not said
+    assert (here / METRICS).read_text() == steps(1, 7, 1) + steps(8, 12, 2)
+
+
+def test_metrics_of_another_nodes_rank_are_left_alone(node: Node, here: Path) -> None:
+    here.mkdir()
+    name = "rank_07_metrics.jsonl"
+    (here / name).write_text(steps(1, 10, 1))
+    node.write(name, steps(8, 30, 2))
+    files = GrowingFiles(JOB, LATER, here)
+    node.serve(files)
+    assert not files.joined and (here / name).read_text() == steps(1, 10, 1)
