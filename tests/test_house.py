@@ -21,16 +21,9 @@ CORE = [
     *("common", "config", "protocol", "records", "traces", "trackers"),
     *("node/peers", "node/job", "node/facts", "node/metrics", "node/calls"),
     *("node/transfer", "node/saved", "node/warm", "node/environments", "node/server", "node"),
-    *(
-        "head",
-        "head/nodes",
-        "head/screen",
-        "head/connect",
-        "head/held",
-        "head/transfer",
-        "head/plan",
-    ),
-    *("head/plan", "head/doctor", "head/outputs", "head/follow", "head/chores", "head/resume"),
+    *("head", "head/nodes", "head/screen", "head/background", "head/connect", "head/held"),
+    *("head/transfer", "head/plan"),
+    *("head/doctor", "head/outputs", "head/follow", "head/chores", "head/resume"),
     *("head/saved", "head/slurm", "head/start"),
     *("head/environments", "head/status", "head/calls", "head/prune", "head/commands"),
     *("launchers", "launchers/slurm", "launchers/by_hand", "launchers/containers"),
@@ -78,10 +71,9 @@ OTHERS = {
     "launchers/by_hand": {"click"},
     "launchers/containers": {"yaml", "click"},
     "api": {"click"},
-    "api/cluster.py": {"cloudpickle", "fabric", "typing_extensions"},
+    "api/cluster.py": {"fabric", "typing_extensions"},
     "head/chores/fabric_group.py": {"fabric"},
-    "api/own_modules.py": {"cloudpickle"},
-    "api/pool.py": {"cloudpickle"},
+    "api/functions.py": {"cloudpickle"},
     "protocol/message.py": {"typing_extensions"},  # for the type checker alone
     "node/job/run_function.py": {"cloudpickle"},  # which travels with the function
     "node/calls/serve.py": {"cloudpickle"},
@@ -170,9 +162,8 @@ def imported_files(path: Path) -> set[Path]:
 
 
 TO_BE_CUT = {
-    *("api/cluster.py", "api/pool.py", "records/experiment.py", "records/trust.py"),
+    *("records/experiment.py", "records/trust.py"),
     *("head/chores/push.py", "head/chores/relay.py"),
-    *("head/commands/background.py", "head/commands/follow.py"),
 }
 
 

@@ -6,25 +6,24 @@ Every launch is a command line of `master_launch`, carried out by a process of i
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import os
-import pickle
 import shutil
 import tempfile
 import textwrap
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from orchestrator.api import own_modules
-from orchestrator.api.head_process import INTERRUPT, Background
+from orchestrator.api import head_process
+from orchestrator.api.functions import check_callable, pack
 from orchestrator.api.job import CALLED, Job
 from orchestrator.api.options import Options, StrPath
 from orchestrator.common.errors import OrchestratorError, UsageError, nearest
-from orchestrator.config.launch import DEFAULT_NODES, Launch, LaunchArguments, options_of
+from orchestrator.config.launch import Launch, LaunchArguments, Where, options_of
+from orchestrator.head.background.process import INTERRUPT, Background
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NAME, Experiment
 
@@ -71,13 +70,16 @@ class Cluster:
         **options: Unpack[Options],
     ) -> None:
         check_names(options)
-        given = {"nodes": nodes, "ssh_config": ssh_config, "experiments": experiments}
-        self._where = {name: absolute(path) for name, path in given.items() if path is not None}
+        self._where = Where(
+            nodes=None if nodes is None else absolute(nodes),
+            ssh_config=None if ssh_config is None else absolute(ssh_config),
+            experiments=absolute(experiments),
+        )
         self._options: Options = options
         self._jobs: list[Job | Pool] | None = None  # of the `with` block we are in
 
     def __repr__(self) -> str:
-        return f"<Cluster {self._where.get('nodes', absolute(DEFAULT_NODES))}>"
+        return f"<Cluster {absolute(self._where.node_list)}>"
 
     def __enter__(self) -> Cluster:
         self._jobs = []
@@ -97,9 +99,18 @@ class Cluster:
     def with_options(self, **options: Unpack[Options]) -> Cluster:
         """Return a Cluster of the same machines with other options, for run() and submit()."""
         check_names(options)
-        other = Cluster(**self._where, **merged(self._options, options))
+        other = self._with(merged(self._options, options))
         other._jobs = self._jobs
         return other
+
+    def _with(self, options: Options, nodes: Path | None = None) -> Cluster:
+        where = self._where
+        return Cluster(
+            nodes or where.nodes,
+            ssh_config=where.ssh_config,
+            experiments=where.experiments,
+            **options,
+        )
 
     # -- starting --------------------------------------------------------------------------------
 
@@ -126,8 +137,9 @@ class Cluster:
         program = [os.fspath(script)] if script is not None else []
         program += [os.fspath(arg) if isinstance(arg, os.PathLike) else str(arg) for arg in args]
         how = ["-m", module] if module is not None else []
-        command = ["Cluster.launch", *how, *program]
-        return self._start(merged(self._options, options), [*how, "--", *program], command)
+        arguments = launch_arguments(self._where, merged(self._options, options))
+        arguments = replace(arguments, module=module, program=tuple(program))
+        return self._start(arguments, ["Cluster.launch", *how, *program])
 
     def submit(self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Start function(*args, **kwargs) in every rank on all nodes; Job.results() waits for it.
@@ -142,9 +154,10 @@ class Cluster:
             options = merged(options, {"name": name if NAME.fullmatch(name) else "run"})
         payload = Path(tempfile.mkdtemp(prefix="orchestrator-"))
         try:
-            pack(payload, name, (function, args, kwargs))
+            pack(payload, name, (function, args, kwargs), here())
             command = [CALLED, f"{getattr(function, '__module__', '?')}.{name}"]
-            return self._start(options, [], command, payload=str(payload))
+            arguments = replace(launch_arguments(self._where, options), payload=payload)
+            return self._start(arguments, command)
         finally:
             shutil.rmtree(payload, ignore_errors=True)
 
@@ -163,8 +176,7 @@ class Cluster:
         from orchestrator.api.pool import DEFAULTS, Pool
 
         check_names(options)
-        cluster = Cluster(**self._where, **merged(DEFAULTS, merged(self._options, options)))
-        pool = Pool(cluster)
+        pool = Pool(self._with(merged(DEFAULTS, merged(self._options, options))))
         if self._jobs is not None:
             self._jobs.append(pool)
         return pool
@@ -176,7 +188,8 @@ class Cluster:
         """
         from orchestrator.head.nodes import machine
 
-        answer = Background("nodes", arguments=self._arguments(self._options)).answer()
+        arguments = launch_arguments(self._where, self._options)
+        answer = Background(head_process.nodes, arguments=arguments).answer()
         return [machine.from_json(described) for described in answer["nodes"]]
 
     def fabric(self) -> Group:
@@ -189,25 +202,15 @@ class Cluster:
         from orchestrator.head.connect.ssh_config import SshConfig
         from orchestrator.head.nodes.node_list import read_nodes
 
-        file = self._where.get("ssh_config")
         ssh = SshTransport(
-            SshConfig(Path(file) if file else None),
+            SshConfig(self._where.ssh_config),
             timeout=float(self._options.get("connect_timeout", Launch.connect_timeout)),
             strict=bool(self._options.get("strict_host_keys", False)),
         )
-        nodes = read_nodes(Path(self._where.get("nodes", absolute(DEFAULT_NODES))))
-        return fabric_group.group(ssh, nodes)
+        return fabric_group.group(ssh, read_nodes(absolute(self._where.node_list)))
 
-    def _arguments(self, options: Options) -> list[str]:
-        here()  # our other process would say it in other words
-        paths = [f"--{name.replace('_', '-')}={path}" for name, path in self._where.items()]
-        return [*paths, *as_arguments(options)]
-
-    def _start(
-        self, options: Options, target: list[str], command: list[str], payload: str | None = None
-    ) -> Job:
-        arguments = [*self._arguments(options), *target]
-        head = Background("launch", arguments=arguments, command=command, payload=payload)
+    def _start(self, arguments: LaunchArguments, command: list[str]) -> Job:
+        head = Background(head_process.launch, arguments=arguments, command=command)
         try:
             directory = head.answer()["place"]
         except KeyboardInterrupt:
@@ -237,19 +240,19 @@ class Cluster:
         wanted = None if experiment is None else os.fspath(experiment)
         path = self._find(wanted)
         if path is None:
-            head = Background("take_up", where=self._where, experiment=wanted)
+            head = Background(head_process.take_up, where=self._where, experiment=wanted)
             path = Path(head.answer()["place"])
         job = Job(Experiment(path), self._where)
         job.take_up()
         return job
 
     def _find(self, wanted: str | None) -> Path | None:
-        known = experiments.find(Path(self._where["experiments"]), wanted)
+        known = experiments.find(self._where.experiments, wanted)
         return known.path if known else None
 
     def jobs(self) -> list[Job]:
         """List the jobs of the experiments directory, the newest last."""
-        known = experiments.every(Path(self._where["experiments"]))
+        known = experiments.every(self._where.experiments)
         return [Job(candidate, self._where) for candidate in known]
 
 
@@ -272,9 +275,9 @@ def described() -> str:
     return "\n".join(lines)
 
 
-def absolute(path: StrPath) -> str:
+def absolute(path: StrPath) -> Path:
     expanded = Path(path).expanduser()
-    return str(expanded if expanded.is_absolute() else here() / expanded)
+    return expanded if expanded.is_absolute() else here() / expanded
 
 
 def here() -> Path:
@@ -298,74 +301,32 @@ def merged(first: Options, then: Options) -> Options:
     return {**first, **then, "env": env, "set": values}
 
 
-def as_arguments(options: Options) -> list[str]:
-    """Write the options as on the command line; the config checks the type of each value."""
+def launch_arguments(where: Where, options: Options) -> LaunchArguments:
+    """Return the options as those of a launch; the config checks the type of each value."""
+    here()  # our other process would say it in other words
     own = {"config", "set", "env", "env_file", "env_pass", "secret"}
-    values = {f"launch.{name}": value for name, value in options.items() if name not in own}
-    values = {**values, **options.get("set", {})}
-    config = options.get("config")
-    return [
-        *([] if config is None else [f"--config={absolute(config)}"]),
-        *(f"--set={key}={as_json(value)}" for key, value in values.items()),
-        *(f"--env={name}={value}" for name, value in options.get("env", {}).items()),
-        *(f"--env-file={absolute(path)}" for path in options.get("env_file", ())),
-        *(f"--env-pass={pattern}" for pattern in options.get("env_pass", ())),
-        *(f"--secret={name}" for name in options.get("secret", ())),
-    ]
+    variables = {name: option.variable for name, option in options_of(Launch).items()}
+    values: dict[str, object] = {
+        f"launch.{name}": os.environ[variable]
+        for name, variable in variables.items()
+        if os.environ.get(variable)
+    }
+    values |= {f"launch.{name}": value for name, value in options.items() if name not in own}
+    values |= options.get("set", {})
+    config = options.get("config", os.environ.get("CONFIG_FILE") or None)
+    return LaunchArguments(
+        config_file=None if config is None else absolute(config),
+        overrides=tuple(f"{key}={as_json(value)}" for key, value in values.items()),
+        env=tuple(f"{name}={value}" for name, value in options.get("env", {}).items()),
+        env_file=tuple(str(absolute(path)) for path in options.get("env_file", ())),
+        env_pass=tuple(options.get("env_pass", ())),
+        secret=tuple(options.get("secret", ())),
+        where=where,
+    )
 
 
 def as_json(value: object) -> str:
     return json.dumps(value, default=os.fspath)
-
-
-# -- functions --------------------------------------------------------------------------------
-
-
-def check_callable(function: object) -> None:
-    """Refuse what no rank could call, before any of them is started."""
-    if not callable(function):
-        raise UsageError(
-            f"{function!r:.80} is no function, it is of type {type(function).__name__}",
-            "name a function without calling it: run(work, 10), not run(work(10)); "
-            "cluster.launch('train.py') starts a script",
-        )
-    name = getattr(function, "__name__", "it")
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise UsageError(
-            f"{name} is async, and ranks call it without an event loop",
-            f"send a function that has one: lambda: asyncio.run({name}())",
-        )
-    if inspect.isgeneratorfunction(function):
-        raise UsageError(
-            f"{name} is a generator, which runs only where somebody takes its values",
-            f"send a function that does: lambda: list({name}())",
-        )
-
-
-@contextlib.contextmanager
-def sendable(name: str) -> Iterator[None]:
-    """Say in words why a function, or what it is called with, cannot be pickled."""
-    try:
-        yield
-    except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"{name} cannot be sent to the nodes: {error}",
-            "files, locks and connections stay here: open them inside the function",
-        ) from error
-
-
-def pack(payload: Path, name: str, call: tuple[object, ...]) -> None:
-    """Write the call, and the cloudpickle that can read it: nodes need not have one."""
-    import cloudpickle  # type: ignore[import-untyped]
-
-    own_modules.send_program_whole()
-    with sendable(name), (payload / "call.pkl").open("wb") as file:
-        pickle.dump(own_modules.places(here()), file)
-        cloudpickle.dump(call, file)
-    home = Path(cloudpickle.__file__).parent
-    with zipfile.ZipFile(payload / "cloudpickle.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in home.glob("*.py"):
-            archive.write(path, f"cloudpickle/{path.name}")
 
 
 Cluster.__doc__ = f"{inspect.cleandoc(Cluster.__doc__ or '')}\n\n{described()}\n"

@@ -1,86 +1,60 @@
-"""The head of a job that a Python program started or takes up: head/commands/background.py.
+"""What a Python program has done by a process of its own: see head/background.
 
 So the calling program, which may be a notebook, opens no connection and has no thread, signal
-handler or child of ours.
+handler or child of ours. Modules are imported here by whoever needs them: this one is light.
 """
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any, NoReturn
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.common.errors import UsageError
-from orchestrator.head.commands import background
-from orchestrator.head.commands.background import (
-    INTERRUPT,
-    LEAVE,
-    Answers,
-    Pipe,
-    silent,
-    speak_into,
-    take_up,
-    where_of,
-)
+from orchestrator.head.background.process import Answers, Pipe
 
-__all__ = ["INTERRUPT", "LEAVE", "Background"]
+if TYPE_CHECKING:
+    from orchestrator.config.launch import LaunchArguments, Where
 
 
-class Background(background.Background):
-    """The end of the pipe in the asking program."""
-
-    module = __name__
-
-
-def main(request: dict[str, Any]) -> NoReturn:
-    background.serve({"launch": launch, "take_up": take_up, "stop": stop, "nodes": nodes}, request)
-
-
-def launch(
-    answers: Answers, keys: Pipe, arguments: list[str], command: list[str], payload: str | None
-) -> None:
-    """Do what `master_launch` does with these arguments, or run the function in `payload`."""
-    import click
-
-    from orchestrator.cli.launch import launch_arguments
-    from orchestrator.head.commands.follow import follow_launched
+def launch(answers: Answers, arguments: LaunchArguments, command: list[str]) -> None:
+    """Launch a job as `master_launch` does, and follow it; `command` is shown in its record."""
+    from orchestrator.head.commands import follow
+    from orchestrator.head.commands.ready import connections
     from orchestrator.head.start import launch as launching
     from orchestrator.head.start.code import reach_with_code
     from orchestrator.head.start.prepare import prepare
     from orchestrator.head.start.request import resolve
 
-    directory = None if payload is None else Path(payload)
+    def say(text: str) -> None:
+        answers.tell(say=text)
+
+    keys = Pipe()
     try:
-        launch_args = replace(launch_arguments(arguments), payload=directory)
-        request = resolve(launch_args, command)
-
-        def say(text: str) -> None:
-            answers.tell(say=text)
-
+        request = resolve(arguments, command)
         launched = launching.launch(prepare(*reach_with_code(request, say)), say)
         if request.config.launch.warm:
-            from orchestrator.head.commands.ready import connections
-
             connections.keep_after(launched, lambda _: None)
-    except click.ClickException as error:  # of a variable such as NPROC_PER_NODE
-        raise UsageError(error.format_message()) from error
     finally:
-        if directory is not None:
-            shutil.rmtree(directory, ignore_errors=True)
+        if arguments.payload is not None:
+            shutil.rmtree(arguments.payload, ignore_errors=True)
     launched.experiment.name_head(background=True)
-    speak_into(launched.experiment)
+    follow.speak_into(launched.experiment)
     answers.tell(place=str(launched.experiment.path))
-    follow_launched(launched, silent(), keys, launch_args.where)
+    follow.follow_launched(launched, follow.SILENT, keys, arguments.where)
 
 
-def stop(
-    answers: Answers, keys: Pipe, where: dict[str, str | bool], experiment: str, grace: float | None
-) -> None:
+def take_up(answers: Answers, **which: Any) -> None:
+    """Become the head of a job that has none."""
+    from orchestrator.head.commands import follow
+
+    follow.take_up(answers, **which)
+
+
+def stop(answers: Answers, where: Where, experiment: str, grace: float | None) -> None:
     from orchestrator.head.commands.stop import end_job
     from orchestrator.head.follow import stop as stopping
 
-    ended = end_job(where_of(where), experiment, grace)
+    ended = end_job(where, experiment, grace)
     receipts = ended.receipts or []
     answers.tell(
         receipts=[asdict(receipt) for receipt in receipts],
@@ -90,12 +64,25 @@ def stop(
     )
 
 
-def nodes(answers: Answers, keys: Pipe, arguments: list[str]) -> None:
+def nodes(answers: Answers, arguments: LaunchArguments) -> None:
     """Describe the machines, as `orchestrator nodes --json` does."""
-    from orchestrator.cli.launch import launch_arguments
     from orchestrator.head.nodes import machine
     from orchestrator.head.start.machines import find_machines
     from orchestrator.head.start.request import resolve
 
-    machines = find_machines(resolve(launch_arguments(arguments)))
+    machines = find_machines(resolve(arguments))
     answers.tell(nodes=[machine.to_json(described) for described in machines])
+
+
+def calls(answers: Answers, where: Where, experiment: str) -> None:
+    """Carry a pool's calls, which come through standard input, and the answers to them."""
+    from orchestrator.head.calls.exchange import open_calls
+    from orchestrator.head.commands.stop import end_job
+    from orchestrator.head.status.find_job import adopt_job
+
+    job = adopt_job(where, experiment)
+    exchange = open_calls(job.transport, job.record, answers.out.fileno())
+    answers.tell(open=True)
+    exchange.run()
+    if exchange.alive:  # in a call that does not end
+        end_job(where, experiment, 0.0)

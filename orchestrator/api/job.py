@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from orchestrator.api.head_process import INTERRUPT, LEAVE, Background
+from orchestrator.api import head_process
 from orchestrator.common.errors import (
     EXIT_DONE,
     EXIT_NODE,
@@ -23,6 +23,8 @@ from orchestrator.common.errors import (
     OrchestratorError,
     UsageError,
 )
+from orchestrator.config.launch import Where
+from orchestrator.head.background.process import INTERRUPT, LEAVE, Background
 from orchestrator.head.follow import verdict as verdicts
 from orchestrator.head.follow.node_logs import log_files
 from orchestrator.head.screen import own_paths
@@ -105,7 +107,7 @@ class Job:
     """
 
     def __init__(
-        self, experiment: Experiment, where: dict[str, str], head: Background | None = None
+        self, experiment: Experiment, where: Where, head: Background | None = None
     ) -> None:
         self._experiment = experiment
         self._which: dict[str, Any] = {"where": where, "experiment": str(experiment.path)}
@@ -214,7 +216,7 @@ class Job:
         if record.head_elsewhere:  # its head is where its job is; is it still there?
             if now - before > ASK_SECONDS:
                 self._came = now
-                Background("take_up", **self._which).answer()
+                Background(head_process.take_up, **self._which).answer()
             return
         if before and now - before < TOO_SOON:
             raise OrchestratorError(
@@ -222,7 +224,7 @@ class Job:
                 f"its last output is in {self.directory / 'head.txt'}",
             )
         self._came, self._left = now, False
-        self._head = Background("take_up", **self._which)
+        self._head = Background(head_process.take_up, **self._which)
         self._catch_up(self._head.answer()["logs"])
 
     def _catch_up(self, sizes: dict[str, int]) -> None:
@@ -301,7 +303,7 @@ class Job:
         once) is killed. Raises NodeError if a node could not be reached, and JobFailed if a process
         is still alive.
         """
-        answer = Background("stop", **self._which, grace=0.0 if now else grace).answer()
+        answer = Background(head_process.stop, **self._which, grace=0.0 if now else grace).answer()
         if answer["code"] == EXIT_NODE:
             raise NodeError(answer["text"])
         if answer["code"] != EXIT_DONE:

@@ -19,14 +19,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar
 
-from orchestrator.api import own_modules
-from orchestrator.api.cluster import Cluster, check_callable, sendable
+from orchestrator.api import head_process
+from orchestrator.api.functions import Watch, pickled
 from orchestrator.api.job import Job, RemoteTraceback, only_here, unreadable
 from orchestrator.api.options import Options
-from orchestrator.api.own_modules import Watch
-from orchestrator.api.pool_process import Background
 from orchestrator.common.errors import (
     EXIT_NODE,
     JobFailed,
@@ -34,7 +32,8 @@ from orchestrator.common.errors import (
     OrchestratorError,
     UsageError,
 )
-from orchestrator.config.launch import DEFAULT_NODES
+from orchestrator.config.launch import Where
+from orchestrator.head.background.process import Background
 from orchestrator.head.nodes.node_list import read_nodes, without
 from orchestrator.head.screen import output
 from orchestrator.node.calls import serve
@@ -53,6 +52,9 @@ from orchestrator.protocol.frames import (
     Part,
 )
 
+if TYPE_CHECKING:
+    from orchestrator.head.nodes.machine import Machine
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -66,6 +68,22 @@ DEFAULTS: Options = {
 }
 MOST_LOSSES = 3  # that one input may cost the pool
 READ = 1 << 20
+
+
+class Machines(Protocol):
+    """The machines that the ranks of a pool are started on: a Cluster."""
+
+    _where: Where
+    _options: Options
+
+    def submit(self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """Start a function in every rank on all nodes."""
+
+    def nodes(self) -> list[Machine]:
+        """Describe the machines, also those that cannot be reached."""
+
+    def _with(self, options: Options, nodes: Path | None = None) -> Machines:
+        """Return these machines with other options, or those of another list."""
 
 
 class RanksLost(JobFailed):
@@ -92,7 +110,7 @@ def held() -> Iterator[None]:
 class Ranks:
     """The way to the ranks of one job: calls go out, whole answers come back."""
 
-    def __init__(self, job: Job, where: dict[str, str]) -> None:
+    def __init__(self, job: Job, where: Where) -> None:
         self.size = sum(node.nproc for node in job._record().nodes)
         self.busy: dict[int, int] = {}  # rank -> the number of the call that it runs
         self.numbers = itertools.count(1)
@@ -101,7 +119,7 @@ class Ranks:
         self.unfinished: dict[int, bytearray] = {}  # rank -> the begin of its answer
         self.unsent: deque[memoryview] = deque()
         self.broken = ""  # why nothing more can be received
-        self.process = Background("calls", where=where, experiment=str(job.directory))
+        self.process = Background(head_process.calls, where=where, experiment=str(job.directory))
         self.calls = self.process.keys.fileno()
         os.set_blocking(self.calls, False)
         self.room = select.poll()
@@ -220,7 +238,7 @@ class Pool:
     rank raises is raised here. breakpoint() in a rank opens its debugger here.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Machines) -> None:
         self._cluster = cluster
         self._lock = threading.RLock()  # one call at a time, of all threads
         self._opener = os.getpid()
@@ -410,7 +428,7 @@ class Pool:
 
     def _take_out(self, gone: set[str]) -> None:
         """Go on with a node list without the nodes of these names."""
-        path = Path(self._cluster._where.get("nodes", DEFAULT_NODES))
+        path = self._cluster._where.node_list
         if not path.is_file():
             raise NodeError(f"{', '.join(sorted(gone))} cannot be reached")
         if all(node.name in gone for node in read_nodes(path)):
@@ -421,8 +439,7 @@ class Pool:
             os.close(handle)
             self._list = Path(name)
         self._list.write_text(left, encoding="utf-8")
-        where = {**self._cluster._where, "nodes": str(self._list)}
-        self._cluster = type(self._cluster)(**where, **self._cluster._options)
+        self._cluster = self._cluster._with(self._cluster._options, nodes=self._list)
 
     def _end(self) -> None:
         """Wait for the end of the job, and bring it about where it does not come by itself."""
@@ -498,15 +515,3 @@ class Actor:
         self._deleted = True
         if self._pool.job is self._job:
             self._pool.run(serve.delete, self._number)
-
-
-def pickled(
-    function: Callable[..., object], args: object, kwargs: object, *, name: str = ""
-) -> bytes:
-    """Return a call as a pickle; `name` is what an error calls it, else the function's."""
-    import cloudpickle  # type: ignore[import-untyped]
-
-    check_callable(function)
-    own_modules.send_program_whole()
-    with sendable(name or getattr(function, "__name__", type(function).__name__)):
-        return bytes(cloudpickle.dumps((function, args, kwargs)))

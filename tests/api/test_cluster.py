@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Cluster, OrchestratorError
-from orchestrator.api import own_modules
-from orchestrator.api.cluster import as_arguments, merged
-from orchestrator.api.head_process import Background
+from orchestrator.api import functions, head_process
+from orchestrator.api.cluster import launch_arguments, merged
+from orchestrator.api.functions import pickled
 from orchestrator.api.job import only_here
 from orchestrator.api.options import Options
-from orchestrator.api.pool import pickled
 from orchestrator.common.errors import UsageError
+from orchestrator.config.launch import LaunchArguments, Where
+from orchestrator.head.background.process import Background
 from orchestrator.node.job import run_function
 
 
@@ -34,11 +35,10 @@ def test_help_names_every_option() -> None:
 def test_later_options_win_one_by_one() -> None:
     first: Options = {"nproc": 2, "env": {"A": "1", "B": "1"}, "set": {"x.y": 1}}
     then: Options = {"nproc": 4, "env": {"B": "2"}, "config": "c.yaml", "workdir": Path("/w")}
-    assert as_arguments(merged(first, then)) == [
-        f"--config={Path('c.yaml').absolute()}",
-        *("--set=launch.nproc=4", '--set=launch.workdir="/w"', "--set=x.y=1"),
-        *("--env=A=1", "--env=B=2"),
-    ]
+    given = launch_arguments(Where(), merged(first, then))
+    assert given.config_file == Path("c.yaml").absolute()
+    assert given.overrides == ("launch.nproc=4", 'launch.workdir="/w"', "x.y=1")
+    assert given.env == ("A=1", "B=2")
 
 
 async def asynchronous() -> None:
@@ -87,13 +87,13 @@ import sys
 from pathlib import Path
 sys.path.append("tools/packed.zip")
 import beside, packed
-from orchestrator.api.cluster import pack
+from orchestrator.api.functions import pack
 
 def work():
     import below
     return beside.NAME, below.NAME, packed.NAME
 
-pack(Path(sys.argv[1]), "work", (work, (), {}))
+pack(Path(sys.argv[1]), "work", (work, (), {}), Path.cwd())
 """
 
 
@@ -137,7 +137,8 @@ def test_modules_of_the_program_do_not_get_into_our_process(
 
 
 def test_a_forked_process_lets_go_of_our_process(tmp_path: Path) -> None:
-    head = Background("nodes", arguments=[f"--nodes={tmp_path / 'none'}"])
+    where = Where(nodes=tmp_path / "none")
+    head = Background(head_process.nodes, arguments=LaunchArguments(where=where))
     if not (child := os.fork()):
         os._exit(0 if head.keys.closed and head.answers.closed and head.gone() else 1)
     assert os.waitpid(child, 0)[1] == 0
@@ -170,7 +171,7 @@ def test_an_edited_module_is_named_once(
     module.write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("paramiko")  # brings a module that only looks like one
-    watch = own_modules.Watch()
+    watch = functions.Watch()
     watch.look()
     monkeypatch.setitem(sys.modules, module.stem, importlib.import_module(module.stem))
     os.utime(module, (0, watch.since - 1))

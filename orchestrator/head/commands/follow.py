@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.common.errors import EXIT_DONE, EXIT_STOPPED
+from orchestrator.common import files
+from orchestrator.common.errors import EXIT_DONE, EXIT_STOPPED, OrchestratorError
 from orchestrator.config.launch import View, Where
-from orchestrator.head.commands import background
+from orchestrator.head.background.process import Answers, Background, Pipe
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
@@ -25,9 +29,11 @@ from orchestrator.head.screen.output import say, tell
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.start.judge import judged
 from orchestrator.head.start.launch import Launched
+from orchestrator.head.status import status
 from orchestrator.head.status.backend import backend_of
+from orchestrator.head.status.find_job import adopt_job
 from orchestrator.records import goodput, manifest
-from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.experiment import Experiment, JobRecord, this_head
 
 if TYPE_CHECKING:
     from orchestrator.head.start.attempt import Begun
@@ -230,7 +236,7 @@ def leave(running: Run, screen: Screen, where: Where | None) -> None:
         if not screen.quiet:
             experiment.keep_shown(screen.positions)
         on_purpose = running.left_on_purpose
-        words = f"; {background.leave_behind(experiment, where, on_purpose=on_purpose)}"
+        words = f"; {leave_behind(experiment, where, on_purpose=on_purpose)}"
     say(f"left running{words}; follow it again: orchestrator attach {experiment.name}")
 
 
@@ -314,3 +320,73 @@ def shortened(lines: Sequence[str]) -> list[str]:
 
 def head_name(head: dict[str, Any]) -> str:
     return f"process {head['pid']} on {head['host']}"
+
+
+# -- in the background ------------------------------------------------------------------------
+
+
+SILENT = View(quiet=True, color=False)
+
+
+def leave_behind(experiment: Experiment, where: Where, *, on_purpose: bool) -> str:
+    """Start a head that goes on in the background; describe what becomes of the logs."""
+    which: dict[str, Any] = {"experiment": str(experiment.path), "where": absolute(where)}
+    try:
+        head = Background(take_up, **which, left_behind=True, on_purpose=on_purpose).answer()
+    except (OrchestratorError, OSError) as error:
+        return f"its logs stay on the nodes, for no head can go on in the background: {error}"
+    return f"process {head['pid']} keeps writing its logs and its end here"
+
+
+def absolute(where: Where) -> Where:
+    return Where(
+        nodes=where.nodes and where.nodes.absolute(),
+        ssh_config=where.ssh_config and where.ssh_config.absolute(),
+        experiments=where.experiments.absolute(),
+        trust_record=where.trust_record,
+    )
+
+
+def take_up(
+    answers: Answers,
+    where: Where,
+    experiment: str | None,
+    left_behind: bool = False,
+    on_purpose: bool = False,
+) -> None:
+    """Become the head of a job that has none, and say how much of its logs is yet to come.
+
+    Whoever comes next takes over from it. Where another head left this one behind on purpose, the
+    job does not depend on this one.
+    """
+    keys = Pipe()
+    job = adopt_job(where, experiment)
+    place = {"place": str(job.experiment.path), "pid": os.getpid()}
+    elsewhere = job.record.over or job.record.head_elsewhere
+    if elsewhere or job.experiment.lock(background=True) is not None:
+        answers.tell(**place, logs={})
+        return
+    record = job.experiment.read_record()
+    states = [] if record.over or left_behind else status.ask_nodes(job.transport, record)
+    sizes = {node.index: state.log_bytes or 0 for node, state in zip(record.nodes, states)}  # noqa: B905
+    speak_into(job.experiment)
+    answers.tell(**place, logs=sizes)
+    if not record.over:
+        record = replace(record, head=this_head())
+        follow_again(
+            *(job.experiment, record, job.transport, SILENT, keys),
+            where=None if left_behind else where,
+            left_behind=left_behind,
+            looks_on=on_purpose,
+        )
+
+
+def speak_into(experiment: Experiment) -> None:
+    """Send what the head prints to a file: there is no terminal any more."""
+    with contextlib.suppress(OSError):  # a full disk
+        fd = files.open_to_append(experiment.path / "head.txt")
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        at = time.strftime("%Y-%m-%d %H:%M:%S")
+        os.write(fd, f"orchestrator: {at}: process {os.getpid()} follows this job\n".encode())
+        os.close(fd)

@@ -54,7 +54,7 @@ def follow_up(launched: Launched, arguments: LaunchArguments) -> int:
 
 def detach(launched: Launched, where: Where) -> int:
     """Leave a job that has just been started to a head in the background."""
-    from orchestrator.head.commands import background
+    from orchestrator.head.commands import follow
 
     experiment, record = launched.experiment, launched.record
     for node in (*launched.nodes.reached, *launched.nodes.spares):
@@ -63,7 +63,7 @@ def detach(launched: Launched, where: Where) -> int:
     experiment.unlock()
     words = f"{record.job} runs on {plural(len(record.nodes), 'node')}"
     if not record.head_elsewhere:
-        words += f"; {background.leave_behind(experiment, where, on_purpose=True)}"
+        words += f"; {follow.leave_behind(experiment, where, on_purpose=True)}"
     say(words)
     say(f"follow it again: orchestrator attach {experiment.name}")
     return EXIT_DONE

@@ -8,13 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any, NoReturn
+from typing import Any
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
 from orchestrator.common.text import duration, parse_seconds
 from orchestrator.config.launch import Where
-from orchestrator.head.commands import background
-from orchestrator.head.commands.background import Answers, Pipe
+from orchestrator.head.background.process import Answers, Background
 from orchestrator.head.connect.ssh_config import Login, SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.held import control
@@ -99,17 +98,7 @@ def to_data(held: Holding | None, *, closed: bool) -> dict[str, Any]:
 # -- the process ----------------------------------------------------------------------------------
 
 
-class Background(background.Background):
-    """The end of the pipe in the asking program."""
-
-    module = __name__
-
-
-def main(request: dict[str, Any]) -> NoReturn:
-    background.serve({"held connections": serve}, request)
-
-
-def serve(answers: Answers, keys: Pipe, idle: float, patience: float, later: float) -> None:
+def held_connections(answers: Answers, idle: float, patience: float, later: float) -> None:
     """Become the process that holds connections."""
     from orchestrator.head.held.holder import hold_connections
 
@@ -161,7 +150,7 @@ def keep(
     held = control.hold(transport, nodes, idle)
     if held is None:
         control.retire()
-        Background("held connections", idle=idle, patience=patience, later=later).answer()
+        Background(held_connections, idle=idle, patience=patience, later=later).answer()
         deadline = time.monotonic() + START_SECONDS
         while (held := control.hold(transport, nodes, idle)) is None:
             if time.monotonic() > deadline:

@@ -1,15 +1,22 @@
-"""The modules of the calling program itself, and where it finds them; nodes have Python's own."""
+"""Functions that are sent to ranks, with the modules of the calling program that they need."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import logging
 import os
+import pickle
 import site
 import sys
 import sysconfig
 import time
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+
+from orchestrator.common.errors import UsageError
 
 log = logging.getLogger("orchestrator")
 
@@ -83,3 +90,65 @@ def modified(file: Path) -> float:
         return file.stat().st_mtime
     except OSError:
         return 0.0
+
+
+# -- calls --------------------------------------------------------------------------------------
+
+
+def check_callable(function: object) -> None:
+    """Refuse what no rank could call, before any of them is started."""
+    if not callable(function):
+        raise UsageError(
+            f"{function!r:.80} is no function, it is of type {type(function).__name__}",
+            "name a function without calling it: run(work, 10), not run(work(10)); "
+            "cluster.launch('train.py') starts a script",
+        )
+    name = getattr(function, "__name__", "it")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(
+            f"{name} is async, and ranks call it without an event loop",
+            f"send a function that has one: lambda: asyncio.run({name}())",
+        )
+    if inspect.isgeneratorfunction(function):
+        raise UsageError(
+            f"{name} is a generator, which runs only where somebody takes its values",
+            f"send a function that does: lambda: list({name}())",
+        )
+
+
+@contextlib.contextmanager
+def sendable(name: str) -> Iterator[None]:
+    """Say in words why a function, or what it is called with, cannot be pickled."""
+    try:
+        yield
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"{name} cannot be sent to the nodes: {error}",
+            "files, locks and connections stay here: open them inside the function",
+        ) from error
+
+
+def pack(payload: Path, name: str, call: tuple[object, ...], directory: Path) -> None:
+    """Write the call, and the cloudpickle that can read it: nodes need not have one."""
+    import cloudpickle
+
+    send_program_whole()
+    with sendable(name), (payload / "call.pkl").open("wb") as file:
+        pickle.dump(places(directory), file)
+        cloudpickle.dump(call, file)
+    home = Path(cloudpickle.__file__).parent
+    with zipfile.ZipFile(payload / "cloudpickle.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in home.glob("*.py"):
+            archive.write(path, f"cloudpickle/{path.name}")
+
+
+def pickled(
+    function: Callable[..., object], args: object, kwargs: object, *, name: str = ""
+) -> bytes:
+    """Return a call as a pickle; `name` is what an error calls it, else the function's."""
+    import cloudpickle
+
+    check_callable(function)
+    send_program_whole()
+    with sendable(name or getattr(function, "__name__", type(function).__name__)):
+        return bytes(cloudpickle.dumps((function, args, kwargs)))

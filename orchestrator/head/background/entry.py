@@ -1,0 +1,15 @@
+"""The program of a process in the background: reads what it is to do, and does it.
+
+It runs isolated, and then on the asking program's path: no module of its directory gets in first.
+"""
+
+import json
+import pickle
+import sys
+
+if __name__ == "__main__":
+    home, path = json.loads(sys.stdin.buffer.readline())
+    sys.path[:] = [*([] if home in sys.path else [home]), *sys.path, *path]
+    from orchestrator.head.background.process import serve
+
+    serve(*pickle.load(sys.stdin.buffer))
