@@ -18,8 +18,7 @@ from orchestrator.common.errors import CheckFailed, OrchestratorError
 from orchestrator.config import load, parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.core import settings
-from orchestrator.engine.ranks import slurm_ranks
-from orchestrator.engine.ranks.ranks import joined
+from orchestrator.engine.ranks import ranks
 from orchestrator.engine.trainer import Trainer
 
 
@@ -27,9 +26,9 @@ def main() -> None:
     try:
         config = read_config()
         prepare(config)
-        slurm_ranks.take_place()
-        with joined(config) as ranks:
-            trainer = Trainer.from_config(config, ranks)
+        ranks.take_place()
+        with ranks.joined(config) as everyone:
+            trainer = Trainer.from_config(config, everyone)
             trainer.train()
             trainer.close()
     except OrchestratorError as error:

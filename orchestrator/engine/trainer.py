@@ -22,23 +22,17 @@ from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.files import expanded
 from orchestrator.config.parse import at_least
 from orchestrator.config.schema import Config
-from orchestrator.engine.core import duration, given, global_batch, prediction, settings
+from orchestrator.engine.core import evaluation, global_batch, settings, stopping
 from orchestrator.engine.core import loop as training_loop
-from orchestrator.engine.core.best import Best
-from orchestrator.engine.core.duration import Duration
-from orchestrator.engine.core.evaluation import evaluation
-from orchestrator.engine.core.kept import ExtraState
 from orchestrator.engine.core.loop import Loop
-from orchestrator.engine.core.lr_scheduler import LrScheduler, schedule
-from orchestrator.engine.core.optimizer import Factory, configured
-from orchestrator.engine.core.parts import Parts
-from orchestrator.engine.core.progress import is_endless, save_checkpoint, state_of
+from orchestrator.engine.core.optimizer import Factory, LrScheduler, configured, schedule
+from orchestrator.engine.core.parts import ExtraState, Parts
+from orchestrator.engine.core.progress import is_endless, not_taken, save_checkpoint, state_of
 from orchestrator.engine.core.step import Stepper, names_of
-from orchestrator.engine.core.stopping import Limit, Metrics, StopPolicy, TrainState
+from orchestrator.engine.core.stopping import Best, Duration, Limit, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data import sharded_loader, sources
-from orchestrator.engine.data.batch import Batches
+from orchestrator.engine.data.batch import Batches, randomness_kept
 from orchestrator.engine.data.dataset import HeldOutSamples, TrainingSamples
-from orchestrator.engine.data.randomness import randomness_kept
 from orchestrator.engine.models import build
 from orchestrator.engine.models.losses import Criterion, Loss, Losses, Step
 from orchestrator.engine.observe.reporter import Measures, Reporter, say, tell
@@ -50,7 +44,7 @@ from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.in_memory import memory
 from orchestrator.engine.saving.in_memory.memory import Found, Memory
-from orchestrator.engine.sharding import auto_strategy, corruption, mesh, own_code, used_parts
+from orchestrator.engine.sharding import corruption, mesh, own_code, used_parts
 from orchestrator.engine.sharding.blocks import described
 from orchestrator.records import checkpoint_manifest, checkpoint_store
 from orchestrator.trackers.known import Tracker
@@ -225,7 +219,7 @@ class Trainer:
         """
         if strategy != "auto" or everyone.world == 1:
             return strategy
-        strategy, reason = auto_strategy.choose(model, everyone, self._keys)
+        strategy, reason = settings.choose(model, everyone, self._keys)
         say(everyone, reason)
         static = self._keys.get("distributed", {}).get("static_graph")
         unused = unused or (strategy == "ddp" and not static)
@@ -377,7 +371,7 @@ class Trainer:
                 "train() has no end",
                 'say epochs=, or max_period= such as "2m", "3 epochs" or "1000 steps"',
             )
-        least, saving = duration.parse("min_period", min_period), self._saving(save_every)
+        least, saving = stopping.parse("min_period", min_period), self._saving(save_every)
         at_least("patience", patience, 1)
         best = best or self.config.checkpoint.best
         saves = bool(saving or best)
@@ -459,18 +453,18 @@ class Trainer:
     def evaluate(self, loader: Any) -> Metrics:
         """Give the means over all samples of all ranks, each counted once. Every rank calls it."""
         with randomness_kept(), used_parts.watched(self.model):
-            metrics = evaluation(self.parts, self._shared(loader, "loader"))
+            metrics = evaluation.evaluate(self.parts, self._shared(loader, "loader"))
         assert metrics is not None
         return metrics
 
-    def predict(self, loader: Any, output: prediction.Forward = prediction.forward) -> Any:
+    def predict(self, loader: Any, output: evaluation.Forward = evaluation.forward) -> Any:
         """Give the outputs for all samples, in the loader's order, on the CPU of every rank.
 
         Every rank calls it. `output` is called with (model, batch); without it the model is called
         with the inputs of each batch. What it returns may hold several tensors, in lists or dicts.
         """
         with randomness_kept(), used_parts.watched(self.model):
-            return prediction.predict(self.parts, self._shared(loader, "loader"), output)
+            return evaluation.predict(self.parts, self._shared(loader, "loader"), output)
 
     def state_dict(self) -> dict[str, Any]:
         """Give the whole weights, on the CPU of rank 0; {} on the others. Every rank calls it."""
@@ -532,7 +526,7 @@ class Trainer:
     def _limits(self, max_period: str | None) -> list[Limit]:
         training = self.config.training
         limits = []
-        if most := duration.parse("max_period", max_period):
+        if most := stopping.parse("max_period", max_period):
             limits.append(Limit(most, "max_period is over"))
         if training.max_steps != settings.UNENDING:
             steps = Duration(training.max_steps, "steps")
@@ -545,7 +539,7 @@ class Trainer:
 
     def _saving(self, save_every: str | None) -> list[Duration]:
         cadences = self._cadences("checkpoint", "steps", "seconds")
-        every = duration.parse("save_every", save_every)
+        every = stopping.parse("save_every", save_every)
         return [*cadences, every] if every else cadences
 
     def _cadences(self, section: str, steps: str, seconds: str) -> list[Duration]:
@@ -625,7 +619,7 @@ class Trainer:
         """Say what the program has changed of its optimizer, and a resume does not take."""
         stepper = self.parts.stepper
         own = {"optimizer": stepper.given, "scheduler": self._scheduler.given}
-        other = given.not_taken(progress.get("given"), own)
+        other = not_taken(progress.get("given"), own)
         if other and not stepper.keeps_settings:
             self._say(f"as saved: {other}; on_train_begin= may change trainer.optimizer")
 

@@ -46,7 +46,7 @@ class Raised(TypedDict):
 
 
 class Slow(TypedDict):
-    """Written by the engine on rank 0 (engine/observe/watch.py)."""
+    """Written by the engine on rank 0 (engine/observe/stragglers.py)."""
 
     event: Literal["slow"]
     cause: str

@@ -1,7 +1,7 @@
 """Divide a job's wall clock among what it went into: training, and all that was lost. Pure.
 
 The parts always add up to the wall clock. The engine tells what it knows of each attempt
-(engine/observe/account.py); of a foreign script only the start and the end are known, and the rest
+(engine/observe/metrics.py); of a foreign script only the start and the end are known, and the rest
 is `unknown`.
 """
 

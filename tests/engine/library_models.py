@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
 from orchestrator import Trainer, distributed
-from orchestrator.engine.saving import export
+from orchestrator.engine import export
 from tests.engine.trained import message, world
 
 VOCABULARY, CLASSES = 50, 3

@@ -25,7 +25,7 @@ from torch.utils.data import (
 )
 
 from orchestrator import Trainer, distributed
-from orchestrator.engine.saving import export
+from orchestrator.engine import export
 from tests.engine.trained import message, whole, world
 
 RANK = int(os.environ.get("RANK", "0"))

@@ -22,7 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from orchestrator import Trainer, distributed
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.engine.saving import huggingface, ownership
+from orchestrator.engine.saving import ownership, weights
 
 BATCH = 8  # of all ranks together
 SAMPLES = 41  # the last batch of all ranks has one
@@ -856,7 +856,7 @@ def gives_itself_away(directory: Path) -> None:
         assert state.keys() == (expected.keys() if first else set())
         assert all(torch.equal(value, expected[name]) for name, value in state.items())
         assert not first or state["again.weight"] is state["layers.0.weight"]
-        huggingface.LARGEST_FILE = 200  # two matrices of 144 bytes do not fit into one file
+        weights.LARGEST_FILE = 200  # two matrices of 144 bytes do not fit into one file
         for name in ("one.safetensors", "one.pt", "whole"):
             made.save(
                 directory / strategy / name if name == "whole" else directory / f"{strategy}-{name}"

@@ -18,15 +18,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
-from orchestrator.engine.core.best import Best
-from orchestrator.engine.core.evaluation import add, evaluation, refuse_other_names
-from orchestrator.engine.core.lr_scheduler import LrScheduler
+from orchestrator.engine.core.evaluation import add, evaluate, refuse_other_names
+from orchestrator.engine.core.optimizer import LrScheduler
 from orchestrator.engine.core.parts import Parts
 from orchestrator.engine.core.progress import progress_of, save_checkpoint
-from orchestrator.engine.core.stop_vote import PROFILE
-from orchestrator.engine.core.stopping import Metrics, StopPolicy, TrainState
-from orchestrator.engine.data.batch import Batches, Micro, seed_all, to_device
-from orchestrator.engine.data.randomness import Randomness
+from orchestrator.engine.core.stopping import PROFILE, Best, Metrics, StopPolicy, TrainState
+from orchestrator.engine.data.batch import Batches, Micro, Randomness, seed_all, to_device
 from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.observe.reporter import Reporter, means_of
 from orchestrator.engine.ranks.ranks import gather
@@ -334,7 +331,7 @@ class Loop:
             self.reporter.alive()
             return self.policy.stop_requested()
 
-        return evaluation(self.parts, self.held_out, stop)
+        return evaluate(self.parts, self.held_out, stop)
 
     def _save_last(self, checkpoints: Checkpoints) -> None:
         """Save the last state, and try again if that fails: this checkpoint is all that is left."""

@@ -1,18 +1,19 @@
-"""Reads and writes what a checkpoint has beside tensors: how far a training is."""
+"""Write and read the part of a checkpoint that is no tensor: how far a training is, and which
+settings it had."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
-from orchestrator.engine.core.lr_scheduler import LrScheduler
+from orchestrator.engine.core.optimizer import HOW, LrScheduler
 from orchestrator.engine.core.parts import Parts
 from orchestrator.engine.core.stopping import TrainState
 from orchestrator.engine.ranks import agreement, plain_names
-from orchestrator.engine.saving import huggingface, ownership
+from orchestrator.engine.saving import ownership, weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.sharding import mesh
 
@@ -77,10 +78,46 @@ def aliases_of(model: nn.Module) -> dict[str, str]:
 def configs_of(model: nn.Module) -> dict[str, str]:
     """Give the files that Hugging Face has beside the weights, for an export of the checkpoint."""
     try:
-        return huggingface.configs_of(model, mesh.plain_class(model).__name__)
+        return weights.configs_of(model, mesh.plain_class(model).__name__)
     except Exception:  # noqa: BLE001 (code of a user's; the weights are worth more than this)
         return {}
 
 
 def is_endless(progress: Mapping[str, Any]) -> bool:
     return bool(progress.get("endless", "state" not in progress))
+
+
+# -- settings that a resume does not take ----------------------------------------------------------
+
+
+SHOWN = (bool, int, float, str)
+
+
+def not_taken(saved: Mapping[str, Any] | None, own: Mapping[str, Any]) -> str:
+    """Name the settings that the program has changed since the checkpoint's training began."""
+    if not saved:  # of an earlier version
+        return ""
+    groups = list(zip(saved.get("optimizer") or [], own["optimizer"], strict=False))
+    changes = list(dict.fromkeys(text for pair in groups for text in changed(*pair)))
+    changes += changed(saved.get("scheduler") or {}, own["scheduler"] or {})
+    return ", ".join(changes)
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in now.items():
+        if key in HOW or key.startswith("_") or key not in before or same(before[key], value):
+            continue
+        shown = isinstance(value, SHOWN) and isinstance(before[key], SHOWN)
+        yield f"{key} {number(before[key])}, not {number(value)}" if shown else key
+
+
+def same(before: Any, now: Any) -> bool:
+    """Compare, where one side went through JSON, which has no tuples."""
+    if isinstance(now, (list, tuple)):
+        own = isinstance(before, (list, tuple)) and len(before) == len(now)
+        return own and all(same(*pair) for pair in zip(before, now, strict=True))
+    return bool(before == now)
+
+
+def number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -29,7 +29,7 @@ from orchestrator.engine.core.optimizer import (
     set_lr,
     settings_of,
 )
-from orchestrator.engine.observe.ledger import StepReport
+from orchestrator.engine.observe.reporter import StepReport
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import told_by_first
 from orchestrator.engine.sharding.blocks import has_sparse, sum_whole

@@ -1,4 +1,4 @@
-"""When a training saves, evaluates and ends; and where it is.
+"""Decide when a training saves, evaluates and ends, and keep where it is.
 
 Steps and epochs are the same on all ranks; clocks are not, so rank 0's counts, and what any rank
 requests is done by all after the same step.
@@ -6,14 +6,141 @@ requests is done by all after the same step.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 
-from orchestrator.engine.core import stop_vote
-from orchestrator.engine.core.duration import Duration
-from orchestrator.engine.core.stop_vote import StopVote
+import torch
+import torch.distributed as dist
+
+from orchestrator.common import text
+from orchestrator.common.errors import UsageError, nearest
+from orchestrator.config.schema import best_metric
 from orchestrator.engine.ranks import ranks
+
+# -- the vote --------------------------------------------------------------------------------------
+
+
+# ENOUGH: Trainer.stop(), which min_period delays. PROFILE: so many steps are to be traced.
+STOP, TIME, SAVE, EVALUATE, ENOUGH, PROFILE = range(6)
+ONCE = (SAVE, EVALUATE, PROFILE)  # done and forgotten; the others hold until the training ends
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class StopVote:
+    """Signals and clocks end a training through this."""
+
+    def __init__(self) -> None:
+        self.alone = dist.get_world_size() == 1
+        self.group = ranks.host_group()
+        self.requested: dict[int, int] = {}
+        self.sent = torch.zeros(6, dtype=torch.int32)
+        self.work: dist.Work | None = None
+
+    def request(self, what: int, amount: int = 1) -> None:
+        self.requested[what] = amount
+
+    def requests(self, what: int) -> bool:
+        """Return whether this rank requests it already."""
+        return what in self.requested
+
+    def post(self) -> None:
+        """Send this rank's requests; result() has the answer."""
+        self.sent = torch.tensor([self.requested.get(what, 0) for what in range(6)])
+        self._take_once()
+        if not self.alone:
+            self.work = dist.all_reduce(
+                self.sent, dist.ReduceOp.MAX, group=self.group, async_op=True
+            )
+
+    def result(self) -> list[int]:
+        """Return the votes by STOP, TIME, ...: the highest of all ranks, the same on all."""
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+        return [int(value) for value in self.sent.tolist()]
+
+    def poll(self) -> list[int]:
+        """Vote at once, between steps; what is done after a step waits for the next one."""
+        kept = self._take_once()
+        self.post()
+        self.requested |= kept
+        return self.result()
+
+    def _take_once(self) -> dict[int, int]:
+        return {what: self.requested.pop(what) for what in ONCE if what in self.requested}
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Turn signals into a request to stop. SIGTERM is how a stop arrives, on every node at its
+        own moment; SIGINT is Ctrl-C; SIGUSR1 is sent by Slurm, if told to, before time is over."""
+        main = threading.current_thread() is threading.main_thread()
+        before = {number: signal.getsignal(number) for number in SIGNALS if main}
+        if before.get(signal.SIGUSR1, signal.SIG_DFL) is not signal.SIG_DFL:
+            del before[signal.SIGUSR1]  # the user's own
+        by_hand = self.alone and "LOCAL_RANK" not in os.environ  # a launcher may signal twice
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            self.request(STOP)
+            if by_hand:  # a second one ends it at once
+                signal.signal(number, before[signal.Signals(number)])
+
+        for number in before:
+            signal.signal(number, stop)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+# -- durations -------------------------------------------------------------------------------------
+
+
+COUNTS = {"e": "epochs", "epoch": "epochs", "st": "steps", "step": "steps"}
+
+
+@dataclass(frozen=True)
+class Duration:
+    amount: float
+    unit: str  # seconds (since train() began), steps or epochs (since the very beginning)
+
+    def times(self, seconds: float, steps: int, epochs: int) -> int:
+        """Return how often it has passed."""
+        passed = {"seconds": seconds, "steps": steps, "epochs": epochs}[self.unit]
+        return int(passed / self.amount)
+
+    def over(self, seconds: float, steps: int, epochs: int) -> bool:
+        return self.times(seconds, steps, epochs) >= 1
+
+    def __str__(self) -> str:
+        return f"{self.amount:g} {self.unit}"
+
+
+def parse(name: str, period: str | None) -> Duration | None:
+    if period is None:
+        return None
+    parts = text.number_and_unit(str(period))
+    if parts is None or not parts[0] or not parts[1]:
+        raise UsageError(
+            f"{name} is {period!r}; it must be a number above 0 with a unit",
+            'such as "30s", "2m", "1.5h", "1000 steps" or "3 epochs"',
+        )
+    amount, unit = parts
+    if letter := text.time_unit(unit):
+        return Duration(amount * text.SECONDS[letter], "seconds")
+    plain = unit.lower().removesuffix("s")
+    if count := COUNTS.get(unit.lower()) or COUNTS.get(plain):
+        return Duration(amount, count)
+    known = ["seconds", "minutes", "hours", "days", "epochs", "steps"]
+    raise UsageError(f"{name} is {period!r}: {unit!r} is no unit{nearest(unit.lower(), known)}")
+
 
 Metrics = dict[str, float]
 
@@ -134,10 +261,10 @@ class StopPolicy:
         state, seconds = self.state, self.seconds()
         requested = self.vote.result()
         self._hear(requested)
-        save, evaluate = requested[stop_vote.SAVE], requested[stop_vote.EVALUATE]
+        save, evaluate = requested[SAVE], requested[EVALUATE]
         self.save = bool(save) or self._due(self.saving, seconds, "steps", "epochs")
         self.evaluate = bool(evaluate) or self._due(self.evaluating, seconds, "steps")
-        self.profile = requested[stop_vote.PROFILE]
+        self.profile = requested[PROFILE]
         if limit := self._over("steps"):
             state.ended = state.ended or limit.reason
         elif self.enough and not epoch_over and self._may_end_by_count():
@@ -145,11 +272,11 @@ class StopPolicy:
         if not self.first:
             return
         if self._over("seconds") or (self.enough and not epoch_over and self._may_end()):
-            self.vote.request(stop_vote.TIME)  # heard with the next step
+            self.vote.request(TIME)  # heard with the next step
         if self._due(self.saving, seconds, "seconds"):
-            self.vote.request(stop_vote.SAVE)
+            self.vote.request(SAVE)
         if self._due(self.evaluating, seconds, "seconds"):
-            self.vote.request(stop_vote.EVALUATE)
+            self.vote.request(EVALUATE)
 
     def after_epoch(self) -> None:
         """Hear what on_epoch_end asked for, or a signal during the validation."""
@@ -166,13 +293,13 @@ class StopPolicy:
 
     def request_end(self, reason: str = "asked to stop") -> None:
         """End with the next vote, once min_period is over; any rank may ask for it."""
-        if not self.vote.requests(stop_vote.ENOUGH):
+        if not self.vote.requests(ENOUGH):
             self.enough_reason = reason
-        self.vote.request(stop_vote.ENOUGH)
+        self.vote.request(ENOUGH)
 
     def stop_requested(self) -> bool:
         """Tell, between two batches of an evaluation, whether a rank was asked to stop."""
-        stop = bool(self.vote.poll()[stop_vote.STOP])
+        stop = bool(self.vote.poll()[STOP])
         if stop:
             self.urgent, self.state.ended = True, self.state.ended or "asked to stop"
         return stop
@@ -180,9 +307,7 @@ class StopPolicy:
     # -- how it decides ---------------------------------------------------------------------------
 
     def _hear(self, requested: list[int]) -> None:
-        stop, out_of_time, enough = (
-            bool(requested[what]) for what in (stop_vote.STOP, stop_vote.TIME, stop_vote.ENOUGH)
-        )
+        stop, out_of_time, enough = (bool(requested[what]) for what in (STOP, TIME, ENOUGH))
         self.enough = self.enough or enough
         if self.state.ended or not (stop or out_of_time):
             return
@@ -224,3 +349,59 @@ class StopPolicy:
     def _agreed(self, own: bool) -> bool:
         """Give rank 0's answer to every rank."""
         return ranks.gather(own)[0]
+
+
+# -- the best so far -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A metric, and whether its lowest or its highest value is the best."""
+
+    name: str
+    lowest: bool
+
+    def better(self, value: float, than: float | None) -> bool:
+        if math.isnan(value):
+            return False
+        return than is None or (value < than if self.lowest else value > than)
+
+
+class Best:
+    """Compare each evaluation, or each epoch, with the best one before it."""
+
+    def __init__(self, wanted: str | None, patience: int | None, state: TrainState) -> None:
+        self.goal = Goal(*best_metric("best", wanted)) if wanted else None
+        self.patience, self.state = patience, state
+        self.improved = False  # by what was heard last
+        if patience and self.goal is None:
+            raise UsageError(
+                "patience= counts how often no better value came, but no metric is named",
+                'best="min val_loss" or best="max val_accuracy" (checkpoint.best) names it',
+            )
+
+    def refuse_unknown(self, names: Iterable[str]) -> None:
+        """Say at the first step, and not after the first epoch, that nothing has this name."""
+        known = sorted(names)
+        if self.goal is not None and self.goal.name not in known:
+            raise UsageError(
+                f"best: {self.goal.name!r} is not among the metrics of this training",
+                f"it has {', '.join(known) or 'none'}; eval_* and val_* need held-out data",
+            )
+
+    def hear(self, values: Mapping[str, float]) -> None:
+        """Take the values of an evaluation or an epoch; they are the same on all ranks."""
+        self.improved = False
+        if self.goal is None or self.goal.name not in values:
+            return
+        value, state = values[self.goal.name], self.state
+        self.improved = self.goal.better(value, state.best)
+        state.since_best += 1
+        if self.improved:
+            state.best, state.best_step, state.since_best = value, state.step, 0
+
+    def reason_to_end(self) -> str:
+        """Say why the training has to end; nothing, if it has not."""
+        if self.goal is None or not self.patience or self.state.since_best < self.patience:
+            return ""
+        return f"no better {self.goal.name} came in {self.state.since_best} evaluations"

@@ -1,12 +1,14 @@
-"""A batch on its way to the model: what the loop knows of it, its device, its seeds."""
+"""Bring a batch to the model: what the loop knows of it, its device, its random numbers."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import random
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -96,3 +98,45 @@ def seed_all(seed: int, step: int, micro: int, rank: int) -> None:
     random.seed(number)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(number)
+
+
+# -- the global random numbers of this process -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """The state of all global generators at one moment."""
+
+    torch_state: Tensor
+    cuda_state: Tensor | None  # of this rank's GPU, if it is in use
+    python_state: Any
+    numpy_state: Any  # if numpy is imported
+
+    @classmethod
+    def now(cls) -> Randomness:
+        numpy = sys.modules.get("numpy")
+        used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return cls(
+            torch.get_rng_state(),
+            torch.cuda.get_rng_state() if used else None,
+            random.getstate(),
+            numpy.random.get_state() if numpy else None,
+        )
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.torch_state)
+        if self.cuda_state is not None:
+            torch.cuda.set_rng_state(self.cuda_state)
+        random.setstate(self.python_state)
+        if self.numpy_state is not None:
+            sys.modules["numpy"].random.set_state(self.numpy_state)
+
+
+@contextlib.contextmanager
+def randomness_kept() -> Iterator[None]:
+    """Leave the user's random numbers as if nothing had been drawn or seeded in between."""
+    before = Randomness.now()
+    try:
+        yield
+    finally:
+        before.restore()

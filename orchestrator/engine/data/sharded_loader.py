@@ -29,8 +29,7 @@ from torch.utils.data import (
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.parse import one_of
 from orchestrator.engine.data import workers
-from orchestrator.engine.data.batch import Micro, seed_all
-from orchestrator.engine.data.randomness import randomness_kept
+from orchestrator.engine.data.batch import Micro, randomness_kept, seed_all
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 

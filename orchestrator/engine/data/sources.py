@@ -1,4 +1,4 @@
-"""Sources of samples: text, files of tokens, synthetic ones, the user's own.
+"""Give samples by their index: text, files of tokens, synthetic ones, the user's own.
 
 A source is a list of samples that returns any of them by index, in batches. It has no order, no
 epochs and no state.
@@ -6,6 +6,7 @@ epochs and no state.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Sequence
@@ -13,17 +14,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.files import expanded
-from orchestrator.config.schema import Config
-from orchestrator.engine.data import synthetic, tables, tokens
-from orchestrator.engine.data.python_text import shared_text
-from orchestrator.engine.data.randomness import randomness_kept
+from orchestrator.config.schema import Config, Model
+from orchestrator.engine.data import tables, tokens
+from orchestrator.engine.data.batch import randomness_kept
+from orchestrator.engine.data.sample_order import HALF, mixed
 from orchestrator.engine.models import import_by_name
-from orchestrator.engine.models.cross_entropy import IGNORED
+from orchestrator.engine.models.losses import IGNORED
 
 
 class Source(Protocol):
@@ -51,7 +53,7 @@ def sources(config: Config, device: torch.device) -> tuple[Source, Source | None
         whole = token_file(config, data.path or "")
         named = f"{data.path}, read in samples of dataset.sequence_length {whole.length} + 1"
     else:
-        whole = synthetic.source(config)
+        whole = source(config)
         named = "dataset.num_samples"
     return split(whole, data.eval_fraction, named)
 
@@ -253,3 +255,101 @@ def reseed(seed: int, position: int) -> None:
     random.seed(number)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(number)
+
+
+# -- the text of Python's own library --------------------------------------------------------------
+
+
+LARGEST = 4 << 20  # bytes; reading them takes 10 ms, sending them to all ranks not much longer
+
+
+def library_text() -> bytes:
+    """Return up to 4 MiB of the .py files next to os.py, in the order of their names."""
+    text = b""
+    for path in sorted(Path(os.__file__).parent.glob("*.py")):
+        text += path.read_bytes()
+        if len(text) >= LARGEST:
+            break
+    return text[:LARGEST]
+
+
+def shared_text(device: torch.device) -> Tensor:
+    """Return rank 0's text on every rank: nodes' Pythons may differ, but samples must agree."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return as_tensor(library_text())
+    own = as_tensor(library_text()) if dist.get_rank() == 0 else torch.empty(0, dtype=torch.uint8)
+    size = torch.tensor([own.numel()], device=device)
+    dist.broadcast(size, 0)
+    text = torch.empty(int(size), dtype=torch.uint8, device=device)
+    if own.numel():
+        text.copy_(own)
+    dist.broadcast(text, 0)
+    return text.cpu()
+
+
+def as_tensor(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text or b"\n"), dtype=torch.uint8)
+
+
+# -- synthetic samples, which can be learned -------------------------------------------------------
+
+
+STRIDES = 4
+
+
+def source(config: Config) -> Counting | Clicks:
+    data = config.dataset
+    if config.model.kind == "ranking":
+        return Clicks(config.model, data.num_samples)
+    return Counting(config.model.vocab_size, data.sequence_length, data.num_samples)
+
+
+def scattered(x: Tensor, salt: int) -> Tensor:
+    """Return 31 bits that look random for each number."""
+    return mixed(mixed(x & HALF, salt) + (x >> 32), salt) >> 1
+
+
+class Counting:
+    """Counting in steps of 1 to 4, around the vocabulary: four guesses at first, one for a model
+    that looks back at the token before."""
+
+    def __init__(self, vocab_size: int, length: int, size: int) -> None:
+        self.vocab_size, self.length, self.size = vocab_size, length, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def batch(self, indices: Sequence[int], position: int) -> dict[str, Tensor]:
+        index = torch.tensor(indices)
+        first, stride = scattered(index, 1), 1 + scattered(index, 2) % STRIDES
+        rows = first[:, None] + stride[:, None] * torch.arange(self.length + 1)
+        rows %= self.vocab_size
+        return {"inputs": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
+
+
+class Clicks:
+    """Features of a user and an item, and whether a fixed linear rule of them is positive."""
+
+    def __init__(self, model: Model, size: int) -> None:
+        self.model, self.size = model, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def batch(self, indices: Sequence[int], position: int) -> dict[str, Tensor]:
+        model, index = self.model, torch.tensor(indices)[:, None]
+        numbers = model.num_dense_features * model.dense_dim
+        sparse = scattered(index * model.sparse_features + torch.arange(model.sparse_features), 3)
+        sparse %= model.vocab_size
+        dense = between(scattered(index * numbers + torch.arange(numbers), 4))
+        places = torch.arange(model.sparse_features) * model.vocab_size + sparse
+        # Each part of the rule counts about as much as the other.
+        score = between(scattered(places, 5)).mean(1) * model.sparse_features**0.5
+        score += (dense * between(scattered(torch.arange(numbers), 6))).mean(1) * numbers**0.5
+        shape = (len(indices), model.num_dense_features, model.dense_dim)
+        return {"sparse": sparse, "dense": dense.view(shape), "label": (score > 0).float()}
+
+
+def between(x: Tensor) -> Tensor:
+    """Map 31 bits to numbers from -sqrt(3) to sqrt(3), whose variance is 1."""
+    return ((x / 2.0**30 - 1.0) * 3**0.5).float()

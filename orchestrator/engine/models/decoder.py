@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orchestrator.config.schema import Model
-from orchestrator.engine.models import cross_entropy
+from orchestrator.engine.models import losses
 from orchestrator.engine.models.losses import Sums
 
 
@@ -96,7 +96,7 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x = block(x, cos, sin)
         # The head is not called but its weight used: its logits are never there all at once.
-        return cross_entropy.summed(
+        return losses.summed(
             self.norm(x).flatten(0, 1),
             self.head.weight,
             targets.flatten(),

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,11 @@ import torch.distributed as dist
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.config.schema import Profiling
-from orchestrator.engine.observe.wishes import Wishes
 from orchestrator.engine.ranks.ranks import Ranks, host_group
+from orchestrator.protocol import profiling
 from orchestrator.protocol import profiling as asked
+from orchestrator.protocol.message import Nonsense, decode, encode, parse
+from orchestrator.protocol.profiling import ProfileNews, ProfileWish
 from orchestrator.traces import overlap
 from orchestrator.traces.rank import Rank, read
 
@@ -255,3 +258,49 @@ def refuse_cut_off(path: Path) -> None:
         file.seek(-min(path.stat().st_size, 64), os.SEEK_END)
         if not file.read().rstrip().endswith(b"}"):
             raise UsageError("it was cut off: is the disk full?")
+
+
+# -- what a head asks for --------------------------------------------------------------------------
+
+
+class Wishes:
+    """The wishes of heads, one after the other; on other ranks than the first there are none."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        run = os.environ.get("ORCHESTRATOR_RUN") if ranks.rank == 0 else None
+        self.run = Path(run) if run else None
+        self.path = Path(run or "", profiling.WISH)
+        self.wish: ProfileWish | None = None
+
+    def look(self) -> int:
+        """Take a wish, if there is a new one; return how many steps it is about, or 0."""
+        if self.run is None or not self.path.exists():
+            return 0
+        try:
+            with files.open_plain(self.path) as file:
+                wish = decode(ProfileWish, parse(file.read(1 << 12)), newer=True)
+            if time.time() - self.path.stat().st_mtime < profiling.PATIENCE:
+                self.wish = wish
+                self.tell(profiling.ASKED)  # before the wish goes, so that it is not left again
+        except (OSError, Nonsense):
+            wish = None
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        if wish is None or self.wish is not wish:
+            return 0
+        return min(max(1, wish.steps), profiling.MOST_STEPS)
+
+    def tell(
+        self, state: str, steps: tuple[int, int] = (0, 0), directory: str = "", text: str = ""
+    ) -> None:
+        """Answer the wish that was taken last."""
+        if self.run is None or self.wish is None:
+            return
+        first, last = steps
+        news = ProfileNews(
+            id=self.wish.id, state=state, first=first, last=last, directory=directory, text=text
+        )
+        with contextlib.suppress(OSError):
+            files.replace(self.run / profiling.NEWS, json.dumps(encode(news)))
+        if state in (profiling.WRITTEN, profiling.FAILED):
+            self.wish = None

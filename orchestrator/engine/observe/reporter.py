@@ -1,25 +1,100 @@
-"""Report a training: progress, metrics, epochs; on screen, in files, to trackers."""
+"""Report a training: its steps, metrics and epochs; on screen, in files, to trackers."""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from orchestrator.common.errors import JobFailed
 from orchestrator.config.schema import Config
-from orchestrator.engine.observe import account, metrics, speed
-from orchestrator.engine.observe.ledger import Ledger, StepResult
+from orchestrator.engine.observe import metrics, speed
 from orchestrator.engine.observe.phases import Phases
+from orchestrator.engine.observe.stragglers import Watch, in_words
 from orchestrator.engine.observe.trackers import Trackers
-from orchestrator.engine.observe.watch import Watch, in_words
 from orchestrator.engine.ranks.ranks import Ranks, device_name
 from orchestrator.engine.sharding import used_parts
+
+# -- the results of steps --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The results of one step, over all ranks, still on the device."""
+
+    step: int
+    names: tuple[str, ...]  # "loss" first
+    sums: Tensor  # the sum and the count of each name
+    grad_norm: Tensor  # of the mean loss, before clipping
+    bad: Tensor  # 1.0 where the step was skipped
+    bad_in_a_row: Tensor
+    apart: Tensor  # 1.0 where the ranks used other parts of the model; then it was skipped, too
+    lr: float | Tensor
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The same on the host; of the samples, those of this rank."""
+
+    step: int
+    sums: dict[str, tuple[float, float]]
+    grad_norm: float
+    skipped: bool
+    bad_in_a_row: int
+    apart: bool
+    bad_here: bool  # the NaN or inf was in a loss of this rank
+    bad_samples: list[int]  # where they have numbers
+    lr: float
+
+
+@dataclass
+class Ledger:
+    ids: list[list[int] | None] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    steps: list[Any] = field(default_factory=list)
+
+    def add(self, ids: list[int] | None, loss: Tensor) -> None:
+        """Note a micro-batch of this rank."""
+        self.ids.append(ids)
+        self.losses.append(loss)
+
+    def close(self, report: StepReport) -> None:
+        """Note the step that the micro-batches belong to."""
+        self.steps.append((report, self.ids, self.losses))
+        self.ids, self.losses = [], []
+
+    def read(self) -> Iterator[StepResult]:
+        """Wait for the device, once, and give what the steps came to."""
+        if not self.steps:
+            return
+        steps, self.steps = self.steps, []
+        rows = [
+            torch.cat([torch.stack([r.grad_norm, r.bad, r.bad_in_a_row, r.apart]).double(), r.sums])
+            for r, _, _ in steps
+        ]
+        for (report, ids, losses), row in zip(steps, torch.stack(rows).tolist(), strict=True):
+            norm, bad, in_a_row, apart, *sums = row
+            finite = torch.stack(losses).isfinite().tolist() if bad and losses else []
+            culprits = [own for own, good in zip(ids, finite, strict=False) if not good]
+            pairs = zip(sums[::2], sums[1::2], strict=True)
+            yield StepResult(
+                report.step,
+                dict(zip(report.names, pairs, strict=True)),
+                norm,
+                bool(bad),
+                int(in_a_row),
+                bool(apart),
+                bool(culprits),
+                [i for own in culprits for i in own or ()],
+                float(report.lr),
+            )
 
 
 @dataclass(frozen=True)
@@ -58,7 +133,7 @@ class Reporter:
         self.tokens, self.skipped = tokens, 0
         self.phases = Phases(ranks.device, model, profiling=config.profiling.enabled)
         self.watch = Watch(config, ranks, self.phases, step) if ranks.world > 1 else None
-        self.account, self.data_told = account.of_process(), 0.0
+        self.account, self.data_told = metrics.of_process(), 0.0
         self.account.begin(step)
         self.ledger = Ledger()
         self.file = metrics.MetricsFile(ranks.rank, step, trainer)

@@ -18,7 +18,7 @@ from torch import Tensor
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.parse import one_of
 from orchestrator.config.schema import Config, Distributed
-from orchestrator.engine.ranks import collective_check, ranks, slurm_ranks
+from orchestrator.engine.ranks import collective_check, ranks
 from orchestrator.engine.ranks.collective_check import debug
 
 __all__ = ["NodeInfo", "all_reduce_tensor", "barrier", "broadcast_object", "choose_backend"]
@@ -58,7 +58,7 @@ def setup_distributed(backend: str | None = None, timeout: float = 600.0) -> Nod
     chosen = choose_backend(backend)
     if dist.is_initialized():
         return get_node_info()
-    slurm_ranks.take_place()  # a task of srun's has no RANK yet, and would train alone
+    ranks.take_place()  # a task of srun's has no RANK yet, and would train alone
     if chosen == "mpi":
         dist.init_process_group("mpi")
     else:

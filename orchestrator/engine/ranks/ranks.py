@@ -1,4 +1,4 @@
-"""Join the process group, and know this process among all."""
+"""Join the process group, also as a task of srun, and know this process among all."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ import datetime
 import functools
 import itertools
 import os
+import re
 import resource
+import shutil
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from orchestrator.common import slurm_environment
 from orchestrator.common.errors import CheckFailed
 from orchestrator.config.schema import Config
-from orchestrator.engine.ranks import gloo_threads
 
 T = TypeVar("T")
 NUMBERS = itertools.count()  # of what rank 0 tells: the same on all ranks
@@ -88,7 +94,7 @@ def start_group(config: Config, device: torch.device) -> None:
     allow_many_files()
     alone = None if "MASTER_ADDR" in os.environ else "tcp://127.0.0.1:0"
     dist.init_process_group(both, alone, timeout, world, rank)
-    atexit.register(gloo_threads.finish)
+    atexit.register(finish)
     if backend == "nccl" and world > 1:
         # NCCL connects in the first collective: a network that does not work shows here, and not at
         # the first gradient. (device_id= would do it, too; but then torch splits NCCL's group for
@@ -220,3 +226,76 @@ def device_name(device: torch.device) -> str:
 
 def is_first() -> bool:
     return dist.get_rank() == 0
+
+
+# -- gloo's threads, at the end of the program -----------------------------------------------------
+
+
+NAME = "pt_gloo_runloop"
+PAUSE = 0.001  # seconds between two looks; a thread that waits for the interpreter gets it here
+LOOKS = 3  # so many in a row without one that runs
+LIMIT = 5.0
+
+
+def finish() -> None:
+    """Return when all of them sleep, or after the limit."""
+    deadline = time.monotonic() + LIMIT
+    asleep = 0
+    while asleep < LOOKS and time.monotonic() < deadline:
+        asleep = 0 if running() else asleep + 1
+        time.sleep(PAUSE)
+
+
+def running() -> bool:
+    for directory in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has ended
+            name, _, rest = (directory / "stat").read_text().partition("(")[2].rpartition(")")
+            if name == NAME and rest.split()[0] != "S":
+                return True
+    return False
+
+
+# -- tasks of srun ---------------------------------------------------------------------------------
+
+
+def take_place() -> None:
+    """Turn a task of srun into a rank; keep whatever torchrun or the user has set."""
+    if "RANK" in os.environ:
+        return
+    task = slurm_environment.task(os.environ)
+    if task is None:
+        tasks = slurm_environment.alone_by_mistake(os.environ)
+        if tasks:
+            tell(f"this process runs alone; to start all {tasks} tasks, put srun before python")
+        return
+    variables = slurm_environment.variables(task, os.environ)
+    if task.world > 1:
+        variables["MASTER_ADDR"] = address_of(variables["MASTER_ADDR"])
+    os.environ.update(variables)
+    if task.rank == 0:
+        master = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
+        tell(f"ranks from Slurm: {task.world} tasks of srun, master {master}")
+
+
+def address_of(host: str) -> str:
+    """Return the host's name, or the address that Slurm has for a name only it knows."""
+    try:
+        socket.getaddrinfo(host, None)
+        return host
+    except OSError:
+        pass
+    if shutil.which("scontrol") is not None:
+        asked = ["scontrol", "--oneliner", "show", "node", host]
+        answer = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+        match = re.search(r"\bNodeAddr=(\S+)", answer.stdout)
+        if match is not None:
+            return match[1]
+    raise CheckFailed(
+        f"the name of the first node, {host}, has no address here",
+        "export MASTER_ADDR=ADDRESS before srun",
+    )
+
+
+def tell(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -23,7 +23,7 @@ from orchestrator.common.errors import JobFailed, UsageError
 from orchestrator.common.files import AS_USUAL, sync_directory
 from orchestrator.engine.ranks.collectives import together
 from orchestrator.engine.ranks.ranks import gather, host_group
-from orchestrator.engine.saving.safetensors_file import memory
+from orchestrator.engine.saving.weights import memory
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_manifest import FileRecord
 

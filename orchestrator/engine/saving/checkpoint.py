@@ -34,8 +34,8 @@ from orchestrator.common import text
 from orchestrator.common.errors import CheckFailed, JobFailed, OrchestratorError
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks import plain_names
+from orchestrator.engine.ranks.agreement import Copies
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
-from orchestrator.engine.ranks.unchanged import Copies
 from orchestrator.engine.saving import carry, parts
 from orchestrator.engine.saving.ownership import Run, WriterLock, is_of, later_than
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor, sharded_like

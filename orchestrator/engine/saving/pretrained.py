@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.saving.huggingface import INDEX
-from orchestrator.engine.saving.safetensors_file import NAMES, memory
+from orchestrator.engine.saving.weights import INDEX, NAMES, memory
 from orchestrator.engine.sharding.mesh import own_rows
 
 DTYPES = {name: dtype for dtype, name in NAMES.items()}

@@ -6,7 +6,12 @@ more than the largest tensor beside its own shards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import ctypes
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +23,6 @@ from orchestrator.common import files
 from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import gather, is_first
-from orchestrator.engine.saving import huggingface, safetensors_file
-from orchestrator.engine.saving.safetensors_file import NAMES, Entry
 from orchestrator.engine.sharding.mesh import plain_class
 from orchestrator.engine.sharding.used_parts import shards_again
 
@@ -75,7 +78,7 @@ def save(model: nn.Module, path: Path, step: int) -> None:
         on_first(path, lambda: _write_torch(path, state))
     elif path.suffix:
         _write_file(model, path, entries_of(model), step)
-    elif huggingface.adapters_of(model):
+    elif adapters_of(model):
         _write_adapter(model, path)
     else:
         _write_directory(model, path, step)
@@ -112,23 +115,23 @@ def _write_torch(path: Path, state: dict[str, Any]) -> None:
 
 def _write_directory(model: nn.Module, path: Path, step: int) -> None:
     """Write the layout of Hugging Face, with the config of a model that has one."""
-    parts = huggingface.parts_of(entries_of(model))
+    parts = parts_of(entries_of(model))
 
     def write_configs() -> None:
         path.mkdir(parents=True, exist_ok=True)
-        configs = huggingface.configs_of(model, plain_class(model).__name__)
-        huggingface.write_texts(path, configs)
+        configs = configs_of(model, plain_class(model).__name__)
+        write_texts(path, configs)
 
     on_first(path, write_configs)
     for part in parts:
         _write_file(model, path / part.name, part.entries, step)
-    on_first(path, lambda: huggingface.write_texts(path, huggingface.index_of(parts)))
+    on_first(path, lambda: write_texts(path, index_of(parts)))
 
 
 def _write_adapter(model: Any, path: Path) -> None:
     """Let peft write what it trains, and its config: the base model is where it came from."""
     shards_again(model)
-    adapters = set(huggingface.adapters_of(model))
+    adapters = set(adapters_of(model))
     trained = {
         name
         for name, parameter in plain_names.parameters(model, every=True)
@@ -149,7 +152,7 @@ def entries_of(model: nn.Module) -> list[Entry]:
                 f"{entry.name} is {entry.dtype}, which safetensors files cannot hold",
                 'save("NAME.pt") can',
             )
-    return safetensors_file.in_order(entries)
+    return in_order(entries)
 
 
 def _write_file(model: nn.Module, path: Path, entries: Sequence[Entry], step: int) -> None:
@@ -159,8 +162,8 @@ def _write_file(model: nn.Module, path: Path, entries: Sequence[Entry], step: in
     problem: OSError | None = None
     try:
         if is_first():
-            head = safetensors_file.header(entries, {"step": str(step)})
-            safetensors_file.write(path, head, wholes)
+            head = header(entries, {"step": str(step)})
+            write(path, head, wholes)
     except OSError as error:
         problem = error
     for _ in wholes:
@@ -177,3 +180,186 @@ def _wholes(state: Mapping[str, Any], entries: Sequence[Entry]) -> Iterator[Tens
     for entry in entries:
         whole = whole_tensor(state[entry.name])
         yield whole.to("cpu").contiguous() if is_first() else whole
+
+
+# -- the safetensors format, written without the package of that name ------------------------------
+
+
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+ALIGNED = 8  # bytes: the largest element; the data begins there
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def in_order(entries: Iterable[Entry]) -> list[Entry]:
+    """Put the widest elements first, so that every tensor is aligned."""
+    return sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))
+
+
+def header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
+    """Write everything before the data."""
+    described: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
+    begin = 0
+    for entry in entries:
+        end = begin + entry.size
+        described[entry.name] = {
+            "dtype": NAMES[entry.dtype],
+            "shape": [*entry.shape],
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNED)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write(out: Path, head: bytes, tensors: Iterable[Tensor]) -> None:
+    """Write the file whole or not at all, of contiguous tensors in the order of the header."""
+    with files.replacing(out, files.AS_USUAL) as file:
+        file.write(head)
+        for value in tensors:
+            file.write(memory(value))
+            del value  # before the next one needs the place
+
+
+def memory(value: Tensor) -> ctypes.Array[ctypes.c_char]:
+    """Give the bytes of a tensor where they lie; without numpy, since torch does without, too."""
+    return (ctypes.c_char * value.nbytes).from_address(value.data_ptr())
+
+
+# -- the directory that Hugging Face's from_pretrained reads ---------------------------------------
+
+
+LARGEST_FILE = 5 * 10**9  # bytes, as save_pretrained has it
+WEIGHTS = "model.safetensors"
+OF_ADAPTER = "adapter_config.json"
+INDEX = f"{WEIGHTS}.index.json"
+# A config, or the code of a class of the user's own; none of the files with weights.
+PLAIN = re.compile(r"(?!model\.safetensors)[A-Za-z0-9_][A-Za-z0-9_.-]*\.(json|py)")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the files with weights."""
+
+    name: str
+    entries: Sequence[Entry]
+
+
+def parts_of(entries: Sequence[Entry]) -> list[Part]:
+    """Split into files of at most LARGEST_FILE, but with at least one tensor each."""
+    parts: list[list[Entry]] = [[]]
+    size = 0
+    for entry in entries:
+        if parts[-1] and size + entry.size > LARGEST_FILE:
+            parts.append([])
+            size = 0
+        parts[-1].append(entry)
+        size += entry.size
+    if len(parts) == 1:
+        return [Part(WEIGHTS, parts[0])]
+    return [
+        Part(f"model-{number:05d}-of-{len(parts):05d}.safetensors", own)
+        for number, own in enumerate(parts, 1)
+    ]
+
+
+def index_of(parts: Sequence[Part]) -> dict[str, str]:
+    """Give the text of the index by its name, which only weights in several parts have."""
+    if len(parts) == 1:
+        return {}
+    where = {entry.name: part.name for part in parts for entry in part.entries}
+    size = sum(entry.size for part in parts for entry in part.entries)
+    index = {"metadata": {"total_size": size}, "weight_map": where}
+    return {INDEX: json.dumps(index, indent=2) + "\n"}
+
+
+def write_texts(directory: Path, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        files.replace(directory / name, text, files.AS_USUAL)
+
+
+def adapters_of(model: Any) -> dict[str, Any]:
+    """Return the configs of the adapters that peft has put into a model; of any other, nothing."""
+    configs = getattr(model, "peft_config", None)
+    own = isinstance(configs, Mapping) and hasattr(model, "save_pretrained")
+    return {**configs} if own and configs is not None else {}
+
+
+def configs_of(model: Any, class_name: str) -> dict[str, str]:
+    """Give the texts of config.json, generation_config.json and what belongs to them by their
+    names, as the model's own config writes them; nothing for a model that has none."""
+    for own in adapters_of(model).values():
+        return _texts_of(own)  # with the base model's, from_pretrained would look for its weights
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "save_pretrained"):
+        config.architectures = [class_name]
+    return _texts_of(config) | _texts_of(getattr(model, "generation_config", None))
+
+
+def _texts_of(config: Any) -> dict[str, str]:
+    if not hasattr(config, "save_pretrained"):
+        return {}
+    with tempfile.TemporaryDirectory() as directory:
+        config.save_pretrained(Path(directory))
+        return {
+            path.name: path.read_text(encoding="utf-8")
+            for path in sorted(Path(directory).iterdir())
+            if PLAIN.fullmatch(path.name)
+        }
+
+
+def read_configs(progress: Mapping[str, Any]) -> dict[str, str]:
+    """Take the texts from a checkpoint that anybody may have written: plain names of plain files.
+
+    ValueError if it has anything else.
+    """
+    configs = progress.get("configs", {})
+    if not isinstance(configs, dict):
+        raise ValueError("configs")
+    for name, text in configs.items():
+        if not (PLAIN.fullmatch(name) and isinstance(text, str)):
+            raise ValueError(name)
+    return dict(configs)
+
+
+def with_dtype(configs: Mapping[str, str], dtype: torch.dtype | None) -> dict[str, str]:
+    """Let config.json name the dtype that the weights were converted to: they are loaded as it."""
+    texts = dict(configs)
+    if dtype is None or "config.json" not in texts:
+        return texts
+    config = json.loads(texts["config.json"])
+    if not isinstance(config, dict):
+        raise ValueError("config.json")
+    for key in ("dtype", "torch_dtype"):  # the latter before transformers 5
+        if key in config:
+            config[key] = str(dtype).removeprefix("torch.")
+    return texts | {"config.json": json.dumps(config, indent=2, sort_keys=True) + "\n"}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.config.schema import Config
-from orchestrator.engine.models import build, cross_entropy, decoder, import_by_name
+from orchestrator.engine.models import build, decoder, import_by_name, losses
 from orchestrator.engine.sharding import low_precision, mesh
 from orchestrator.engine.sharding.blocks import blocks_of
 from orchestrator.engine.verify.teams import World
@@ -130,7 +130,7 @@ def head_run(config: Config, rows: int, world: World) -> Callable[[], None]:
     targets = torch.randint(config.model.vocab_size, (rows,), device=world.device)
 
     def run() -> None:
-        sums = cross_entropy.summed(hidden, weight, targets, config.model.loss_chunk, False)
+        sums = losses.summed(hidden, weight, targets, config.model.loss_chunk, False)
         torch.autograd.backward(sums.loss)
         hidden.grad = weight.grad = None
 

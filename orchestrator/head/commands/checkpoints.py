@@ -142,7 +142,7 @@ def export(options: ExportOptions) -> int:
     arguments += ["--force"] if options.force else []
     left = candidates(options)
     while True:
-        module = [sys.executable, "-m", "orchestrator.engine.saving.export", str(left.pop(0).path)]
+        module = [sys.executable, "-m", "orchestrator.engine.export", str(left.pop(0).path)]
         # Started in the directory of this package, so that no module of the user's is found first.
         code = subprocess.run([*module, *arguments], cwd=HOME, check=False).returncode
         if code < 0:

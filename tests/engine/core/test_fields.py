@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from orchestrator.common.errors import UsageError
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
+from orchestrator.engine import export
 from orchestrator.engine.data import dataset, sources, tokens
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.models.losses import Sums
-from orchestrator.engine.saving import export
 from tests.conftest import Cluster
 from tests.end_to_end.test_doctor import other_torch
 from tests.engine import own

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from orchestrator.config.schema import Scheduler
-from orchestrator.engine.core.lr_scheduler import schedule
+from orchestrator.engine.core.optimizer import schedule
 
 
 def rates(scheduler: Scheduler, *steps: int, max_steps: int = 100) -> list[float]:

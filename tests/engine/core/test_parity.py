@@ -12,7 +12,7 @@ import torch
 
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine.core.lr_scheduler import schedule
+from orchestrator.engine.core.optimizer import schedule
 from orchestrator.engine.data.sample_order import Order
 from tests.engine import own
 from tests.engine.worlds import Job, run

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from orchestrator.engine.core.duration import Duration
-from orchestrator.engine.core.stopping import Limit, StopPolicy, TrainState
+from orchestrator.engine.core.stopping import Duration, Limit, StopPolicy, TrainState
 
 
 @pytest.fixture(autouse=True, scope="module")

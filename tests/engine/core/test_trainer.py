@@ -22,12 +22,13 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from orchestrator.common.errors import UsageError
-from orchestrator.engine.core import duration
-from orchestrator.engine.core.lr_scheduler import LrScheduler
+from orchestrator.engine import export
+from orchestrator.engine.core import stopping
+from orchestrator.engine.core.optimizer import LrScheduler
 from orchestrator.engine.core.stopping import TrainState
 from orchestrator.engine.data import sharded_loader
 from orchestrator.engine.data.sample_order import Order
-from orchestrator.engine.saving import export, huggingface
+from orchestrator.engine.saving import weights as whole_weights
 from tests.engine import trained
 from tests.engine.worlds import Job, run
 
@@ -478,7 +479,7 @@ def test_whole_weights_and_predictions_in_order(
             outputs["of one's own"] = outputs["of one's own"]["out"]
             for name, value in outputs.items():
                 torch.testing.assert_close(value, expected, msg=f"{strategy} {name}")
-    monkeypatch.setattr(huggingface, "LARGEST_FILE", 200)
+    monkeypatch.setattr(whole_weights, "LARGEST_FILE", 200)
     for strategy in results:
         directory = job.path / strategy
         export.export(
@@ -511,7 +512,7 @@ def read_directory(directory: Path) -> dict[str, torch.Tensor]:
      ("10 minutes", 600, "seconds"), ("5st", 5, "steps"), ("1epoch", 1, "epochs")],
 )  # fmt: skip
 def test_periods(text: str, seconds: float, unit: str) -> None:
-    assert duration.parse("max_period", text) == duration.Duration(seconds, unit)
+    assert stopping.parse("max_period", text) == stopping.Duration(seconds, unit)
 
 
 @settings(deadline=None)

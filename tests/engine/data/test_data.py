@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine.data import dataset, python_text, sources, tokens
+from orchestrator.engine.data import dataset, sources, tokens
 from orchestrator.engine.data.sample_order import Order
 from tests.node.running import alive, wait_until
 
@@ -91,7 +91,7 @@ def test_every_sample_comes_everywhere() -> None:
 
 
 def test_the_library_is_cut_into_pieces_of_which_the_end_is_held_out() -> None:
-    text = python_text.library_text()
+    text = sources.library_text()
     train, held_out = sources.sources(config(dataset={"sequence_length": 50}), CPU)
     pieces = (len(text) - 1) // 50
     assert held_out is not None
@@ -111,14 +111,14 @@ def test_the_library_is_cut_into_pieces_of_which_the_end_is_held_out() -> None:
 def test_nothing_is_held_out_of_a_fraction_of_nothing() -> None:
     train, held_out = sources.sources(config(dataset={"eval_fraction": 0}), CPU)
     assert held_out is None
-    assert len(train) == (len(python_text.library_text()) - 1) // 64
+    assert len(train) == (len(sources.library_text()) - 1) // 64
 
 
 def test_too_little_text_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_text, "library_text", lambda: b"")
+    monkeypatch.setattr(sources, "library_text", lambda: b"")
     with pytest.raises(CheckFailed, match=r"sequence_length 64 \+ 1: that is 0 samples"):
         sources.sources(config(), CPU)
-    monkeypatch.setattr(python_text, "library_text", lambda: b"x" * 70)
+    monkeypatch.setattr(sources, "library_text", lambda: b"x" * 70)
     with pytest.raises(CheckFailed, match=r"that is 1 sample, .* besides the one that is held out"):
         sources.sources(config(), CPU)
 
@@ -507,7 +507,7 @@ def test_an_evaluation_may_be_shorter() -> None:
 
 def test_a_shared_text_is_rank_0s() -> None:
     """Without other ranks, it is one's own."""
-    assert bytes(python_text.shared_text(CPU).tolist()[:500]) == python_text.library_text()[:500]
+    assert bytes(sources.shared_text(CPU).tolist()[:500]) == sources.library_text()[:500]
 
 
 def test_pinning_keeps_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

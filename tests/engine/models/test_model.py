@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine.models import build, cross_entropy
+from orchestrator.engine.models import build, losses
 from orchestrator.engine.models.decoder import Decoder
 from orchestrator.engine.models.losses import Sums
 from orchestrator.head.plan import traffic
@@ -229,7 +229,7 @@ def test_chunks_change_nothing(chunk: int) -> None:
     hidden, weight, targets = head()
     expected = F.cross_entropy(hidden @ weight.T, targets, reduction="sum")
     wanted = torch.autograd.grad(expected, (hidden, weight))
-    sums = cross_entropy.summed(hidden, weight, targets, chunk, count_correct=True)
+    sums = losses.summed(hidden, weight, targets, chunk, count_correct=True)
     torch.testing.assert_close(sums.loss, expected)
     found = torch.autograd.grad(3 * sums.loss, (hidden, weight), retain_graph=True)
     torch.testing.assert_close(found, tuple(3 * value for value in wanted), atol=1e-4, rtol=1e-5)
@@ -241,16 +241,16 @@ def test_chunks_change_nothing(chunk: int) -> None:
 def test_logits_of_one_chunk_exist_at_a_time() -> None:
     hidden, weight, targets = head()
     with Largest() as largest:
-        cross_entropy.summed(hidden, weight, targets, 10, count_correct=False).loss.backward()
+        losses.summed(hidden, weight, targets, 10, count_correct=False).loss.backward()
     assert largest.numel == 10 * 500  # and the weight's gradient has 8 * 500
     with Largest() as largest, torch.no_grad():
-        cross_entropy.summed(hidden, weight, targets, 2, count_correct=True)
+        losses.summed(hidden, weight, targets, 2, count_correct=True)
     assert largest.numel == 8 * 500  # a view of the weight
 
 
 def test_nothing_to_guess_is_no_loss() -> None:
     hidden, weight, targets = head()
-    sums = cross_entropy.summed(hidden, weight, targets.fill_(-100), 16, count_correct=True)
+    sums = losses.summed(hidden, weight, targets.fill_(-100), 16, count_correct=True)
     sums.loss.backward()
     assert (sums.loss, sums.count, sums.extra["correct"]) == (0, 0, 0)
     assert hidden.grad is not None and not hidden.grad.any()
@@ -266,7 +266,7 @@ def test_the_gradient_of_the_head_is_summed_in_fp32() -> None:
     (exact,) = torch.autograd.grad(loss, whole[1])
     errors = []
     for chunk in (2048, 16):
-        sums = cross_entropy.summed(low[0], low[1], targets, chunk, count_correct=False)
+        sums = losses.summed(low[0], low[1], targets, chunk, count_correct=False)
         (found,) = torch.autograd.grad(sums.loss, low[1])
         errors.append(((found - exact).norm() / exact.norm()).item())
     assert errors[1] < 1.5 * errors[0] < 0.01

@@ -21,8 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from orchestrator import Trainer
 from orchestrator.engine.observe import stragglers
-from orchestrator.engine.observe.stragglers import Detector, Part, Slow, Step
-from orchestrator.engine.observe.watch import EVERY
+from orchestrator.engine.observe.stragglers import EVERY, Detector, Part, Slow, Step
 from orchestrator.protocol.events import RankSlow, from_report
 from orchestrator.protocol.message import parse
 from tests.engine.worlds import Job, run

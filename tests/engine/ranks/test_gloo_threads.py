@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 import threading
 
-from orchestrator.engine.ranks import gloo_threads
+from orchestrator.engine.ranks import ranks
 
 PR_SET_NAME = 15
 
@@ -16,7 +16,7 @@ def test_a_thread_that_works_without_the_interpreter_is_waited_for() -> None:
 
     def run_collective() -> None:
         """Compute without the interpreter, as gloo does, then need it for a moment."""
-        ctypes.CDLL(None).prctl(PR_SET_NAME, gloo_threads.NAME.encode())
+        ctypes.CDLL(None).prctl(PR_SET_NAME, ranks.NAME.encode())
         named.set()
         hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)
         dropped.set()
@@ -25,7 +25,7 @@ def test_a_thread_that_works_without_the_interpreter_is_waited_for() -> None:
     thread = threading.Thread(target=run_collective)
     thread.start()
     named.wait()
-    gloo_threads.finish()
+    ranks.finish()
     try:
         assert dropped.is_set()
     finally:

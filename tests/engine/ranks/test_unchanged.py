@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from orchestrator.engine.ranks import unchanged
-from orchestrator.engine.ranks.unchanged import Copies, same_bits, sums_of
+from orchestrator.engine.ranks import agreement
+from orchestrator.engine.ranks.agreement import Copies, same_bits, sums_of
 
 Write = Callable[[nn.Linear], object]
 
@@ -146,8 +146,8 @@ def test_other_bytes_have_other_sums(content: bytes, draw: st.DataObject) -> Non
 
 def test_changes_of_top_bits_alone_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a sum of whole products would keep nothing of an even number of them."""
-    monkeypatch.setattr(unchanged, "PIECE", 64)
-    unchanged.random_numbers.cache_clear()
+    monkeypatch.setattr(agreement, "PIECE", 64)
+    agreement.random_numbers.cache_clear()
     values = torch.randn(1000, dtype=torch.float64)
     first = sums(values)
     for places in ([0, 1], [3, 999], [5, 69], list(range(1000)), list(range(0, 1000, 64))):
@@ -157,4 +157,4 @@ def test_changes_of_top_bits_alone_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
         values[places] *= -1
     assert sums(values) == first
     assert sums(values.roll(64)) != first
-    unchanged.random_numbers.cache_clear()
+    agreement.random_numbers.cache_clear()

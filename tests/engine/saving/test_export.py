@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.config.launch import Where
-from orchestrator.engine.saving import export, huggingface
+from orchestrator.engine import export
+from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.sharding.low_precision import DTYPES
 from orchestrator.head.commands import checkpoints
 from orchestrator.head.commands.checkpoints import ExportOptions
@@ -256,7 +257,7 @@ def test_a_directory_for_from_pretrained(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(UsageError, match="is there already"):
         export.export(directory, out, layout="huggingface")
     (out / "tokenizer.json").write_text("the user's own")
-    monkeypatch.setattr(huggingface, "LARGEST_FILE", 16)  # two tensors of bf16
+    monkeypatch.setattr(whole_weights, "LARGEST_FILE", 16)  # two tensors of bf16
     export.export(directory, out, "bf16", force=True, layout="huggingface")
     parts = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     assert sorted(path.name for path in out.iterdir()) == sorted(

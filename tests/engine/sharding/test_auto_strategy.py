@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from orchestrator.engine.core import settings
 from orchestrator.engine.ranks.ranks import Ranks
-from orchestrator.engine.sharding import auto_strategy
 from tests.engine import trained
 from tests.engine.worlds import Job, run
 
@@ -18,21 +18,21 @@ RANKS = Ranks(0, 2, 0, torch.device("cpu"), ((0, "a"), (0, "a")))
 
 def test_ddp_where_the_model_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank with the least memory decides for all."""
-    monkeypatch.setattr(auto_strategy, "memory_of", lambda ranks: 1 << 40)
+    monkeypatch.setattr(settings, "memory_of", lambda ranks: 1 << 40)
     model = nn.Linear(1000, 1000, bias=False)  # of 4 MB, so that training takes 16
     for least, expected in ((33_000_000, "ddp"), (31_000_000, "hybrid_shard")):
-        monkeypatch.setattr(auto_strategy, "gather", lambda own, other=least: [own, other])
-        strategy, reason = auto_strategy.choose(model, RANKS, {})
+        monkeypatch.setattr(settings, "gather", lambda own, other=least: [own, other])
+        strategy, reason = settings.choose(model, RANKS, {})
         assert strategy == expected
         assert reason.startswith(f"strategy: {expected}, ")
     model.requires_grad_(False)
-    assert auto_strategy.choose(model, RANKS, {})[0] == "ddp", "frozen weights are held once"
-    assert auto_strategy.choose(model, RANKS, {"fsdp": {"shard_size": 1}})[0] == "hybrid_shard"
+    assert settings.choose(model, RANKS, {})[0] == "ddp", "frozen weights are held once"
+    assert settings.choose(model, RANKS, {"fsdp": {"shard_size": 1}})[0] == "hybrid_shard"
 
 
 def test_memory_of_a_host_is_shared_by_its_ranks() -> None:
     alone = Ranks(0, 1, 0, torch.device("cpu"), ((0, "a"),))
-    assert auto_strategy.memory_of(RANKS) < auto_strategy.memory_of(alone)
+    assert settings.memory_of(RANKS) < settings.memory_of(alone)
 
 
 def begins(directory: Path) -> None:

@@ -26,8 +26,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from orchestrator.engine.ranks.agreement import hash_of
-from orchestrator.engine.ranks.unchanged import Copies, same_bits
+from orchestrator.engine.ranks.agreement import Copies, hash_of, same_bits
 from orchestrator.engine.sharding.mesh import local_tensor
 
 BLOCK = 4096  # what stands before the tensors; they begin on a page
