@@ -43,7 +43,8 @@ from orchestrator.engine.saving import loading, ownership, pretrained
 from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.in_memory import memory
-from orchestrator.engine.saving.in_memory.memory import Found, Memory
+from orchestrator.engine.saving.in_memory.memory import Memory
+from orchestrator.engine.saving.in_memory.search import Found
 from orchestrator.engine.sharding import corruption, mesh, own_code, used_parts
 from orchestrator.engine.sharding.blocks import described
 from orchestrator.records import checkpoint_manifest, checkpoint_store
@@ -597,9 +598,13 @@ class Trainer:
     def _load(
         self, look: loading.Look, room: Path, *, required: bool = True
     ) -> checkpoint_store.Checkpoint | None:
-        reading = loading.Reading(self.ranks, self.bare, self.parts.kept, self._accept, self._say)
         fix = loading.unasked(self.config.checkpoint.resume)
-        return self._go_on_from(loading.resume(look, reading, room, required=required, fix=fix))
+        loaded = loading.resume(look, self._target, room, required=required, fix=fix)
+        return self._go_on_from(loaded)
+
+    @property
+    def _target(self) -> loading.Target:
+        return loading.Target(self.ranks, self.bare, self.parts.kept, self._accept, self._say)
 
     def _go_on_from(
         self, loaded: checkpoint_store.Checkpoint | None
@@ -646,11 +651,11 @@ class Trainer:
             return self._load(look, room) if look is not None else None
         newer = None
         if look is not None:
-            newer = self._load(loading.newer_than(look, kept), room, required=False)
+            newer = self._load(loading.newer_than(look, kept.notes), room, required=False)
         if newer is not None:
             return newer
-        where, beside = self._memory.where, self.parts.kept
-        return self._go_on_from(loading.take(kept, where, self.bare, beside, self._say))
+        in_memory = loading.InMemory(kept, self._memory.where)
+        return self._go_on_from(loading.load_state([in_memory], self._target))
 
     def _accept(self, progress: Any) -> None:
         built_in = self._training is not None

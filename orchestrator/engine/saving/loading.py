@@ -1,4 +1,7 @@
-"""Find the checkpoint to go on from, verify it, and read it into model and optimizer.
+"""Find the state to go on from, verify it, and load it into model and optimizer.
+
+There is one way to load one, from any source: a disk that all ranks see, the disks of several
+nodes, which bring each other their parts, or the memory of the nodes.
 
 Whoever reads creates nothing, marks nothing and removes nothing: another program may be saving into
 the same directory.
@@ -13,10 +16,10 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -28,7 +31,8 @@ from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageErro
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.engine.saving import placing
 from orchestrator.engine.saving.checkpoint import SEEN_WITHIN, Beside, Say, first_cause, state_of
-from orchestrator.engine.saving.in_memory.memory import Found
+from orchestrator.engine.saving.in_memory.memory_file import Notes
+from orchestrator.engine.saving.in_memory.search import Found
 from orchestrator.engine.saving.ownership import EXPERIMENT, run_of, saved_by
 from orchestrator.engine.saving.reader import CheckpointReader, TensorPlanner
 from orchestrator.engine.sharding.mesh import local_tensor
@@ -43,8 +47,8 @@ Look = Callable[[], list[Checkpoint]]
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Say what a program reads a checkpoint into, and what it thinks of it."""
+class Target:
+    """The model and optimizer that a state is loaded into, and what their program thinks of it."""
 
     ranks: Ranks
     model: nn.Module
@@ -52,23 +56,135 @@ class Reading:
     accept: Accept
     say: Say
 
-    def state(self, progress: Any) -> dict[str, Tensor]:
-        """Accept the checkpoint, and give the tensors that it is read into."""
+    def tensors(self, progress: Any) -> dict[str, Tensor]:
+        """Accept a state by its progress, and give the tensors that it is read into."""
         self.accept(progress)
         self.beside.prime(progress["stepper"])
         return state_of(self.model, self.beside)
 
-    def read(
-        self, path: Path, shown: Path, state: dict[str, Tensor], group: dist.ProcessGroup | None
-    ) -> None:
-        try:
-            reader = CheckpointReader(path)
-            load(state, storage_reader=reader, planner=TensorPlanner(), process_group=group)
-        except (Exception, CheckpointException) as error:  # noqa: BLE001 (as torch has it)
-            raise CheckFailed(
-                f"{shown} does not fit this model and optimizer: {first_cause(error)}",
-                "resume with the model.* and optimizer.name that it was saved with",
-            ) from None
+
+class Source(Protocol):
+    """A state that may be loaded: on a disk that all ranks see, in parts, or in memory."""
+
+    def load(self, target: Target) -> Loaded | None:
+        """Fill the target; None where the state cannot be trusted, once it is said why."""
+        ...
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A state that was loaded, and what is said of it."""
+
+    checkpoint: Checkpoint
+    origin: str  # where it was, and how large it is
+    comment: str
+
+
+def load_state(sources: Iterable[Source], target: Target) -> Checkpoint | None:
+    """Load the first of these that can be trusted. Every rank calls it, with the same ones."""
+    began = time.perf_counter()
+    for source in sources:
+        if (loaded := source.load(target)) is None:
+            continue
+        target.beside.restore(loaded.checkpoint.progress["stepper"])
+        seconds = time.perf_counter() - began
+        target.say(
+            f"resuming after step {loaded.checkpoint.step}, from {loaded.origin} verified and read"
+            f" in {seconds:.2f} s{loaded.comment}"
+        )
+        return loaded.checkpoint
+    return None
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """A checkpoint that all ranks see in one place."""
+
+    checkpoint: Checkpoint
+
+    def load(self, target: Target) -> Loaded | None:
+        checkpoint = self.checkpoint
+        problems = verify(checkpoint, target.ranks)
+        if problems:
+            target.say(
+                f"WARNING: step {checkpoint.step} cannot be trusted: {'; '.join(problems[:3])};"
+                " trying the one before it"
+            )
+            return None
+        read(checkpoint.path, checkpoint.path, target.tensors(checkpoint.progress), host_group())
+        origin = f"{checkpoint.path}: {text.size(checkpoint.size)}"
+        return Loaded(checkpoint, origin, f"; {saved_by(checkpoint.progress, checkpoint.created)}")
+
+
+@dataclass(frozen=True)
+class InParts:
+    """A checkpoint whose parts are on the disks of several nodes; `room` is a place for them."""
+
+    candidate: Candidate
+    here: Sequence[Checkpoint]  # all that this node has
+    room: Path
+
+    def load(self, target: Target) -> Loaded | None:
+        candidate, ranks, room = self.candidate, target.ranks, self.room
+        if not candidate.whole:
+            return self._pass_over(candidate, target)
+        progress = placing.Placing(candidate, ranks, room).manifest().progress
+        state = target.tensors(progress)
+        with placing.placed(candidate, ranks, room, state) as view:
+            if not isinstance(view, placing.View):
+                return self._pass_over(view, target)
+            read(view.directory, room, state, placing.group_of_a_node(ranks))
+            came = sum(gather(view.came))
+        path = self.path or checkpoint_store.final(room, candidate.step)
+        checkpoint = Checkpoint(path, **vars(view.manifest))
+        origin = f"{path} and the other nodes: {text.size(came)} came from other nodes;"
+        return Loaded(checkpoint, origin, f"; {saved_by(checkpoint.progress, checkpoint.created)}")
+
+    def _pass_over(self, short: Candidate, target: Target) -> Loaded | None:
+        words = short.shortage()
+        target.say(f"WARNING: {words} on the nodes of this job; trying the one before it")
+        return None
+
+    @property
+    def path(self) -> Path | None:
+        """Return where this node has that checkpoint, or a part of it."""
+        wanted = self.candidate.step, self.candidate.save
+        return next((own.path for own in self.here if (own.step, own.save) == wanted), None)
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A state that an earlier attempt has kept in the memory of the nodes."""
+
+    found: Found
+    where: Path
+
+    def load(self, target: Target) -> Loaded:
+        found, notes = self.found, self.found.notes
+        progress = json.loads(notes.rest)
+        state = target.tensors(progress)
+        kept = found.bring(state)
+        for name, value in state.items():
+            local_tensor(value).copy_(kept[name])
+        ranks = text.plural(found.travelled, "rank")
+        comment = f"; {ranks} took it from another node" if found.travelled else ""
+        comment += f", put together from {found.layout}" if found.layout else ""
+        checkpoint = Checkpoint(self.where, notes.step, progress=progress)
+        return Loaded(checkpoint, f"memory ({self.where}): {text.size(found.size)}", comment)
+
+
+def read(
+    path: Path, shown: Path, state: dict[str, Tensor], group: dist.ProcessGroup | None
+) -> None:
+    """Read the files of a checkpoint into these tensors."""
+    try:
+        reader = CheckpointReader(path)
+        load(state, storage_reader=reader, planner=TensorPlanner(), process_group=group)
+    except (Exception, CheckpointException) as error:  # noqa: BLE001 (as torch has it)
+        raise CheckFailed(
+            f"{shown} does not fit this model and optimizer: {first_cause(error)}",
+            "resume with the model.* and optimizer.name that it was saved with",
+        ) from None
 
 
 def unasked(of_config: str) -> str:
@@ -85,90 +201,25 @@ def unasked(of_config: str) -> str:
 
 
 def resume(
-    look: Look, reading: Reading, room: Path, *, required: bool, fix: str = ""
+    look: Look, target: Target, room: Path, *, required: bool, fix: str = ""
 ) -> Checkpoint | None:
-    """Read the first that verifies of those that look() finds, and say whose it is.
+    """Load the first that verifies of those that look() finds, and say whose it is.
 
     Where nodes share no disk, they bring each other what they lack; `room` is the place for that.
     It is an error if one is required, and none of those that there are is whole; `fix` is what to
     try first then.
     """
-    checkpoints, shared = agree(look, reading.ranks)
+    checkpoints, shared = agree(look, target.ranks)
     if shared:
-        return resume_together(checkpoints, reading)
-    found = placing.pool(checkpoints, reading.ranks)
-    loaded = resume_apart(checkpoints, found, reading, room)
+        return load_state(map(OnDisk, checkpoints), target)
+    found = placing.pool(checkpoints, target.ranks)
+    for foreign in (checkpoint for checkpoint in checkpoints if checkpoint.foreign):
+        target.say(f"WARNING: step {foreign.step} cannot be trusted: {foreign.problem}")
+    loaded = load_state((InParts(each, checkpoints, room) for each in found), target)
     if loaded is None and found and required:
         error = checkpoint_parts.nothing_whole(found)
         raise CheckFailed(error.what, "; or ".join(filter(None, (fix, error.fix))))
     return loaded
-
-
-def resume_together(checkpoints: list[Checkpoint], reading: Reading) -> Checkpoint | None:
-    """Read what all ranks see in one place."""
-    began, say = time.perf_counter(), reading.say
-    for checkpoint in checkpoints:
-        problems = verify(checkpoint, reading.ranks)
-        if problems:
-            say(
-                f"WARNING: step {checkpoint.step} cannot be trusted: {'; '.join(problems[:3])};"
-                " trying the one before it"
-            )
-            continue
-        state = reading.state(checkpoint.progress)
-        reading.read(checkpoint.path, checkpoint.path, state, host_group())
-        reading.beside.restore(checkpoint.progress["stepper"])
-        seconds = time.perf_counter() - began
-        say(
-            f"resuming after step {checkpoint.step}, from {checkpoint.path}:"
-            f" {text.size(checkpoint.size)} verified and read in {seconds:.2f} s;"
-            f" {saved_by(checkpoint.progress, checkpoint.created)}"
-        )
-        return checkpoint
-    return None
-
-
-def resume_apart(
-    own: list[Checkpoint], found: list[Candidate], reading: Reading, room: Path
-) -> Checkpoint | None:
-    """Read the newest that is whole on all nodes together."""
-    began, ranks, say = time.perf_counter(), reading.ranks, reading.say
-    for foreign in (checkpoint for checkpoint in own if checkpoint.foreign):
-        say(f"WARNING: step {foreign.step} cannot be trusted: {foreign.problem}")
-    for candidate in found:
-        manifest, short = None, candidate
-        if candidate.whole:
-            progress = placing.Placing(candidate, ranks, room).manifest().progress
-            state = reading.state(progress)
-            with placing.placed(candidate, ranks, room, state) as view:
-                if isinstance(view, placing.View):
-                    manifest, came = view.manifest, sum(gather(view.came))
-                    group = placing.group_of_a_node(ranks)
-                    reading.read(view.directory, room, state, group)
-                else:
-                    short = view
-        if manifest is None:
-            say(f"WARNING: {short.shortage()} on the nodes of this job; trying the one before it")
-            continue
-        reading.beside.restore(manifest.progress["stepper"])
-        path = path_of(own, candidate) or checkpoint_store.final(room, candidate.step)
-        checkpoint = Checkpoint(path, **vars(manifest))
-        seconds = time.perf_counter() - began
-        say(
-            f"resuming after step {checkpoint.step}, from {checkpoint.path} and the other nodes:"
-            f" {text.size(came)} came from other nodes; verified and read in {seconds:.2f} s;"
-            f" {saved_by(checkpoint.progress, checkpoint.created)}"
-        )
-        return checkpoint
-    return None
-
-
-def path_of(own: list[Checkpoint], candidate: Candidate) -> Path | None:
-    """Return where this node has that checkpoint, or a part of it."""
-    paths = (
-        each.path for each in own if (each.step, each.save) == (candidate.step, candidate.save)
-    )
-    return next(paths, None)
 
 
 def agree(look: Look, ranks: Ranks) -> tuple[list[Checkpoint], bool]:
@@ -216,10 +267,10 @@ def verify(checkpoint: Checkpoint, ranks: Ranks) -> list[str]:
 # -- what is in memory -------------------------------------------------------------------------
 
 
-def newer_than(look: Look, found: Found) -> Look:
+def newer_than(look: Look, notes: Notes) -> Look:
     """Look at what the same run has saved on disk after the state that is in memory."""
-    kept = json.loads(found.notes.rest)
-    reached = checkpoint_manifest.generation(kept), found.notes.step
+    kept = json.loads(notes.rest)
+    reached = checkpoint_manifest.generation(kept), notes.step
 
     def later(checkpoint: Checkpoint) -> bool:
         theirs, own = run_of(checkpoint.progress), run_of(kept)
@@ -227,30 +278,6 @@ def newer_than(look: Look, found: Found) -> Look:
         return same and (checkpoint.generation, checkpoint.step) > reached
 
     return lambda: [checkpoint for checkpoint in look() if later(checkpoint)]
-
-
-def take(found: Found, where: Path, model: nn.Module, beside: Beside, say: Say) -> Checkpoint:
-    """Go on from a state that was kept in memory."""
-    notes = found.notes
-    progress = json.loads(notes.rest)
-    beside.prime(progress["stepper"])
-    state = state_of(model, beside)
-    kept = found.bring(state)
-    shapes = [
-        {name: (tuple(local_tensor(value).shape), value.dtype) for name, value in tensors.items()}
-        for tensors in (state, kept)
-    ]
-    if any(gather(shapes[0] != shapes[1])):
-        raise CheckFailed(f"the state of step {notes.step} in {where} does not fit this model")
-    for name, value in state.items():
-        local_tensor(value).copy_(kept[name])
-    beside.restore(progress["stepper"])
-    ranks = text.plural(found.travelled, "rank")
-    elsewhere = f"; {ranks} took it from another node" if found.travelled else ""
-    layout = f", put together from {found.layout}" if found.layout else ""
-    say(f"resuming after step {notes.step}, from memory ({where}): {text.size(found.size)}"
-        f" verified and read{elsewhere}{layout}")  # fmt: skip
-    return Checkpoint(where, notes.step, progress=progress)
 
 
 # -- what is looked at ----------------------------------------------------------------------------

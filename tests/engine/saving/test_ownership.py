@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.engine.saving import loading
-from orchestrator.engine.saving.in_memory import memory
-from orchestrator.engine.saving.in_memory.memory import Found
 from orchestrator.engine.saving.in_memory.memory_file import Notes
+from orchestrator.engine.saving.in_memory.search import next_attempt
 from orchestrator.engine.saving.ownership import later_than
 from orchestrator.records import checkpoint_store
 from tests.records.test_checkpoint_store import save
@@ -44,8 +43,8 @@ def test_a_later_start_has_a_higher_number_whatever_it_knows(
 
 def test_states_in_memory_are_numbered_by_the_head_too(attempts: pytest.MonkeyPatch) -> None:
     attempts.setenv("ORCHESTRATOR_ATTEMPT", "3")
-    assert memory.next_attempt("").startswith("000003-")
-    assert memory.next_attempt("000004-abcd").startswith("000005-")
+    assert next_attempt("").startswith("000003-")
+    assert next_attempt("000004-abcd").startswith("000005-")
 
 
 def test_what_is_on_disk_counts_if_it_was_saved_after_what_is_in_memory(tmp_path: Path) -> None:
@@ -54,6 +53,5 @@ def test_what_is_on_disk_counts_if_it_was_saved_after_what_is_in_memory(tmp_path
         save(tmp_path, step, progress={"run": {"id": "x", "generation": generation}})
     kept = json.dumps({"run": {"id": "x", "generation": 2}})
     notes = Notes(150, "000002-a", 1, {}, "alone", 1, (), kept)
-    found = Found(notes, 0, 0, lambda _: {})
-    look = loading.newer_than(lambda: checkpoint_store.every(tmp_path), found)
+    look = loading.newer_than(lambda: checkpoint_store.every(tmp_path), notes)
     assert sorted(checkpoint.step for checkpoint in look()) == [20, 160]

@@ -26,11 +26,11 @@ from torch.distributed.tensor import DTensor
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.saving.in_memory.memory import (
     VARIABLE,
-    Found,
     Memory,
     directory,
     rank_and_world,
 )
+from orchestrator.engine.saving.in_memory.search import Found
 
 TIMEOUT = 600.0  # seconds that a rank waits for the others
 ORDERED: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "count": Counter}

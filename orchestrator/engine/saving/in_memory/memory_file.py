@@ -170,6 +170,11 @@ def size_of(place: Place) -> int:
     return math.prod(place.shape) * DTYPES[place.dtype].itemsize
 
 
+def end_of(place: Place) -> int:
+    """Return where the next tensor may begin."""
+    return max(ALIGNED, place.offset + -(-size_of(place) // ALIGNED) * ALIGNED)
+
+
 def tensor_at(place: Place, payload: Tensor) -> Tensor:
     """Return the part of the bytes that a tensor lies in, as that tensor."""
     dtype = DTYPES.get(place.dtype)
@@ -263,9 +268,10 @@ class Slot:
 class ConstantPart:
     """Keep those tensors of a shard once that are still as they were."""
 
-    def __init__(self, path: Path, attempt: str, places: Iterable[Place], size: int) -> None:
-        self.path, self.attempt, self.size = path, attempt, size
+    def __init__(self, path: Path, attempt: str, places: Iterable[Place]) -> None:
+        self.path, self.attempt = path, attempt
         self.places = {place.name: place for place in places}
+        self.size = max((end_of(place) for place in self.places.values()), default=ALIGNED)
         self.content: Content | None = None  # once it is whole
         self.slot: Slot | None = None  # while it is not
         self.copies = Copies()
@@ -316,16 +322,18 @@ def lies_alike(one: Place, other: Place) -> bool:
     return replace(one, offset=0) == replace(other, offset=0)
 
 
-def unchanged(constant: State, tensors: Mapping[str, Tensor]) -> tuple[Place, ...]:
-    """Name what is in a constant part and in these tensors alike."""
-    now = {place.name: place for place in laid_out(tensors)[0]}
-    return tuple(
+def unchanged(
+    kept: Iterable[Place], copies: Mapping[str, Tensor], now: Mapping[str, Tensor]
+) -> list[Place]:
+    """Name the tensors that a constant part holds as they are now."""
+    places = {place.name: place for place in laid_out(now)[0]}
+    return [
         place
-        for place in constant.notes.tensors
-        if place.name in now
-        and lies_alike(place, now[place.name])
-        and same_bits(local_tensor(tensors[place.name]), tensor_at(place, constant.payload))
-    )
+        for place in kept
+        if place.name in places
+        and lies_alike(place, places[place.name])
+        and same_bits(local_tensor(now[place.name]), copies[place.name])
+    ]
 
 
 def pin(memory: Tensor) -> None:

@@ -1,13 +1,12 @@
-"""Decides which rank keeps which shard, and which state is whole over all nodes. Pure."""
+"""Decide which rank keeps which shard, and which state is whole over all nodes. Pure."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.engine.saving.in_memory.memory_file import (
-    Head,
-)
+from orchestrator.engine.saving.in_memory.memory_file import Head
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,52 @@ def parts(places: Sequence[int], shards: Sequence[int]) -> list[Part]:
         Part(writers[shard][place] == rank, to.get(rank), tuple(sources.get(rank, ())))
         for rank, (place, shard) in enumerate(zip(places, shards, strict=True))
     ]
+
+
+@dataclass(frozen=True)
+class Members:
+    """All ranks, by the memory that each sees (its place) and the shard that it holds."""
+
+    rank: int
+    places: tuple[int, ...]
+    shards: tuple[int, ...]
+
+    @property
+    def place(self) -> int:
+        return self.places[self.rank]
+
+    @property
+    def shard(self) -> int:
+        return self.shards[self.rank]
+
+    @property
+    def count(self) -> int:
+        """Return how many shards there are."""
+        return len(set(self.shards))
+
+    def at(self, place: int) -> list[int]:
+        return [rank for rank, other in enumerate(self.places) if other == place]
+
+    @property
+    def first(self) -> bool:
+        """Tell whether this is the first rank of its place."""
+        return self.at(self.place)[0] == self.rank
+
+    @functools.cached_property
+    def parts(self) -> list[Part]:
+        return parts(self.places, self.shards)
+
+    @property
+    def part(self) -> Part:
+        return self.parts[self.rank]
+
+    def kept_by(self, rank: int) -> list[int]:
+        """List the shards that a rank keeps: its own first, then those of other nodes."""
+        part = self.parts[rank]
+        return [self.shards[rank]] * part.writes + [shard for shard, _ in part.sources]
+
+    def kept_here(self) -> set[int]:
+        return {shard for rank in self.at(self.place) for shard in self.kept_by(rank)}
 
 
 @dataclass(frozen=True)

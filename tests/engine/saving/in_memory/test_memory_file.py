@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.engine.saving.in_memory import cost, memory_file
-from orchestrator.engine.saving.in_memory.memory import next_attempt
 from orchestrator.engine.saving.in_memory.memory_file import Damaged, Head, Notes, Slot
+from orchestrator.engine.saving.in_memory.search import next_attempt
 from orchestrator.engine.saving.in_memory.shards import (
     Entry,
     Part,

@@ -1,4 +1,4 @@
-"""Put a rank's part of each tensor together from the parts that ranks of another layout kept.
+"""Put a rank's part of each tensor together from the parts that ranks have kept, of any layout.
 
 What each rank needs from which shard is worked out first, without touching a tensor. Then all ranks
 send each other those pieces, some tensors at a time.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -88,6 +87,35 @@ def pieces_for(
     return pieces, next((f"{name} is not in this model" for name in by_name), "")
 
 
+class Mail:
+    """Sends bytes between ranks, and keeps what is sent until it is there."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.group = group
+        self.sent: list[tuple[dist.Work | None, Tensor]] = []
+
+    def send(self, rank: int, message: Tensor | bytes) -> None:
+        if isinstance(message, bytes):
+            message = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        if message.numel():
+            self.sent.append((dist.isend(message, rank, self.group), message))
+
+    def receive(self, rank: int, size: int, into: Tensor | None = None) -> Tensor:
+        message = torch.empty(size, dtype=torch.uint8) if into is None else into
+        if size:
+            dist.recv(message, rank, self.group)
+        return message
+
+    def receive_bytes(self, rank: int, size: int) -> bytes:
+        return self.receive(rank, size).numpy().tobytes()
+
+    def wait(self) -> None:
+        for work, _ in self.sent:
+            if work is not None:
+                work.wait()
+        self.sent.clear()
+
+
 class Exchange:
     """Brings every rank its pieces. All ranks make one, with what each is given of its own."""
 
@@ -103,42 +131,55 @@ class Exchange:
         self.wanted = gather(list(pieces), group) if group is not None else [list(pieces)]
 
     def bring(self, targets: Mapping[str, Place]) -> dict[str, Tensor]:
-        """Return this rank's parts, in host memory."""
-        parts = {name: empty(place) for name, place in targets.items()}
+        """Return this rank's parts, in host memory; those that lie here whole as they lie here."""
+        parts: dict[str, Tensor] = {}
         for names in rounds(targets):
-            waiting: list[tuple[Any, Tensor]] = []
-            for rank, pieces in enumerate(self.wanted):
-                asked = [p for p in pieces if p.name in names]
-                if rank != self.rank and (own := self._from(self.rank, rank, asked)):
-                    message = torch.cat([self._given(piece).flatten() for piece in own])
-                    waiting.append((dist.isend(message, rank, self.group), message))
-            mine = [piece for piece in self.wanted[self.rank] if piece.name in names]
+            mail = Mail(self.group)
+            for rank in range(len(self.wanted)):
+                if rank != self.rank and (asked := self._pieces(self.rank, rank, names)):
+                    mail.send(rank, torch.cat([self._bytes_of(piece) for piece in asked]))
+            for piece in self._pieces(self.rank, self.rank, names):
+                if piece.box == box_of(targets[piece.name]):
+                    parts[piece.name] = self._part(piece)
+            parts |= {name: empty(targets[name]) for name in names - parts.keys()}
             for source in range(len(self.wanted)):
-                coming = self._from(source, self.rank, mine)
-                sizes = [piece.box.size * parts[piece.name].element_size() for piece in coming]
-                if source == self.rank:
-                    arrived = [self._given(piece) for piece in coming]
-                elif coming:
-                    message = torch.empty(sum(sizes), dtype=torch.uint8)
-                    dist.recv(message, source, self.group)
-                    arrived = list(torch.split(message, sizes))
-                else:
-                    continue
-                for piece, data in zip(coming, arrived, strict=True):
-                    part = piece.box.of(parts[piece.name], box_of(targets[piece.name]))
-                    part.copy_(data.clone().view(part.dtype).view(part.shape))  # aligned again
-            for work, _ in waiting:
-                work.wait()
+                self._fill(parts, targets, source, self._pieces(source, self.rank, names), mail)
+            mail.wait()
         return parts
 
-    def _from(self, source: int, target: int, pieces: Sequence[Piece]) -> list[Piece]:
-        return [piece for piece in pieces if self.server(piece.shard, target) == source]
+    def _fill(
+        self,
+        parts: Mapping[str, Tensor],
+        targets: Mapping[str, Place],
+        source: int,
+        pieces: Sequence[Piece],
+        mail: Mail,
+    ) -> None:
+        """Copy the pieces of one rank to their places."""
+        into = [piece.box.of(parts[piece.name], box_of(targets[piece.name])) for piece in pieces]
+        if source == self.rank:
+            for part, piece in zip(into, pieces, strict=True):
+                if piece.box != box_of(targets[piece.name]):
+                    part.copy_(self._part(piece))
+            return
+        sizes = [part.numel() * part.element_size() for part in into]
+        message = mail.receive(source, sum(sizes))
+        for part, data in zip(into, torch.split(message, sizes), strict=True):
+            part.copy_(data.clone().view(part.dtype).view(part.shape))  # aligned again
 
-    def _given(self, piece: Piece) -> Tensor:
-        """Return the bytes of a piece."""
+    def _pieces(self, source: int, target: int, names: set[str]) -> list[Piece]:
+        return [
+            piece
+            for piece in self.wanted[target]
+            if piece.name in names and self.server(piece.shard, target) == source
+        ]
+
+    def _part(self, piece: Piece) -> Tensor:
         place, tensor = self.opened(piece.shard)[piece.name]
-        part = piece.box.of(tensor, box_of(place)).contiguous()
-        return part.flatten().view(torch.uint8)
+        return piece.box.of(tensor, box_of(place))
+
+    def _bytes_of(self, piece: Piece) -> Tensor:
+        return self._part(piece).contiguous().flatten().view(torch.uint8)
 
 
 def empty(place: Place) -> Tensor:

@@ -11,8 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from orchestrator.engine.saving.in_memory.exchange import (
+    AT_ONCE,
+    Box,
+    box_of,
+    empty,
+    pieces_for,
+    rounds,
+)
 from orchestrator.engine.saving.in_memory.memory_file import Place
-from orchestrator.engine.saving.pieces import AT_ONCE, Box, box_of, empty, pieces_for, rounds
 
 SHAPES = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 

@@ -1,0 +1,125 @@
+"""Name, list and remove the files of a training's states in the memory of one node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from orchestrator.common.permissions import others
+from orchestrator.engine.saving.in_memory import memory_file
+from orchestrator.engine.saving.in_memory.memory_file import ATTEMPT, Content, Damaged, Notes, Slot
+from orchestrator.engine.saving.in_memory.shards import Entry, Whole
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+STATES = ("0", "1")  # the ends of the names of the two states of a shard
+
+
+class Files:
+    """NAME.SHARD.0 and .1 are two states of a shard, NAME.SHARD.ATTEMPT is its constant part."""
+
+    def __init__(self, where: Path, name: str) -> None:
+        self.where, self.name = where, name
+
+    def identity(self) -> tuple[str, str]:
+        """Return what shows that two ranks see the same memory; or why it cannot be used."""
+        try:
+            status = self.where.lstat()
+            boot = BOOT.read_text(encoding="ascii").strip()
+        except OSError as error:
+            return "", f"{self.where}: {error.strerror}"
+        problem = ""
+        if not self.where.is_dir() or self.where.is_symlink():
+            problem = f"{self.where} is no directory"
+        elif who := others(status):
+            problem = f"{self.where} {who}"
+        return f"{boot} {status.st_dev} {status.st_ino}", problem
+
+    def slots(self, shard: int, resumed: Whole | None) -> list[Slot]:
+        """Return the files of a shard, the one that is written next first."""
+        slots = [Slot(self.where / f"{self.name}.{shard}.{end}") for end in STATES]
+        return slots[::-1] if is_newer(slots, resumed) else slots
+
+    def constant(self, shard: int, attempt: str) -> Path:
+        return self.where / f"{self.name}.{shard}.{attempt}"
+
+    def all(self) -> Iterator[tuple[Path, int, str]]:
+        """Give each file that is ours, its shard, and the end of its name."""
+        for path in sorted(self.where.iterdir()):
+            named = re.fullmatch(rf"{re.escape(self.name)}\.([0-9]{{1,6}})\.(.+)", path.name)
+            if named and (named[2] in STATES or ATTEMPT.fullmatch(named[2])):
+                yield path, int(named[1]), named[2]
+
+    def entries(self, fingerprint: Mapping[str, str]) -> Iterator[Entry]:
+        """Describe the states that are there, each with its constant part."""
+        for path, shard, end in self.all():
+            if end not in STATES:
+                continue
+            try:
+                head, notes = memory_file.look(path)
+                constant = self._constant_of(shard, notes)
+                part = (constant.name, memory_file.look(constant)[0]) if constant else None
+            except Damaged:
+                continue  # it was being written when its rank ended: that is what the other is for
+            yield Entry(shard, notes.attempt, notes.turn, notes.step, path.name, head, notes.layout,
+                        notes.shards, difference(notes.fingerprint, fingerprint), part)  # fmt: skip
+
+    def _constant_of(self, shard: int, notes: Notes) -> Path | None:
+        return self.constant(shard, notes.constant.attempt) if notes.constant else None
+
+    def contents(self, entry: Entry) -> list[Content]:
+        return [memory_file.read(self.where / file) for file, _ in entry.files]
+
+    # -- what goes --------------------------------------------------------------------------------
+
+    def remove_unnamed(self, only: int | None = None) -> None:
+        """Remove the constant parts that no state of this node names any more."""
+        ours = [one for one in self.all() if only in (None, one[1])]
+        named = set()
+        for path, shard, end in ours:
+            if end in STATES:
+                try:
+                    named.add(self._constant_of(shard, memory_file.look(path)[1]))
+                except Damaged:
+                    continue
+        for path, _, end in ours:
+            if end not in STATES and path not in named:
+                path.unlink(missing_ok=True)
+
+    def remove_but(self, shards: set[int]) -> None:
+        """Remove what ranks of an earlier layout have left here."""
+        for path, shard, _ in self.all():
+            if shard not in shards:
+                path.unlink(missing_ok=True)
+
+    def remove_after(self, step: int) -> None:
+        """Remove the states of later steps; one that is being written goes with its file."""
+        for path, _, _ in self.all():
+            try:
+                trusted = memory_file.look(path)[1].step <= step
+            except Damaged:
+                trusted = False
+            if not trusted:
+                path.unlink(missing_ok=True)
+
+
+def difference(found: Mapping[str, str], wanted: Mapping[str, str]) -> str:
+    """Say in which way a state is not this program's; nothing, if it is."""
+    for key, value in wanted.items():
+        if found.get(key) != value:
+            return f"it is of another {key} ({found.get(key, 'unknown')}, here {value})"
+    return ""
+
+
+def is_newer(slots: list[Slot], resumed: Whole | None) -> bool:
+    """Tell whether the first of two files holds what must not be written over next."""
+    held = []
+    for slot in slots:
+        try:
+            _, notes = memory_file.look(slot.path)
+            held.append((notes.attempt, notes.turn))
+        except Damaged:
+            held.append(("", -1))
+    if resumed is not None and (newest := (resumed.attempt, resumed.turn)) in held:
+        return held[0] == newest
+    return held[0] > held[1]
