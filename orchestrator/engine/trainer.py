@@ -441,7 +441,7 @@ class Trainer:
         )  # fmt: skip
         return Loop(
             self.parts, state, training, held_out, policy, reporter, checkpoints, at_end,
-            self._scheduler, self._hooks, best, comparison, own=self._run, memory=self._memory,
+            self._scheduler, self._hooks, best, comparison, run_id=self._run, memory=self._memory,
         )  # fmt: skip
 
     def _distrust(self, checkpoints: Checkpoints | None, after: int) -> None:
@@ -623,7 +623,7 @@ class Trainer:
     def _say_not_taken(self, progress: Mapping[str, Any]) -> None:
         """Say what the program has changed of its optimizer, and a resume does not take."""
         stepper = self.parts.stepper
-        own = {"optimizer": stepper.given, "scheduler": self._scheduler.given}
+        own = {"optimizer": stepper.initial_settings, "scheduler": self._scheduler.initial_settings}
         other = not_taken(progress.get("given"), own)
         if other and not stepper.keeps_settings:
             self._say(f"as saved: {other}; on_train_begin= may change trainer.optimizer")

@@ -58,12 +58,13 @@ def add(sums: dict[str, tuple[Tensor, Tensor]], totals: Totals, *, real: bool) -
         sums[name] = pair if before is None else (before[0] + pair[0], before[1] + pair[1])
 
 
-def refuse_other_names(own: tuple[str, ...]) -> None:
+def refuse_other_names(names: tuple[str, ...]) -> None:
     """Sums travel by position, so every rank has to have the same ones."""
-    for rank, other in enumerate(gather(own)):
-        if other != own:
+    for rank, other in enumerate(gather(names)):
+        if other != names:
             raise UsageError(
-                f"the step gives {', '.join(own)} on this rank, {', '.join(other)} on rank {rank}",
+                f"the step gives {', '.join(names)} on this rank, {', '.join(other)} on rank"
+                f" {rank}",
                 "give the same metrics everywhere",
             )
 
@@ -90,13 +91,13 @@ def predict(parts: Parts, batches: Shard, output: Forward) -> Any:
             batch = to_device(micro.data, parts.ranks.device)
             with mesh.computing(parts.mesh, parts.ranks, parts.config):
                 result = mesh.as_forward(parts.model, lambda model: output(model, batch))  # noqa: B023
-            own, spec = tree.tree_flatten(result)
-            count = rows_of(own, micro)
+            leaves_here, spec = tree.tree_flatten(result)
+            count = rows_of(leaves_here, micro)
             rows.append(count if micro.real else 0)
-            leaves.append([leaf[: rows[-1]].to("cpu", copy=True) for leaf in own])
+            leaves.append([leaf[: rows[-1]].to("cpu", copy=True) for leaf in leaves_here])
     order = in_order(gather_tensors(torch.tensor(rows)), interleaved=batches.interleaved)
     return tree.tree_unflatten(
-        [together(list(own), order) for own in zip(*leaves, strict=True)], spec
+        [together(list(leaves_here), order) for leaves_here in zip(*leaves, strict=True)], spec
     )
 
 
@@ -111,11 +112,11 @@ def rows_of(leaves: list[Any], micro: Micro) -> int:
     return count
 
 
-def together(own: list[Tensor], order: Tensor) -> Tensor:
+def together(batches: list[Tensor], order: Tensor) -> Tensor:
     problem = ""
-    mine = own[0][:0]
+    mine = batches[0][:0]
     try:
-        mine = torch.cat(own)
+        mine = torch.cat(batches)
     except RuntimeError as error:  # rows of different lengths
         problem = str(error)
     problems = gather(problem or f"each row is {tuple(mine.shape[1:])}")
@@ -139,8 +140,8 @@ def in_order(rows: list[Tensor], *, interleaved: bool) -> Tensor:
         batch = torch.repeat_interleave(torch.arange(len(counts)), counts)
         starts = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
         row = torch.arange(len(batch)) - starts
-        own = torch.full_like(row, rank)
-        keys.append(torch.stack([batch, row, own] if interleaved else [batch, own, row]))
+        rank_of = torch.full_like(row, rank)
+        keys.append(torch.stack([batch, row, rank_of] if interleaved else [batch, rank_of, row]))
     batch, first, second = torch.cat(keys, dim=1)
     order = torch.argsort(second, stable=True)
     order = order[torch.argsort(first[order], stable=True)]

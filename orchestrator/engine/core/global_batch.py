@@ -36,10 +36,12 @@ def share(first: int, world: int, accumulation: int, batch_size: int | None) -> 
     if micros % world == 0:
         return Share(micros // world, batch_size)
     if batch_size is not None and micros * batch_size % world == 0:
-        each = micros * batch_size // world  # samples of a rank
-        size = max(size for size in range(1, batch_size + 1) if each % size == 0)
-        if each // size <= 2 * -(-each // batch_size):  # 13 micro-batches of one sample are no gain
-            return Share(each // size, size)
+        samples = micros * batch_size // world  # samples of a rank
+        size = max(size for size in range(1, batch_size + 1) if samples % size == 0)
+        if samples // size <= 2 * -(
+            -samples // batch_size
+        ):  # 13 micro-batches of one sample are no gain
+            return Share(samples // size, size)
     if batch_size is None:
         return Share(max(1, round(micros / world)), None)
     ideal = micros * batch_size / world
@@ -63,29 +65,29 @@ def kept(config: Config, world: int, say: Callable[[str], None], *, loader: bool
     if first == world:
         return config
     size = None if loader else training.batch_size
-    own = share(first, world, training.gradient_accumulation, size)
-    say(in_words(first, world, training.gradient_accumulation, size, own))
-    changed = dataclasses.replace(training, gradient_accumulation=own.accumulation)
-    if own.batch_size is not None:
-        changed = dataclasses.replace(changed, batch_size=own.batch_size)
+    share_now = share(first, world, training.gradient_accumulation, size)
+    say(in_words(first, world, training.gradient_accumulation, size, share_now))
+    changed = dataclasses.replace(training, gradient_accumulation=share_now.accumulation)
+    if share_now.batch_size is not None:
+        changed = dataclasses.replace(changed, batch_size=share_now.batch_size)
     if training.eval_batches is not None:  # an evaluation, too, sees as many samples
         samples = training.eval_batches * first * (size or 1)
-        batches = max(1, round(samples / (world * (own.batch_size or 1))))
+        batches = max(1, round(samples / (world * (share_now.batch_size or 1))))
         changed = dataclasses.replace(changed, eval_batches=batches)
     return dataclasses.replace(config, training=changed)
 
 
-def in_words(first: int, world: int, accumulation: int, size: int | None, own: Share) -> str:
+def in_words(first: int, world: int, accumulation: int, size: int | None, share_now: Share) -> str:
     """Say how many samples a step has now, or micro-batches where nobody knows their size."""
     what = "micro-batches" if size is None else "samples"
     before = first * accumulation * (size or 1)
-    now = world * own.accumulation * (own.batch_size or 1)
-    each = f"{own.accumulation} micro-batch{'' if own.accumulation == 1 else 'es'}"
-    each += "" if own.batch_size is None else f" of {own.batch_size}"
+    now = world * share_now.accumulation * (share_now.batch_size or 1)
+    micros = f"{share_now.accumulation} micro-batch{'' if share_now.accumulation == 1 else 'es'}"
+    micros += "" if share_now.batch_size is None else f" of {share_now.batch_size}"
     ranks = f"{plural(world, 'rank')} in place of {first}"
     if now == before:
-        return f"{ranks}: a step keeps its {before} {what}, {each} on each rank"
+        return f"{ranks}: a step keeps its {before} {what}, {micros} on each rank"
     return (
         f"WARNING: {ranks} cannot share the {before} {what} of a step equally: a step has {now}"
-        f" from now on, {each} on each rank"
+        f" from now on, {micros} on each rank"
     )

@@ -70,7 +70,7 @@ class Loop:
     used: int = 0  # stands for the parts of the model that this rank used in this step
     modes: dict[nn.Module, bool] = field(default_factory=dict)  # of its parts: do they train?
     votes_late: bool = False  # after the step, not at its beginning
-    own: ownership.Run = field(default_factory=ownership.Run)
+    run_id: ownership.Run = field(default_factory=ownership.Run)
     memory: Memory | None = None  # what outlives the ranks, where the launch has such a place
 
     def run(self) -> None:
@@ -228,14 +228,14 @@ class Loop:
         self.users.restore()
 
     def _check_names(self) -> None:
-        own = tuple(self.sums)
+        names = tuple(self.sums)
         if not self.names:
-            self.names = own
+            self.names = names
             self.best.refuse_unknown(self._names_of_values())
-            refuse_other_names(own)
-        elif own != self.names:
+            refuse_other_names(names)
+        elif names != self.names:
             raise UsageError(
-                f"the step gave {', '.join(self.names)} before, and now {', '.join(own)}",
+                f"the step gave {', '.join(self.names)} before, and now {', '.join(names)}",
                 "give the same metrics for every batch, in the same order",
             )
 
@@ -366,7 +366,7 @@ class Loop:
         parts, state = self.parts, self.state
         self.reporter.flush()
         state.tokens = self.reporter.tokens
-        progress = progress_of(parts, state, self.scheduler, self.training.endless, self.own)
+        progress = progress_of(parts, state, self.scheduler, self.training.endless, self.run_id)
         tensors = whole_state.state_of(parts.bare, parts.kept)
         memory.save(state.step, tensors, json.dumps(progress), whole_state.frozen_of(parts.bare))
 

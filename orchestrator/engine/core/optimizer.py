@@ -62,9 +62,9 @@ def bound(
                 "give torch.optim.AdamW(model.parameters()), or a function of the parameters",
             )
         optimizer = result
-        own = {id(parameter) for parameter in wanted}
+        allowed = {id(parameter) for parameter in wanted}
         for group in optimizer.param_groups:
-            refuse_strangers([p for p in group["params"] if id(p) not in own])
+            refuse_strangers([p for p in group["params"] if id(p) not in allowed])
     else:
         for group in optimizer.param_groups:
             refuse_strangers([p for p in group["params"] if id(p) not in names])
@@ -209,7 +209,7 @@ class LrScheduler:
                 "leave out mode=, or step it in on_epoch_end=:"
                 ' plateau.step(trainer.state.val_metrics["accuracy"])',
             )
-        self.given = self.state()
+        self.initial_settings = self.state()
 
     def after_step(self) -> None:
         if self.scheduler is not None and self.every == "step":

@@ -138,7 +138,7 @@ class ExtraState:
         return "; ".join(found)
 
     def state_dict(self) -> dict[str, str]:
-        return {name: written(own.get_extra_state()) for name, own in self.modules.items()}
+        return {name: written(module.get_extra_state()) for name, module in self.modules.items()}
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
         for name, module in self.modules.items():

@@ -46,7 +46,10 @@ def progress_of(
         "stepper": parts.kept.progress(),
         "state": dataclasses.asdict(state),
         "scheduler": scheduler.state(),
-        "given": {"optimizer": parts.stepper.given, "scheduler": scheduler.given},
+        "given": {
+            "optimizer": parts.stepper.initial_settings,
+            "scheduler": scheduler.initial_settings,
+        },
         "endless": endless,
         "run": dataclasses.asdict(run),
     }
@@ -69,9 +72,9 @@ def aliases_of(model: nn.Module) -> dict[str, str]:
     aliases: dict[str, str] = {}
     for named in (plain_names.parameters, plain_names.buffers):
         for name, value in named(model, every=True):
-            own = first.setdefault(id(value), name)
-            if own != name and name in kept:
-                aliases[name] = own
+            saved = first.setdefault(id(value), name)
+            if saved != name and name in kept:
+                aliases[name] = saved
     return aliases
 
 
@@ -93,13 +96,13 @@ def is_endless(progress: Mapping[str, Any]) -> bool:
 SHOWN = (bool, int, float, str)
 
 
-def not_taken(saved: Mapping[str, Any] | None, own: Mapping[str, Any]) -> str:
+def not_taken(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
     """Name the settings that the program has changed since the checkpoint's training began."""
     if not saved:  # of an earlier version
         return ""
-    groups = list(zip(saved.get("optimizer") or [], own["optimizer"], strict=False))
+    groups = list(zip(saved.get("optimizer") or [], now["optimizer"], strict=False))
     changes = list(dict.fromkeys(text for pair in groups for text in changed(*pair)))
-    changes += changed(saved.get("scheduler") or {}, own["scheduler"] or {})
+    changes += changed(saved.get("scheduler") or {}, now["scheduler"] or {})
     return ", ".join(changes)
 
 
@@ -114,8 +117,8 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 def same(before: Any, now: Any) -> bool:
     """Compare, where one side went through JSON, which has no tuples."""
     if isinstance(now, (list, tuple)):
-        own = isinstance(before, (list, tuple)) and len(before) == len(now)
-        return own and all(same(*pair) for pair in zip(before, now, strict=True))
+        alike = isinstance(before, (list, tuple)) and len(before) == len(now)
+        return alike and all(same(*pair) for pair in zip(before, now, strict=True))
     return bool(before == now)
 
 

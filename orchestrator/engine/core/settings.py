@@ -75,11 +75,11 @@ def refuse_unread(keys: Mapping[str, Any]) -> None:
 
 
 def config_of(
-    own: Mapping[str, Any], strategy: str, find_unused: bool, keys: Mapping[str, Any]
+    arguments: Mapping[str, Any], strategy: str, find_unused: bool, keys: Mapping[str, Any]
 ) -> Config:
     """Make the engine's config of the Trainer's arguments and the keys of its config=."""
     refuse_unread(keys)
-    merged: dict[str, Any] = copy.deepcopy(dict(own))
+    merged: dict[str, Any] = copy.deepcopy(dict(arguments))
     if strategy == "auto" and "fsdp" in keys:
         strategy = "hybrid_shard"  # the only one of the two that reads them
     merged["fsdp"] = {"sharding_strategy": strategy if strategy in OVER_RANKS else "ddp"}

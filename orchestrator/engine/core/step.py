@@ -73,7 +73,7 @@ class Stepper:
         self.keeps_settings = keeps_settings
         self.parameters = dict(plain_names.parameters(model))
         self.optimizer = bound(optimizer, names, self.parameters)
-        self.given = settings_of(self.optimizer)
+        self.initial_settings = settings_of(self.optimizer)
         chosen = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         self.named = [(name, p) for name, p in self.parameters.items() if id(p) in chosen]
         self.left = [p for p in self.parameters.values() if not is_summed(p, mesh)]
@@ -96,14 +96,14 @@ class Stepper:
     def _to_local(self) -> list[nn.Parameter]:
         """Exchange the optimizer's parameters, and their state, for the local parts."""
         optimizer = self.optimizer
-        own = {p: local_parameter(p) for _, p in self.named}
+        locals_ = {p: local_parameter(p) for _, p in self.named}
         for group in optimizer.param_groups:
-            group["params"] = [own[p] for p in group["params"]]
+            group["params"] = [locals_[p] for p in group["params"]]
             group["fused"], group["foreach"] = True, False
-        for whole, part in own.items():
+        for whole, part in locals_.items():
             if state := optimizer.state.pop(whole, None):
                 optimizer.state[part] = {key: local_state(v, part) for key, v in state.items()}
-        return list(own.values())
+        return list(locals_.values())
 
     # -- a step -------------------------------------------------------------------------------
 
@@ -166,8 +166,8 @@ class Stepper:
     def _apply(self, factor: Tensor, bad: Tensor, lr_factor: float) -> float | Tensor:
         groups = self.optimizer.param_groups
         base = [copy_of(group["lr"]) for group in groups]
-        for group, own in zip(groups, base, strict=True):
-            set_lr(group, own * lr_factor)
+        for group, lr in zip(groups, base, strict=True):
+            set_lr(group, lr * lr_factor)
         if self.fused:
             # The fused kernels divide by the one and do nothing at all where the other is set.
             self.optimizer.grad_scale = (1.0 / factor).float()  # type: ignore[attr-defined]
@@ -177,8 +177,8 @@ class Stepper:
             self._multiply(factor.item())
             with sharding_explained(self.mesh, type(self.optimizer).__name__):
                 self.optimizer.step()
-        for group, own in zip(groups, base, strict=True):
-            set_lr(group, own)  # a scheduler of the user's reckons with its own
+        for group, lr in zip(groups, base, strict=True):
+            set_lr(group, lr)  # a scheduler of the user's reckons with its own
         first: float | Tensor = base[0] * lr_factor
         return first
 
@@ -197,32 +197,32 @@ class Stepper:
         """Take the shards as FSDP has them now: it may have moved them in its first forward."""
         if not self.fused:
             return
-        for (_, parameter), own in zip(self.named, self.locals, strict=True):
-            if own is parameter:
+        for (_, parameter), local in zip(self.named, self.locals, strict=True):
+            if local is parameter:
                 continue
-            own.data = local_tensor(parameter)
-            own.grad = None if parameter.grad is None else local_tensor(parameter.grad)
+            local.data = local_tensor(parameter)
+            local.grad = None if parameter.grad is None else local_tensor(parameter.grad)
 
     def _squares(self) -> Tensor:
         whole = {id(parameter) for parameter in self.whole}
         grads = {
-            own: local_tensor(own.grad)
-            for own in self.locals
-            if own.grad is not None and own.grad.numel()
+            local: local_tensor(local.grad)
+            for local in self.locals
+            if local.grad is not None and local.grad.numel()
         }
-        sharded = squares_of([grad for own, grad in grads.items() if id(own) not in whole])
+        sharded = squares_of([grad for local, grad in grads.items() if id(local) not in whole])
         if not whole:
             return sharded.to(self.device)
         # Each copy counts its shards once, but all ranks have these.
-        once = squares_of([grad for own, grad in grads.items() if id(own) in whole])
+        once = squares_of([grad for local, grad in grads.items() if id(local) in whole])
         share = self.mesh.copies / dist.get_world_size()
         return sharded.to(self.device) + once.to(self.device) * share
 
     def _forget(self) -> None:
         for parameter in self.parameters.values():
             parameter.grad = None
-        for own in self.locals:
-            own.grad = None
+        for local in self.locals:
+            local.grad = None
 
     def _count(self, bad: Tensor, count: Tensor) -> None:
         self.skipped += bad
@@ -240,16 +240,16 @@ class Stepper:
 
     # -- what a checkpoint holds of it ----------------------------------------------------------
 
-    def _owned(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
-        for (name, parameter), own in zip(self.named, self.locals, strict=True):
-            yield name, parameter, own
+    def _with_locals(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
+        for (name, parameter), local in zip(self.named, self.locals, strict=True):
+            yield name, parameter, local
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Give the optimizer's tensors by the names of the parameters, sharded as they are."""
-        for name, parameter, own in self._owned():
-            for key, value in self.optimizer.state.get(own, {}).items():
+        for name, parameter, local in self._with_locals():
+            for key, value in self.optimizer.state.get(local, {}).items():
                 if isinstance(value, Tensor):
-                    whole = sharded_like(parameter, value) if own is not parameter else value
+                    whole = sharded_like(parameter, value) if local is not parameter else value
                     yield f"{name}.{key}", whole
 
     def prime(self, progress: Mapping[str, Any]) -> None:
@@ -262,11 +262,11 @@ class Stepper:
                 "resume with the optimizer that it was saved with",
             )
         had = set(progress.get("stateful", [name for name, _ in self.named]))
-        for name, parameter, own in self._owned():
+        for name, parameter, local in self._with_locals():
             if name not in had:
-                self.optimizer.state.pop(own, None)
-            elif not self.optimizer.state.get(own):
-                own.grad = torch.zeros_like(own if self.fused else parameter)
+                self.optimizer.state.pop(local, None)
+            elif not self.optimizer.state.get(local):
+                local.grad = torch.zeros_like(local if self.fused else parameter)
         groups = self.optimizer.param_groups
         base = [copy_of(group["lr"]) for group in groups]
         for group in groups:
@@ -274,20 +274,20 @@ class Stepper:
         self.optimizer.grad_scale = self.optimizer.found_inf = None  # type: ignore[attr-defined]
         unhooked = getattr(type(self.optimizer).step, "__wrapped__", type(self.optimizer).step)
         unhooked(self.optimizer)
-        for group, own_lr in zip(groups, base, strict=True):
-            set_lr(group, own_lr)
+        for group, lr in zip(groups, base, strict=True):
+            set_lr(group, lr)
         self._forget()
 
     def progress(self) -> dict[str, Any]:
         """Give what is neither a parameter nor a tensor beside one, as JSON keeps it."""
         state = self.optimizer.state
         numbers = {
-            name: {k: v for k, v in state.get(own, {}).items() if isinstance(v, (int, float))}
-            for name, _, own in self._owned()
+            name: {k: v for k, v in state.get(local, {}).items() if isinstance(v, (int, float))}
+            for name, _, local in self._with_locals()
         }
         return {
             "class": type(self.optimizer).__name__,
-            "stateful": [name for name, _, own in self._owned() if state.get(own)],
+            "stateful": [name for name, _, local in self._with_locals() if state.get(local)],
             "plain": {name: values for name, values in numbers.items() if values},
             "groups": settings_of(self.optimizer),
             "scale": self.scale.item() if self.scaling else None,
@@ -299,9 +299,9 @@ class Stepper:
     def restore(self, progress: Mapping[str, Any]) -> None:
         if not self.keeps_settings and "groups" in progress:
             self._restore_settings(progress["groups"])
-        for name, _, own in self._owned():
+        for name, _, local in self._with_locals():
             if numbers := progress.get("plain", {}).get(name):
-                self.optimizer.state[own].update(numbers)
+                self.optimizer.state[local].update(numbers)
         if self.scaling and (progress["scale"] or 1.0) != 1.0:  # 1.0 was that of fp32
             self.scale.fill_(progress["scale"])
         self.nominal = self.nominal or progress.get("nominal")

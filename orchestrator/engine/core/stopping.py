@@ -343,12 +343,12 @@ class StopPolicy:
         return next(over, None)
 
     def _due(self, cadences: Sequence[Cadence], seconds: float, *units: str) -> bool:
-        own = [cadence for cadence in cadences if cadence.every.unit in units]
-        return any([cadence.due(seconds, self.state) for cadence in own])  # noqa: C419 (each has to count)
+        cadences_now = [cadence for cadence in cadences if cadence.every.unit in units]
+        return any([cadence.due(seconds, self.state) for cadence in cadences_now])  # noqa: C419 (each has to count)
 
-    def _agreed(self, own: bool) -> bool:
+    def _agreed(self, answer: bool) -> bool:
         """Give rank 0's answer to every rank."""
-        return ranks.gather(own)[0]
+        return ranks.gather(answer)[0]
 
 
 # -- the best so far -------------------------------------------------------------------------------

@@ -50,11 +50,11 @@ def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str, first: 
         raise CheckFailed(f"{name} is a {type(loader).__name__}, not a DataLoader")
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return IterableShard(loader, ranks, seed, stream == "own", first)
-    if (own := knows_ranks(loader)) is not None:
-        refuse_other_ranks(own, ranks, name)
-        if type(own) is DistributedSampler:
-            return MapShard(loader, ranks, seed, first, Parts(own, first or ranks.world))
-        return UserShard(loader, own, ranks, seed, first)
+    if (sampler := knows_ranks(loader)) is not None:
+        refuse_other_ranks(sampler, ranks, name)
+        if type(sampler) is DistributedSampler:
+            return MapShard(loader, ranks, seed, first, Parts(sampler, first or ranks.world))
+        return UserShard(loader, sampler, ranks, seed, first)
     if stream == "own" and not is_torchs(loader):
         return IterableShard(loader, ranks, seed, True, first)
     return MapShard(loader, ranks, seed, first)
@@ -70,13 +70,14 @@ def knows_ranks(loader: DataLoader[Any]) -> Any:
     return within if type(within) is DistributedSampler else None
 
 
-def refuse_other_ranks(own: Any, ranks: Ranks, name: str) -> None:
+def refuse_other_ranks(sampler: Any, ranks: Ranks, name: str) -> None:
     """Refuse a sampler that is made for another rank, or for another number of them."""
-    samplers = gather((own.rank, own.num_replicas, len(own)))
+    samplers = gather((sampler.rank, sampler.num_replicas, len(sampler)))
     if samplers != [(rank, ranks.world, samplers[0][2]) for rank in range(ranks.world)]:
         raise CheckFailed(
-            f"the {type(own).__name__} of {name} does not fit: it is made for rank"
-            f" {own.rank} of {own.num_replicas}, this is rank {ranks.rank} of {ranks.world}",
+            f"the {type(sampler).__name__} of {name} does not fit: it is made for rank"
+            f" {sampler.rank} of {sampler.num_replicas}, this is rank {ranks.rank} of"
+            f" {ranks.world}",
             "leave the sampler out: the Trainer deals the samples out by itself",
         )
 
@@ -90,13 +91,13 @@ def is_torchs(loader: DataLoader[Any]) -> bool:
 def copied(loader: Any, **changes: Any) -> Any:
     """Copy a user's loader, with changes. A resume begins new workers and a new generator, so every
     epoch does; batches come in their order, since a rank with none left counts its last as none."""
-    own = copy.copy(loader)
+    again = copy.copy(loader)
     always = {"_iterator": None, "generator": None, "persistent_workers": False, "in_order": True}
-    if getattr(own, "num_workers", 0):
-        changes["worker_init_fn"] = workers.Shield(own.worker_init_fn)
+    if getattr(again, "num_workers", 0):
+        changes["worker_init_fn"] = workers.Shield(again.worker_init_fn)
     # DataLoader lets nobody exchange these after it was made, for fear of a stale iterator.
-    vars(own).update(always | changes)
-    return own
+    vars(again).update(always | changes)
+    return again
 
 
 def refuse_empty() -> NoReturn:
@@ -115,8 +116,8 @@ class Shard:
     endless = False
     interleaved = False  # the n-th samples of all ranks' batches follow each other in the order
     begins_anywhere = False  # also where no round of these ranks begins: others were there before
-    whose = "your loader"  # order of samples it is, where nobody else knows it,
-    instead = ""  # and what begins anywhere
+    order_of = "your loader"  # order of samples it is, where nobody else knows it,
+    alternative = ""  # and what begins anywhere
 
     def __init__(self, loader: Any, ranks: Ranks, seed: int) -> None:
         self.loader, self.ranks, self.seed = loader, ranks, seed
@@ -131,9 +132,9 @@ class Shard:
             raise UsageError(
                 f"the checkpoint was saved after {position} samples of epoch {number}, which is no"
                 f" multiple of the {self.round_size} that all ranks now take at a time, and only"
-                f" {self.whose} knows what is left",
+                f" {self.order_of} knows what is left",
                 "resume with as many ranks and the same batch size as before, or from the end of an"
-                f" epoch; {self.instead} goes on with any number of ranks",
+                f" epoch; {self.alternative} goes on with any number of ranks",
             )
         self._seed(number, -1)
         for name in ("sampler", "batch_sampler", "dataset"):
@@ -152,7 +153,7 @@ class Shard:
     def _draws(self, number: int, position: int) -> Iterator[Micro]:
         raise NotImplementedError
 
-    def _each(self, batches: Iterator[Any], number: int, first: int) -> Iterator[Any]:
+    def _seeded(self, batches: Iterator[Any], number: int, first: int) -> Iterator[Any]:
         """Let what a dataset draws at random depend on the place of the batch alone."""
         for index in itertools.count(first):
             self._seed(number, index)
@@ -186,7 +187,7 @@ class MapShard(Shard):
         self.batch_size = loader.batch_sampler.batch_size if batched else None
         self.drop_last = loader.batch_sampler.drop_last if batched else loader.drop_last
         which = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        self.own = copied(loader, **{which: self})
+        self.copy = copied(loader, **{which: self})
         self.length = len(self.sampler) if hasattr(self.sampler, "__len__") else None
         self.samples = self.length if self.batch_size else None
         self.interleaved, self.begins_anywhere = bool(self.batch_size), True
@@ -209,16 +210,16 @@ class MapShard(Shard):
         return f"{what}, as rank 0's {type(self.sampler).__name__} draws them in each epoch"
 
     def _shuffles(self) -> bool:
-        own = self.sampler
-        if type(own) is not RandomSampler or own.replacement:
+        sampler = self.sampler
+        if type(sampler) is not RandomSampler or sampler.replacement:
             return False
-        return len(own) == len(own.data_source)
+        return len(sampler) == len(sampler.data_source)
 
     def __iter__(self) -> Iterator[Any]:
         """Give the DataLoader, or its workers, what each batch of this rank holds."""
-        for own in self.rounds:
-            self.begun.append(own)
-            yield own.items if self.batch_size else own.items[0]
+        for current in self.rounds:
+            self.begun.append(current)
+            yield current.items if self.batch_size else current.items[0]
 
     def _dealt(self, items: int, start: int = 0) -> Dealt:
         rank, world = self.ranks.rank, self.ranks.world
@@ -230,7 +231,7 @@ class MapShard(Shard):
     def _draws(self, number: int, position: int) -> Iterator[Micro]:
         self.rounds, self.begun = self._rounds(number, position), deque()
         self._seed(number, -1)
-        for data in self._each(workers.begin(self.own), number, position // self.round_size):
+        for data in self._seeded(workers.begin(self.copy), number, position // self.round_size):
             items, real = self.begun.popleft()
             content = items if self.batch_size else items[0]
             size = len(content) if isinstance(content, (list, tuple)) else None
@@ -254,9 +255,9 @@ class MapShard(Shard):
 
     def _drawn(self, epoch: int, position: int) -> Iterator[Round]:
         """Deal out what rank 0's sampler draws from a position on."""
-        each = math.lcm(self.first, self.ranks.world) * (self.batch_size or 1)
+        at_once = math.lcm(self.first, self.ranks.world) * (self.batch_size or 1)
         first: list[Any] = []  # shown by a rank for which nothing is left
-        for items in whole_rounds(self._pieces(epoch), position, each):
+        for items in whole_rounds(self._pieces(epoch), position, at_once):
             first = first or items[:1]
             dealt = self._dealt(len(items))
             for index in range(dealt.rounds):
@@ -326,12 +327,12 @@ class Parts:
     made for the ranks that the job began with, so other ranks can go on after any sample.
     """
 
-    def __init__(self, own: DistributedSampler[Any], first: int) -> None:
-        self.own, self.first = own, first
+    def __init__(self, sampler: DistributedSampler[Any], first: int) -> None:
+        self.copy, self.first = sampler, first
 
     def _sampler(self, ranks: int) -> DistributedSampler[Any]:
-        own = self.own
-        return DistributedSampler(own.dataset, ranks, 0, own.shuffle, own.seed, own.drop_last)
+        like = self.copy
+        return DistributedSampler(like.dataset, ranks, 0, like.shuffle, like.seed, like.drop_last)
 
     def __len__(self) -> int:
         return self._sampler(self.first).total_size
@@ -365,14 +366,14 @@ def pick(items: Sequence[Any] | Shuffled, places: range) -> list[Any]:
     return items.at(places) if isinstance(items, Shuffled) else [items[p] for p in places]
 
 
-def whole_rounds(pieces: Iterable[list[T]], position: int, each: int) -> Iterator[list[T]]:
+def whole_rounds(pieces: Iterable[list[T]], position: int, at_once: int) -> Iterator[list[T]]:
     """Give what comes from a position on, so that only the last list is no multiple of a round."""
     left: list[T] = []
     for piece in pieces:
         skipped = min(position, len(piece))
         position -= skipped
         left += piece[skipped:]
-        whole = len(left) // each * each
+        whole = len(left) // at_once * at_once
         if whole:
             yield left[:whole]
             left = left[whole:]
@@ -396,13 +397,13 @@ class Dealt:
         start: int = 0,  # what comes before it was dealt out already
         first: int = 0,  # ranks that the job began with: they decide what is dropped, if they can
     ) -> None:
-        each = size * world
+        at_once = size * world
         kept = items // (size * (first or world)) * size * (first or world)
-        if kept < start or (kept - start) % each:
-            kept = start + (items - start) // each * each
+        if kept < start or (kept - start) % at_once:
+            kept = start + (items - start) // at_once * at_once
         self.start, self.items = start, kept if drop_last else items
         self.size, self.rank, self.world = size, rank, world
-        self.rounds = -(-(self.items - start) // each)
+        self.rounds = -(-(self.items - start) // at_once)
 
     def places(self, index: int) -> range:
         return self._own(index) or range(1)
@@ -433,19 +434,19 @@ class UserShard(Shard):
     """A sampler of the user's that gives each rank its part; told only the epoch."""
 
     interleaved = True
-    instead = "torch's own DistributedSampler, or none (the Trainer deals the samples out),"
+    alternative = "torch's own DistributedSampler, or none (the Trainer deals the samples out),"
 
-    def __init__(self, loader: Any, own: Any, ranks: Ranks, seed: int, first: int) -> None:
+    def __init__(self, loader: Any, sampler: Any, ranks: Ranks, seed: int, first: int) -> None:
         super().__init__(loader, ranks, seed)
-        self.own: Any = copied(loader)
-        self.whose = f"your {type(own).__name__}"
-        self.batch_size, self.part = loader.batch_size, len(own)
+        self.copy: Any = copied(loader)
+        self.order_of = f"your {type(sampler).__name__}"
+        self.batch_size, self.part = loader.batch_size, len(sampler)
         whole = self.part * ranks.world
         self.samples = whole if self.batch_size else None
         what = "samples" if self.batch_size else "batches"
-        self.description = f"{whole:,} {what} by {self.whose}, epochs are set"
+        self.description = f"{whole:,} {what} by {self.order_of}, epochs are set"
         extra = whole - len(loader.dataset)
-        if isinstance(own, DistributedSampler) and not own.drop_last and extra > 0:
+        if isinstance(sampler, DistributedSampler) and not sampler.drop_last and extra > 0:
             self.description += f"; it shows {extra} of them twice, to make the ranks equal"
         if first not in (0, ranks.world):
             self.description += (
@@ -454,7 +455,7 @@ class UserShard(Shard):
             )
 
     def _draws(self, number: int, position: int) -> Iterator[Micro]:
-        drawn = self._each(workers.begin(self.own), number, 0)
+        drawn = self._seeded(workers.begin(self.copy), number, 0)
         for index, data in itertools.islice(enumerate(drawn), position // self.round_size, None):
             left = self.part - index * (self.batch_size or 1)
             size = min(self.batch_size, left) if self.batch_size and left > 0 else None
@@ -464,17 +465,17 @@ class UserShard(Shard):
 class IterableShard(Shard):
     """A dataset without a length, or any iterable of batches."""
 
-    instead = 'a stream that is the same on all ranks (stream="dealt")'
+    alternative = 'a stream that is the same on all ranks (stream="dealt")'
 
-    def __init__(self, loader: Any, ranks: Ranks, seed: int, own: bool, first: int) -> None:
+    def __init__(self, loader: Any, ranks: Ranks, seed: int, is_part: bool, first: int) -> None:
         super().__init__(loader, ranks, seed)
-        self.own: Any = loader
+        self.copy: Any = loader
         if isinstance(loader, DataLoader):
             counts = (
                 {} if loader.batch_size is None else {"collate_fn": Counting(loader.collate_fn)}
             )
-            self.own = copied(loader, **counts)
-        self.deals = self.begins_anywhere = ranks.world > 1 and not own
+            self.copy = copied(loader, **counts)
+        self.deals = self.begins_anywhere = ranks.world > 1 and not is_part
         self.description = "a stream of batches"
         if self.deals:
             self.description += (
@@ -483,7 +484,7 @@ class IterableShard(Shard):
             )
         elif ranks.world > 1:
             self.description += ": every rank takes its own stream as its part"
-        if own and first not in (0, ranks.world):
+        if is_part and first not in (0, ranks.world):
             self.description += (
                 f" (WARNING: with {ranks.world} ranks in place of {first} the parts are others:"
                 " some batches may come twice, some not at all)"
@@ -491,7 +492,7 @@ class IterableShard(Shard):
 
     def _draws(self, number: int, position: int) -> Iterator[Micro]:
         # The seed of rank 0 for all: streams that are dealt out have to be the same.
-        drawn = self._each(workers.begin(self.own), number, 0)
+        drawn = self._seeded(workers.begin(self.copy), number, 0)
         rank, world = self.ranks.rank, self.ranks.world
         if world == 1:
             for data in itertools.islice(drawn, position, None):
@@ -555,11 +556,11 @@ class Counted(NamedTuple):
 class Counting:
     """A collate function that also counts the samples of a stream: no sampler knows them."""
 
-    def __init__(self, own: Callable[[list[Any]], Any]) -> None:
-        self.own = own
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.copy = collate
 
     def __call__(self, samples: list[Any]) -> Counted:
-        return Counted(self.own(samples), len(samples))
+        return Counted(self.copy(samples), len(samples))
 
 
 def micro_of(data: Any) -> Micro:

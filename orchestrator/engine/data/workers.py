@@ -22,15 +22,15 @@ HELD = {signal.SIGTERM, signal.SIGINT}
 class Shield:
     """A worker's first function, in front of the user's own."""
 
-    def __init__(self, own: Callable[[int], Any] | None = None) -> None:
-        self.own = own
+    def __init__(self, user_init: Callable[[int], Any] | None = None) -> None:
+        self.user_init = user_init
 
     def __call__(self, worker: int) -> None:
         # They are blocked since the process began; where it was forked from an older server, now.
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         threading.Thread(target=obey_parent, daemon=True).start()
-        if self.own is not None:
-            self.own(worker)
+        if self.user_init is not None:
+            self.user_init(worker)
 
 
 def obey_parent() -> None:

@@ -261,7 +261,7 @@ class Account:
         self.trains: float | None = None  # since when
         self.first = self.step = 0
         self.data = self.checkpoints = 0.0  # seconds for which the training waited
-        self.told = 0.0
+        self.written_at = 0.0
 
     def begin(self, step: int) -> None:
         """Note that the first step begins, after so many of earlier attempts."""
@@ -273,7 +273,7 @@ class Account:
     def after_step(self, step: int, data: float) -> None:
         self.step = step
         self.data += data
-        if time.monotonic() - self.told >= EVERY:
+        if time.monotonic() - self.written_at >= EVERY:
             self.write()
 
     @contextlib.contextmanager
@@ -285,7 +285,7 @@ class Account:
             self.checkpoints += time.monotonic() - began
 
     def write(self) -> None:
-        self.told = time.monotonic()
+        self.written_at = time.monotonic()
         if self.path is None:
             return
         line = {

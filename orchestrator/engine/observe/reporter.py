@@ -133,7 +133,7 @@ class Reporter:
         self.tokens, self.skipped = tokens, 0
         self.phases = Phases(ranks.device, model, profiling=config.profiling.enabled)
         self.watch = Watch(config, ranks, self.phases, step) if ranks.world > 1 else None
-        self.account, self.data_told = metrics.of_process(), 0.0
+        self.account, self.data_counted = metrics.of_process(), 0.0
         self.account.begin(step)
         self.ledger = Ledger()
         self.file = metrics.MetricsFile(ranks.rank, step, trainer)
@@ -165,8 +165,8 @@ class Reporter:
         seconds = self.estimate.step()
         self.busy += seconds
         data = self.phases.totals()[0]
-        self.account.after_step(step, data - self.data_told)
-        self.data_told = data
+        self.account.after_step(step, data - self.data_counted)
+        self.data_counted = data
         if self.watch is not None:
             for slow in self.watch.after_step(seconds):
                 self.say(in_words(self.ranks, slow))

@@ -28,7 +28,7 @@ class Trackers:
         self.say, self.rank = say, ranks.rank
         self.wanted = [wanted] if isinstance(wanted, str) else wanted
         self.named: list[Sending] | None = None  # until begin
-        self.own: list[Tracker] = []
+        self.objects: list[Tracker] = []
         self._together(self._check)
         atexit.register(self.close)
 
@@ -48,7 +48,7 @@ class Trackers:
         for sending in named:
             sending.close()
         self._do(lambda tracker: tracker.close())
-        self.own = []
+        self.objects = []
 
     def _together(self, what: Any) -> None:
         """Do it on rank 0, and let all ranks hear of it if it cannot be done."""
@@ -72,7 +72,7 @@ class Trackers:
             elif callable(getattr(tracker, "log", None)) and callable(
                 getattr(tracker, "close", None)
             ):
-                self.own.append(tracker)
+                self.objects.append(tracker)
             else:
                 raise UsageError(
                     f"trackers: {tracker!r} has no log(values, step) and close()",
@@ -92,10 +92,10 @@ class Trackers:
             self.named.append(Sending(name, opened, self.say))
 
     def _do(self, what: Any) -> None:
-        for tracker in list(self.own):
+        for tracker in list(self.objects):
             try:
                 what(tracker)
             except Exception as error:  # noqa: BLE001 (whatever a user's own one does)
-                self.own.remove(tracker)
+                self.objects.remove(tracker)
                 name = type(tracker).__name__
                 self.say(f"WARNING: {name} failed and is switched off from now on: {error}")

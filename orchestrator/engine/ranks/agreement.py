@@ -64,17 +64,17 @@ def tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def refuse_other_shapes(values: Sequence[tuple[str, Tensor]]) -> None:
-    own = [(name, tuple(value.shape), str(value.dtype)) for name, value in values]
-    digest = hashlib.blake2b(repr(own).encode(), digest_size=8).digest()
+    described = [(name, tuple(value.shape), str(value.dtype)) for name, value in values]
+    digest = hashlib.blake2b(repr(described).encode(), digest_size=8).digest()
     number = torch.tensor([int.from_bytes(digest, "little", signed=True)])
     if same(number).all():
         return
-    first: list[Any] = [own]
+    first: list[Any] = [described]
     dist.broadcast_object_list(first, src=0, group=host_group())
-    missing = [entry for entry in first[0] if entry not in own]
-    extra = [entry for entry in own if entry not in first[0]]
+    missing = [entry for entry in first[0] if entry not in described]
+    extra = [entry for entry in described if entry not in first[0]]
     problem = ""
-    if own != first[0]:
+    if described != first[0]:
         problem = f"rank {dist.get_rank()} lacks {missing[:1]} of rank 0, and has {extra[:1]}"
     problems = [text for text in gather(problem) if text]
     raise CheckFailed(f"the model is not the same on all ranks: {problems[0]}", FIX)
@@ -123,8 +123,8 @@ def hash_there(value: Tensor) -> Tensor:
 
 @functools.cache
 def odd_numbers(device: torch.device) -> Tensor:
-    own = torch.Generator().manual_seed(0)
-    numbers = torch.randint(-(1 << 62), 1 << 62, (PIECE,), generator=own) * 2 + 1
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randint(-(1 << 62), 1 << 62, (PIECE,), generator=generator) * 2 + 1
     return numbers.to(device)
 
 
@@ -230,13 +230,13 @@ def sums_of(data: Tensor) -> Tensor:
         low = numbers[start : start + PIECE]
         factors = random_numbers(data.device)[:, :, : low.numel()]
         high = low >> 32
-        piece = [(low * own[0] + high * own[1]).sum() for own in factors]
+        piece = [(low * pair[0] + high * pair[1]).sum() for pair in factors]
         totals = totals * BETWEEN_SUMMED + torch.stack(piece)
     return totals
 
 
 @functools.cache
 def random_numbers(device: torch.device) -> Tensor:
-    own = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     least, most = -(1 << 63), (1 << 63) - 1
-    return torch.randint(least, most, (SUMS, 2, PIECE), generator=own).to(device)
+    return torch.randint(least, most, (SUMS, 2, PIECE), generator=generator).to(device)

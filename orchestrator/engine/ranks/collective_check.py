@@ -58,12 +58,12 @@ class _Room:
             self.store.set(f"left/{self.rank}", "1")
             self.store.add("left", 1)
 
-    def call(self, own: Entry, seconds: float) -> None:
+    def call(self, entry: Entry, seconds: float) -> None:
         self.number += 1
         keys = {rank: f"{self.number}/{rank}" for rank in range(self.world)}
-        self.store.set(keys[self.rank], json.dumps(asdict(own)))
+        self.store.set(keys[self.rank], json.dumps(asdict(entry)))
         self._forget_older()
-        if self.store.compare_set(f"{self.number}/what", "", own.what).decode() != own.what:
+        if self.store.compare_set(f"{self.number}/what", "", entry.what).decode() != entry.what:
             self.store.add(f"{self.number}/different", 1)
         self._wait(keys, seconds)
         if self.store.check([f"{self.number}/verdict"]):  # the others have given up on this rank

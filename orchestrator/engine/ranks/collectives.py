@@ -152,26 +152,26 @@ def all_reduce_tensor(tensor: Tensor, op: str = "sum") -> Tensor:
     The mean of whole numbers is a floating-point tensor; sum and mean count true as 1.
     """
     one_of("op", op, tuple(OPS))
-    own = _own(tensor)
-    value = own.to(torch.int64) if own.dtype == torch.bool else own.clone()
+    local = _own(tensor)
+    value = local.to(torch.int64) if local.dtype == torch.bool else local.clone()
     if op == "mean" and not value.dtype.is_floating_point and not value.dtype.is_complex:
         value = value.to(torch.float64)
     world = 1
-    if together(f"all_reduce_tensor ({op}) of {_shown(own)}"):
+    if together(f"all_reduce_tensor ({op}) of {_shown(local)}"):
         dist.all_reduce(value, OPS[op], group=_group(value))
         world = dist.get_world_size()
     if op == "mean":
         value = value / world
-        return value if own.dtype.is_floating_point or own.dtype.is_complex else value.float()
-    return value.bool() if own.dtype == torch.bool and op != "sum" else value
+        return value if local.dtype.is_floating_point or local.dtype.is_complex else value.float()
+    return value.bool() if local.dtype == torch.bool and op != "sum" else value
 
 
 def gather_tensors(tensor: Tensor) -> list[Tensor]:
     """Return all ranks' tensors, in order of rank, on every rank; their shapes may differ."""
-    own = _own(tensor)
-    if not together(f"gather_tensors of {own.dtype}"):
-        return [own.clone()]
-    described = ranks.gather((tuple(own.shape), str(own.dtype)))
+    local = _own(tensor)
+    if not together(f"gather_tensors of {local.dtype}"):
+        return [local.clone()]
+    described = ranks.gather((tuple(local.shape), str(local.dtype)))
     for rank, (_, dtype) in enumerate(described):
         if dtype != described[0][1]:
             raise UsageError(
@@ -179,8 +179,8 @@ def gather_tensors(tensor: Tensor) -> list[Tensor]:
                 "convert them to one dtype first",
             )
     sizes = [math.prod(shape) for shape, _ in described]
-    padded = own.new_zeros(max(sizes))
-    padded[: own.numel()] = own.flatten()
+    padded = local.new_zeros(max(sizes))
+    padded[: local.numel()] = local.flatten()
     gathered = [torch.empty_like(padded) for _ in sizes]
     if max(sizes):
         dist.all_gather(gathered, padded, group=_group(padded))
@@ -217,9 +217,9 @@ def _own(tensor: Tensor) -> Tensor:
             f"a tensor is needed, not {tensor!r}",
             "wrap it: torch.tensor(value); broadcast_object takes anything",
         )
-    own = tensor.detach()
+    local = tensor.detach()
     # A DTensor; importing them to ask would take a second.
-    whole: Tensor = own.full_tensor() if hasattr(own, "full_tensor") else own
+    whole: Tensor = local.full_tensor() if hasattr(local, "full_tensor") else local
     return whole.contiguous()
 
 
