@@ -153,10 +153,10 @@ class Trainer:
         settings.check_arguments(strategy, scheduler_every, stream, warmup_steps, log_every)
         losses = Losses(loss, step, metrics or {})
         self._keys = config or {}
-        own = settings.arguments(precision, accumulate, clip_grad_norm, seed, log_every)
-        everyone = self._join(own, strategy, find_unused_parameters, backend, device)
+        arguments = settings.arguments(precision, accumulate, clip_grad_norm, seed, log_every)
+        everyone = self._join(arguments, strategy, find_unused_parameters, backend, device)
         losses.to(everyone.device)
-        strategy = self._chosen(model, own, strategy, find_unused_parameters, everyone)
+        strategy = self._chosen(model, arguments, strategy, find_unused_parameters, everyone)
         self.config = kept_batch(self.config, everyone, loader=True)
         names = names_of(model)
         fill = self._filling(model, weights, everyone)
@@ -177,13 +177,13 @@ class Trainer:
 
     def _join(
         self,
-        own: dict[str, Any],
+        arguments: dict[str, Any],
         strategy: str,
         unused: bool,
         backend: str | None,
         device: str | torch.device | None,
     ) -> Ranks:
-        self.config = settings.config_of(own, strategy, unused, self._keys)
+        self.config = settings.config_of(arguments, strategy, unused, self._keys)
         settings.make_deterministic(self.config)
         collectives.setup_distributed(backend, self.config.distributed.timeout)
         everyone = ranks.join(self.config)
@@ -211,7 +211,12 @@ class Trainer:
         return fill
 
     def _chosen(
-        self, model: nn.Module, own: dict[str, Any], strategy: str, unused: bool, everyone: Ranks
+        self,
+        model: nn.Module,
+        arguments: dict[str, Any],
+        strategy: str,
+        unused: bool,
+        everyone: Ranks,
     ) -> str:
         """Replace `auto` by a strategy, and say which.
 
@@ -224,7 +229,7 @@ class Trainer:
         say(everyone, reason)
         static = self._keys.get("distributed", {}).get("static_graph")
         unused = unused or (strategy == "ddp" and not static)
-        self.config = settings.config_of(own, strategy, unused, self._keys)
+        self.config = settings.config_of(arguments, strategy, unused, self._keys)
         return strategy
 
     @classmethod
@@ -292,10 +297,10 @@ class Trainer:
         else:
             for line in mesh.picture(self.mesh, everyone):
                 self._say(line)
-        own = everyone.neighbours
-        if everyone.world > 1 and everyone.rank == own[0]:
+        here = everyone.neighbours
+        if everyone.world > 1 and everyone.rank == here[0]:
             host = f"{everyone.nodes[everyone.rank][1]}, {device_name(everyone.device)}"
-            tell(f"ranks {own[0]} to {own[-1]} of {everyone.world} are here: {host}")
+            tell(f"ranks {here[0]} to {here[-1]} of {everyone.world} are here: {host}")
         stepper = self.parts.stepper
         count = sum(parameter.numel() for parameter in stepper.parameters.values())
         self._say(f"{count:,} parameters")
@@ -596,10 +601,10 @@ class Trainer:
         return loaded
 
     def _load(
-        self, look: loading.Look, room: Path, *, required: bool = True
+        self, find: loading.Find, room: Path, *, required: bool = True
     ) -> checkpoint_store.Checkpoint | None:
         fix = loading.unasked(self.config.checkpoint.resume)
-        loaded = loading.resume(look, self._target, room, required=required, fix=fix)
+        loaded = loading.resume(find, self._target, room, required=required, fix=fix)
         return self._go_on_from(loaded)
 
     @property
@@ -623,8 +628,8 @@ class Trainer:
     def _say_not_taken(self, progress: Mapping[str, Any]) -> None:
         """Say what the program has changed of its optimizer, and a resume does not take."""
         stepper = self.parts.stepper
-        own = {"optimizer": stepper.initial_settings, "scheduler": self._scheduler.initial_settings}
-        other = not_taken(progress.get("given"), own)
+        now = {"optimizer": stepper.initial_settings, "scheduler": self._scheduler.initial_settings}
+        other = not_taken(progress.get("given"), now)
         if other and not stepper.keeps_settings:
             self._say(f"as saved: {other}; on_train_begin= may change trainer.optimizer")
 
@@ -644,17 +649,17 @@ class Trainer:
         return self._memory.find() if self._memory is not None else None
 
     def _newest(
-        self, look: loading.Look | None, kept: Found | None, room: Path
+        self, find: loading.Find | None, found: Found | None, room: Path
     ) -> checkpoint_store.Checkpoint | None:
         """Load what is on disk, or what is in memory, whichever is newer."""
-        if kept is None or self._memory is None:
-            return self._load(look, room) if look is not None else None
+        if found is None or self._memory is None:
+            return self._load(find, room) if find is not None else None
         newer = None
-        if look is not None:
-            newer = self._load(loading.newer_than(look, kept.notes), room, required=False)
+        if find is not None:
+            newer = self._load(loading.newer_than(find, found.notes), room, required=False)
         if newer is not None:
             return newer
-        in_memory = loading.InMemory(kept, self._memory.where)
+        in_memory = loading.InMemory(found, self._memory.where)
         return self._go_on_from(loading.load_state([in_memory], self._target))
 
     def _accept(self, progress: Any) -> None:
@@ -682,29 +687,29 @@ class Trainer:
         save_to: str | Path | None,
         keep: int | None,
         resumes: bool,
-        kept: Found | None,
+        found: Found | None,
         *,
         saving: bool,
     ) -> Checkpoints | None:
         """Make the store that a training saves into, if it does, and resume from it, if asked."""
         config, outputs = self.config.checkpoint, training_loop.outputs_directory()
-        given = save_to or config.directory
+        named = save_to or config.directory
         built_in = self._training is not None
-        own = outputs / "checkpoints" if outputs else None if built_in else Path("checkpoints")
+        default = outputs / "checkpoints" if outputs else None if built_in else Path("checkpoints")
         wanted = "auto" if resumes else config.resume
         saves = saving or (config.at_end and (built_in or self._given("checkpoint", "at_end")))
-        if given is None and own is None:
-            self._newest(None, kept, Path())
+        if named is None and default is None:
+            self._newest(None, found, Path())
             if saves or wanted != "never":
-                self._without_directory(saving, "auto" if kept else wanted)
+                self._without_directory(saving, "auto" if found else wanted)
             return None
-        directory = as_path(given or own or "")
-        searches = given is None and wanted == "auto"
-        look = loading.newest(directory, searches=searches, accept=self._accept_own, say=self._say)
+        directory = as_path(named or default or "")
+        searches = named is None and wanted == "auto"
+        find = loading.newest(directory, searches=searches, accept=self._accept_own, say=self._say)
         loaded = None
-        if wanted == "auto" or kept is not None or memory.is_restart():
+        if wanted == "auto" or found is not None or memory.is_restart():
             # What an earlier attempt saved is this run's own.
-            loaded = self._newest(look, kept, directory)
+            loaded = self._newest(find, found, directory)
             if loaded is None and wanted == "auto":
                 self._say(f"nothing to resume from in {directory}: starting anew")
                 if fix := loading.unasked(config.resume):

@@ -76,7 +76,7 @@ class Profile:
         self._profiler: Any = None
         self._problem = ""
         self._open = contextlib.ExitStack()
-        self.wishes = Wishes(ranks)
+        self.requests = ProfileRequests(ranks)
 
     def __enter__(self) -> Profile:
         wanted = self._profiling
@@ -89,7 +89,7 @@ class Profile:
 
     def wanted(self) -> int:
         """Return how many steps a head wants to see, on rank 0; else, and on others, 0."""
-        return 0 if self._recording is not None else self.wishes.look()
+        return 0 if self._recording is not None else self.requests.take()
 
     def begin(self, steps: int, after: int) -> None:
         """Trace so many steps, from the second one on after this one: all ranks the same."""
@@ -99,7 +99,7 @@ class Profile:
         first = after + 1 + wanted.steps_before
         directory = self._directory / f"step_{first:08d}"
         recording = Recording(wanted, directory, first, asked=True)
-        self.wishes.tell(asked.TRACING, (first, recording.last))
+        self.requests.tell(asked.TRACING, (first, recording.last))
         self._say(f"a head asks for a profile: steps {first} to {recording.last} are traced")
         self._start(recording)
 
@@ -173,9 +173,11 @@ class Profile:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._recording is not None and kind is None:
             self._say(f"the run ended {self._left} steps before its profile was complete: no trace")
-        if self.wishes.wish is not None:
+        if self.requests.request is not None:
             why = "failed" if kind is not None else "ended"
-            self.wishes.tell(asked.FAILED, text=f"the training {why} before its profile was whole")
+            self.requests.tell(
+                asked.FAILED, text=f"the training {why} before its profile was whole"
+            )
         # After an error the other ranks may be anywhere: nothing is shared.
         self._close()
 
@@ -223,10 +225,10 @@ class Profile:
         steps = (recording.first, recording.last)
         directory = f"{self._directory.name}/{recording.directory.name}"
         if len(without) == len(results):
-            self.wishes.tell(asked.FAILED, steps, text=f"no rank could write a trace: {lacking}")
+            self.requests.tell(asked.FAILED, steps, text=f"no rank could write a trace: {lacking}")
             return
         self._say(f"profile of steps {steps[0]} to {steps[1]} in {recording.directory}")
-        self.wishes.tell(asked.WRITTEN, steps, directory, lacking)
+        self.requests.tell(asked.WRITTEN, steps, directory, lacking)
 
     def _summarize(self, recording: Recording, results: list[Rank | str | None]) -> None:
         """Write and print what the traces say."""
@@ -263,44 +265,44 @@ def refuse_cut_off(path: Path) -> None:
 # -- what a head asks for --------------------------------------------------------------------------
 
 
-class Wishes:
-    """The wishes of heads, one after the other; on other ranks than the first there are none."""
+class ProfileRequests:
+    """The requests of heads, one after the other; only the first rank has any."""
 
     def __init__(self, ranks: Ranks) -> None:
         run = os.environ.get("ORCHESTRATOR_RUN") if ranks.rank == 0 else None
         self.run = Path(run) if run else None
         self.path = Path(run or "", profiling.WISH)
-        self.wish: ProfileWish | None = None
+        self.request: ProfileWish | None = None
 
-    def look(self) -> int:
+    def take(self) -> int:
         """Take a wish, if there is a new one; return how many steps it is about, or 0."""
         if self.run is None or not self.path.exists():
             return 0
         try:
             with files.open_plain(self.path) as file:
-                wish = decode(ProfileWish, parse(file.read(1 << 12)), newer=True)
+                request = decode(ProfileWish, parse(file.read(1 << 12)), newer=True)
             if time.time() - self.path.stat().st_mtime < profiling.PATIENCE:
-                self.wish = wish
+                self.request = request
                 self.tell(profiling.ASKED)  # before the wish goes, so that it is not left again
         except (OSError, Nonsense):
-            wish = None
+            request = None
         with contextlib.suppress(OSError):
             self.path.unlink()
-        if wish is None or self.wish is not wish:
+        if request is None or self.request is not request:
             return 0
-        return min(max(1, wish.steps), profiling.MOST_STEPS)
+        return min(max(1, request.steps), profiling.MOST_STEPS)
 
     def tell(
         self, state: str, steps: tuple[int, int] = (0, 0), directory: str = "", text: str = ""
     ) -> None:
         """Answer the wish that was taken last."""
-        if self.run is None or self.wish is None:
+        if self.run is None or self.request is None:
             return
         first, last = steps
         news = ProfileNews(
-            id=self.wish.id, state=state, first=first, last=last, directory=directory, text=text
+            id=self.request.id, state=state, first=first, last=last, directory=directory, text=text
         )
         with contextlib.suppress(OSError):
             files.replace(self.run / profiling.NEWS, json.dumps(encode(news)))
         if state in (profiling.WRITTEN, profiling.FAILED):
-            self.wish = None
+            self.request = None

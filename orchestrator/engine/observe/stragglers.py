@@ -26,8 +26,8 @@ from orchestrator.config.schema import Config
 from orchestrator.engine.observe.phases import Phases
 from orchestrator.engine.ranks.ranks import Ranks, own_group, wait_as_long
 
-LOOK = 0.4  # seconds
-LOOKS = 15
+WINDOW_SECONDS = 0.4  # seconds
+WINDOWS = 15
 STEADY = 14  # of the looks: slow compute shows in nearly every one, a busy machine in some
 STALLS = 5  # of the looks: a loader may stall now and then
 LOSSES = 3  # of the looks: lost packets come in bursts, too, where nothing is broken
@@ -73,7 +73,7 @@ class Slow:
 
 
 @dataclass(frozen=True)
-class Look:
+class Window:
     """Some steps of every rank, added up: one Step per rank."""
 
     first: int
@@ -116,13 +116,13 @@ class Detector:
 
     def __init__(self, step: int, nodes: Sequence[int]) -> None:
         self.step, self.nodes = step, nodes  # the node of each rank
-        self.looks: deque[Look] = deque(maxlen=LOOKS)
+        self.windows: deque[Window] = deque(maxlen=WINDOWS)
         self.open: list[tuple[int, list[Step]]] = []  # steps of a look that is not long enough
         self.sent = [0.0] * len(nodes)
         self.resent = [0.0] * len(nodes)
         self.writes: dict[int, float] = {}  # rank -> the writes that were heard of
         self.slow_writes: dict[int, int] = {}  # rank -> slow ones in a row
-        self.told: set[tuple[str, int]] = set()
+        self.reported: set[tuple[str, int]] = set()
 
     def hear(self, parts: Sequence[Part]) -> list[Slow]:
         """Take what every rank tells of the same steps; return what is news."""
@@ -135,10 +135,10 @@ class Detector:
                     self.sent[rank] += part.sent
                     self.resent[rank] += part.resent
             self._close()
-        if len(self.looks) == LOOKS:
+        if len(self.windows) == WINDOWS:
             found += [*self._compute(), *self._data(), *self._link()]
-        news = [slow for slow in found if (slow.cause, self._who(slow)) not in self.told]
-        self.told |= {(slow.cause, self._who(slow)) for slow in news}
+        news = [slow for slow in found if (slow.cause, self._who(slow)) not in self.reported]
+        self.reported |= {(slow.cause, self._who(slow)) for slow in news}
         return news
 
     def _who(self, slow: Slow) -> int:
@@ -147,59 +147,61 @@ class Detector:
     def _close(self) -> None:
         """Make a look of the open steps once they are long enough."""
         seconds = sum(max(step.whole for step in steps) for _, steps in self.open)
-        if seconds < LOOK:
+        if seconds < WINDOW_SECONDS:
             return
         ranks = zip(*(steps for _, steps in self.open), strict=True)
         summed = tuple(added(steps) for steps in ranks)
         first, last = self.open[0][0], self.open[-1][0]
-        look = Look(first, last, seconds, summed, tuple(self.sent), tuple(self.resent))
-        self.looks.append(look)
+        window = Window(first, last, seconds, summed, tuple(self.sent), tuple(self.resent))
+        self.windows.append(window)
         self.open = []
         self.sent, self.resent = [0.0] * len(self.nodes), [0.0] * len(self.nodes)
 
     def _slow(self, cause: str, rank: int, text: str) -> Slow:
-        return Slow(cause, rank, text, self.looks[0].first, self.looks[-1].last)
+        return Slow(cause, rank, text, self.windows[0].first, self.windows[-1].last)
 
     @property
     def _seconds(self) -> float:
-        return sum(look.seconds for look in self.looks)
+        return sum(window.seconds for window in self.windows)
 
     def _compute(self) -> list[Slow]:
         ratios = [self._ratios(rank) for rank in range(len(self.nodes))]
-        if any(math.isnan(sum(own)) for own in ratios):
+        if any(math.isnan(sum(ratios_of_rank)) for ratios_of_rank in ratios):
             return []
         found = []
-        for rank, own in enumerate(ratios):
+        for rank, ratios_of_rank in enumerate(ratios):
             least = slow_from(rank, ratios)
-            steady = sum(ratio >= least for ratio in own) >= STEADY
+            steady = sum(ratio >= least for ratio in ratios_of_rank) >= STEADY
             if steady and self._lost(rank) >= PART * self._seconds:
-                text = f"computes {statistics.median(own):.2f} times as long as the others"
+                text = (
+                    f"computes {statistics.median(ratios_of_rank):.2f} times as long as the others"
+                )
                 found.append(self._slow(COMPUTE, rank, text))
         return found
 
     def _ratios(self, rank: int) -> list[float]:
         """Compare a rank's time to compute with the others', look by look."""
         found = []
-        for look in self.looks:
-            usual = others([step.compute for step in look.ranks], rank)
-            found.append(look.ranks[rank].compute / usual if usual > 0 else math.nan)
+        for window in self.windows:
+            usual = others([step.compute for step in window.ranks], rank)
+            found.append(window.ranks[rank].compute / usual if usual > 0 else math.nan)
         return found
 
     def _lost(self, rank: int) -> float:
         return sum(
-            look.ranks[rank].compute - others([step.compute for step in look.ranks], rank)
-            for look in self.looks
+            window.ranks[rank].compute - others([step.compute for step in window.ranks], rank)
+            for window in self.windows
         )
 
     def _data(self) -> list[Slow]:
         found = []
         for rank in range(len(self.nodes)):
             lost = [
-                look.ranks[rank].data - others([step.data for step in look.ranks], rank)
-                for look in self.looks
+                window.ranks[rank].data - others([step.data for step in window.ranks], rank)
+                for window in self.windows
             ]
             stalls = sum(
-                one >= PART * look.seconds for one, look in zip(lost, self.looks, strict=True)
+                one >= PART * window.seconds for one, window in zip(lost, self.windows, strict=True)
             )
             if sum(lost) >= PART * self._seconds and stalls >= STALLS:
                 part = sum(lost) / self._seconds
@@ -209,16 +211,17 @@ class Detector:
 
     def _link(self) -> list[Slow]:
         waited = sum(
-            statistics.median(step.communication for step in look.ranks) for look in self.looks
+            statistics.median(step.communication for step in window.ranks)
+            for window in self.windows
         )
         if not waited >= WAITING * self._seconds:
             return []
         found = []
         for node in sorted(set(self.nodes)):
             rank = list(self.nodes).index(node)  # all ranks of a node see the same counters
-            sent = sum(look.sent[rank] for look in self.looks)
-            resent = sum(look.resent[rank] for look in self.looks)
-            lossy = sum(look.resent[rank] > RESENT * look.sent[rank] for look in self.looks)
+            sent = sum(window.sent[rank] for window in self.windows)
+            resent = sum(window.resent[rank] for window in self.windows)
+            lossy = sum(window.resent[rank] > RESENT * window.sent[rank] for window in self.windows)
             if lossy >= LOSSES and resent >= max(RESENT_SEGMENTS, RESENT * sent):
                 text = (
                     f"sends {resent / max(1.0, sent):.1%} of its packets again, and communication"
@@ -235,12 +238,14 @@ class Detector:
         self.writes = {rank: part.writes for rank, part in enumerate(parts)}
         seconds = [part.write_seconds for part in parts]
         found = []
-        for rank, own in enumerate(seconds):
+        for rank, taken in enumerate(seconds):
             usual = others(seconds, rank)
-            far = own >= WRITE_FACTOR * usual and own - usual >= WRITE_EXCESS
+            far = taken >= WRITE_FACTOR * usual and taken - usual >= WRITE_EXCESS
             in_a_row = self.slow_writes[rank] = self.slow_writes.get(rank, 0) + 1 if far else 0
             if in_a_row >= WRITES:
-                text = f"wrote its part of a checkpoint in {own:.1f} s, the others in {usual:.1f} s"
+                text = (
+                    f"wrote its part of a checkpoint in {taken:.1f} s, the others in {usual:.1f} s"
+                )
                 found.append(Slow(DISK, rank, text, self.step, self.step))
         return found
 
@@ -248,8 +253,8 @@ class Detector:
 # -- what the ranks send each other ----------------------------------------------------------------
 
 
-EVERY = 4  # steps that are told at once
-PER_STEP, BESIDE = 4, 4  # numbers in a message
+STEPS_AT_ONCE = 4  # steps that are told at once
+PER_STEP, PER_MESSAGE = 4, 4  # numbers in a message
 SNMP = Path("/proc/self/net/snmp")  # of this network namespace
 
 
@@ -279,7 +284,7 @@ class Watch:
             self.steps.append(Step(seconds, compute, data, exposed))
         self.before = now
         news = self._hear(wait=False)
-        if len(self.steps) == EVERY:
+        if len(self.steps) == STEPS_AT_ONCE:
             news += self._hear(wait=True)
             self._tell()
         return news
@@ -290,10 +295,15 @@ class Watch:
 
     def _tell(self) -> None:
         sent, resent = segments()
-        own = [value for step in self.steps for value in vars(step).values()]
-        own += [sent - self.segments[0], resent - self.segments[1], self.writes, self.write_seconds]
+        numbers = [value for step in self.steps for value in vars(step).values()]
+        numbers += [
+            sent - self.segments[0],
+            resent - self.segments[1],
+            self.writes,
+            self.write_seconds,
+        ]
         self.segments, self.steps = (sent, resent), []
-        self.sent = torch.tensor(own, dtype=torch.float64)
+        self.sent = torch.tensor(numbers, dtype=torch.float64)
         if self.ranks.rank == 0:
             self.inbox = [torch.empty_like(self.sent) for _ in range(self.ranks.world)]
         self.work = dist.gather(self.sent, self.inbox, 0, self.group, async_op=True)
@@ -318,9 +328,9 @@ class Watch:
 def part_of(numbers: list[float]) -> Part:
     steps = (
         Step(*numbers[start : start + PER_STEP])
-        for start in range(0, len(numbers) - BESIDE, PER_STEP)
+        for start in range(0, len(numbers) - PER_MESSAGE, PER_STEP)
     )
-    return Part(tuple(steps), *numbers[-BESIDE:])
+    return Part(tuple(steps), *numbers[-PER_MESSAGE:])
 
 
 def segments() -> tuple[float, float]:

@@ -59,17 +59,17 @@ def carry(
         out = [Outgoing(tag, errand, here) for tag, errand in wave if errand.source == rank]
         into = [Incoming(tag, errand, there) for tag, errand in wave if errand.target == rank]
         ends: list[Outgoing | Incoming] = [*out, *into]
-        longest = max((each.errand.record.size for each in ends), default=0)
+        longest = max((end.errand.record.size for end in ends), default=0)
         for at in range(0, longest, PIECE):
-            work = [each.post(at, group) for each in ends if at < each.errand.record.size]
-            for each in work:
-                if each is not None:
-                    each.wait()
+            work = [end.post(at, group) for end in ends if at < end.errand.record.size]
+            for end in work:
+                if end is not None:
+                    end.wait()
             for incoming in into:
                 incoming.write(at)
         for outgoing in out:
             outgoing.close()
-        problems |= {each.errand: problem for each in into if (problem := each.finish())}
+        problems |= {end.errand: problem for end in into if (problem := end.finish())}
     return problems
 
 

@@ -125,7 +125,9 @@ class Checkpoints:
         if self.lock.first:  # else another one may be writing
             checkpoint_store.clean(directory, self.token)
         here = checkpoint_store.every(directory) if self.writers.publishes else []
-        latest = max(gather(max((each.generation for each in here), default=run.generation)))
+        latest = max(
+            gather(max((checkpoint.generation for checkpoint in here), default=run.generation))
+        )
         self.run = replace(run, generation=later_than(max(latest, run.generation)))
         self._say_what_is_kept()
 
@@ -134,12 +136,12 @@ class Checkpoints:
         if self.writers.apart:
             self.say(parts.picture(nodes, copies))
         elif copies > 1:
-            why = "every node keeps a whole checkpoint by itself"
+            reason = "every node keeps a whole checkpoint by itself"
             if nodes == 1:
-                why = "there is no other node"
+                reason = "there is no other node"
             elif self.writers.size == self.ranks.world:
-                why = f"the nodes share {self.directory}"
-            self.say(f"checkpoint.copies={copies} adds nothing: {why}")
+                reason = f"the nodes share {self.directory}"
+            self.say(f"checkpoint.copies={copies} adds nothing: {reason}")
 
     def close(self) -> None:
         """Let others save into the directory, and give back the memory of the copy."""
@@ -214,13 +216,13 @@ class Checkpoints:
         if self.constant is not None:
             there = {name: values[name] for name in self.constant & values.keys()}
             unchanged = self.constant = self.copies.equal(there)
-        for name, own in values.items():
+        for name, value in values.items():
             if name in unchanged:
                 continue
             if name not in self.staged:
-                pinned = own.device.type == "cuda"
-                self.staged[name] = torch.empty_like(own, device="cpu", pin_memory=pinned)
-            self.staged[name].copy_(own, non_blocking=True)
+                pinned = value.device.type == "cuda"
+                self.staged[name] = torch.empty_like(value, device="cpu", pin_memory=pinned)
+            self.staged[name].copy_(value, non_blocking=True)
         if self.constant is None:
             self.constant = frozen & values.keys()
             kept = {name: self.staged[name] for name in self.constant}
@@ -235,7 +237,7 @@ class Checkpoints:
         """Write in a thread of its own, with a process group of its own."""
         directory = checkpoint_store.partial(self.directory, step, self.token)
         writer = parts.Writer(
-            *(directory, frozenset(self.constant or ()), self._linkable.own),
+            *(directory, frozenset(self.constant or ()), self._linkable.changeless),
             apart=self.writers.apart,
         )
         clock = WriteClock(writer)
@@ -278,9 +280,9 @@ class Checkpoints:
         many of them are the same as in the one that was linked.
         """
         writers, directory = self.writers, writer.directory
-        own, files = self._digests(writer)
-        written = writer.written(checkpoint_store.final(self.directory, step), own)
-        given: Mapping[str, parts.Written] = {}
+        records, files = self._digests(writer)
+        written = writer.written(checkpoint_store.final(self.directory, step), records)
+        copied: Mapping[str, parts.Written] = {}
         linkable = self._linkable
         if writers.apart:
             place = parts.Place(
@@ -288,7 +290,7 @@ class Checkpoints:
             )
             manifest = parts.publish(place, step, progress, files, self.token, self._trusting)
             copies = self.config.copies
-            given, problem = parts.keep_copies(place, manifest, copies, linkable.given)
+            copied, problem = parts.keep_copies(place, manifest, copies, linkable.copies)
             if problem:
                 self.unprotected = f"step {step} is saved, but not all of its copies: {problem}"
         elif writers.first:
@@ -304,7 +306,7 @@ class Checkpoints:
         same = sum(record.size for name, record in linkable.files.items()
                    if parts.CONSTANT in name and files.get(name) == record)  # fmt: skip
         size = sum(record.size for record in files.values())
-        return parts.Before(written, given, files), (size, same)
+        return parts.Before(written, copied, files), (size, same)
 
     @property
     def _linkable(self) -> parts.Before:
@@ -358,19 +360,19 @@ class Checkpoints:
     def _counts(self, checkpoint: Checkpoint) -> bool:
         """Tell whether it is whole, as far as this node knows: of later parts, which a resume has
         passed over, it does not know that."""
-        own = checkpoint.save == self.token or checkpoint.step <= self.known_whole
-        return checkpoint.complete or (checkpoint.part and own)
+        ours = checkpoint.save == self.token or checkpoint.step <= self.known_whole
+        return checkpoint.complete or (checkpoint.part and ours)
 
     def _digests(
         self, writer: parts.Writer
     ) -> tuple[Mapping[str, FileRecord], Mapping[str, FileRecord]]:
         """Return the digests of the files that this rank wrote; and the first rank those of all."""
-        own = sorted(path.name for path in writer.directory.glob(f"__{self.writers.index}_*"))
+        names = sorted(path.name for path in writer.directory.glob(f"__{self.writers.index}_*"))
         if self.writers.first:
-            own.append(".metadata")
+            names.append(".metadata")
         records: Any = None
         try:
-            records = writer.digests(own)
+            records = writer.digests(names)
         except OSError as error:
             records = str(error)
         digests: dict[str, FileRecord] = {}

@@ -43,7 +43,7 @@ from orchestrator.records.experiment import STAMP
 
 # Takes a checkpoint's progress; raises CheckFailed if this program cannot use it.
 Accept = Callable[[Any], None]
-Look = Callable[[], list[Checkpoint]]
+Find = Callable[[], list[Checkpoint]]
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def unasked(of_config: str) -> str:
 
 
 def resume(
-    look: Look, target: Target, room: Path, *, required: bool, fix: str = ""
+    find: Find, target: Target, room: Path, *, required: bool, fix: str = ""
 ) -> Checkpoint | None:
     """Load the first that verifies of those that look() finds, and say whose it is.
 
@@ -209,27 +209,27 @@ def resume(
     It is an error if one is required, and none of those that there are is whole; `fix` is what to
     try first then.
     """
-    checkpoints, shared = agree(look, target.ranks)
+    checkpoints, shared = agree(find, target.ranks)
     if shared:
         return load_state(map(OnDisk, checkpoints), target)
     found = placing.pool(checkpoints, target.ranks)
     for foreign in (checkpoint for checkpoint in checkpoints if checkpoint.foreign):
         target.say(f"WARNING: step {foreign.step} cannot be trusted: {foreign.problem}")
-    loaded = load_state((InParts(each, checkpoints, room) for each in found), target)
+    loaded = load_state((InParts(candidate, checkpoints, room) for candidate in found), target)
     if loaded is None and found and required:
         error = checkpoint_parts.nothing_whole(found)
         raise CheckFailed(error.what, "; or ".join(filter(None, (fix, error.fix))))
     return loaded
 
 
-def agree(look: Look, ranks: Ranks) -> tuple[list[Checkpoint], bool]:
+def agree(find: Find, ranks: Ranks) -> tuple[list[Checkpoint], bool]:
     """Find checkpoints, newest first, and tell whether all ranks see the same ones, complete."""
     deadline = time.monotonic() + SEEN_WITHIN
     while True:
         checkpoints, problem = [], ""
         try:
             # What was saved last comes first: steps of an older run may be higher.
-            checkpoints = checkpoint_store.newest_first(look())
+            checkpoints = checkpoint_store.newest_first(find())
         except OrchestratorError as error:
             problem = str(error)
         seen = repr([stamp(checkpoint) for checkpoint in checkpoints])
@@ -258,48 +258,50 @@ def stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
 def verify(checkpoint: Checkpoint, ranks: Ranks) -> list[str]:
     """Share the reading among all ranks; all come to the same answer."""
     mine = sorted(checkpoint.files)[ranks.rank :: ranks.world]
-    own = checkpoint_store.verify(checkpoint, mine) or (
+    found = checkpoint_store.verify(checkpoint, mine) or (
         [checkpoint.problem] if checkpoint.problem else []
     )
-    return list(dict.fromkeys(problem for problems in gather(own) for problem in problems))
+    return list(dict.fromkeys(problem for problems in gather(found) for problem in problems))
 
 
 # -- what is in memory -------------------------------------------------------------------------
 
 
-def newer_than(look: Look, notes: Notes) -> Look:
+def newer_than(find: Find, notes: Notes) -> Find:
     """Look at what the same run has saved on disk after the state that is in memory."""
     kept = json.loads(notes.rest)
     reached = checkpoint_manifest.generation(kept), notes.step
 
     def later(checkpoint: Checkpoint) -> bool:
-        theirs, own = run_of(checkpoint.progress), run_of(kept)
-        same = theirs is not None and own is not None and theirs.id == own.id
+        theirs, ours = run_of(checkpoint.progress), run_of(kept)
+        same = theirs is not None and ours is not None and theirs.id == ours.id
         return same and (checkpoint.generation, checkpoint.step) > reached
 
-    return lambda: [checkpoint for checkpoint in look() if later(checkpoint)]
+    return lambda: [checkpoint for checkpoint in find() if later(checkpoint)]
 
 
 # -- what is looked at ----------------------------------------------------------------------------
 
 
-def named(path: str, own: Path | None = None) -> Look:
+def named(path: str, own: Path | None = None) -> Find:
     """Look at a step, a directory of steps, or an experiment.
 
     A node that shares no disk with the head knows experiments by what their jobs left there, beside
     the run whose checkpoints go into `own`.
     """
 
-    def look() -> list[Checkpoint]:
+    def find() -> list[Checkpoint]:
         try:
             return checkpoint_store.resolve(path)
         except UsageError:
-            left = [each for place in left_here(path, own) for each in in_directory(place)]
+            left = [
+                checkpoint for place in left_here(path, own) for checkpoint in in_directory(place)
+            ]
             if not left:
                 raise
             return left
 
-    return look
+    return find
 
 
 def left_here(name: str, own: Path | None) -> list[Path]:
@@ -312,7 +314,7 @@ def left_here(name: str, own: Path | None) -> list[Path]:
     return [*sorted(run.parent.parent.parent.glob(pattern)), *([own] if own is not None else [])]
 
 
-def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Look:
+def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Find:
     """Look at a directory; if it may search, also at earlier runs of the same program."""
     mentioned: set[str] = set()  # it may look several times
 
@@ -321,16 +323,16 @@ def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Look
             mentioned.add(text)
             say(text)
 
-    def look() -> list[Checkpoint]:
+    def find() -> list[Checkpoint]:
         checkpoints = in_directory(directory)
         if not searches:
             return checkpoints
-        if checkpoints and (why := why_not(checkpoints, accept)):
-            pass_over(passed_over(directory, why))
+        if checkpoints and (reason := reason_against(checkpoints, accept)):
+            pass_over(passed_over(directory, reason))
             checkpoints = []
         return checkpoints or earlier_runs(directory, accept, pass_over)
 
-    return look
+    return find
 
 
 def in_directory(path: Path, exposed: str | None = None) -> list[Checkpoint]:
@@ -339,7 +341,7 @@ def in_directory(path: Path, exposed: str | None = None) -> list[Checkpoint]:
     checkpoints = checkpoint_store.every(path, exposed=exposed)
     known = {(checkpoint.step, checkpoint.save) for checkpoint in checkpoints}
     parts = checkpoint_store.described(path, exposed=exposed)
-    return [*checkpoints, *(each for each in parts if (each.step, each.save) not in known)]
+    return [*checkpoints, *(part for part in parts if (part.step, part.save) not in known)]
 
 
 def earlier_runs(directory: Path, accept: Accept, say: Say = lambda text: None) -> list[Checkpoint]:
@@ -360,18 +362,18 @@ def earlier_runs(directory: Path, accept: Accept, say: Say = lambda text: None) 
             checkpoints = in_directory(path, checkpoint_store.exposure(directory))
             if checkpoints and all(checkpoint.foreign for checkpoint in checkpoints):
                 say(passed_over(path, checkpoints[0].problem))
-            elif checkpoints and not (why := why_not(checkpoints, accept)):
+            elif checkpoints and not (reason := reason_against(checkpoints, accept)):
                 return checkpoints
             elif checkpoints:
-                say(passed_over(path, why))
+                say(passed_over(path, reason))
     return []
 
 
-def passed_over(directory: Path, why: str) -> str:
-    return f"the checkpoints in {directory} are passed over: {why}"
+def passed_over(directory: Path, reason: str) -> str:
+    return f"the checkpoints in {directory} are passed over: {reason}"
 
 
-def why_not(checkpoints: Iterable[Checkpoint], accept: Accept) -> str:
+def reason_against(checkpoints: Iterable[Checkpoint], accept: Accept) -> str:
     """Say why they are not this program's; one whose manifest is damaged may pass."""
     try:
         for checkpoint in checkpoints:
@@ -407,8 +409,8 @@ def refuse_unreadable(path: Path) -> None:
 
 def refuse_later(path: Path, step: int) -> None:
     """Refuse to save next to later steps: new checkpoints would be the first to be removed."""
-    later = max((checkpoint.step for checkpoint in checkpoint_store.every(path)), default=0)
-    highest = max(gather(later))
+    highest_here = max((checkpoint.step for checkpoint in checkpoint_store.every(path)), default=0)
+    highest = max(gather(highest_here))
     if highest > step:
         raise UsageError(
             f"{path} holds step {highest} of another run, and this one is at step {step}",

@@ -62,8 +62,8 @@ class Written:
 class Before:
     """An earlier checkpoint of this run: what the next ones may link of it."""
 
-    own: Written | None = None  # this rank's file with what does not change
-    given: Mapping[str, Written] = field(default_factory=dict)  # and copies of other ranks'
+    changeless: Written | None = None  # this rank's file with what does not change
+    copies: Mapping[str, Written] = field(default_factory=dict)  # and copies of other ranks'
     files: Mapping[str, FileRecord] = field(default_factory=dict)  # of all ranks
 
 
@@ -92,13 +92,13 @@ class Writer(FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[Any]]:
         alike: list[WriteItem] = []
         constant: list[WriteItem] = []
-        own: list[WriteItem] = []
+        changing: list[WriteItem] = []
         for item in plan.items:
             if self.apart and item.type != WriteItemType.SHARD:
                 alike.append(item)
             else:
-                (constant if item.index.fqn in self.constant else own).append(item)
-        results = list(super().write_data(replace_items(plan, own), planner).wait())
+                (constant if item.index.fqn in self.constant else changing).append(item)
+        results = list(super().write_data(replace_items(plan, changing), planner).wait())
         if alike:
             results += super().write_data(apart_as(ALIKE, plan, alike), planner).wait()
         if constant:
@@ -179,12 +179,12 @@ def publish(
         raise JobFailed(box[0])
     manifest, metadata = cast("tuple[Manifest, bytes]", box[0])
     members = set(ranks.neighbours)
-    own = [METADATA, *(name for name in manifest.hosts if writer_of(name) in members)]
+    names = [METADATA, *(name for name in manifest.hosts if writer_of(name) in members)]
 
     def describe() -> None:
         if ranks.rank:
             replace(place.partial / METADATA, metadata, AS_USUAL)
-        checkpoint_store.describe(place.partial, place.directory, manifest, own)
+        checkpoint_store.describe(place.partial, place.directory, manifest, names)
 
     def put_in_place() -> None:
         checkpoint_store.put_in_place(place.partial, place.directory, step)
@@ -220,28 +220,28 @@ def keep_copies(
     """
     final, rank = checkpoint_store.final(place.directory, manifest.step), place.ranks.rank
     errands = errands_of(manifest.files, place.ranks.nodes, copies)
-    own = [each for each in errands if each.target == rank and CONSTANT in each.name]
+    constant = [errand for errand in errands if errand.target == rank and CONSTANT in errand.name]
     linked = {
-        each.name
-        for each in own
-        if (known := before.get(each.name)) is not None
-        and known.record == each.record
-        and known.link(final / each.name)
+        errand.name
+        for errand in constant
+        if (known := before.get(errand.name)) is not None
+        and known.record == errand.record
+        and known.link(final / errand.name)
     }
     there = gather(linked, place.group)
-    errands = [each for each in errands if each.name not in there[each.target]]
+    errands = [errand for errand in errands if errand.name not in there[errand.target]]
 
     def path(errand: Errand) -> Path:
         return final / errand.name
 
     problems = carry.carry(errands, rank, place.group, path, path)
-    given = {}
-    for each in own:
+    copied = {}
+    for errand in constant:
         with contextlib.suppress(OSError):
-            given[each.name] = Written(path(each), identity_of(path(each)), each.record)
+            copied[errand.name] = Written(path(errand), identity_of(path(errand)), errand.record)
     host = place.ranks.nodes[rank][1]
-    trouble = next((f"{each.name} on {host}: {why}" for each, why in problems.items()), "")
-    return given, next((problem for problem in gather(trouble, place.group) if problem), "")
+    trouble = next((f"{errand.name} on {host}: {why}" for errand, why in problems.items()), "")
+    return copied, next((problem for problem in gather(trouble, place.group) if problem), "")
 
 
 def errands_of(

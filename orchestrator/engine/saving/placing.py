@@ -40,11 +40,15 @@ class View:
     came: int  # bytes from other nodes
 
 
-def pool(own: Sequence[Checkpoint], ranks: Ranks) -> list[Candidate]:
+def pool(checkpoints: Sequence[Checkpoint], ranks: Ranks) -> list[Candidate]:
     """Put together what all nodes have, the newest first."""
     first = ranks.rank == ranks.neighbours[0]
-    mine = [holding for each in own if (holding := held(each, node_of(ranks)))] if first else []
-    return checkpoint_parts.candidates(each for some in gather(mine) for each in some)
+    mine = (
+        [holding for checkpoint in checkpoints if (holding := held(checkpoint, node_of(ranks)))]
+        if first
+        else []
+    )
+    return checkpoint_parts.candidates(checkpoint for some in gather(mine) for checkpoint in some)
 
 
 def held(checkpoint: Checkpoint, node: int) -> Holding | None:
@@ -85,7 +89,7 @@ class Placing:
         self.candidate, self.ranks, self.room = candidate, ranks, room
         self.node, self.members = node_of(ranks), carry.of_nodes(ranks.nodes)
         self.version = candidate.version_for(self.node)
-        self.own = {
+        self.here = {
             manifest: Path(holding.path)
             for manifest, version in candidate.versions.items()
             for holding in version.holdings
@@ -106,8 +110,8 @@ class Placing:
             holder = version.holdings[0].node
             if holder == self.node and self.first:
                 with contextlib.suppress(OSError):
-                    offered[name] = (self.own[name] / checkpoint_manifest.NAME).read_bytes()
-        texts = {name: text for each in gather(offered) for name, text in each.items()}
+                    offered[name] = (self.here[name] / checkpoint_manifest.NAME).read_bytes()
+        texts = {name: text for of_rank in gather(offered) for name, text in of_rank.items()}
         return checkpoint_manifest.parse(texts[self.version])
 
     @contextlib.contextmanager
@@ -142,7 +146,7 @@ class Placing:
     def bring(self, view: Path, needs: set[str]) -> None:
         """Link what this node has of these files, and fetch the others."""
         problem = ""
-        if self.first and self.version in self.own:
+        if self.first and self.version in self.here:
             try:
                 self.link(view, needs)
             except OSError as error:
@@ -157,19 +161,21 @@ class Placing:
             errands,
             self.ranks.rank,
             host_group(),
-            lambda errand: self.own[errand.kind] / errand.name,
+            lambda errand: self.here[errand.kind] / errand.name,
             lambda errand: view / errand.name,
         )
-        self.came += sum(each.record.size for each in errands if each.target in self.members_here)
+        self.came += sum(
+            errand.record.size for errand in errands if errand.target in self.members_here
+        )
         refuse(gather("; ".join(p for p in problems.values() if p != carry.DAMAGED)))
-        self.note({self.damage(each) for each in problems})
+        self.note({self.damage(errand) for errand in problems})
 
     @property
     def members_here(self) -> list[int]:
         return self.members[self.node]
 
     def link(self, view: Path, needs: set[str]) -> None:
-        path = self.own[self.version]
+        path = self.here[self.version]
         held = {
             name
             for holding in self.candidate.versions[self.version].holdings
@@ -182,26 +188,28 @@ class Placing:
     def errands(self, wanted: Mapping[int, set[str]]) -> list[Errand]:
         plan = checkpoint_parts.deliveries(self.candidate, wanted)
         errands = []
-        for number, each in enumerate(plan):
-            giving, taking = self.members[each.source], self.members[each.target]
+        for number, delivery in enumerate(plan):
+            giving, taking = self.members[delivery.source], self.members[delivery.target]
             source, target = carry.spread_over_ranks(number, giving, taking)
-            errands.append(Errand(source, target, each.name, each.record, each.manifest))
+            errands.append(
+                Errand(source, target, delivery.name, delivery.record, delivery.manifest)
+            )
         return errands
 
     def damage(self, errand: Errand) -> Damaged:
         return self.ranks.nodes[errand.source][0], errand.kind, errand.name
 
     def note(self, damaged: set[Damaged]) -> None:
-        self.damaged |= {each for some in gather(damaged) for each in some}
+        self.damaged |= {of_rank for some in gather(damaged) for of_rank in some}
 
     def needs(self, view: Path, state: dict[str, Tensor], manifest: Manifest) -> set[str]:
         """Name the files that the ranks of this node read."""
         try:
-            own = files_for(view, state)
+            needed = files_for(view, state)
         except Exception:  # noqa: BLE001 (load() meets it again, and says what it is)
-            own = set(manifest.files)
+            needed = set(manifest.files)
         neighbours = set(self.ranks.neighbours)
-        everyone = gather(own & set(manifest.files))
+        everyone = gather(needed & set(manifest.files))
         return set().union(*(names for rank, names in enumerate(everyone) if rank in neighbours))
 
     def verify(self, view: Path, needs: set[str]) -> None:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from orchestrator import Trainer
 from orchestrator.engine.observe import stragglers
-from orchestrator.engine.observe.stragglers import EVERY, Detector, Part, Slow, Step
+from orchestrator.engine.observe.stragglers import STEPS_AT_ONCE, Detector, Part, Slow, Step
 from orchestrator.protocol.events import RankSlow, from_report
 from orchestrator.protocol.message import parse
 from tests.engine.worlds import Job, run
@@ -40,8 +40,8 @@ def heard(
 ) -> Iterator[tuple[int, Slow]]:
     """What is found, and the step after which it is."""
     detector = Detector(0, NODES)
-    for end in range(EVERY, steps + 1, EVERY):
-        own = range(end - EVERY + 1, end + 1)
+    for end in range(STEPS_AT_ONCE, steps + 1, STEPS_AT_ONCE):
+        own = range(end - STEPS_AT_ONCE + 1, end + 1)
         parts = [
             Part(
                 tuple(measured(step, rank) for step in own),
@@ -82,7 +82,7 @@ def resends(step: int, rank: int) -> dict[str, float]:
 def writes(step: int, rank: int) -> dict[str, float]:
     """A checkpoint in every message; rank 3's disk needs 4 seconds for its part."""
     bad = step > BEGINS and rank == 3
-    return {"writes": step / EVERY, "write_seconds": 4.0 if bad else 0.2}
+    return {"writes": step / STEPS_AT_ONCE, "write_seconds": 4.0 if bad else 0.2}
 
 
 @pytest.mark.parametrize(

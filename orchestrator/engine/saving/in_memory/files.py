@@ -56,9 +56,9 @@ class Files:
             if end not in STATES:
                 continue
             try:
-                head, notes = memory_file.look(path)
+                head, notes = memory_file.describe(path)
                 constant = self._constant_of(shard, notes)
-                part = (constant.name, memory_file.look(constant)[0]) if constant else None
+                part = (constant.name, memory_file.describe(constant)[0]) if constant else None
             except Damaged:
                 continue  # it was being written when its rank ended: that is what the other is for
             yield Entry(shard, notes.attempt, notes.turn, notes.step, path.name, head, notes.layout,
@@ -79,7 +79,7 @@ class Files:
         for path, shard, end in ours:
             if end in STATES:
                 try:
-                    named.add(self._constant_of(shard, memory_file.look(path)[1]))
+                    named.add(self._constant_of(shard, memory_file.describe(path)[1]))
                 except Damaged:
                     continue
         for path, _, end in ours:
@@ -96,7 +96,7 @@ class Files:
         """Remove the states of later steps; one that is being written goes with its file."""
         for path, _, _ in self.all():
             try:
-                trusted = memory_file.look(path)[1].step <= step
+                trusted = memory_file.describe(path)[1].step <= step
             except Damaged:
                 trusted = False
             if not trusted:
@@ -116,7 +116,7 @@ def is_newer(slots: list[Slot], resumed: Whole | None) -> bool:
     held = []
     for slot in slots:
         try:
-            _, notes = memory_file.look(slot.path)
+            _, notes = memory_file.describe(slot.path)
             held.append((notes.attempt, notes.turn))
         except Damaged:
             held.append(("", -1))

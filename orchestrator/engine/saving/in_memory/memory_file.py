@@ -61,14 +61,14 @@ class Head:
     @classmethod
     def unpacked(cls, data: bytes) -> Head:
         """Read it; one that was cleared, or is not whole, raises Damaged."""
-        head, crc = data[: HEAD.size], data[HEAD.size : HEAD.size + 4]
-        if len(crc) < 4 or zlib.crc32(head) != int.from_bytes(crc, "little"):
+        packed, crc = data[: HEAD.size], data[HEAD.size : HEAD.size + 4]
+        if len(crc) < 4 or zlib.crc32(packed) != int.from_bytes(crc, "little"):
             raise Damaged("it was not written to its end")
-        magic, *values = HEAD.unpack(head)
-        own = cls(*values)
-        if magic != MAGIC or own.notes > LARGEST_NOTES or own.size > 1 << 50:
+        magic, *values = HEAD.unpack(packed)
+        head = cls(*values)
+        if magic != MAGIC or head.notes > LARGEST_NOTES or head.size > 1 << 50:
             raise Damaged("it is none of ours")
-        return own
+        return head
 
 
 HEAD_SIZE = HEAD.size + 4
@@ -138,9 +138,9 @@ class Notes:
 
 def places_of(values: Any) -> tuple[Place, ...]:
     return tuple(
-        Place(str(own["name"]), str(own["dtype"]), lengths(own["shape"]),
-              int(own["offset"]), lengths(own["whole"]), lengths(own["start"]))
-        for own in values
+        Place(str(value["name"]), str(value["dtype"]), lengths(value["shape"]),
+              int(value["offset"]), lengths(value["whole"]), lengths(value["start"]))
+        for value in values
     )  # fmt: skip
 
 
@@ -199,8 +199,8 @@ class State:
 
     def placed(self) -> dict[str, tuple[Place, Tensor]]:
         """Return all tensors, and the place of each."""
-        own = self.notes.tensors
-        found = {place.name: (place, tensor_at(place, self.payload)) for place in own}
+        tensors = self.notes.tensors
+        found = {place.name: (place, tensor_at(place, self.payload)) for place in tensors}
         if self.notes.constant is not None and self.constant is not None:
             payload = self.constant.payload
             for place in self.notes.constant.tensors:
@@ -293,8 +293,10 @@ class ConstantPart:
         if self.slot is None or self.slot.mapped is None:
             return
         payload, places = self.slot.mapped[BLOCK : BLOCK + self.size], tuple(self.places.values())
-        own = replace(notes, attempt=self.attempt, tensors=places, rest="", constant=None).packed()
-        self.content = self.slot.finish(payload, notes.turn, own), own, payload
+        packed = replace(
+            notes, attempt=self.attempt, tensors=places, rest="", constant=None
+        ).packed()
+        self.content = self.slot.finish(payload, notes.turn, packed), packed, payload
         self.slot.close_file()
         self.slot = None  # its memory stays mapped: later states are compared with it
 
@@ -354,7 +356,7 @@ def unpin(memory: Tensor) -> None:
 # -- reading --------------------------------------------------------------------------------------
 
 
-def look(path: Path) -> tuple[Head, Notes]:
+def describe(path: Path) -> tuple[Head, Notes]:
     """Read what a file says of itself; Damaged says why it is not whole."""
     with opened(path) as descriptor:
         head = Head.unpacked(os.pread(descriptor, HEAD_SIZE, 0))
@@ -391,15 +393,15 @@ def verified(content: Content, constant: Content | None = None) -> State:
 def assembled(content: Content, constant: Content | None = None) -> State:
     """Put a state together from its file, and that of its constant part."""
     head, notes, payload = content
-    own = checked_notes(head, notes)
-    if own.constant is None:
-        return State(own, payload)
+    described = checked_notes(head, notes)
+    if described.constant is None:
+        return State(described, payload)
     if constant is None:
         raise Damaged("its constant part is missing")
     part = assembled(constant)
-    if part.notes.attempt != own.constant.attempt:
+    if part.notes.attempt != described.constant.attempt:
         raise Damaged("its constant part is another's")
-    return State(own, payload, part)
+    return State(described, payload, part)
 
 
 @contextlib.contextmanager

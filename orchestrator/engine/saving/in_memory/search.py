@@ -185,7 +185,7 @@ class Search:
         notes = {shard: its for _, _, some in answers for shard, its in some.items()}
         for shard, entry in here.items():
             if shard not in notes:  # nobody else asks for it, so it has not travelled
-                notes[shard] = memory_file.look(self.files.where / entry.file)[1]
+                notes[shard] = memory_file.describe(self.files.where / entry.file)[1]
         return Found(self, whole, sources, here, notes), bad
 
     def _say_what_is_damaged(self, whole: Whole, problems: Sequence[str]) -> None:

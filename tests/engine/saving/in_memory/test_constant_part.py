@@ -93,7 +93,7 @@ def test_what_changes_all_the_same_is_saved_as_it_is(tmp_path: Path) -> None:
     save(memory, 2, state)
     assert same(begin(tmp_path)[1], state)
     for path in tmp_path.glob("t.0.[01]"):
-        if memory_file.look(path)[1].step == 2:
+        if memory_file.describe(path)[1].step == 2:
             path.unlink()
     assert same(begin(tmp_path)[1], before)
 

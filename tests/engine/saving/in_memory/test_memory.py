@@ -76,7 +76,7 @@ def tear(path: Path) -> None:
 def files(memory: Path, shard: int, step: int) -> list[Path]:
     """All that hold a shard of this step: of the first node, then of the second."""
     places = sorted(memory.glob(f"node*/trainer1.{shard}.?"))
-    return [path for path in places if memory_file.look(path)[1].step == step]
+    return [path for path in places if memory_file.describe(path)[1].step == step]
 
 
 def own_one(memory: Path) -> None:

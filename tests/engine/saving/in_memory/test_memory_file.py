@@ -66,7 +66,7 @@ def test_a_rank_that_ends_while_it_writes_leaves_nothing_that_counts(tmp_path: P
     write(new, 2)
     write(old, 3, finish=False)
     with pytest.raises(Damaged, match="not written to its end"):
-        memory_file.look(old.path)
+        memory_file.describe(old.path)
     with pytest.raises(Damaged, match="not written to its end"):
         read(old.path)
     assert read(new.path).notes.step == 2
