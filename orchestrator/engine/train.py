@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import os
 import sys
 from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError
-from orchestrator.config import load, parse
+from orchestrator.config import load
 from orchestrator.config.schema import Config
 from orchestrator.engine.core import settings
 from orchestrator.engine.ranks import ranks
@@ -36,16 +34,13 @@ def main() -> None:
 
 
 def read_config() -> Config:
-    """Read what the launch resolved, from the run directory on this node; by hand, a YAML file."""
+    """Read what the launch resolved; by hand, a YAML file."""
     parser = argparse.ArgumentParser(description="Train with the built-in engine.")
     parser.add_argument("--config", type=Path, help="a YAML file (needs PyYAML)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()
-    run = os.environ.get("ORCHESTRATOR_RUN")
-    if options.config is None and run:
-        spec = json.loads(Path(run, "spec.json").read_text(encoding="ascii"))
-        return parse.build(Config, spec["config"])
-    return load.load(options.config, options.set)
+    resolved = settings.of_launch() if options.config is None else None
+    return resolved or load.load(options.config, options.set)
 
 
 def prepare(config: Config) -> None:

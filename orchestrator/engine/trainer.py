@@ -35,10 +35,10 @@ from orchestrator.engine.data.batch import Batches, randomness_kept
 from orchestrator.engine.data.dataset import HeldOutSamples, TrainingSamples
 from orchestrator.engine.models import build
 from orchestrator.engine.models.losses import Criterion, Loss, Losses, Step
-from orchestrator.engine.observe.reporter import Measures, Reporter, say, tell
+from orchestrator.engine.observe.reporter import Measures, Reporter, say
 from orchestrator.engine.observe.trackers import Trackers
 from orchestrator.engine.ranks import agreement, collectives, ranks, spawn
-from orchestrator.engine.ranks.ranks import Ranks, device_name, gather
+from orchestrator.engine.ranks.ranks import Ranks, device_name, gather, tell
 from orchestrator.engine.saving import loading, ownership, pretrained
 from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
@@ -199,16 +199,7 @@ class Trainer:
             return None
         path = as_path(weights)
         pretrained.refuse_unknown(model, path)
-        device = torch.device("cpu") if self.config.fsdp.cpu_offload else everyone.device
-
-        empty = mesh.is_empty(model)
-
-        def fill() -> None:
-            if empty:
-                mesh.give_memory(model, device)
-            pretrained.load(model, path)
-
-        return fill
+        return functools.partial(fill_model, model, path, self.config, everyone.device)
 
     def _chosen(
         self,
@@ -240,7 +231,8 @@ class Trainer:
         config = kept_batch(config, everyone, loader=False)
         shape = mesh.make(config, everyone)
         model = build.build(config)
-        fill = functools.partial(fill_model, model, config, everyone.device)
+        path = as_path(config.model.weights) if config.model.weights is not None else None
+        fill = functools.partial(fill_model, model, path, config, everyone.device)
         if not build.is_built_in(model):
             own_code.refuse_untrainable(model, everyone)
             refuse_unfit(model, config)
@@ -789,15 +781,17 @@ def refuse_unfit(model: nn.Module, config: Config) -> None:
     agreement.refuse_other_shapes(agreement.tensors(model))
 
 
-def fill_model(model: nn.Module, config: Config, device: torch.device) -> None:
-    """Give a config's model its first values, once it is sharded: from its seed, or a file."""
+def fill_model(
+    model: nn.Module, weights: Path | None, config: Config, device: torch.device
+) -> None:
+    """Give a model its first values, once it is sharded: from its seed, or a file."""
     target = torch.device("cpu") if config.fsdp.cpu_offload else device
     if build.is_built_in(model):
         build.initialise(model, config.training.seed, target)
     elif mesh.is_empty(model):
         mesh.give_memory(model, target)
-    if config.model.weights is not None:
-        pretrained.load(model, as_path(config.model.weights))
+    if weights is not None:
+        pretrained.load(model, weights)
 
 
 def say_unused_accelerator(everyone: Ranks) -> None:

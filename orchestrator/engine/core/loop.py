@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,8 +119,8 @@ class Loop:
         """Train one epoch, or what is left of it."""
         state, config = self.state, self.parts.config
         if self.modes and not self.parts.bare.training:  # after an evaluation of the user's own
-            set_modes(self.modes)
-        self.modes = modes_of(self.parts.model)
+            mesh.set_modes(self.modes)
+        self.modes = mesh.modes_of(self.parts.model)
         batches = self.training.epoch(state.epoch, state.position)
         index = 0  # of the micro-batch in its step
         while (micro := self._next(batches)) is not None:
@@ -406,15 +406,6 @@ def outermost_frozen(model: nn.Module) -> Iterator[nn.Module]:
             yield from outermost_frozen(child)
         elif not any(parameter.requires_grad for parameter in child.parameters()):
             yield child
-
-
-def modes_of(model: nn.Module) -> dict[nn.Module, bool]:
-    return {module: module.training for module in model.modules()}
-
-
-def set_modes(modes: Mapping[nn.Module, bool]) -> None:
-    for module, training in modes.items():
-        module.training = training
 
 
 def outputs_directory() -> Path | None:

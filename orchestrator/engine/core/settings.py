@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.config import parse
 from orchestrator.config.parse import at_least, one_of
 from orchestrator.config.schema import SHARDED, Config
-from orchestrator.engine.ranks.ranks import Ranks, gather
+from orchestrator.engine.ranks.ranks import Ranks, free_host_memory, gather
 
 OVER_RANKS = (*SHARDED, "ddp")
 STRATEGIES = ("auto", *OVER_RANKS, "dp", "none")
@@ -89,6 +90,15 @@ def config_of(
     return parse.build(Config, merged)
 
 
+def of_launch() -> Config | None:
+    """Read what the launch resolved, from the run directory on this node; by hand there is none."""
+    run = os.environ.get("ORCHESTRATOR_RUN")
+    if not run:
+        return None
+    spec = json.loads(Path(run, "spec.json").read_text(encoding="ascii"))
+    return parse.build(Config, spec["config"])
+
+
 def make_deterministic(config: Config) -> None:
     """Honour training.deterministic, before anything is computed."""
     if config.training.deterministic:
@@ -121,6 +131,4 @@ def memory_of(ranks: Ranks) -> int:
     """Return the bytes of this rank's GPU, or its part of the host's memory that is free."""
     if ranks.device.type == "cuda":
         return int(torch.cuda.get_device_properties(ranks.device).total_memory)
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    return (free << 10) // len(ranks.neighbours)
+    return free_host_memory() // len(ranks.neighbours)

@@ -91,10 +91,13 @@ def remade(data: Mapping[Any, Any], moved: dict[Any, Any]) -> Any:
         return moved
 
 
-def seed_all(seed: int, step: int, micro: int, rank: int) -> None:
-    """Randomness is a function of where we are, so that a resume needs no saved state of it."""
-    number = hash((seed, step, micro, rank)) & 0xFFFF_FFFF  # of ints: the same in every process
-    torch.manual_seed(number)
+def seed_all(*place: int, cpu_only: bool = False) -> None:
+    """Make randomness a function of a place in the training: a resume needs no saved state of it.
+
+    A place is the seed of the config, and what counts on: of ints a hash is not salted.
+    """
+    number = hash(place) & 0xFFFF_FFFF
+    (torch.default_generator.manual_seed if cpu_only else torch.manual_seed)(number)
     random.seed(number)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(number)

@@ -7,8 +7,6 @@ epochs and no state.
 from __future__ import annotations
 
 import os
-import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +20,7 @@ from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.files import expanded
 from orchestrator.config.schema import Config, Model
 from orchestrator.engine.data import tables, tokens
-from orchestrator.engine.data.batch import randomness_kept
+from orchestrator.engine.data.batch import randomness_kept, seed_all
 from orchestrator.engine.data.sample_order import HALF, mixed
 from orchestrator.engine.models import import_by_name
 from orchestrator.engine.models.losses import IGNORED
@@ -216,7 +214,8 @@ class OwnData:
         samples = []
         with randomness_kept():  # the model's: dropout
             for number, index in enumerate(indices, start=position):
-                reseed(self.config.training.seed, number)
+                # The position alone decides, not rank, worker or resume; and no GPU is asked.
+                seed_all(self.config.training.seed, number, cpu_only=True)
                 samples.append(self.samples[index])
         batch = self.collate(samples)
         check(batch, self.config, self.name)
@@ -244,17 +243,6 @@ def check(batch: Any, config: Config, origin: str) -> None:
                 f"{origin} gave {high if high >= model.vocab_size else low} among {name!r}, but"
                 f" model.vocab_size is {model.vocab_size}"
             )
-
-
-def reseed(seed: int, position: int) -> None:
-    """Make random augmentation depend on the position alone, not on rank, worker or resume"""
-    number = hash((seed, position)) & 0xFFFF_FFFF  # a hash of ints, which no process salts
-    torch.default_generator.manual_seed(
-        number
-    )  # the CPU's generator only: torch.manual_seed asks the GPU
-    random.seed(number)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(number)
 
 
 # -- the text of Python's own library --------------------------------------------------------------

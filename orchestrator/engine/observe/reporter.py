@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from orchestrator.engine.observe import metrics, speed
 from orchestrator.engine.observe.phases import Phases
 from orchestrator.engine.observe.stragglers import Watch, in_words
 from orchestrator.engine.observe.trackers import Trackers
-from orchestrator.engine.ranks.ranks import Ranks, device_name
+from orchestrator.engine.ranks.ranks import Ranks, device_name, tell
 from orchestrator.engine.sharding import used_parts
 
 # -- the results of steps --------------------------------------------------------------------------
@@ -301,8 +300,3 @@ def say(ranks: Ranks, text: str) -> None:
 
 def due(every: int | None, step: int) -> bool:
     return bool(every) and step % (every or 1) == 0
-
-
-def tell(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

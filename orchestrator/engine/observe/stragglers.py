@@ -24,7 +24,7 @@ from torch import Tensor
 
 from orchestrator.config.schema import Config
 from orchestrator.engine.observe.phases import Phases
-from orchestrator.engine.ranks.ranks import Ranks, own_group, wait_as_long
+from orchestrator.engine.ranks.ranks import Ranks, own_group
 
 WINDOW_SECONDS = 0.4  # seconds
 WINDOWS = 15
@@ -263,8 +263,7 @@ class Watch:
 
     def __init__(self, config: Config, ranks: Ranks, phases: Phases, step: int) -> None:
         self.ranks, self.phases = ranks, phases
-        self.group = own_group("stragglers", dist.group.WORLD)
-        wait_as_long(config, self.group)
+        self.group = own_group("stragglers", dist.group.WORLD, config.distributed.timeout)
         self.detector = Detector(step + 1, [node for node, _ in ranks.nodes])
         self.steps: list[Step] = []
         self.before: tuple[float, float, float] | None = None  # no times of the first step

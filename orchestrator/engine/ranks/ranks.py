@@ -29,6 +29,7 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.config.schema import Config
 
 T = TypeVar("T")
+MEMINFO = Path("/proc/meminfo")
 NUMBERS = itertools.count()  # of what rank 0 tells: the same on all ranks
 
 
@@ -218,6 +219,14 @@ def refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
                 "show each rank another one (CUDA_VISIBLE_DEVICES), or start fewer ranks",
             )
         first[host, gpu] = rank
+
+
+def free_host_memory() -> int:
+    """Return the bytes that programs on this machine may still take."""
+    for line in MEMINFO.read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 1 << 62
 
 
 def device_name(device: torch.device) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 from orchestrator.common.errors import JobFailed
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks.agreement import hash_there
-from orchestrator.engine.ranks.ranks import Ranks, device_name, gather, own_group, wait_as_long
+from orchestrator.engine.ranks.ranks import Ranks, device_name, gather, own_group
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor, ranks_by_copy
 
 FIX = "resume: it goes on from before; `orchestrator verify --sdc` looks for the device"
@@ -96,11 +96,12 @@ class Comparison:
         every: int,
         step: int,
         distrust: Callable[[int], None],
+        timeout: float,
     ) -> None:
         self.ranks, self.copies, self.every, self.distrust = ranks, copies, every, distrust
         self.equal = step  # the last step after which all copies were equal; a resume reads so
         self.started = step
-        self.group = own_group("corruption", dist.group.WORLD)
+        self.group = own_group("corruption", dist.group.WORLD, timeout)
         self.thread: threading.Thread | None = None
         self.problem = ""  # why it compares no longer, to be said once
         self.over = False
@@ -205,6 +206,4 @@ def start(
                 f" of devices, which round differently ({kinds[some[0]][0]}, ...)"
             )
             return None
-    comparison = Comparison(ranks, copies, every, step, distrust)
-    wait_as_long(config, comparison.group)
-    return comparison
+    return Comparison(ranks, copies, every, step, distrust, config.distributed.timeout)

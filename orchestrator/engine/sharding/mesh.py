@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -410,14 +410,23 @@ def sharding_explained(mesh: Mesh, what: str) -> Iterator[None]:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode; afterwards each module is in the mode that it was in."""
     agreement.take_buffers_of_first(model)
-    modes = [(module, module.training) for module in model.modules()]
+    modes = modes_of(model)
     model.eval()
     try:
         yield
     finally:
         used_parts.shards_again(model)
-        for module, training in modes:
-            module.training = training
+        set_modes(modes)
+
+
+def modes_of(model: nn.Module) -> dict[nn.Module, bool]:
+    """Note of each module whether it is in training mode."""
+    return {module: module.training for module in model.modules()}
+
+
+def set_modes(modes: Mapping[nn.Module, bool]) -> None:
+    for module, training in modes.items():
+        module.training = training
 
 
 def bare(model: nn.Module) -> nn.Module:

@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from orchestrator.common import files, text
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.config import parse
 from orchestrator.config.schema import Config
+from orchestrator.engine.core import settings
 from orchestrator.engine.observe import speed
 from orchestrator.engine.verify import collective_bench, pair_bench, same_bits, teams
 from orchestrator.engine.verify.teams import World
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--sdc", action="store_true", help="only look for silent corruption")
     options = parser.parse_args()
     try:
-        config = read_config()
+        config = settings.of_launch() or Config()
         world = teams.join(options.backend, PATIENCE + options.seconds)
         if options.sdc:
             wrong = repeat(world, options.seconds)
@@ -172,15 +172,6 @@ def write(ranks: World, report: dict[str, Any]) -> None:
         path = Path(experiment, "outputs", "verify.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         files.replace(path, json.dumps(report))
-
-
-def read_config() -> Config:
-    """Read what the launch resolved; by hand, use the defaults."""
-    run = os.environ.get("ORCHESTRATOR_RUN")
-    if not run:
-        return Config()
-    spec = json.loads(Path(run, "spec.json").read_text(encoding="ascii"))
-    return parse.build(Config, spec["config"])
 
 
 if __name__ == "__main__":

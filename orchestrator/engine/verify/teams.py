@@ -11,7 +11,6 @@ import json
 import os
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.engine.ranks.ranks import free_host_memory
 
 UNKNOWN = 1 << 30  # bytes of memory where nobody says how many are free
 
@@ -144,9 +144,6 @@ def free_bytes(world: World) -> int:
     if world.device.type == "cuda":
         return int(torch.cuda.mem_get_info(world.device)[0])
     try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        return free_host_memory() // len(world.of_node(world.node))
     except OSError:
         return UNKNOWN
-    lines = [line for line in text.splitlines() if line.startswith("MemAvailable:")]
-    own = len(world.of_node(world.node))
-    return (int(lines[0].split()[1]) << 10) // own if lines else UNKNOWN

@@ -10,8 +10,8 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 
 from orchestrator.common import text
+from orchestrator.engine.ranks.ranks import free_host_memory
 
-MEMINFO = Path("/proc/meminfo")
 KEPT_FREE = 0.1  # of what is free now: for others, and for what is not counted
 COST = 0.03  # of the training: the most that is spent where nobody has said how often
 MEASURED_STATES = 3  # before it is decided how often
@@ -27,7 +27,7 @@ def short_of(where: Path, need: int, name: str, reused: Container[str] = ()) -> 
         for path in where.glob(f"{name}.*")
         if path.name in reused or path.name.endswith((".0", ".1"))
     )
-    free = {"free there": shutil.disk_usage(where).free, "available": available()}
+    free = {"free there": shutil.disk_usage(where).free, "available": free_host_memory()}
     what, least = min(free.items(), key=lambda item: item[1])
     if need - have <= least * (1 - KEPT_FREE):
         return ""
@@ -35,13 +35,6 @@ def short_of(where: Path, need: int, name: str, reused: Container[str] = ()) -> 
         f"two states of this node's ranks take {text.size(need)} of memory in {where}, and"
         f" {text.size(least + have)} are {what} on {os.uname().nodename}"
     )
-
-
-def available() -> int:
-    for line in MEMINFO.read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 1 << 62
 
 
 def affordable(measures: Sequence[Sequence[float]]) -> int:

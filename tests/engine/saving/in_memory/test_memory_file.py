@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.engine.ranks import ranks
 from orchestrator.engine.saving.in_memory import cost, memory_file
 from orchestrator.engine.saving.in_memory.memory_file import Damaged, Head, Notes, Slot
 from orchestrator.engine.saving.in_memory.search import next_attempt
@@ -246,8 +247,8 @@ def test_how_often_is_what_it_costs(measures: list[tuple[float, float, float]], 
 def test_memory_that_is_short_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cost.short_of(tmp_path, 1 << 20, "t") == ""
     assert "two states of this node's ranks take 1126 TB" in cost.short_of(tmp_path, 1 << 50, "t")
-    monkeypatch.setattr(cost, "MEMINFO", tmp_path / "meminfo")
-    cost.MEMINFO.write_text("MemTotal: 100 kB\nMemAvailable:     1000 kB\n")
+    monkeypatch.setattr(ranks, "MEMINFO", tmp_path / "meminfo")
+    ranks.MEMINFO.write_text("MemTotal: 100 kB\nMemAvailable:     1000 kB\n")
     assert cost.short_of(tmp_path, 900_000, "t") == ""
     assert "1.02 MB are available on" in cost.short_of(tmp_path, 1_000_000, "t")
     Slot(tmp_path / "t.0.0").begin(500_000)  # what an earlier attempt has there is used again
