@@ -3,16 +3,24 @@
 
 from __future__ import annotations
 
+import importlib
 import typing
 from pathlib import Path
 from typing import Any
 
-from orchestrator.protocol import control, events, messages
+from orchestrator.protocol import control, events
 from orchestrator.protocol.message import Message
+from orchestrator.protocol.requests.request import (
+    REQUESTS,
+    ROOMS,
+    Greeting,
+    Heartbeat,
+    SupervisorGone,
+)
 
 PAGE = Path(__file__).parents[1] / "docs/protocol.md"
 BEGIN, END = "<!-- messages", "<!-- end of messages -->"
-UNASKED = (messages.Greeting, messages.Heartbeat, messages.SupervisorGone)
+UNASKED = (Greeting, Heartbeat, SupervisorGone)
 
 
 def fields(kind: type[Message], without: type[Message] = Message) -> str:
@@ -26,7 +34,9 @@ def first_line(kind: Any) -> str:
 
 def requests() -> list[str]:
     lines = ["| request | with | answer | asks |", "|---|---|---|---|"]
-    for do, kind in messages.REQUESTS.items():
+    for room in ROOMS:
+        importlib.import_module(f"orchestrator.protocol.requests.{room}")
+    for do, kind in REQUESTS.items():
         answer = f"{kind.answer.__name__}: {fields(kind.answer)}"
         lines.append(f"| `{do}` | {fields(kind)} | {answer} | {first_line(kind)} |")
     return lines

@@ -19,8 +19,9 @@ FILES = sorted(HOUSE.rglob("*.py"))
 # function. A room is a folder; those of the folders in ROOMS_INSIDE are listed one by one.
 CORE = [
     *("common", "config", "protocol", "records", "traces", "trackers"),
-    *("node/peers", "node/job", "node/facts", "node/metrics", "node/calls"),
-    *("node/transfer", "node/saved", "node/warm", "node/environments", "node/server", "node"),
+    *("node/peers", "node/job", "node/calls", "node/server", "node/facts", "node/metrics"),
+    *("node/transfer", "node/saved", "node/warm", "node/environments"),
+    *("node/start", "node/follow", "node"),
     *("head", "head/nodes", "head/screen", "head/background", "head/connect", "head/held"),
     *("head/transfer", "head/plan"),
     *("head/doctor", "head/outputs", "head/follow", "head/chores", "head/resume"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import itertools
 import json
@@ -15,23 +16,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.node.server.session import HANDLERS
-from orchestrator.protocol import control, events, facts, frames, meeting, messages, reports, spec
+from orchestrator.node.server.visit import HANDLERS, handler_of
+from orchestrator.protocol import control, events, facts, frames, meeting, reports, spec
 from orchestrator.protocol.events import RankEnded, RankError
 from orchestrator.protocol.frames import HEADER, JSON, LARGEST, SMALLEST, STREAMS, Splitter
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
+from orchestrator.protocol.requests import request
+from orchestrator.protocol.requests.follow import Leave, Stop
+from orchestrator.protocol.requests.machine import Probed
+from orchestrator.protocol.requests.request import (
+    REQUESTS,
+    ROOMS,
+    Clock,
+    Request,
+    frame_of_request,
+    number_of,
+    read_incoming,
+    read_request,
+)
 from orchestrator.protocol.version import Version, conflict
+
+ROOM_MODULES = [importlib.import_module(f"orchestrator.protocol.requests.{room}") for room in ROOMS]
 
 
 def kinds() -> Iterator[type[Message]]:
     """Every class of message there is."""
-    for module in (messages, events, control, meeting, spec, facts):
+    for module in (request, *ROOM_MODULES, events, control, meeting, spec, facts):
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if issubclass(kind, Message) and kind.__module__ == module.__name__:
                 yield kind
 
 
-KINDS = [kind for kind in kinds() if kind is not messages.Request]
+KINDS = [kind for kind in kinds() if kind is not Request]
 
 json_data = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -165,7 +181,7 @@ def test_each_field_of_a_wrong_type_is_nonsense(kind: type[Message]) -> None:
 )
 def test_the_error_names_what_is_wrong(data: Any, why: str) -> None:
     with pytest.raises(Nonsense, match=why):
-        decode(messages.Stop, data)
+        decode(Stop, data)
 
 
 @pytest.mark.parametrize("time", [1e30, 1e11, -1.0, 10**30])
@@ -174,9 +190,9 @@ def test_a_time_that_no_calendar_has_is_nonsense(time: float) -> None:
         events.from_data({"event": "rank_finished", "rank": 0, "local": 0, "time": time})
 
 
-@given(made(messages.Probed))
+@given(made(Probed))
 @settings(max_examples=1)
-def test_a_value_that_no_machine_has_is_nonsense(good: messages.Probed) -> None:
+def test_a_value_that_no_machine_has_is_nonsense(good: Probed) -> None:
     """Each of the GPUs would become a rank; an address is compared with networks."""
     data = json.loads(json.dumps(encode(good)))
     address = {"interface": "eth0", "address": "nowhere", "prefix": 24}
@@ -189,7 +205,7 @@ def test_a_value_that_no_machine_has_is_nonsense(good: messages.Probed) -> None:
         ("routes", {"10.0.0.1": ["eth0", "nowhere"]}, "an address or nothing"),
     ):
         with pytest.raises(Nonsense, match=f"{name}.* must be {why}"):
-            decode(messages.Probed, {**data, name: value})
+            decode(Probed, {**data, name: value})
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"null", b"\xff", b"[" * 100_000, b"1" * 5000])
@@ -200,19 +216,19 @@ def test_what_is_no_json_object_is_nonsense(text: bytes) -> None:
 
 def test_what_is_huge_is_shown_short() -> None:
     with pytest.raises(Nonsense) as error:
-        decode(messages.Leave, {"at": "x" * 10_000_000})
+        decode(Leave, {"at": "x" * 10_000_000})
     assert len(str(error.value)) < 200
 
 
 def test_a_message_cannot_be_changed() -> None:
-    beat = messages.Clock(time=1.0)
+    beat = Clock(time=1.0)
     with pytest.raises(AttributeError):
         beat.time = 2.0  # type: ignore[misc]
-    assert beat.replace(time=2.0) == messages.Clock(time=2.0) != beat
+    assert beat.replace(time=2.0) == Clock(time=2.0) != beat
     with pytest.raises(TypeError):
-        messages.Clock(tiem=1.0)  # type: ignore[call-arg]
+        Clock(tiem=1.0)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
-        messages.Clock()  # type: ignore[call-arg]
+        Clock()  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True)
@@ -232,24 +248,25 @@ def test_dataclasses_of_the_head_are_decoded_alike() -> None:
 
 
 def test_every_request_has_a_method_that_takes_it_and_returns_its_answer() -> None:
-    assert set(HANDLERS) == set(messages.REQUESTS.values())
-    for kind, handler in HANDLERS.items():
+    for kind in REQUESTS.values():
+        handler = handler_of(kind)
         hints = typing.get_type_hints(handler)
         assert (hints["request"], hints["return"]) == (kind, kind.answer)
+    assert set(HANDLERS) == set(REQUESTS.values())
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.sampled_from([*messages.REQUESTS.values()]).flatmap(made), st.integers(0, 2**40))
-def test_a_request_arrives(request: messages.Request[Any], number: int) -> None:
-    frame = json.loads(json.dumps(messages.frame_of_request(number, request)))
-    found, fields = messages.number_of(frame)
-    assert (found, messages.read_request(fields)) == (number, request)
+@given(st.sampled_from([*REQUESTS.values()]).flatmap(made), st.integers(0, 2**40))
+def test_a_request_arrives(request: Request[Any], number: int) -> None:
+    frame = json.loads(json.dumps(frame_of_request(number, request)))
+    found, fields = number_of(frame)
+    assert (found, read_request(fields)) == (number, request)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from(["id", "do", "ok", "error", "beat", "version"]), json_data))
 def test_frames_of_anybody_are_nonsense_and_nothing_worse(data: dict[str, Any]) -> None:
-    for read in (messages.number_of, messages.read_request, messages.read_incoming):
+    for read in (number_of, read_request, read_incoming):
         try:
             read(data)
         except Nonsense:
@@ -360,5 +377,5 @@ def test_who_understands_whom() -> None:
 
 
 def test_names_on_the_wire_are_plain() -> None:
-    names = [*messages.REQUESTS, *events.EVENTS]
-    assert all(set(name) <= {*string.ascii_lowercase, "_"} for name in names)
+    names = [*REQUESTS, *events.EVENTS]
+    assert all(set(name) <= {*string.ascii_lowercase, "_", "."} for name in names)

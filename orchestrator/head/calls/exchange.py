@@ -30,7 +30,8 @@ from orchestrator.protocol.frames import (
     Splitter,
 )
 from orchestrator.protocol.message import Nonsense
-from orchestrator.protocol.messages import Answered, Beat, Call
+from orchestrator.protocol.requests.follow import Call
+from orchestrator.protocol.requests.request import Answered, Beat
 from orchestrator.protocol.timing import HEAD_BEAT, HEAD_PATIENCE
 from orchestrator.records.experiment import JobRecord, NodeRecord
 

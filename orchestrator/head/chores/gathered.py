@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator.protocol.messages import OutputFile
+from orchestrator.protocol.requests.transfer import OutputFile
 from orchestrator.records import checkpoint_manifest, checkpoint_parts
 from orchestrator.records.checkpoint_manifest import Manifest
 from orchestrator.records.checkpoint_parts import Candidate, Holding

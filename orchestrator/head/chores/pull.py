@@ -23,7 +23,8 @@ from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.outputs.fetch import Fetch, Fetched, plain
 from orchestrator.head.screen.progress import Progress
-from orchestrator.protocol.messages import Output, OutputFile, OutputFiles, Outputs, Request
+from orchestrator.protocol.requests.request import Request
+from orchestrator.protocol.requests.transfer import Output, OutputFile, OutputFiles, Outputs
 
 LIST_SECONDS = 600.0
 LARGEST_MANIFEST = 64 << 20  # bytes

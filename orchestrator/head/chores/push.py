@@ -25,14 +25,9 @@ from orchestrator.head.transfer.fanout import Fanout
 from orchestrator.head.transfer.index import Index, signature
 from orchestrator.protocol import offer
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK
-from orchestrator.protocol.messages import (
-    Nothing,
-    OfferFiles,
-    WantedFile,
-    WantedFiles,
-    WriteFile,
-)
 from orchestrator.protocol.offer import Offered
+from orchestrator.protocol.requests.request import Nothing
+from orchestrator.protocol.requests.transfer import OfferFiles, WantedFile, WantedFiles, WriteFile
 
 COMPARE_SECONDS = 3600.0  # a node may have to read terabytes
 PUT_SECONDS = 60.0

@@ -20,8 +20,8 @@ from orchestrator.head.chores.push import Cargo, Sending, Sums
 from orchestrator.head.transfer.fanout import WIDTH, Fanout, parent
 from orchestrator.head.transfer.take import QUICK_SECONDS, take
 from orchestrator.protocol.manifest import FILE
-from orchestrator.protocol.messages import (
-    Beat,
+from orchestrator.protocol.requests.request import Beat
+from orchestrator.protocol.requests.transfer import (
     EndGiving,
     GiveFiles,
     GivingNode,
@@ -34,7 +34,7 @@ from orchestrator.protocol.timing import HEAD_BEAT
 LONGEST = 86400.0  # seconds: terabytes over a slow line
 HASHES = min(8, os.cpu_count() or 1)  # files that are read at the same time for their checksums
 STALLED_SECONDS = 60.0  # without a byte from a node that has all: what it has is not what was sent
-LABEL = "push"  # and the node adds its name, as in node/server/arrivals.py, to continue
+LABEL = "push"  # and the node adds its name, as in node/transfer/arrivals.py, to continue
 
 Say = Callable[[str], None]
 

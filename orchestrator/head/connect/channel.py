@@ -22,7 +22,7 @@ from orchestrator.head.nodes.environment import Environment
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import HEADER, JSON, PIECE
 from orchestrator.protocol.message import Message, Nonsense, decode, parse
-from orchestrator.protocol.messages import (
+from orchestrator.protocol.requests.request import (
     Answered,
     Greeting,
     Incoming,
@@ -120,7 +120,7 @@ def installer() -> str:
 
 
 class Declined(NodeError):
-    """The node is there, and cannot do what was asked. `kind` is one of protocol/messages.py."""
+    """The node is there, and cannot do what was asked. `kind`: see protocol/requests/."""
 
     def __init__(self, what: str, kind: str = "") -> None:
         super().__init__(what)

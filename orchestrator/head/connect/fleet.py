@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.head.connect.reach import Reached
     from orchestrator.head.nodes.node_list import Node
     from orchestrator.protocol.message import Message
-    from orchestrator.protocol.messages import Request
+    from orchestrator.protocol.requests.request import Request
 
 T = TypeVar("T")
 R = TypeVar("R")

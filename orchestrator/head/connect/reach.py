@@ -17,7 +17,8 @@ from orchestrator.head.nodes.facts import Facts
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.messages import Probe, Request
+from orchestrator.protocol.requests.machine import Probe
+from orchestrator.protocol.requests.request import Request
 
 A = TypeVar("A", bound=Message)
 

@@ -10,7 +10,7 @@ from orchestrator.common import text
 from orchestrator.head.doctor.findings import BAD, WARN, Case, Finding, unequal
 from orchestrator.head.nodes.probed_node import is_loopback, listed
 from orchestrator.head.plan import traffic
-from orchestrator.protocol.messages import LARGE_LOST
+from orchestrator.protocol.requests.machine import LARGE_LOST
 
 SLOW = 1000  # Mb/s: from there on computing rarely hides what is sent
 SLOW_FIX = (

@@ -29,15 +29,15 @@ from orchestrator.head.plan import addresses as node_addresses
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.messages import (
+from orchestrator.protocol.requests.machine import (
     CheckedUp,
     Dial,
     Dialed,
     Examine,
     Listen,
     Listening,
-    Request,
 )
+from orchestrator.protocol.requests.request import Request
 
 LOOK_SECONDS = 90.0  # longer than the longest limit of a part, which is that of importing torch
 LISTEN_SECONDS = 10.0

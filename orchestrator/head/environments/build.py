@@ -17,7 +17,7 @@ from orchestrator.head.environments.requirements import Requirements
 from orchestrator.head.environments.wheels import Kind
 from orchestrator.head.nodes.probed_node import by_value
 from orchestrator.head.transfer.fanout import Changed, Fanout, send_tree
-from orchestrator.protocol.messages import (
+from orchestrator.protocol.requests.environments import (
     AskBuild,
     BuildEnvironment,
     BuildProgress,

@@ -19,7 +19,7 @@ from orchestrator.head.nodes.probed_node import by_value
 from orchestrator.head.screen.output import complain, say, tell
 from orchestrator.head.start.nodes import Nodes, settled, try_all
 from orchestrator.head.start.request import resolve
-from orchestrator.protocol.messages import PruneEnvironments
+from orchestrator.protocol.requests.environments import PruneEnvironments
 
 PRUNE_SECONDS = 300.0
 USUAL = "~/.orchestrator/environments"

@@ -41,19 +41,21 @@ from orchestrator.head.follow.node_logs import AppendOnly, NodeLogs, log_files
 from orchestrator.head.follow.printed import Printed
 from orchestrator.head.outputs import remaining
 from orchestrator.head.outputs.growing import GrowingFiles
-from orchestrator.protocol import events, messages
+from orchestrator.protocol import events
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS
 from orchestrator.protocol.message import Message, Nonsense, parse
-from orchestrator.protocol.messages import (
+from orchestrator.protocol.requests import request
+from orchestrator.protocol.requests.follow import End, Follow, Leave, Left, Paces, Stop, Stuck
+from orchestrator.protocol.requests.machine import Dialed, Listening
+from orchestrator.protocol.requests.request import (
+    OTHER_VERSION,
+    UNKNOWN_JOB,
     Answered,
-    Dialed,
+    Beat,
     Heartbeat,
-    Listening,
-    Paces,
     Refused,
     Request,
-    Stuck,
     SupervisorGone,
 )
 from orchestrator.protocol.timing import HEAD_BEAT, HEAD_PATIENCE, SERVER_PATIENCE, SWEEP_PATIENCE
@@ -103,7 +105,7 @@ class NodeFollower(threading.Thread):
         self.ended = self.over = False
         self.event_rest = b""
         self.closing = threading.Event()
-        self.order: messages.End | None = None  # the end that the node was asked for
+        self.order: End | None = None  # the end that the node was asked for
         self.next_beat = 0.0
         self.heard_at = time.monotonic()
         self.silent = self.idle = 0.0  # seconds since the node last printed, or moved
@@ -112,7 +114,7 @@ class NodeFollower(threading.Thread):
 
     def end(self, why: str, grace: float) -> None:
         """Ask the node to end its part: now, or as soon as it is back."""
-        self.order = messages.End(job=self.job, node=self.node.index, why=why, grace=grace)
+        self.order = End(job=self.job, node=self.node.index, why=why, grace=grace)
         self._send_order()
 
     def _send_order(self) -> None:
@@ -130,7 +132,7 @@ class NodeFollower(threading.Thread):
         if self.channel is None:
             self.left.set()  # it cannot be reached now, and will hear it from the others
         else:
-            self.ask(messages.Leave(at=time.time()))
+            self.ask(Leave(at=time.time()))
 
     def close(self) -> None:
         """Stop following; the job goes on. Once this returns, no byte is written any more."""
@@ -182,10 +184,10 @@ class NodeFollower(threading.Thread):
             if self.closing.is_set():
                 return True
             kind = error.kind if isinstance(error, Declined) else ""
-            if kind == messages.UNKNOWN_JOB:
+            if kind == UNKNOWN_JOB:
                 self.post(Unknown(self.node.index, error.what))
                 return True
-            if kind == messages.OTHER_VERSION:
+            if kind == OTHER_VERSION:
                 self.post(Failed(self.node.index, error))
                 return True
             channel, self.channel = self.channel, None
@@ -214,7 +216,7 @@ class NodeFollower(threading.Thread):
 
     def _sweep(self, channel: NodeChannel) -> None:
         """End the processes of a supervisor that is gone without a last event."""
-        order = messages.Stop(
+        order = Stop(
             job=self.job,
             node=self.node.index,
             why="its supervisor was killed",
@@ -234,10 +236,10 @@ class NodeFollower(threading.Thread):
         self.growing.begin()
         for _ in range(CLOCK_READS):
             sent = time.time()
-            answer = channel.ask(messages.Beat(), HEAD_PATIENCE)
+            answer = channel.ask(Beat(), HEAD_PATIENCE)
             self.clock.heard(sent, answer.time, time.time())
         self.beats.clear()
-        request = messages.Follow(
+        request = Follow(
             job=self.job,
             node=self.node.index,
             log=self.text.size,
@@ -285,14 +287,14 @@ class NodeFollower(threading.Thread):
             patience = self.patience or SERVER_PATIENCE
             self.next_beat = time.monotonic() + min(HEAD_BEAT, patience / BEATS_IN_PATIENCE)
             sent = time.time()
-            self.beats[channel.tell(messages.Beat())] = sent
+            self.beats[channel.tell(Beat())] = sent
 
     def _answered(self, number: int, answer: Message) -> None:
-        if isinstance(answer, messages.Left):
+        if isinstance(answer, Left):
             self.left.set()
         elif isinstance(answer, (Stuck, Paces, Listening, Dialed)):
             self.post(Answer(self.node.index, answer))
-        elif isinstance(answer, messages.Clock):
+        elif isinstance(answer, request.Clock):
             # Clocks drift apart: a good exchange is better than one of an hour ago.
             sent = self.beats.pop(number, 0.0)
             if sent and self.clock.heard(sent, answer.time, time.time()):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from orchestrator.head.outputs.beside import Beside
 from orchestrator.protocol.events import Event
-from orchestrator.protocol.messages import Dialed, Listening, Paces, Stuck
+from orchestrator.protocol.requests.follow import Paces, Stuck
+from orchestrator.protocol.requests.machine import Dialed, Listening
 
 
 @dataclass(frozen=True)

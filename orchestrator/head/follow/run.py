@@ -35,7 +35,8 @@ from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.keyboard import KEYS, Keys
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
-from orchestrator.protocol.messages import Listening, Paces, Stuck
+from orchestrator.protocol.requests.follow import Paces, Stuck
+from orchestrator.protocol.requests.machine import Listening
 from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord, NodeRecord

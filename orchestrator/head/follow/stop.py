@@ -20,7 +20,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.message import encode
-from orchestrator.protocol.messages import Stop, StopAll, StopReceipt
+from orchestrator.protocol.requests.follow import Stop, StopAll, StopReceipt
 from orchestrator.records.experiment import NOT_STARTED, Experiment, JobRecord, NodeRecord
 
 HEAD_SECONDS = 20.0  # for a head to bring the outputs home and leave

@@ -10,7 +10,9 @@ from typing import TypeVar
 
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.messages import CheckedUp, JobStates, WarmPairs
+from orchestrator.protocol.requests.follow import JobStates
+from orchestrator.protocol.requests.machine import CheckedUp
+from orchestrator.protocol.requests.warm import WarmPairs
 
 MISLEADS = 2.0  # seconds: less says nothing of a clock, as an answer takes a while
 

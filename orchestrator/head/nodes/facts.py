@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.protocol.facts import Interface
 from orchestrator.protocol.message import encode
-from orchestrator.protocol.messages import Probed
+from orchestrator.protocol.requests.machine import Probed
 
 
 class Facts(Probed):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common.text import plural, size
-from orchestrator.protocol.messages import OutputFile
+from orchestrator.protocol.requests.transfer import OutputFile
 
 MOST_BYTES, MOST_FILES = 64 << 20, 1000  # of a node, that come at the end of a job
 NAMED = 3

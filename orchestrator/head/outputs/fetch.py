@@ -25,16 +25,8 @@ from orchestrator.common.files import digest
 from orchestrator.common.folder import Folder, Partial
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.protocol.manifest import link_is_inside
-from orchestrator.protocol.messages import (
-    Answered,
-    Output,
-    OutputFile,
-    OutputPiece,
-    OutputSum,
-    Refused,
-    Request,
-    SumOutput,
-)
+from orchestrator.protocol.requests.request import Answered, Refused, Request
+from orchestrator.protocol.requests.transfer import Output, OutputFile, OutputPiece, OutputSum, SumOutput
 
 ANSWER_SECONDS = 60.0
 AHEAD = 8  # requests that are on their way, so that a far node is no slower than its line

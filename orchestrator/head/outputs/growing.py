@@ -25,14 +25,14 @@ from orchestrator.common.folder import Folder
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.outputs.fetch import plain
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.messages import (
+from orchestrator.protocol.requests.request import Request
+from orchestrator.protocol.requests.transfer import (
     Output,
     OutputFile,
     OutputFiles,
     OutputPiece,
     Outputs,
     OutputSum,
-    Request,
     SumOutput,
 )
 from orchestrator.records.experiment import NodeRecord

@@ -11,7 +11,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.outputs.beside import Beside, is_much
 from orchestrator.head.outputs.fetch import Fetch
 from orchestrator.head.outputs.growing import GROWS, GrowingFiles
-from orchestrator.protocol.messages import OutputFile, Outputs
+from orchestrator.protocol.requests.transfer import OutputFile, Outputs
 
 ANSWER_SECONDS = 20.0
 LOOK_SECONDS = 5.0

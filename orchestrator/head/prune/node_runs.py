@@ -17,7 +17,8 @@ from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.status.backend import backend_of
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.messages import Living, Remove, Request
+from orchestrator.protocol.requests.follow import Living, Remove
+from orchestrator.protocol.requests.request import Request
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
 LIVING_SECONDS = 60.0

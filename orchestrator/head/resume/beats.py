@@ -10,7 +10,7 @@ import threading
 
 from orchestrator.common.errors import NodeError
 from orchestrator.head.resume.holder import Holder
-from orchestrator.protocol.messages import Beat
+from orchestrator.protocol.requests.request import Beat
 from orchestrator.protocol.timing import HEAD_BEAT
 
 ANSWER_SECONDS = 30.0

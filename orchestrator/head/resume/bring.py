@@ -24,12 +24,7 @@ from orchestrator.head.resume.room import Room
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.take import QUICK_SECONDS
 from orchestrator.protocol import offer
-from orchestrator.protocol.messages import (
-    GivingNode,
-    MakeRoom,
-    NamedFile,
-    TakeFiles,
-)
+from orchestrator.protocol.requests.transfer import GivingNode, MakeRoom, NamedFile, TakeFiles
 from orchestrator.records import checkpoint_manifest, checkpoint_store
 from orchestrator.records.checkpoint_parts import Delivery, Version
 

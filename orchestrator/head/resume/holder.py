@@ -16,14 +16,14 @@ from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.outputs.fetch import plain
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.take import QUICK_SECONDS, take
-from orchestrator.protocol.messages import (
+from orchestrator.protocol.requests.saved import TakeSaved
+from orchestrator.protocol.requests.transfer import (
     Checkpoints,
     EndGiving,
     GiveFiles,
     GivingNode,
     OutputFile,
     TakeFiles,
-    TakeSaved,
 )
 from orchestrator.records import checkpoint_manifest
 from orchestrator.records.checkpoint_parts import Holding

@@ -22,7 +22,7 @@ from orchestrator.head.nodes.probed_node import listed
 from orchestrator.head.resume.beats import Beats
 from orchestrator.head.resume.bring import Bringing, Stopped
 from orchestrator.head.resume.holder import Holder
-from orchestrator.protocol.messages import Checkpoints
+from orchestrator.protocol.requests.transfer import Checkpoints
 from orchestrator.records import checkpoint_parts
 from orchestrator.records.checkpoint_parts import Candidate, Holding
 

@@ -11,7 +11,7 @@ from orchestrator.config.schema import Checkpoint
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.resume.holder import Holder
 from orchestrator.head.resume.search import Say, Search, others_than
-from orchestrator.protocol.messages import Checkpoints
+from orchestrator.protocol.requests.transfer import Checkpoints
 from orchestrator.records import experiments
 from orchestrator.records.experiment import STAMP, Experiment, JobRecord
 

@@ -17,12 +17,8 @@ from orchestrator.head.saved.decide import Load
 from orchestrator.head.saved.view import Key, View
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.take import QUICK_SECONDS
-from orchestrator.protocol.messages import (
-    GivingNode,
-    NamedFile,
-    SumOutput,
-    TakeSaved,
-)
+from orchestrator.protocol.requests.saved import TakeSaved
+from orchestrator.protocol.requests.transfer import GivingNode, NamedFile, SumOutput
 
 SLOWEST = 20e6  # bytes per second of a disk whose files get their checksums
 LONGEST = 86400.0  # seconds

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.head.saved.view import Key, View
-from orchestrator.protocol.messages import SavedFile
+from orchestrator.protocol.requests.saved import SavedFile
 from orchestrator.protocol.saved_names import is_saved
 
 

@@ -10,7 +10,7 @@ from orchestrator.common.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.outputs.fetch import plain
 from orchestrator.head.resume.holder import Holder
-from orchestrator.protocol.messages import AskSaved, Saved, SavedFile
+from orchestrator.protocol.requests.saved import AskSaved, Saved, SavedFile
 
 ANSWER_SECONDS = 15.0
 

@@ -31,15 +31,10 @@ from orchestrator.head.start.gather import (
     refuse_if_stopped,
 )
 from orchestrator.head.start.judge import judged
-from orchestrator.protocol.messages import (
-    STOPPED,
-    End,
-    PortWish,
-    StartAgain,
-    StartedHere,
-    TakenPorts,
-    TakePorts,
-)
+from orchestrator.protocol.requests.follow import End
+from orchestrator.protocol.requests.machine import PortWish
+from orchestrator.protocol.requests.request import STOPPED
+from orchestrator.protocol.requests.start import StartAgain, StartedHere, TakenPorts, TakePorts
 from orchestrator.protocol.spec import Attempt
 from orchestrator.records.experiment import (
     NOT_STARTED,

@@ -9,7 +9,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.resume.holder import Holder
 from orchestrator.head.resume.search import Search, others_than
 from orchestrator.head.start.gather import Gathered, Say, refuse_if_stopped
-from orchestrator.protocol.messages import Checkpoints
+from orchestrator.protocol.requests.transfer import Checkpoints
 from orchestrator.records.experiment import Experiment, JobRecord
 
 

@@ -33,7 +33,9 @@ from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import TRIES, Limits, Scan, Tree, changing
 from orchestrator.head.transfer.fanout import Changed, Fanout, Sent, send_tree
 from orchestrator.protocol import manifest as trees
-from orchestrator.protocol.messages import LACKING, CheckedOut, CheckOut, ProbeTarget
+from orchestrator.protocol.requests.machine import ProbeTarget
+from orchestrator.protocol.requests.request import LACKING
+from orchestrator.protocol.requests.transfer import CheckedOut, CheckOut
 
 CHECK_OUT_SECONDS = 300.0  # 50,000 files on a slow disk
 LOOK_SECONDS = 1.0  # for a directory that nodes share: a comparison is not worth more

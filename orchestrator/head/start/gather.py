@@ -17,7 +17,8 @@ from orchestrator.head.follow.failure_kinds import of_a_machine
 from orchestrator.head.start import growth
 from orchestrator.head.start.candidates import Candidate, Choice, choose
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.messages import Beat, Living, Request, Stop
+from orchestrator.protocol.requests.follow import Living, Stop
+from orchestrator.protocol.requests.request import Beat, Request
 from orchestrator.protocol.timing import HEAD_PATIENCE, SWEEP_PATIENCE
 from orchestrator.records import cordons
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord

@@ -26,7 +26,8 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.start import growth
 from orchestrator.head.start.candidates import Candidate, choose
 from orchestrator.head.start.gather import bounds_of, times_named
-from orchestrator.protocol.messages import AskKept, GetReady, Probe, ProbeTarget
+from orchestrator.protocol.requests.machine import Probe, ProbeTarget
+from orchestrator.protocol.requests.start import AskKept, GetReady
 from orchestrator.records import cordons
 from orchestrator.records.experiment import JobRecord, NodeRecord
 

@@ -21,7 +21,8 @@ from orchestrator.head.start.prepare import Prepared, discarded_on_error
 from orchestrator.head.start.record import describe, record_failure, record_job
 from orchestrator.head.start.spares import Latecomers
 from orchestrator.head.start.spec import Meeting, specs
-from orchestrator.protocol.messages import End, Start, StartedHere
+from orchestrator.protocol.requests.follow import End
+from orchestrator.protocol.requests.start import Start, StartedHere
 from orchestrator.records.experiment import Experiment, JobRecord
 
 START_TIMEOUT = 30.0

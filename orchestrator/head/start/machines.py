@@ -14,7 +14,7 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import Request
 from orchestrator.protocol.facts import Checkup
-from orchestrator.protocol.messages import CheckedUp, Examine
+from orchestrator.protocol.requests.machine import CheckedUp, Examine
 from orchestrator.records import cordons
 
 GPU_SECONDS = 40.0  # without persistence mode the driver is loaded for every query

@@ -25,7 +25,7 @@ from orchestrator.head.slurm import allocation
 from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code.scan import Scan
 from orchestrator.head.transfer.code.shared import marker
-from orchestrator.protocol.messages import PortWish, Probe, ProbeTarget
+from orchestrator.protocol.requests.machine import PortWish, Probe, ProbeTarget
 from orchestrator.records import cordons, experiments
 from orchestrator.records.cordons import Cordon
 from orchestrator.records.experiment import Experiment, JobRecord

@@ -12,7 +12,8 @@ from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.plan.model import NodePlan, Plan
-from orchestrator.protocol.messages import STOPPED, Parcel
+from orchestrator.protocol.requests.request import STOPPED
+from orchestrator.protocol.requests.transfer import Parcel
 
 CALL = "orchestrator.node.job.run_function"  # travels with what is shipped to every node
 PIECE = 4 << 20  # until the node is heard of

@@ -9,7 +9,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
-from orchestrator.protocol.messages import Release
+from orchestrator.protocol.requests.start import Release
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
 RELEASE_SECONDS = 20.0

@@ -19,7 +19,7 @@ from orchestrator.head.start.prepare import Prepared
 from orchestrator.head.start.record import node_record
 from orchestrator.head.start.spec import Meeting, specs
 from orchestrator.head.transfer.code.shared import marker
-from orchestrator.protocol.messages import StandBy
+from orchestrator.protocol.requests.start import StandBy
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
 STAND_BY_SECONDS = 30.0

@@ -22,7 +22,7 @@ from orchestrator.head.screen.output import Cell
 from orchestrator.head.start import policy
 from orchestrator.head.status import containers
 from orchestrator.protocol.message import encode
-from orchestrator.protocol.messages import Jobs, JobState
+from orchestrator.protocol.requests.follow import Jobs, JobState
 from orchestrator.records import cordons, experiment, experiments, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 

@@ -18,7 +18,7 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell
 from orchestrator.protocol.message import Message, encode
-from orchestrator.protocol.messages import Warm, WarmEnds, WarmOff, WarmPairs
+from orchestrator.protocol.requests.warm import Warm, WarmEnds, WarmOff, WarmPairs
 
 ANSWER_SECONDS = 30.0
 END_SECONDS = 60.0

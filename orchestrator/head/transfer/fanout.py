@@ -22,7 +22,7 @@ from orchestrator.head.transfer.code.scan import Tree
 from orchestrator.head.transfer.send import Outbox, Seen, Sent
 from orchestrator.head.transfer.take import QUICK_SECONDS, take
 from orchestrator.protocol.facts import Address
-from orchestrator.protocol.messages import (
+from orchestrator.protocol.requests.transfer import (
     EndGiving,
     GiveTree,
     Giving,

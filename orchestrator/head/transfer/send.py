@@ -15,7 +15,7 @@ from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.transfer.batches import Batches
 from orchestrator.head.transfer.code.scan import Tree
-from orchestrator.protocol.messages import Contents, Lacking, OfferTree
+from orchestrator.protocol.requests.transfer import Contents, Lacking, OfferTree
 
 PIECE_SECONDS = 60.0
 ANSWER_SECONDS = 300.0  # a node's slow disk

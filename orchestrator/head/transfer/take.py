@@ -8,11 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import NodeError
-from orchestrator.protocol.messages import AskTaken, EndTaking, Taken
+from orchestrator.protocol.requests.transfer import AskTaken, EndTaking, Taken
 
 if TYPE_CHECKING:
     from orchestrator.head.connect.channel import NodeChannel
-    from orchestrator.protocol.messages import TakeFiles, TakeSaved, TakeTree
+    from orchestrator.protocol.requests.saved import TakeSaved
+    from orchestrator.protocol.requests.transfer import TakeFiles, TakeTree
 
 QUICK_SECONDS = 30.0  # for an answer that needs no work: a node that is very busy is not lost
 

@@ -40,7 +40,7 @@ from orchestrator.head.start.spec import Meeting
 from orchestrator.launchers.by_hand import rendezvous
 from orchestrator.launchers.by_hand.rendezvous import Master
 from orchestrator.protocol.meeting import Agreed, Hello
-from orchestrator.protocol.messages import PortWish, Probe, ProbeTarget
+from orchestrator.protocol.requests.machine import PortWish, Probe, ProbeTarget
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 

@@ -15,7 +15,7 @@ import threading
 from orchestrator.node.environments.place import Environments
 from orchestrator.node.transfer import snapshot
 from orchestrator.node.transfer.store import Incomplete, Store
-from orchestrator.protocol.messages import BuildEnvironment, BuildProgress
+from orchestrator.protocol.requests.environments import BuildEnvironment, BuildProgress
 
 LAST_LINES = 12
 # What would lead uv or pip elsewhere than to the environment.

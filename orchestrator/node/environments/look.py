@@ -8,7 +8,7 @@ import platform
 import sys
 
 from orchestrator.node.environments.place import Environments
-from orchestrator.protocol.messages import EnvironmentState, LookAtEnvironment
+from orchestrator.protocol.requests.environments import EnvironmentState, LookAtEnvironment
 
 
 def look(request: LookAtEnvironment) -> EnvironmentState:

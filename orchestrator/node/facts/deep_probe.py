@@ -21,7 +21,7 @@ from orchestrator.node.facts.run_tools import Command, Output, together
 from orchestrator.node.facts.with_timeouts import gather
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.message import decode, encode
-from orchestrator.protocol.messages import Examine
+from orchestrator.protocol.requests.machine import Examine
 
 PARTS = ("gpus", "xids", "code", "torch", "names")  # where none is named; `load` has to be
 GPU_SECONDS = 20.0  # without persistence mode the driver is loaded for every query

@@ -7,6 +7,7 @@ take long. What needs commands is in deep_probe.py.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 from orchestrator.common.program import program_at
 from orchestrator.node.facts import (
     disks,
-    firewall,
     gpus,
     interfaces,
     limits,
@@ -25,12 +25,19 @@ from orchestrator.node.facts import (
 )
 from orchestrator.node.facts.with_timeouts import gather
 from orchestrator.node.job.run_directory import home
-from orchestrator.protocol.messages import Probe, ProbeTarget
+from orchestrator.protocol.requests.machine import Probe, ProbeTarget
 
 SECONDS = 3.0  # for any part: a network file system whose server is gone never answers
 # What is in the environment already was set by somebody who knows this machine.
 OWN_SETTINGS = ("NCCL_", "RCCL_", "GLOO_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE")
 NCCL_CONF = "/etc/nccl.conf"
+UFW = "/etc/ufw/ufw.conf"
+# A service that runs has a control group; firewalld without a pid file has only that.
+FIREWALLD = (
+    "/sys/fs/cgroup/system.slice/firewalld.service",
+    "/sys/fs/cgroup/systemd/system.slice/firewalld.service",
+    "/run/firewalld.pid",
+)
 
 
 def probe(request: Probe, root: str = "") -> dict[str, Any]:
@@ -77,7 +84,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "marker_seen": facts.get("marker_seen", False),
         "limits": limits.limits(),
         "kernel": os.uname().release,
-        "firewall": firewall.firewall(root),
+        "firewall": firewall(root),
         "memory_kb": total,
         "memory_available_kb": available,
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
@@ -138,3 +145,11 @@ def resolve_target(target: ProbeTarget, workdir: str) -> ProbeTarget:
         return target
     kind, name = program_at(target.name, workdir)
     return ProbeTarget(kind=kind, name=name)
+
+
+def firewall(root: str = "") -> str:
+    """Return "ufw", "firewalld", or nothing where neither of them runs."""
+    if any(os.path.exists(root + path) for path in FIREWALLD):
+        return "firewalld"
+    enabled = re.search(r"^ENABLED=['\"]?yes", sysfs.text(root + UFW), re.MULTILINE | re.IGNORECASE)
+    return "ufw" if enabled else ""

@@ -17,7 +17,7 @@ from orchestrator.node.job import processes
 from orchestrator.node.job.attempts import resume_dir
 from orchestrator.node.job.run_directory import RunDir, all_runs, home
 from orchestrator.protocol.events import Ended
-from orchestrator.protocol.messages import RemovedRun, RemovedRuns
+from orchestrator.protocol.requests.follow import RemovedRun, RemovedRuns
 
 LIBRARY_NAME = re.compile(r"[0-9a-f]{16}(\.[0-9]+)?")  # with a number: half unpacked
 OLD_LIBRARY = 7 * 86400.0  # seconds since a head last used it

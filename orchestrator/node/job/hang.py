@@ -11,7 +11,7 @@ from orchestrator.node.job.beside import py_spy
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.events import RankStarted, Started
-from orchestrator.protocol.messages import RankStacks
+from orchestrator.protocol.requests.follow import RankStacks
 from orchestrator.protocol.timing import STACKS_SIGNAL
 
 IMPORTS = b"i"  # the question what a rank has imported

@@ -26,7 +26,7 @@ from orchestrator.node.job.run_directory import (
 from orchestrator.node.job.stop_receipt import Stopped, receipt
 from orchestrator.protocol import control
 from orchestrator.protocol.events import Ended, EndOrder, Started
-from orchestrator.protocol.messages import Stop, StopAll, StopReceipt
+from orchestrator.protocol.requests.follow import Stop, StopAll, StopReceipt
 from orchestrator.protocol.timing import SWEEP_PATIENCE
 
 AT_ONCE = 16

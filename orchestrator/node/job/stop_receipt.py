@@ -16,7 +16,7 @@ from orchestrator.node.job.port import port_is_free
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.events import Ended
-from orchestrator.protocol.messages import PortState, StopReceipt
+from orchestrator.protocol.requests.follow import PortState, StopReceipt
 
 GPU_SECONDS = 5.0  # nvidia-smi without its daemon wakes every GPU first
 RELEASE_SECONDS = 2.0  # a driver may take as long to give back what a killed process held

@@ -14,10 +14,10 @@ from orchestrator.common import files
 from orchestrator.node.job.attempts import kept
 from orchestrator.node.job.attempts.resume_dir import attempts_of
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.saved.copies import Copies, Copy, look_of
 from orchestrator.node.saved.places import OUTPUTS, began, experiment, one_disk, roots
+from orchestrator.node.transfer.copies import Copies, Copy, look_of
 from orchestrator.protocol.manifest import is_inside
-from orchestrator.protocol.messages import Saved, SavedFile
+from orchestrator.protocol.requests.saved import Saved, SavedFile
 from orchestrator.protocol.saved_names import is_saved
 
 # Neither what others write beside it, nor what a killed process had not given its name yet.

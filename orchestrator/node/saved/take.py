@@ -17,12 +17,13 @@ from typing import NamedTuple
 from orchestrator.common import files
 from orchestrator.common.folder import Folder
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.saved.copies import Copies, Copy, Look, look_of
 from orchestrator.node.saved.places import began, roots
+from orchestrator.node.transfer.copies import Copies, Copy, Look, look_of
 from orchestrator.node.transfer.files import LABEL, Arriving, is_here
 from orchestrator.node.transfer.take import Taking
 from orchestrator.protocol.manifest import is_inside
-from orchestrator.protocol.messages import NamedFile, TakeSaved
+from orchestrator.protocol.requests.saved import TakeSaved
+from orchestrator.protocol.requests.transfer import NamedFile
 
 WAITING = ".orchestrator-arriving"
 KEPT = ".{name}.{number}.before"  # what made room for a newer one

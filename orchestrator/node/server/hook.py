@@ -19,7 +19,7 @@ SHELL_OWN = {"_", "SHLVL", "PWD", "OLDPWD", "PS1", "PS2"}  # a shell sets and un
 SCRIPT = "exec 3>&1 1>&2; . /dev/stdin; case $? in 0) exec env -0 >&3;; *) exit $?;; esac"
 
 
-class HookError(Exception):
+class HookError(RuntimeError):
     """The hook failed on this node."""
 
 

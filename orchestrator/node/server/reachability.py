@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Optional
 
-from orchestrator.protocol import messages
+from orchestrator.protocol.requests.machine import LARGE_LOST, Dial, Listen
 
 AT_ONCE = 64
 WORD = 64  # bytes at most
@@ -25,7 +25,7 @@ BULK_SECONDS = 10.0  # as long as a listener waits for it
 ARRIVED = b"+"  # all of it
 
 
-def listen(request: messages.Listen) -> tuple[int, ...]:
+def listen(request: Listen) -> tuple[int, ...]:
     """Open the ports (0 for any) and return their numbers; 0 for one that is taken."""
     word = request.word.encode()
     return tuple(listener(port, word, request.seconds) for port in request.ports)
@@ -74,7 +74,7 @@ def serve(caller: socket.socket, word: bytes) -> None:
             caller.sendall(ARRIVED)
 
 
-def dial(request: messages.Dial) -> tuple[str, ...]:
+def dial(request: Dial) -> tuple[str, ...]:
     """Call every address; return for each why it could not be reached, or nothing."""
     from concurrent.futures import ThreadPoolExecutor  # not for the probe
 
@@ -108,4 +108,4 @@ def send_much(line: socket.socket) -> str:
         line.sendall(bytes(BULK))
         return "" if line.recv(1) == ARRIVED else "it hung up"
     except socket.timeout:  # noqa: UP041  before Python 3.10 it is no TimeoutError
-        return messages.LARGE_LOST
+        return LARGE_LOST

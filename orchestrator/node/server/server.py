@@ -14,11 +14,17 @@ import signal
 import sys
 import time
 
-from orchestrator.node.server.session import Refusal, Session
+from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import CALL, HEADER, JSON, PIECE, Splitter
 from orchestrator.protocol.message import Message, Nonsense, encode, parse
-from orchestrator.protocol.messages import Greeting, Heartbeat, Refused, number_of, read_request
+from orchestrator.protocol.requests.request import (
+    Greeting,
+    Heartbeat,
+    Refused,
+    number_of,
+    read_request,
+)
 from orchestrator.protocol.timing import SERVER_BEAT, SERVER_PATIENCE
 from orchestrator.protocol.version import OWN
 
@@ -28,8 +34,8 @@ BACKLOG = 1 << 19  # read no more of the log while this much waits for the netwo
 class ChannelServer:
     """Serves one head until it leaves."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, visit: Visit) -> None:
+        self.visit = visit
         self.waiting: list[memoryview] = []
         self.waiting_bytes = 0
         self.splitter = Splitter()
@@ -63,14 +69,14 @@ class ChannelServer:
         os.set_blocking(1, False)
         while time.monotonic() - self.heard < self.patience:
             self.flush()
-            streamer = self.session.streamer
+            streamer = self.visit.streamer
             if streamer and self.waiting_bytes < BACKLOG:
                 streamer.pump(self.send, self.send_message)
                 self.flush()
                 if streamer.end_announced:
-                    self.session.keep_warm()
+                    self.visit.job_over()
             poll = select.poll()
-            calls = self.session.calls
+            calls = self.visit.calls
             if calls:
                 calls.connect(self.send)
                 calls.register(poll, reading=self.waiting_bytes < BACKLOG)
@@ -97,21 +103,21 @@ class ChannelServer:
     @property
     def patience(self) -> float:
         """Return for how long the head may be silent: as it wants, while its job runs here."""
-        streamer = self.session.streamer
+        streamer = self.visit.streamer
         over = streamer is not None and streamer.end_announced
-        return SERVER_PATIENCE if over else self.session.patience
+        return SERVER_PATIENCE if over else self.visit.patience
 
     def beat(self) -> None:
         if time.monotonic() >= self.next_beat:
             self.next_beat = time.monotonic() + SERVER_BEAT
-            self.session.look_ahead()
+            self.visit.beat()
             if not self.waiting:  # what waits to be sent is a sign of life itself
                 self.send_message(self.heartbeat())
 
     def heartbeat(self) -> Heartbeat:
-        if self.session.activity is None:
+        if self.visit.activity is None:
             return Heartbeat(beat=time.time())
-        silent, idle = self.session.activity.look()
+        silent, idle = self.visit.activity.look()
         return Heartbeat(beat=time.time(), silent=silent, idle=idle)
 
     def receive(self) -> bool:
@@ -123,12 +129,12 @@ class ChannelServer:
         self.heard = time.monotonic()
         for kind, payload in self.splitter.feed(data):
             if kind == PIECE:
-                self.session.piece += payload
-                self.session.waits = self.session.waits or not payload
+                self.visit.piece += payload
+                self.visit.waits = self.visit.waits or not payload
             elif kind == JSON:
                 self.serve(payload)
-            elif kind == CALL and self.session.calls:
-                self.session.calls.deliver(payload)
+            elif kind == CALL and self.visit.calls:
+                self.visit.calls.deliver(payload)
             else:
                 raise Nonsense(f"a head sends no frame {kind.decode()}")
         return bool(data)
@@ -136,7 +142,7 @@ class ChannelServer:
     def serve(self, payload: bytes) -> None:
         number, fields = number_of(parse(payload))
         try:
-            answer = self.session.answer(read_request(fields))
+            answer = self.visit.answer(read_request(fields))
             data = {"id": number, "ok": encode(answer)}
         except Refusal as refusal:
             data = encode(Refused(id=number, error=str(refusal), kind=refusal.kind))
@@ -149,8 +155,8 @@ class ChannelServer:
 def main(nonce: str, umask: int, *, fresh: bool) -> None:
     """Serve one visit of a head; `fresh` is the first one of these sources on this node."""
     os.write(1, f"\n{nonce}\n".encode())
-    session = Session(umask)
-    server = ChannelServer(session)
+    visit = Visit(umask)
+    server = ChannelServer(visit)
     server.send_message(Greeting(version=OWN))
     step = "SLURM_STEP_ID" in os.environ
     if step:  # Slurm signals everything in a step; the end of the job has to come home all the same
@@ -162,8 +168,16 @@ def main(nonce: str, umask: int, *, fresh: bool) -> None:
     except Nonsense as error:
         sys.exit(f"the head broke the protocol: {error}")
     finally:
-        session.leave_nothing()
+        visit.leave()
         if fresh:
-            session.leave_no_library()
-    if step and session.supervisor is not None:
-        session.supervisor.wait()  # Slurm kills what is left of a step when its task ends: this one
+            remove_old_libraries()
+    if step and visit.supervisor is not None:
+        visit.supervisor.wait()  # Slurm kills what is left of a step when its task ends: this one
+
+
+def remove_old_libraries() -> None:
+    """Remove earlier versions of these sources, which nobody has used for a week."""
+    from orchestrator.node.job import cleanup
+
+    with contextlib.suppress(OSError, ValueError):
+        cleanup.remove_libraries(LIBRARY)

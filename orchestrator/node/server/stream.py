@@ -14,7 +14,7 @@ from orchestrator.node.job.run_directory import RunDir, connect
 from orchestrator.protocol import control
 from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS, STREAM_CHUNK
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.messages import SupervisorGone
+from orchestrator.protocol.requests.request import SupervisorGone
 
 
 class FileStreamer:

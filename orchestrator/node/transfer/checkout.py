@@ -11,21 +11,25 @@ import zlib
 from collections.abc import Iterator
 
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.server.visit import RoomState, Visit
 from orchestrator.node.transfer import snapshot
 from orchestrator.node.transfer.behind import Behind
 from orchestrator.node.transfer.store import Arrivals, Store, hash_of, unzip
 from orchestrator.protocol import manifest as tree
-from orchestrator.protocol import messages
 from orchestrator.protocol.manifest import LARGEST_LIST, is_inside
+from orchestrator.protocol.requests.request import Nothing
+from orchestrator.protocol.requests.transfer import CheckedOut, CheckOut, Compared, Lacking
+from orchestrator.protocol.spec import Spec
 
 LARGEST_BATCH = 1 << 24  # bytes of contents in one request, unpacked
 MOST_DIFFERENCES = 1000
 
 
-class Visit:
+class CodeVisit(RoomState):
     """One head's work on the store, and the snapshots that no job has yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, visit: Visit) -> None:
+        super().__init__(visit)
         self.store = Store()
         self.store.prepare()
         self.arrivals: dict[str, Incoming] = {}
@@ -42,7 +46,7 @@ class Visit:
             where = "" if self.store.root in os.fsencode(error.filename or b"") else error.filename
             raise ValueError(f"{where or root} cannot be written: {error.strerror}") from error
 
-    def offer(self, digest: str, packed: bytes | bytearray) -> messages.Lacking:
+    def offer(self, digest: str, packed: bytes | bytearray) -> Lacking:
         """Keep the list of a tree, and say which contents are lacking."""
         listing = unzip(packed, LARGEST_LIST)
         if tree.digest_of(listing) != digest:
@@ -53,9 +57,9 @@ class Visit:
         positions = self.store.lacking(entries)
         self.abandon(digest)
         self.arrivals[digest] = Incoming(Arrivals(self.store, [entries[at] for at in positions]))
-        return messages.Lacking(ranges=tuple(ranges(positions)))
+        return Lacking(ranges=tuple(ranges(positions)))
 
-    def contents(self, digest: str, size: int, packed: bytes | bytearray) -> messages.Nothing:
+    def contents(self, digest: str, size: int, packed: bytes | bytearray) -> Nothing:
         """Have the contents written that came; the answer to the last says that all are."""
         if digest not in self.arrivals or size > LARGEST_BATCH:
             raise ValueError("contents that nobody expects")
@@ -71,13 +75,13 @@ class Visit:
         except ValueError:
             self.abandon(digest)
             raise
-        return messages.Nothing()
+        return Nothing()
 
     def abandon(self, digest: str) -> None:
         if digest in self.arrivals:
             self.arrivals.pop(digest).abandon()
 
-    def check_out(self, request: messages.CheckOut) -> messages.CheckedOut:
+    def check_out(self, request: CheckOut) -> CheckedOut:
         """Make a snapshot; Incomplete where contents have to come first."""
         from orchestrator.node.facts.disks import disk
         from orchestrator.node.facts.probe import resolve_target
@@ -93,7 +97,7 @@ class Visit:
             own = snapshot.link_own(root, request.beside, entries)
             snapshot.link_outputs(root, request.beside, request.outputs)
         workdir = os.fsdecode(root)
-        return messages.CheckedOut(
+        return CheckedOut(
             workdir=workdir,
             tree=made.digest,
             differ=tuple(path.encode("utf-8", "replace").decode() for path in made.differ[:100]),
@@ -102,11 +106,11 @@ class Visit:
             disk=disk(workdir),
         )
 
-    def started(self, directory: str, run: RunDir) -> None:
+    def job_started(self, run: RunDir, spec: Spec) -> None:
         """Leave the snapshot to the job that runs in it."""
-        own = snapshot.snapshot_of(self.store, directory)
+        own = snapshot.snapshot_of(self.store, spec.workdir)
         if own in self.unused:
-            snapshot.keep(self.store, directory, run, self.unused.pop(own))
+            snapshot.keep(self.store, spec.workdir, run, self.unused.pop(own))
             threading.Thread(target=self.tidy, daemon=True).start()  # nobody waits for it
 
     def tidy(self) -> None:
@@ -153,7 +157,7 @@ def ranges(positions: list[int]) -> list[tuple[int, int]]:
     return pairs
 
 
-def compare(directory: str, packed: bytes | bytearray) -> messages.Compared:
+def compare(directory: str, packed: bytes | bytearray) -> Compared:
     """Look at files that the head named with size and time; hash those that look otherwise."""
     fields = unzip(packed, LARGEST_LIST).split(b"\0")[:-1]
     differ: dict[str, str] = {}
@@ -171,4 +175,4 @@ def compare(directory: str, packed: bytes | bytearray) -> messages.Compared:
         differ[os.fsdecode(path)] = state
         if len(differ) == MOST_DIFFERENCES:
             break
-    return messages.Compared(differ=differ)
+    return Compared(differ=differ)

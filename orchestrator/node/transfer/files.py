@@ -12,7 +12,7 @@ from orchestrator.common import files
 from orchestrator.common.folder import Folder, Partial
 from orchestrator.node.transfer.take import Taking
 from orchestrator.protocol.manifest import is_inside
-from orchestrator.protocol.messages import NamedFile, TakeFiles
+from orchestrator.protocol.requests.transfer import NamedFile, TakeFiles
 
 LABEL = "taken"
 LOOK_SECONDS = 0.02

@@ -11,7 +11,7 @@ from orchestrator.node.transfer.store import Arrivals, Incomplete, Store
 from orchestrator.node.transfer.take import Taking
 from orchestrator.protocol import manifest as tree
 from orchestrator.protocol.manifest import FILE, Entry
-from orchestrator.protocol.messages import TakeTree
+from orchestrator.protocol.requests.transfer import TakeTree
 
 LIST = "list"  # the name of the tree's own list
 

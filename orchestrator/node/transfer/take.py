@@ -14,7 +14,7 @@ from typing import Protocol
 from orchestrator.node.peers.signed_connection import Broken
 from orchestrator.node.transfer.give import RECORD
 from orchestrator.node.transfer.wire import ASK, Wire
-from orchestrator.protocol.messages import GivingNode, Taken
+from orchestrator.protocol.requests.transfer import GivingNode, Taken
 
 DIAL_SECONDS = 2.0  # for each address: a firewall that answers nothing is no long wait
 GROUP_FILES = 256  # asked for at once,

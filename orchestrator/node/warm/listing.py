@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.node.warm import pairs, setting
 from orchestrator.node.warm.pairs import Pair
-from orchestrator.protocol.messages import WarmEnd, WarmPair
+from orchestrator.protocol.requests.warm import WarmEnd, WarmPair
 
 
 def pairs_here() -> list[Pair]:

@@ -24,8 +24,10 @@ from orchestrator.head.follow.clock_offset import Clock
 from orchestrator.head.outputs.fetch import Fetch, plain
 from orchestrator.head.screen.progress import Progress
 from orchestrator.protocol import profiling
-from orchestrator.protocol.messages import AskProfile, Beat, Outputs, ProfileState
 from orchestrator.protocol.profiling import ProfileNews, ProfileWish
+from orchestrator.protocol.requests.follow import AskProfile, ProfileState
+from orchestrator.protocol.requests.request import Beat
+from orchestrator.protocol.requests.transfer import Outputs
 from orchestrator.records.experiment import JobRecord, NodeRecord
 from orchestrator.views.profile.found import CLOCKS
 

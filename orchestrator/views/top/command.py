@@ -27,7 +27,7 @@ from orchestrator.head.screen import output, own_paths
 from orchestrator.head.screen.crash_dump import THREAD, CrashDump
 from orchestrator.head.screen.log_tail import tail
 from orchestrator.head.status.find_job import FoundJob
-from orchestrator.protocol.messages import AskStuck
+from orchestrator.protocol.requests.follow import AskStuck
 from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment
 from orchestrator.records.metrics.progress import RankProgress

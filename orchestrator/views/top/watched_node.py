@@ -20,7 +20,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.facts import Checkup, Gpu, Load
-from orchestrator.protocol.messages import Examine
+from orchestrator.protocol.requests.machine import Examine
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.metrics.samples import Machine, RecentSamples
 from orchestrator.records.metrics.samples import Sample as Streamed

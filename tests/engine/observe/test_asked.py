@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.node.follow.profile import ask
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.profile import ask
 from orchestrator.protocol import profiling
-from orchestrator.protocol.messages import ProfileState
 from orchestrator.protocol.profiling import ProfileWish
+from orchestrator.protocol.requests.follow import ProfileState
 from orchestrator.traces import chrome
 from orchestrator.traces.rank import Event, of_rank, what_matters
 from tests.engine.worlds import Job, run

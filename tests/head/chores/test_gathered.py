@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.head.chores.gathered import Offered, gather
-from orchestrator.protocol.messages import OutputFile
+from orchestrator.protocol.requests.transfer import OutputFile
 from orchestrator.records import checkpoint_manifest
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest
 

@@ -15,7 +15,7 @@ from orchestrator.head.chores import pull
 from orchestrator.head.chores.pull import Listed, Source
 from orchestrator.head.commands.transfer.outcome import exit_code
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.protocol.messages import Files, OutputFile
+from orchestrator.protocol.requests.transfer import Files, OutputFile
 
 
 def offered(root: Path, index: int, *files: tuple[str, int]) -> Listed:

@@ -17,7 +17,7 @@ from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.fanout import Fanout
 from orchestrator.node.transfer.files import Given
 from orchestrator.node.transfer.give import Giver
-from orchestrator.protocol.messages import GivingNode, NamedFile
+from orchestrator.protocol.requests.transfer import GivingNode, NamedFile
 
 TOKEN = "0" * 64
 

@@ -24,7 +24,8 @@ from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.protocol.messages import Jobs, Probe, ProbeTarget
+from orchestrator.protocol.requests.follow import Jobs
+from orchestrator.protocol.requests.machine import Probe, ProbeTarget
 
 # The tests' own Python finds our sources by an editable install, which a node does not have.
 ALONE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"

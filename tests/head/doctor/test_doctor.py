@@ -36,7 +36,7 @@ from orchestrator.protocol.facts import (
     Torch,
     Xid,
 )
-from orchestrator.protocol.messages import LARGE_LOST, ProbeTarget
+from orchestrator.protocol.requests.machine import LARGE_LOST, ProbeTarget
 from tests.head.plan.probed import facts, infiniband, interface, software
 
 GIB = 1 << 30

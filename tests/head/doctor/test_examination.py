@@ -13,15 +13,15 @@ from orchestrator.head.doctor.findings import BAD, Examined, Needs
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.protocol.facts import Checkup
-from orchestrator.protocol.messages import (
+from orchestrator.protocol.requests.machine import (
     CheckedUp,
     Dial,
     Dialed,
     Examine,
     Listen,
     Listening,
-    Request,
 )
+from orchestrator.protocol.requests.request import Request
 from tests.head.plan.probed import facts
 
 Answer = Callable[[int, Any], Any]  # of the n-th node to a request

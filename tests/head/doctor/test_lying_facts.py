@@ -21,7 +21,7 @@ from orchestrator.head.plan import plan
 from orchestrator.head.plan.dry_run import to_json, to_text
 from orchestrator.head.plan.model import Target
 from orchestrator.protocol.facts import Checkup
-from orchestrator.protocol.messages import Probed
+from orchestrator.protocol.requests.machine import Probed
 from tests.head.plan.probed import facts
 from tests.protocol.test_message import made, of_type
 

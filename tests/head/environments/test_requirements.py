@@ -13,7 +13,7 @@ from orchestrator.head.environments import build, requirements, wheels
 from orchestrator.head.environments.build import Outcome
 from orchestrator.head.environments.command import how_to_activate
 from orchestrator.head.environments.wheels import Kind
-from orchestrator.protocol.messages import EnvironmentState
+from orchestrator.protocol.requests.environments import EnvironmentState
 
 LINUX = Kind((3, 11), "x86_64", "glibc 2.36")
 

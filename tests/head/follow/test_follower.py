@@ -15,7 +15,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.head.follow import follower as following
 from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.node_logs import open_logs
-from orchestrator.protocol.messages import Stop
+from orchestrator.protocol.requests.follow import Stop
 from orchestrator.protocol.timing import HEAD_BEAT
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NodeRecord

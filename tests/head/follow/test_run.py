@@ -21,7 +21,7 @@ from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.status.backend import backend_of
 from orchestrator.protocol.events import Ended, RankAtEnd
-from orchestrator.protocol.messages import Dialed, Listening
+from orchestrator.protocol.requests.machine import Dialed, Listening
 from orchestrator.protocol.timing import HEARSAY
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import RESIZED, JobRecord, NodeRecord

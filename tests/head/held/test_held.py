@@ -26,7 +26,7 @@ from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.held import control, socket_file, transport
 from orchestrator.head.held.control import Holding
 from orchestrator.head.held.transport import HeldTransport
-from orchestrator.protocol.messages import Jobs
+from orchestrator.protocol.requests.follow import Jobs
 from tests.conftest import Cluster
 from tests.launching import Head
 

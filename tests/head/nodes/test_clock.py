@@ -8,7 +8,9 @@ import pytest
 
 from orchestrator.head.nodes import clock
 from orchestrator.protocol.facts import Checkup, Holder, Load, User
-from orchestrator.protocol.messages import CheckedUp, JobState, JobStates, WarmPair, WarmPairs
+from orchestrator.protocol.requests.follow import JobState, JobStates
+from orchestrator.protocol.requests.machine import CheckedUp
+from orchestrator.protocol.requests.warm import WarmPair, WarmPairs
 
 HOURS = 3600.0
 

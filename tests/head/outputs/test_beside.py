@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.head.outputs.beside import Beside, is_much, told
-from orchestrator.protocol.messages import OutputFile
+from orchestrator.protocol.requests.transfer import OutputFile
 
 OUTPUTS = Path("/e/train_1/outputs")
 

@@ -21,7 +21,8 @@ from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.outputs import fetch
 from orchestrator.head.outputs.fetch import Fetch, Fetched
-from orchestrator.protocol.messages import Beat, Files, OutputFile, OutputFiles
+from orchestrator.protocol.requests.request import Beat
+from orchestrator.protocol.requests.transfer import Files, OutputFile, OutputFiles
 
 Bring = Callable[..., Fetched]
 

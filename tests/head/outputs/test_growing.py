@@ -12,8 +12,8 @@ import pytest
 
 from orchestrator.head.outputs import growing, remaining
 from orchestrator.head.outputs.growing import GROWS, GrowingFiles
-from orchestrator.node.server.session import Refusal, Session
-from orchestrator.protocol import messages
+from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.protocol.requests.transfer import OutputFile, OutputFiles
 from tests.records.one_node import NODE
 
 JOB = "job_20260101_000000-abcdef"
@@ -25,7 +25,7 @@ class Node:
     def __init__(self, home: Path) -> None:
         self.outputs = home / "runs" / JOB / "0" / "experiment" / "outputs"
         self.outputs.mkdir(parents=True)
-        self.session = Session()
+        self.visit = Visit()
 
     def write(self, name: str, text: str) -> None:
         path = self.outputs / name
@@ -39,7 +39,7 @@ class Node:
         while request := files.question():
             assert files.question() is None, "one at a time"
             try:
-                files.answered(request, self.session.answer(request))
+                files.answered(request, self.visit.answer(request))
             except Refusal:
                 files.refused(request)
 
@@ -129,11 +129,11 @@ def test_what_somebody_changes_here_is_left_alone(node: Node, here: Path, tmp_pa
 def test_no_node_chooses_a_place_elsewhere(here: Path) -> None:
     files = GrowingFiles(JOB, NODE, here)
     names = ("../x.jsonl", "/tmp/x.jsonl", "a/../../x.jsonl", "")
-    listed = tuple(messages.OutputFile(path=name, size=5) for name in names)
+    listed = tuple(OutputFile(path=name, size=5) for name in names)
     files.next_look = 0.0
     request = files.question()
     assert request is not None
-    files.answered(request, messages.OutputFiles(files=listed, place="/x"))
+    files.answered(request, OutputFiles(files=listed, place="/x"))
     assert not files.questions
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.head.nodes.facts import Facts
 from orchestrator.protocol.facts import Address, Gid, Interface, Limits, RdmaPort, Software
-from orchestrator.protocol.messages import ProbeTarget
+from orchestrator.protocol.requests.machine import ProbeTarget
 
 LOOPBACK = ("lo 127.0.0.1/8", "lo ::1/128")
 

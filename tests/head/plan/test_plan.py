@@ -21,7 +21,7 @@ from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.plan import plan
 from orchestrator.head.plan.dry_run import quoted, shell_lines, to_json, to_text
 from orchestrator.head.plan.model import EnvSetting, Plan, Target
-from orchestrator.protocol.messages import ProbeTarget
+from orchestrator.protocol.requests.machine import ProbeTarget
 from tests.head.plan.probed import facts
 
 AUTO = Target("auto", "train.py", ())

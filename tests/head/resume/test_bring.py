@@ -19,9 +19,9 @@ from orchestrator.head.resume import bring
 from orchestrator.head.resume.bring import Bringing
 from orchestrator.head.resume.holder import Holder
 from orchestrator.head.resume.room import Room
-from orchestrator.node.server.session import Session
+from orchestrator.node.server.visit import Visit
 from orchestrator.node.transfer import give
-from orchestrator.protocol.messages import Request
+from orchestrator.protocol.requests.request import Request
 from orchestrator.records import checkpoint_manifest
 from orchestrator.records.checkpoint_manifest import FileRecord
 from orchestrator.records.checkpoint_parts import Delivery, Holding, Version
@@ -37,10 +37,10 @@ class Channel:
     connection = SimpleNamespace(address="127.0.0.1")
 
     def __init__(self) -> None:
-        self.session = Session()
+        self.visit = Visit()
 
     def ask(self, request: Request[Any], timeout: float) -> Any:
-        return self.session.answer(request)
+        return self.visit.answer(request)
 
 
 @pytest.fixture

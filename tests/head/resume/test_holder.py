@@ -12,8 +12,9 @@ import pytest
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.resume.holder import Holder
-from orchestrator.node.server.session import Refusal
-from orchestrator.protocol.messages import Checkpoints, Output, Request
+from orchestrator.node.server.visit import Refusal
+from orchestrator.protocol.requests.request import Request
+from orchestrator.protocol.requests.transfer import Checkpoints, Output
 from tests.head.resume.test_bring import Channel
 
 

@@ -11,7 +11,8 @@ import pytest
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.resume import beats, search
 from orchestrator.head.resume.holder import Holder
-from orchestrator.protocol.messages import Beat, Checkpoints, Request
+from orchestrator.protocol.requests.request import Beat, Request
+from orchestrator.protocol.requests.transfer import Checkpoints
 from tests.head.resume.test_bring import Channel
 
 ENOUGH = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.head.saved.view import Key, view
-from orchestrator.protocol.messages import Saved, SavedFile
+from orchestrator.protocol.requests.saved import Saved, SavedFile
 
 
 @pytest.mark.parametrize(

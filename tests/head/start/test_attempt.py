@@ -14,7 +14,7 @@ from orchestrator.head.start import attempt, growth
 from orchestrator.head.start.attempt import failed_to_start
 from orchestrator.head.start.gather import Gathered, parts_of
 from orchestrator.head.start.judge import judged
-from orchestrator.protocol.messages import StartedHere, WarmStart
+from orchestrator.protocol.requests.start import StartedHere, WarmStart
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NOT_STARTED, RESIZED, JobRecord, NodeRecord
 from tests.head.start.test_gather import Asking, gathering, record

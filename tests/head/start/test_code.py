@@ -14,7 +14,7 @@ from orchestrator.head.plan.model import Target
 from orchestrator.head.start.code import check_spelling, tree_for
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import Limits, Scan
-from orchestrator.protocol.messages import ProbeTarget
+from orchestrator.protocol.requests.machine import ProbeTarget
 
 
 def test_a_function_goes_alone_where_its_directory_is_no_place_for_code(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.start import grow
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.facts import Disk
-from orchestrator.protocol.messages import Probe, ProbeTarget
+from orchestrator.protocol.requests.machine import Probe, ProbeTarget
 from orchestrator.records import cordons
 from orchestrator.records.experiment import RESIZED, JobRecord, NodeRecord
 from tests.head.connect.test_channel import Login

@@ -26,8 +26,10 @@ from orchestrator.head.start.gather import Gathered
 from orchestrator.head.start.lone_files import LoneFiles
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.saved import take
-from orchestrator.node.server.session import Refusal, Session
-from orchestrator.protocol.messages import AskSaved, Giving, Request, Saved, SavedFile
+from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.protocol.requests.request import Request
+from orchestrator.protocol.requests.saved import AskSaved, Saved, SavedFile
+from orchestrator.protocol.requests.transfer import Giving
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Attempt, JobRecord
 from tests.head.start.test_gather import node, record
@@ -41,7 +43,7 @@ class Machine:
 
     def __init__(self, index: int, name: str, place: Path) -> None:
         self.index, self.name, self.work = index, name, place / name
-        self.session, self.asked = Session(), list[str]()
+        self.visit, self.asked = Visit(), list[str]()
         self.connection = SimpleNamespace(address="127.0.0.1", close=lambda: None)
         self.work.mkdir(parents=True)
         run = RunDir(JOB, index)
@@ -52,9 +54,9 @@ class Machine:
         os.utime(run.spec, (1000, 1000))
 
     def ask(self, request: Request[Any], _: float) -> Any:
-        self.asked.append(request.do)
+        self.asked.append(request.do.partition(".")[2])
         try:
-            return self.session.answer(request)
+            return self.visit.answer(request)
         except Refusal as refusal:
             raise Declined(str(refusal), refusal.kind) from None
 
@@ -388,7 +390,7 @@ def test_a_line_that_broke_is_tried_again(place: Path, monkeypatch: pytest.Monke
 
 
 def test_copies_do_not_come_home_at_the_end(place: Path) -> None:
-    from orchestrator.node.server import outputs
+    from orchestrator.node.transfer import outputs
 
     job = Job("ab", place)
     Path(RunDir(JOB, 0).path, "experiment/outputs/best.pt").write_text("best")

@@ -13,7 +13,7 @@ from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import Launch, Where
 from orchestrator.head.nodes.node_list import parse_nodes
 from orchestrator.head.status import containers, warm
-from orchestrator.protocol.messages import WarmEnd, WarmEnds, WarmPair, WarmPairs
+from orchestrator.protocol.requests.warm import WarmEnd, WarmEnds, WarmPair, WarmPairs
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 NODES = parse_nodes("a\nb wrap='docker exec -i listed'\nuser@c:22", "list")

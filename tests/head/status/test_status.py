@@ -4,7 +4,7 @@ import dataclasses
 import time
 
 from orchestrator.head.status.status import NodeStatus, from_record, newest_of, to_text
-from orchestrator.protocol.messages import JobState
+from orchestrator.protocol.requests.follow import JobState
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
 NODES = [

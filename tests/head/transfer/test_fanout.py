@@ -20,7 +20,7 @@ from orchestrator.head.transfer.code.scan import Tree
 from orchestrator.head.transfer.fanout import Fanout, Sent, parent, places, send_tree
 from orchestrator.head.transfer.send import Outbox
 from orchestrator.protocol.facts import Address, Interface
-from orchestrator.protocol.messages import TakeTree
+from orchestrator.protocol.requests.transfer import TakeTree
 from tests.head.transfer.test_send import check_out, reach, scan
 
 NODES = 4  # one after the other

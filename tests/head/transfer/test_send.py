@@ -22,7 +22,8 @@ from orchestrator.head.transfer.code import shared
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import Limits, Scan, Tree
 from orchestrator.head.transfer.fanout import Changed, Sent, send_tree
-from orchestrator.protocol.messages import CheckedOut, CheckOut, Probe, ProbeTarget
+from orchestrator.protocol.requests.machine import Probe, ProbeTarget
+from orchestrator.protocol.requests.transfer import CheckedOut, CheckOut
 from tests.head.plan.probed import facts
 
 FILES = {"a.py": b"a = 1\n", "empty": b"", "large": os.urandom(300_000) + bytes(700_000)}

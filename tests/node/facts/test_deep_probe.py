@@ -12,7 +12,7 @@ import pytest
 from orchestrator.node.facts.deep_probe import checkup
 from orchestrator.protocol.facts import Checkup, Code, Holder, Torch
 from orchestrator.protocol.message import decode, encode
-from orchestrator.protocol.messages import Examine
+from orchestrator.protocol.requests.machine import Examine
 from tests.node.facts.test_nvidia import HEALTHY, LOST, UUID
 from tests.node.job.trees import plant
 

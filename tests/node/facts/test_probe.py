@@ -11,9 +11,9 @@ import pytest
 
 from orchestrator.head.nodes.facts import Facts
 from orchestrator.node.facts import probe
-from orchestrator.node.facts.probe import resolve_target
+from orchestrator.node.facts.probe import firewall, resolve_target
 from orchestrator.protocol.message import decode, encode
-from orchestrator.protocol.messages import Probe, Probed, ProbeTarget
+from orchestrator.protocol.requests.machine import Probe, Probed, ProbeTarget
 from tests.node.job.trees import hca, plant
 
 REQUEST = Probe(
@@ -177,3 +177,20 @@ def test_the_workdir(workdir: Path) -> None:
     ):
         found = probe.probe(REQUEST.replace(workdir=wanted, cwd=str(workdir)))
         assert (found["workdir"], found["workdir_exists"]) == (str(path), there)
+
+
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        ({}, ""),
+        ({"etc/ufw/ufw.conf": "# /etc/ufw/ufw.conf\nENABLED=yes\nLOGLEVEL=low\n"}, "ufw"),
+        ({"etc/ufw/ufw.conf": "ENABLED=no\n# ENABLED=yes\n"}, ""),
+        ({"sys/fs/cgroup/system.slice/firewalld.service/cgroup.procs": "1\n"}, "firewalld"),
+        ({"run/firewalld.pid": "1"}, "firewalld"),
+    ],
+)
+def test_the_firewall_that_runs(files: dict[str, str], name: str, tmp_path: Path) -> None:
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert firewall(str(tmp_path)) == name

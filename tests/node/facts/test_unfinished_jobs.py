@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.node.facts import unfinished_jobs
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.protocol.messages import Leftover
+from orchestrator.protocol.facts import Leftover
 
 
 @pytest.fixture(autouse=True)

@@ -29,11 +29,13 @@ from orchestrator.node.job import processes, stop_job, supervisor
 from orchestrator.node.job.processes import JobProcesses, Process
 from orchestrator.node.job.run_directory import RunDir, listen_in
 from orchestrator.node.job.supervisor import Supervisor
-from orchestrator.node.server import session as server_session
-from orchestrator.node.server.session import Refusal, Session
-from orchestrator.protocol import messages
+from orchestrator.node.server import visit as node_visit
+from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.node.start import start as node_start
 from orchestrator.protocol.events import Ended, Started
-from orchestrator.protocol.messages import Start, StopReceipt
+from orchestrator.protocol.requests.follow import Stop, StopAll, StopReceipt
+from orchestrator.protocol.requests.request import STOPPED
+from orchestrator.protocol.requests.start import Start
 from tests.node.running import PATIENCE, Job, spec_of
 
 NUMBER = 2**22 + 1  # the PID of what is a supervisor here, and of no process
@@ -79,7 +81,7 @@ class World:
         self.supervisor: Actor | None = None
         self.stopped_at: list[int] = []  # how many agents there had been at each receipt
         self.steps = 0
-        self.session = Session()  # the head is there before anybody stops anything
+        self.visit = Visit()  # the head is there before anybody stops anything
         self.install(patch)
 
     # -- turns -------------------------------------------------------------------------------
@@ -143,21 +145,21 @@ class World:
         """Start the job as the server does; False if that was refused because it was stopped."""
         spec = self.job.spec({"kind": "script", "name": "x", "args": []}, agent=AGENT)
         try:
-            self.session.answer(Start(spec=spec_of(spec)))
+            self.visit.answer(Start(spec=spec_of(spec)))
         except Refusal as refusal:
-            assert refusal.kind == messages.STOPPED, refusal
+            assert refusal.kind == STOPPED, refusal
             return False
         return True
 
     def stop(self) -> StopReceipt:
-        order = messages.Stop(job=self.run.job, node=0, why="enough", grace=0.0, wait=PATIENCE)
+        order = Stop(job=self.run.job, node=0, why="enough", grace=0.0, wait=PATIENCE)
         receipt = stop_job.stop(self.run, order)
         assert not receipt.left and not self.agents_alive()
         self.stopped_at.append(len(self.agents))
         return receipt
 
     def stop_all(self) -> None:
-        order = messages.StopAll(why="enough", grace=0.0, wait=PATIENCE)
+        order = StopAll(why="enough", grace=0.0, wait=PATIENCE)
         assert all(not receipt.left for receipt in stop_job.stop_all(order))
         assert not self.agents_alive()
         self.stopped_at.append(len(self.agents))
@@ -204,7 +206,7 @@ class World:
             *((Supervisor, name) for name in ("listen", "start_agent", "finish", "event")),
             (JobProcesses, "living"),
             (stop_job, "note_stop_of_all"),
-            (server_session, "stop_of_all"),
+            (node_visit, "stop_of_all"),
         ):
             patch.setattr(owner, name, self.with_turn(getattr(owner, name)))
         is_forbidden = RunDir.start_is_forbidden.fget  # type: ignore[attr-defined]
@@ -224,11 +226,11 @@ class World:
             processes, "send", lambda p, n: self.kill(n) if p.pid == NUMBER else send(p, n)
         )
         patch.setattr(
-            server_session,
+            node_start,
             "subprocess",
             SimpleNamespace(Popen=self.spawn, DEVNULL=None, PIPE=None),
         )
-        patch.setattr(server_session, "select", SimpleNamespace(select=self.select))
+        patch.setattr(node_start, "select", SimpleNamespace(select=self.select))
         own = {"Popen": self.popen, "DEVNULL": subprocess.DEVNULL}
         patch.setattr(supervisor, "subprocess", SimpleNamespace(**own))
         patch.setattr(supervisor, "listen_in", self.listen_in)

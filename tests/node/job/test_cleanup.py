@@ -13,10 +13,11 @@ import pytest
 
 from orchestrator.node.job import cleanup, processes
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.session import LIBRARY, Refusal, Session
+from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
 from orchestrator.protocol.events import Ended, to_data
 from orchestrator.protocol.message import Nonsense, decode, encode
-from orchestrator.protocol.messages import Remove, Start
+from orchestrator.protocol.requests.follow import Remove
+from orchestrator.protocol.requests.start import Start
 from tests.node.running import Job, bare_spec, script, spec_of, wait_until
 
 OLD, NEW, OWN = "0" * 16, "1" * 16, "2" * 16
@@ -147,5 +148,5 @@ def test_a_spec_says_which_library_it_needs(home: Path, new_job: NewJob) -> None
     job = new_job()
     spec = job.spec({"kind": "script", "name": "x", "args": []}, agent=["/no/such/python"])
     with pytest.raises(Refusal):
-        Session().start(Start(spec=spec_of(spec)))
+        Visit().answer(Start(spec=spec_of(spec)))
     assert json.loads(Path(job.run.spec).read_text())["library"] == LIBRARY

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.head.follow.monitors.late_rank import Late, late_rank
 from orchestrator.node.job import hang
 from orchestrator.node.job.beside import pace
-from orchestrator.protocol.messages import Pace
+from orchestrator.protocol.requests.follow import Pace
 from tests.node.running import Job, script, wait_until
 
 TRAINS = """

@@ -10,10 +10,10 @@ import pytest
 from orchestrator.node.facts import unfinished_jobs
 from orchestrator.node.job import processes, stop_job
 from orchestrator.node.job.run_directory import RunDir, machine
-from orchestrator.node.server.session import Session
-from orchestrator.protocol import messages
+from orchestrator.node.server.visit import Visit
 from orchestrator.protocol.events import Ended, Started
-from orchestrator.protocol.messages import StopAll
+from orchestrator.protocol.requests.follow import Jobs, StopAll
+from orchestrator.protocol.requests.start import StandBy
 from tests.node.job.test_stop_job import WAITS, spare_others
 from tests.node.running import Job, bare_spec, script, wait_until
 
@@ -36,8 +36,8 @@ def test_a_job_of_another_machine_is_left_alone(
     spare_others(monkeypatch, set())
     theirs, ours = started_on("gpu02 f00d", "theirs"), started_on(machine(), "ours")
     assert [left.job for left in unfinished_jobs.leftovers()] == ["ours"]
-    assert [state.job for state in Session().jobs(messages.Jobs()).jobs] == ["ours"]
-    named = Session().jobs(messages.Jobs(job="theirs")).jobs
+    assert [state.job for state in Visit().answer(Jobs()).jobs] == ["ours"]
+    named = Visit().answer(Jobs(job="theirs")).jobs
     assert [state.job for state in named] == ["theirs"], "who names it knows its machine"
     assert [receipt.job for receipt in stop_job.stop_all(ALL)] == ["ours"]
     assert ours.last(Ended) is not None
@@ -55,5 +55,5 @@ def test_a_job_that_lives_here_is_ours_whatever_this_machine_was_called(
 
 
 def test_what_is_begun_here_has_the_name_of_this_machine(home: Path) -> None:
-    Session().answer(messages.StandBy(spec=bare_spec()))
+    Visit().answer(StandBy(spec=bare_spec()))
     assert RunDir("job", 0).read_spec().machine == machine()

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from orchestrator.node.job import cleanup, processes, stop_job
-from orchestrator.node.server import session as server_session
-from orchestrator.node.server.session import Session
-from orchestrator.protocol import messages
+from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.node.start import start as node_start
 from orchestrator.protocol.events import Ended
-from orchestrator.protocol.messages import StopAll
+from orchestrator.protocol.requests.follow import Stop, StopAll
+from orchestrator.protocol.requests.request import STOPPED
+from orchestrator.protocol.requests.start import Start
+from orchestrator.protocol.requests.transfer import Parcel
 from tests.node.running import PATIENCE, PYTHON, ROOT, SUPERVISE, Job, script, spec_of, wait_until
 
 NewJob = Callable[..., Job]
@@ -34,28 +36,28 @@ def spare_others(monkeypatch: pytest.MonkeyPatch, ours: set[str]) -> None:
 ALL = StopAll(why="emergency", grace=0.0, wait=10.0)
 
 
-def refused(session: Session, spec: dict[str, Any]) -> bool:
+def refused(session: Visit, spec: dict[str, Any]) -> bool:
     """Is a start refused because the job was stopped?"""
     try:
-        session.answer(messages.Start(spec=spec_of(spec)))
-    except server_session.Refusal as refusal:
-        return refusal.kind == messages.STOPPED
+        session.answer(Start(spec=spec_of(spec)))
+    except Refusal as refusal:
+        return refusal.kind == STOPPED
     return False
 
 
 def test_what_was_stopped_first_never_starts(new_job: NewJob, tmp_path: Path) -> None:
     job, other = new_job(), new_job()
     spec = job.spec(script(tmp_path, WAITS))
-    order = messages.Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
+    order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
     receipt = stop_job.stop(job.run, order)
     assert not receipt.known and not receipt.left  # nothing was there, so nothing is proved
-    assert refused(Session(), spec)
-    with pytest.raises(server_session.Refusal) as refusal:  # a large one, on its way
-        Session().answer(messages.Parcel(job=job.run.job, node=0, name="call.pkl"))
-    assert refusal.value.kind == messages.STOPPED
+    assert refused(Visit(), spec)
+    with pytest.raises(Refusal) as refusal:  # a large one, on its way
+        Visit().answer(Parcel(job=job.run.job, node=0, name="call.pkl"))
+    assert refusal.value.kind == STOPPED
     assert not list(Path(job.run.path).parent.glob("0*/*"))
     stop_job.end(other.run, "not started", 0.0)
-    assert refused(Session(), other.spec(script(tmp_path, WAITS)))
+    assert refused(Visit(), other.spec(script(tmp_path, WAITS)))
     assert cleanup.remove([(job.run.job, 0)], "/none").runs[0].problem == ""
     assert not Path(job.run.path).parent.exists()
 
@@ -64,10 +66,10 @@ def test_a_stop_of_all_jobs_is_one_of_those_that_are_on_their_way(
     home: Path, new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spare_others(monkeypatch, set())
-    job, here = new_job(), Session()
-    assert Session().stop_all(ALL).receipts == ()
+    job, here = new_job(), Visit()
+    assert Visit().answer(ALL).receipts == ()
     assert refused(here, job.spec(script(tmp_path, WAITS)))
-    Session().refuse_if_stopped(job.run)  # raises nothing: this head came later
+    Visit().refuse_if_stopped(job.run)  # raises nothing: this head came later
 
 
 @pytest.mark.parametrize("how", ["stop", "stop_all"])
@@ -84,18 +86,18 @@ def test_a_stop_while_a_slow_node_starts_its_supervisor(
         f"sys.path.insert(0, {str(ROOT)!r})\n"
         "from orchestrator.node.main import main; main()\n"
     )
-    monkeypatch.setattr(server_session, "LIBRARY", str(library))
+    monkeypatch.setattr(node_start, "LIBRARY", str(library))
     job = new_job()
     spare_others(monkeypatch, {job.run.job})
-    session, spec, results = Session(), job.spec(script(tmp_path, WAITS)), []
+    session, spec, results = Visit(), job.spec(script(tmp_path, WAITS)), []
     head = threading.Thread(target=lambda: results.append(refused(session, spec)))
     head.start()
     wait_until(reached.exists)
     if how == "stop":
-        order = messages.Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
+        order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
         receipt = stop_job.stop(job.run, order)
     else:
-        (receipt,) = [r for r in Session().stop_all(ALL).receipts if r.job == job.run.job]
+        (receipt,) = [r for r in Visit().answer(ALL).receipts if r.job == job.run.job]
     head.join(PATIENCE)
     assert results == [True]
     assert receipt.known and receipt.killed and receipt.left == ()
@@ -129,7 +131,7 @@ def test_half_an_event_spoils_no_other(new_job: NewJob, tmp_path: Path) -> None:
     job.supervisor.wait()
     with Path(job.run.events).open("ab") as file:
         file.write(b'{"event": "rank_st')
-    order = messages.Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
+    order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
     assert stop_job.stop(job.run, order).left == ()
     last = job.run.last(Ended)
     assert last is not None and last.swept

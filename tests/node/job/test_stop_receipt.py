@@ -16,7 +16,7 @@ from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.job.stop_receipt import Stopped
 from orchestrator.protocol.events import Ended, RankAtEnd
-from orchestrator.protocol.messages import PortState
+from orchestrator.protocol.requests.follow import PortState
 from tests.node.running import bare_spec
 
 DEAD = 2**22 - 7  # no PID of any process

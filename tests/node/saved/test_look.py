@@ -12,11 +12,11 @@ import pytest
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.saved import look
-from orchestrator.node.saved.copies import Copies, look_of
 from orchestrator.node.saved.places import one_disk
-from orchestrator.node.server.session import Session
-from orchestrator.protocol.messages import AskSaved, Saved
-from tests.node.server.test_next_spec import FIRST
+from orchestrator.node.server.visit import Visit
+from orchestrator.node.transfer.copies import Copies, look_of
+from orchestrator.protocol.requests.saved import AskSaved, Saved
+from tests.node.start.test_next_spec import FIRST
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_what_the_program_has_saved(
     write(outputs, "best.safetensors", "checkpoints/step_00000004/.metadata")
     (outputs / "best.safetensors").unlink()
     write(outputs, "best.pth")
-    found = Session().saved(AskSaved(job="e-abc", node=0))
+    found = Visit().answer(AskSaved(job="e-abc", node=0))
     assert sorted(names(found)) == sorted(
         [
             *("work:a b/model.pt", "work:c-7/absolute", "work:c-7/deep/er/config.json"),

@@ -13,10 +13,11 @@ import pytest
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.saved import take
-from orchestrator.node.saved.copies import Copies
+from orchestrator.node.transfer.copies import Copies
 from orchestrator.node.transfer.files import Given
 from orchestrator.node.transfer.give import Giver
-from orchestrator.protocol.messages import GivingNode, NamedFile, TakeSaved
+from orchestrator.protocol.requests.saved import TakeSaved
+from orchestrator.protocol.requests.transfer import GivingNode, NamedFile
 from tests.node.server.test_next_spec import FIRST
 
 TOKEN = secrets.token_hex(32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from orchestrator.node.server.reachability import dial, listen
-from orchestrator.protocol.messages import Dial, Listen
+from orchestrator.protocol.requests.machine import Dial, Listen
 from tests.node.running import wait_until
 
 HERE = "127.0.0.1"

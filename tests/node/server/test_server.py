@@ -24,10 +24,20 @@ from orchestrator.head.connect.channel import NodeChannel, library
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.node.job import processes
 from orchestrator.node.job.run_directory import RunDir, connect, note_stop_of_all
-from orchestrator.node.server import session as node_session
-from orchestrator.node.server.session import Refusal, Session
-from orchestrator.protocol import messages
-from orchestrator.protocol.messages import PortWish, ProbeTarget, StopAll
+from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.node.start import start as node_start
+from orchestrator.protocol.requests.follow import (
+    Follow,
+    Jobs,
+    JobState,
+    RankState,
+    Stop,
+    StopAll,
+    StopReceipt,
+)
+from orchestrator.protocol.requests.machine import Hook, Hooked, PortWish, Probe, ProbeTarget
+from orchestrator.protocol.requests.request import Beat
+from orchestrator.protocol.requests.start import Start
 from orchestrator.protocol.timing import SERVER_PATIENCE
 from tests.node.running import (
     PATIENCE,
@@ -129,7 +139,7 @@ class NodeLink(NodeChannel):
 
     def follow(self, job: Job, log: int = 0, ranks: int = 0, events: int = 0) -> None:
         who = {"job": job.run.job, "node": job.run.node}
-        self.ask(messages.Follow(**who, log=log, ranks=ranks, events=events), PATIENCE)
+        self.ask(Follow(**who, log=log, ranks=ranks, events=events), PATIENCE)
 
 
 @pytest.fixture
@@ -203,7 +213,7 @@ class Copy:
 )
 def test_what_a_login_prints_first_is_no_matter(new_link: NewLink, noise: str) -> None:
     link = new_link(noise)
-    assert link.ask(messages.Beat(), PATIENCE).time == pytest.approx(time.time(), abs=10)
+    assert link.ask(Beat(), PATIENCE).time == pytest.approx(time.time(), abs=10)
 
 
 def test_a_login_that_ends_says_why() -> None:
@@ -223,11 +233,12 @@ def test_a_login_that_hangs_is_not_waited_for() -> None:
 
 def test_a_probe_pays_for_nothing_that_it_does_not_need() -> None:
     """A head asks many nodes at once, and often: these take a quarter of the server's start."""
-    code = "import sys; import orchestrator.node.server.server; print(*sys.modules)"
+    names = "orchestrator.node.server.server, orchestrator.node.facts.requests"
+    code = f"import sys, {names}; print(*sys.modules)"
     repository = Path(__file__).parents[3]
     command = [PYTHON, "-S", "-c", f"import sys; sys.path.insert(0, {str(repository)!r}); {code}"]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert "orchestrator.node.server.session" in loaded
+    assert "orchestrator.node.facts.probe" in loaded
     assert not {"concurrent.futures", "hmac", "secrets", "tempfile", "logging"} & set(loaded)
 
 
@@ -282,7 +293,7 @@ def test_a_head_that_stands_still_is_left_as_soon_as_it_allows(
     job = new_job()
     job.start(job.spec(script(tmp_path, "import time; time.sleep(600)")))
     link = new_link()
-    words = messages.Follow(job=job.run.job, node=0, log=0, ranks=0, events=0, patience=0.5)
+    words = Follow(job=job.run.job, node=0, log=0, ranks=0, events=0, patience=0.5)
     link.ask(words, PATIENCE)
     assert PATIENCE < SERVER_PATIENCE
     link.process.wait(PATIENCE)
@@ -293,12 +304,12 @@ def test_a_head_may_take_its_time_between_two_attempts(new_link: NewLink, new_jo
     job = new_job()
     job.run.create()
     link = new_link()
-    words = messages.Follow(job=job.run.job, node=0, log=0, ranks=0, events=0, patience=0.5)
+    words = Follow(job=job.run.job, node=0, log=0, ranks=0, events=0, patience=0.5)
     link.ask(words, PATIENCE)
     beats = (message for kind, message in link.frames() if kind == b"J" and "beat" in message)
     for _ in range(3):  # they come every second
         next(beats)
-    link.ask(messages.Beat(), PATIENCE)
+    link.ask(Beat(), PATIENCE)
 
 
 def test_a_heartbeat_comes_every_second(new_link: NewLink) -> None:
@@ -320,7 +331,7 @@ def test_a_workdir_is_found_in_a_locale_that_cannot_spell_it(
 ) -> None:
     (tmp_path / "wörk").mkdir()
     target = ProbeTarget(kind="engine", name="")
-    request = messages.Probe(cwd="/", workdir=str(tmp_path / "wörk"), peers=(), target=target)
+    request = Probe(cwd="/", workdir=str(tmp_path / "wörk"), peers=(), target=target)
     link = new_link(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert link.ask(request, PATIENCE).workdir_exists
 
@@ -333,32 +344,32 @@ def test_a_probe_holds_a_port_for_the_job(new_link: NewLink, tmp_path: Path) -> 
         "target": ProbeTarget(kind="engine", name=""),
     }
     port = PortWish(wanted=41000, exact=False)
-    first = new_link().ask(messages.Probe(**request, port=port), PATIENCE)
-    second = new_link().ask(messages.Probe(**request, port=port), PATIENCE)
+    first = new_link().ask(Probe(**request, port=port), PATIENCE)
+    second = new_link().ask(Probe(**request, port=port), PATIENCE)
     assert first.port is not None and second.port is not None
     assert second.port > first.port >= 41000
     assert first.library.startswith(os.environ["ORCHESTRATOR_HOME"])
-    assert new_link().ask(messages.Probe(**request), PATIENCE).port is None
+    assert new_link().ask(Probe(**request), PATIENCE).port is None
 
 
 def test_a_hook_that_fails_is_answered_in_words(new_link: NewLink) -> None:
     link = new_link()
     request = {"env": {"A": "1"}, "workdir": "/"}
-    done = link.ask(messages.Hook(text="export B=${A}2; unset A", **request), PATIENCE)
-    assert done == messages.Hooked(env={"B": "12"}, unset=("A",))
+    done = link.ask(Hook(text="export B=${A}2; unset A", **request), PATIENCE)
+    assert done == Hooked(env={"B": "12"}, unset=("A",))
     with pytest.raises(NodeError, match="ended with exit code 3: these words"):
-        link.ask(messages.Hook(text="echo these words; exit 3", **request), PATIENCE)
-    assert link.ask(messages.Beat(), PATIENCE)
+        link.ask(Hook(text="echo these words; exit 3", **request), PATIENCE)
+    assert link.ask(Beat(), PATIENCE)
 
 
 def test_a_job_that_is_not_known_is_refused(new_link: NewLink) -> None:
     link = new_link()
     for name in ("nothing", "../../etc", ""):
         with pytest.raises(NodeError):
-            link.ask(messages.Follow(job=name, node=0, log=0, ranks=0, events=0), PATIENCE)
+            link.ask(Follow(job=name, node=0, log=0, ranks=0, events=0), PATIENCE)
     with pytest.raises(NodeError, match="this machine knows nothing of job nothing"):
-        link.ask(messages.Follow(job="nothing", node=0, log=0, ranks=0, events=0), PATIENCE)
-    assert link.ask(messages.Jobs(), PATIENCE).jobs == ()
+        link.ask(Follow(job="nothing", node=0, log=0, ranks=0, events=0), PATIENCE)
+    assert link.ask(Jobs(), PATIENCE).jobs == ()
 
 
 def test_a_job_starts_once_and_outlives_its_link(
@@ -371,11 +382,11 @@ def test_a_job_starts_once_and_outlives_its_link(
     )
     spec = job.spec(script(tmp_path, text), workdir=tmp_path)
     link = new_link()
-    answer = link.ask(messages.Start(spec=spec_of(spec)), PATIENCE)
+    answer = link.ask(Start(spec=spec_of(spec)), PATIENCE)
     assert (answer.shared, answer.run) == (False, job.run.path)
     assert os.getsid(answer.supervisor) == answer.supervisor
     with pytest.raises(NodeError, match="already has node 0 here"):
-        link.ask(messages.Start(spec=spec_of(spec)), PATIENCE)
+        link.ask(Start(spec=spec_of(spec)), PATIENCE)
     wait_until(lambda: job.said("ready"))
     os.killpg(link.process.pid, signal.SIGKILL)  # as sshd does when the connection is gone
     link.process.wait()
@@ -396,7 +407,7 @@ def test_a_shared_experiment_is_used_as_it_is(
     for one in (job, other):
         spec = one.spec(script(tmp_path, text))
         spec["env"]["ORCHESTRATOR_EXPERIMENT"] = str(tmp_path)
-        assert new_link().ask(messages.Start(spec=spec_of(spec)), PATIENCE).shared == (one is job)
+        assert new_link().ask(Start(spec=spec_of(spec)), PATIENCE).shared == (one is job)
         wait_until(lambda one=one: one.of_kind("ended"))
     assert job.output["0"] == f"{tmp_path}\n"
     assert other.output["0"] != f"{tmp_path}\n"
@@ -406,19 +417,19 @@ def test_a_job_that_cannot_start_is_refused_in_words(new_link: NewLink, new_job:
     job = new_job()
     spec = job.spec({"kind": "script", "name": "x", "args": []}, agent=["/no/such/python"])
     with pytest.raises(NodeError, match="No such file or directory"):
-        new_link().ask(messages.Start(spec=spec_of(spec)), PATIENCE)
+        new_link().ask(Start(spec=spec_of(spec)), PATIENCE)
     broken = new_job()
     spec = broken.spec({"kind": "script", "name": "x", "args": []}, env={"A\0": "B"})
     with pytest.raises(NodeError, match="embedded null byte"):
-        new_link().ask(messages.Start(spec=spec_of(spec)), PATIENCE)
+        new_link().ask(Start(spec=spec_of(spec)), PATIENCE)
 
 
 def test_a_supervisor_that_hangs_never_starts_the_job(
     home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new_job: NewJob
 ) -> None:
     (tmp_path / "__main__.py").write_text("import time; time.sleep(1000)")
-    monkeypatch.setattr(node_session, "LIBRARY", str(tmp_path))
-    monkeypatch.setattr(node_session, "START_SECONDS", 0.3)
+    monkeypatch.setattr(node_start, "LIBRARY", str(tmp_path))
+    monkeypatch.setattr(node_start, "START_SECONDS", 0.3)
     started: list[subprocess.Popen[bytes]] = []
     popen = subprocess.Popen
 
@@ -426,10 +437,10 @@ def test_a_supervisor_that_hangs_never_starts_the_job(
         started.append(popen(*args, **options))
         return started[-1]
 
-    monkeypatch.setattr(node_session.subprocess, "Popen", remember)
+    monkeypatch.setattr(node_start.subprocess, "Popen", remember)
     spec = new_job().spec({"kind": "script", "name": "x", "args": []})
-    with pytest.raises(node_session.Refusal, match="did not start"):
-        Session().start(messages.Start(spec=spec_of(spec)))
+    with pytest.raises(Refusal, match="did not start"):
+        Visit().answer(Start(spec=spec_of(spec)))
     assert started[0].wait(PATIENCE) == -signal.SIGKILL
     assert started[0].stdout
     started[0].stdout.close()
@@ -512,7 +523,7 @@ def test_a_slow_head_does_not_fill_the_nodes_memory(
         status = Path(f"/proc/{link.process.pid}/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0])
 
-    link.ask(messages.Beat(), PATIENCE)
+    link.ask(Beat(), PATIENCE)
     before = peak_kb()
     link.follow(job)
     time.sleep(0.5)  # it could have read all 20 MB by now
@@ -533,14 +544,14 @@ def test_an_end_with_its_receipt(new_link: NewLink, new_job: NewJob, tmp_path: P
     wait_until(lambda: job.said("ready"))
     link, who = new_link(), {"job": job.run.job, "node": 0}
     job_pids = job.living()
-    receipt = link.ask(messages.Stop(**who, why="enough", grace=10.0, wait=20.0), PATIENCE)
+    receipt = link.ask(Stop(**who, why="enough", grace=10.0, wait=20.0), PATIENCE)
     proved = {"killed": {}, "left": (), "gpu_memory": {}, "gpu_unknown": "", "port": None}
     changing = {"ended": receipt.ended, "took": receipt.took}
-    assert receipt == messages.StopReceipt(**who, **proved, **changing)
+    assert receipt == StopReceipt(**who, **proved, **changing)
     assert sorted(receipt.ended) == sorted(job_pids)
     assert job.wait()["why"] == "enough"
     # Again, when it is over: the same receipt, and nothing happens.
-    again = link.ask(messages.Stop(**who, why="more", grace=0.0, wait=20.0), PATIENCE)
+    again = link.ask(Stop(**who, why="more", grace=0.0, wait=20.0), PATIENCE)
     assert again == receipt.replace(ended={}, took=again.took)
     assert len(job.of_kind("ended")) == 1
 
@@ -568,10 +579,10 @@ def test_a_job_whose_supervisor_was_killed_is_swept(
     job.supervisor.kill()
     job.supervisor.wait()
     link, who = new_link(), {"job": job.run.job, "node": 0}
-    (state,) = [s for s in link.ask(messages.Jobs(), PATIENCE).jobs if s.job == job.run.job]
+    (state,) = [s for s in link.ask(Jobs(), PATIENCE).jobs if s.job == job.run.job]
     assert state.state == "lost"
     assert set(state.processes or ()) == set(living)
-    receipt = link.ask(messages.Stop(**who, why="enough", grace=0.0, wait=5.0), PATIENCE)
+    receipt = link.ask(Stop(**who, why="enough", grace=0.0, wait=5.0), PATIENCE)
     assert set(receipt.killed) == set(living)
     assert sorted(receipt.killed.values()).count("sleep") == 2
     assert receipt.left == ()
@@ -597,7 +608,7 @@ def test_a_job_known_only_by_its_processes_is_swept(
     Path(job.run.path).rename(tmp_path / "away")
     link = new_link()
     who = {"job": job.run.job, "node": 0}
-    receipt = link.ask(messages.Stop(**who, why="enough", grace=0.0, wait=5.0), PATIENCE)
+    receipt = link.ask(Stop(**who, why="enough", grace=0.0, wait=5.0), PATIENCE)
     assert receipt.left == ()
     assert receipt.killed
 
@@ -613,7 +624,7 @@ def test_an_end_that_takes_too_long_becomes_a_sweep(
     link = new_link()
     who = {"job": job.run.job, "node": 0}
     began = time.monotonic()
-    receipt = link.ask(messages.Stop(**who, why="enough", grace=0.0, wait=0.5), PATIENCE)
+    receipt = link.ask(Stop(**who, why="enough", grace=0.0, wait=0.5), PATIENCE)
     assert time.monotonic() - began > 0.5
     assert receipt.killed
     assert receipt.left == ()
@@ -651,7 +662,7 @@ def test_all_jobs_end_known_by_directory_or_tag(
     tagged = {one.job for one in processes.tagged_jobs()}
     assert {job.run.job for job in (known, lost)} <= tagged
     spare_others(monkeypatch, {job.run.job for job in (known, lost, over)})
-    found = Session().stop_all(StopAll(why="emergency", grace=0.0, wait=10.0)).receipts
+    found = Visit().answer(StopAll(why="emergency", grace=0.0, wait=10.0)).receipts
     assert {receipt.job for receipt in found} == {known.run.job, lost.run.job}
     assert all(receipt.killed for receipt in found)
     assert [receipt.left for receipt in found] == [(), ()]
@@ -685,11 +696,11 @@ def test_jobs_of_all_users_end_when_root_wants_it(
         )
     assert processes["listens"].stdout
     assert processes["listens"].stdout.read(1) == b"."
-    mine = Session().stop_all(StopAll(why="emergency", grace=0.0, wait=5.0)).receipts
+    mine = Visit().answer(StopAll(why="emergency", grace=0.0, wait=5.0)).receipts
     assert mine == ()
     words = StopAll(why="emergency", grace=0.0, wait=5.0, all_users=True)
     threading.Thread(target=processes["alone"].wait).start()  # or it stays as a zombie
-    found = Session().stop_all(words).receipts
+    found = Visit().answer(words).receipts
     theirs = {one.job.rpartition("-")[2]: one for one in found if one.user}
     assert {name: one.user for name, one in theirs.items()} == {
         "listens": "nobody",
@@ -713,15 +724,15 @@ def test_the_state_of_a_job(new_link: NewLink, new_job: NewJob, tmp_path: Path) 
     wait_until(lambda: job.said("ready", "4"))
     link = new_link()
 
-    def state() -> messages.JobState:
-        (found,) = link.ask(messages.Jobs(job=job.run.job), PATIENCE).jobs
+    def state() -> JobState:
+        (found,) = link.ask(Jobs(job=job.run.job), PATIENCE).jobs
         return found
 
     running = state()
     assert (running.state, running.node) == ("running", 2)
     assert (running.nproc, running.first_rank, running.nnodes) == (1, 4, 1)
     pid = job.of_kind("rank_started")[0]["pid"]
-    assert running.ranks == {4: messages.RankState(state="started", pid=pid)}
+    assert running.ranks == {4: RankState(state="started", pid=pid)}
     assert running.log_bytes == len("ready\n")
     assert pid in (running.processes or ())
     (tmp_path / "go").write_text("")
@@ -729,9 +740,9 @@ def test_the_state_of_a_job(new_link: NewLink, new_job: NewJob, tmp_path: Path) 
     ended = state()
     assert (ended.state, ended.why) == ("ended", "rank 4 failed")
     assert ended.agent in (1, -signal.SIGKILL)  # torchrun is not waited for after its last rank
-    assert ended.ranks[4] == messages.RankState(state="ended", pid=pid, code=3)
+    assert ended.ranks[4] == RankState(state="ended", pid=pid, code=3)
     assert ended.processes is None
-    assert link.ask(messages.Jobs(job="another"), PATIENCE).jobs == ()
+    assert link.ask(Jobs(job="another"), PATIENCE).jobs == ()
 
 
 def test_a_job_whose_home_has_a_long_path(
@@ -745,7 +756,7 @@ def test_a_job_whose_home_has_a_long_path(
     job.start(job.spec(script(tmp_path, WAITS)))
     with connect(RunDir(job.run.job, 0)):
         pass
-    assert new_link().ask(messages.Jobs(), PATIENCE).jobs[0].state == "running"
+    assert new_link().ask(Jobs(), PATIENCE).jobs[0].state == "running"
 
 
 @pytest.mark.parametrize("name", ["spec.json", "events.jsonl"])
@@ -759,23 +770,25 @@ def test_a_spoilt_directory_hides_no_other_job(
         one.start(one.spec(script(tmp_path, "print(1)"))).wait()
     Path(spoilt.run.path, name).write_bytes(content)
     link = new_link()
-    found = {state.job: state for state in link.ask(messages.Jobs(), PATIENCE).jobs}
+    found = {state.job: state for state in link.ask(Jobs(), PATIENCE).jobs}
     assert found[job.run.job].state == "ended"
     assert spoilt.run.job in found
     who = {"job": spoilt.run.job, "node": 0}
-    assert link.ask(messages.Stop(**who, why="", grace=0.0, wait=1.0), PATIENCE).left == ()
+    assert link.ask(Stop(**who, why="", grace=0.0, wait=1.0), PATIENCE).left == ()
 
 
 NO_PROCESS = """
 import os, resource, sys, tempfile
 sys.path.insert(0, {root!r})
-from orchestrator.node.server.session import Refusal, Session
-from orchestrator.protocol import messages
-session = Session()
+from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.node.facts import requests
+from orchestrator.node.server import hook, reachability
+from orchestrator.protocol.requests.machine import Hook, Listen
+session = Visit()
 if os.geteuid() == 0:
     os.setuid(65534)  # root has no such limit
 resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-for request in messages.Listen(ports=(0,), word="w"), messages.Hook(text="", env={{}}, workdir="/"):
+for request in Listen(ports=(0,), word="w"), Hook(text="", env={{}}, workdir="/"):
     try:
         session.answer(request)
     except Refusal as refusal:
@@ -794,10 +807,10 @@ def test_a_server_that_waited_for_its_head_knows_of_no_stop_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
-    waiting, there = Session(), Session()
+    waiting, there = Visit(), Visit()
     waiting.waits = True
     note_stop_of_all()
-    waiting.answer(messages.Jobs())
+    waiting.answer(Jobs())
     run = RunDir("job", 0)
     waiting.refuse_if_stopped(run)
     with pytest.raises(Refusal, match="was stopped"):

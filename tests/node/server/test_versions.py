@@ -13,9 +13,10 @@ import pytest
 
 from orchestrator.head.connect.channel import Declined
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.session import Refusal, Session
-from orchestrator.protocol import messages
+from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.protocol.message import encode
+from orchestrator.protocol.requests.follow import End, Follow, Jobs, RankState, Stop
+from orchestrator.protocol.requests.request import OTHER_VERSION
 from orchestrator.protocol.version import OLDEST, PROTOCOL
 from tests.node.running import PATIENCE, bare_spec
 from tests.node.server.test_server import Copy, NewLink, new_link
@@ -106,10 +107,10 @@ def test_a_supervisor_that_is_understood(
 ) -> None:
     there = stand_in("job-1", spec, events)
     link = new_link()
-    (state,) = link.ask(messages.Jobs(), PATIENCE).jobs
+    (state,) = link.ask(Jobs(), PATIENCE).jobs
     assert (state.state, state.nproc) == ("running", 1)
-    assert state.ranks == {0: messages.RankState(state="started", pid=99999999)}
-    request = messages.Follow(job="job-1", node=0, log=0, ranks=0, events=0, head=5.0)
+    assert state.ranks == {0: RankState(state="started", pid=99999999)}
+    request = Follow(job="job-1", node=0, log=0, ranks=0, events=0, head=5.0)
     link.ask(request, PATIENCE)
     copy = Copy()
     for kind, content in link.frames():
@@ -120,8 +121,8 @@ def test_a_supervisor_that_is_understood(
     assert copy.events() == [event["event"] for event in events]
     link.close()  # the stand-in has one listener at a time
     other = new_link()
-    other.ask(messages.End(job="job-1", node=0, why="enough", grace=2.0), PATIENCE)
-    stop = messages.Stop(job="job-1", node=0, why="now", grace=0.0, wait=PATIENCE)
+    other.ask(End(job="job-1", node=0, why="enough", grace=2.0), PATIENCE)
+    stop = Stop(job="job-1", node=0, why="now", grace=0.0, wait=PATIENCE)
     receipt = other.ask(stop, PATIENCE)
     assert receipt.left == ()
     # Every version since the first reads these keys.
@@ -137,27 +138,27 @@ def test_a_supervisor_that_is_not_understood(
     """Nothing of its files is read but its version; and the job can be stopped."""
     stand_in("job-1", {"version": STRANGE, "job": ["in", "another", "format"]}, [])
     link = new_link()
-    request = messages.Follow(job="job-1", node=0, log=0, ranks=0, events=0)
+    request = Follow(job="job-1", node=0, log=0, ranks=0, events=0)
     with pytest.raises(Declined, match=r"attach with orchestrator 9\.0, or end the job") as refused:
         link.ask(request, PATIENCE)
-    assert refused.value.kind == messages.OTHER_VERSION
+    assert refused.value.kind == OTHER_VERSION
     assert f"speaks protocol {PROTOCOL + 8}; this is " in refused.value.what
-    (state,) = link.ask(messages.Jobs(), PATIENCE).jobs
+    (state,) = link.ask(Jobs(), PATIENCE).jobs
     assert state.state == "running"
-    stop = messages.Stop(job="job-1", node=0, why="now", grace=0.0, wait=PATIENCE)
+    stop = Stop(job="job-1", node=0, why="now", grace=0.0, wait=PATIENCE)
     assert link.ask(stop, PATIENCE).left == ()
 
 
 def test_one_that_is_too_old(
     stand_in: Callable[..., StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from orchestrator.node.server import session
+    from orchestrator.node.follow import requests
     from orchestrator.protocol import version
 
     assert OLDEST == 0  # so it takes a server of the future to refuse one without a version
     future = version.OWN.replace(protocol=3, oldest=2)
-    monkeypatch.setattr(session, "OWN", future)
+    monkeypatch.setattr(requests, "OWN", future)
     stand_in("job-1", spec_with(), [STARTED])
-    request = messages.Follow(job="job-1", node=0, log=0, ranks=0, events=0)
+    request = Follow(job="job-1", node=0, log=0, ranks=0, events=0)
     with pytest.raises(Refusal, match="started by orchestrator of an earlier version"):
-        Session().follow(request)
+        Visit().answer(request)

@@ -23,7 +23,7 @@ from orchestrator.node.transfer.store import Arrivals, Store
 from orchestrator.node.transfer.take import Caller, Taking
 from orchestrator.protocol import manifest as tree
 from orchestrator.protocol.manifest import FILE, Entry
-from orchestrator.protocol.messages import GivingNode, NamedFile, TakeFiles, TakeTree
+from orchestrator.protocol.requests.transfer import GivingNode, NamedFile, TakeFiles, TakeTree
 
 TOKEN = secrets.token_hex(32)
 SECONDS = 20.0

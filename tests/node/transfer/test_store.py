@@ -16,14 +16,16 @@ import pytest
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server import outputs
+from orchestrator.node.server.visit import Visit
 from orchestrator.node.transfer import prune, snapshot
 from orchestrator.node.transfer.behind import Behind
-from orchestrator.node.transfer.checkout import Visit, compare
+from orchestrator.node.transfer.checkout import CodeVisit, compare
 from orchestrator.node.transfer.store import Arrivals, Incomplete, Store
 from orchestrator.protocol import manifest as tree
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
-from orchestrator.protocol.messages import CheckedOut, CheckOut, ProbeTarget
+from orchestrator.protocol.requests.machine import ProbeTarget
+from orchestrator.protocol.requests.transfer import CheckedOut, CheckOut
 from tests.node.running import bare_spec
 
 CONTENTS = {
@@ -56,7 +58,7 @@ def store(home: Path) -> Store:
     return store
 
 
-def send(visit: Visit) -> int:
+def send(visit: CodeVisit) -> int:
     """Send what is lacking; return how many contents that were."""
     lacking = visit.offer(DIGEST, zlib.compress(LISTING))
     positions = [at for first, last in lacking.ranges for at in range(first, last + 1)]
@@ -66,7 +68,7 @@ def send(visit: Visit) -> int:
     return len(positions)
 
 
-def check_out(visit: Visit, name: str = "x", beside: str = "/nowhere") -> CheckedOut:
+def check_out(visit: CodeVisit, name: str = "x", beside: str = "/nowhere") -> CheckedOut:
     target = ProbeTarget(kind="auto", name="a.py")
     return visit.check_out(
         CheckOut(tree=DIGEST, snapshot=name, title="my proj", beside=beside, target=target)
@@ -82,7 +84,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_tree_comes_and_is_checked_out(store: Store, way: str) -> None:
-    visit = Visit()
+    visit = CodeVisit(Visit())
     with pytest.raises(Incomplete):
         check_out(visit)
     assert send(visit) == 4  # two have one content
@@ -96,12 +98,12 @@ def test_a_tree_comes_and_is_checked_out(store: Store, way: str) -> None:
     assert list((root / "void").iterdir()) == [root / "void/inner"]
     names = [Path(one.workdir).parent.name for one in (checked, check_out(visit))]
     assert names == ["x-0", "x-1"], "a node that shares this disk asks for the same name"
-    assert send(Visit()) == 0
+    assert send(CodeVisit(Visit())) == 0
 
 
 def test_a_job_that_writes_changes_only_its_own(store: Store) -> None:
     """Its files are its own where the tree is small."""
-    visit = Visit()
+    visit = CodeVisit(Visit())
     send(visit)
     first, second = (Path(check_out(visit, name).workdir) for name in ("x-0", "y-0"))
     (first / "a.py").write_text("changed")
@@ -111,7 +113,7 @@ def test_a_job_that_writes_changes_only_its_own(store: Store) -> None:
 
 @pytest.mark.parametrize("how", ["longer", "other content", "other mode"])
 def test_a_content_that_somebody_changed_comes_again(store: Store, way: str, how: str) -> None:
-    visit = Visit()
+    visit = CodeVisit(Visit())
     send(visit)
     (changed,) = (e for e in ENTRIES if e.path == b"a.py")
     path = Path(os.fsdecode(store.path_of(changed)))
@@ -147,7 +149,7 @@ def cloning(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 def test_clones_are_as_they_were_kept_and_hold_nothing_of_the_store(cloning: Store) -> None:
-    visit = Visit()
+    visit = CodeVisit(Visit())
     send(visit)
     root = Path(check_out(visit).workdir)
     assert (root / "a.py").stat().st_nlink == 1
@@ -161,7 +163,7 @@ def test_clones_are_as_they_were_kept_and_hold_nothing_of_the_store(cloning: Sto
 
 
 def test_what_is_in_a_snapshot_is_what_is_told(store: Store, way: str) -> None:
-    visit = Visit()
+    visit = CodeVisit(Visit())
     send(visit)
     root = Path(check_out(visit).workdir)
     (root / "pkg/b.py").unlink()
@@ -214,7 +216,7 @@ def test_work_that_is_behind_is_done_in_order_and_its_error_is_told() -> None:
 
 
 def test_what_lies_is_refused(store: Store) -> None:
-    visit = Visit()
+    visit = CodeVisit(Visit())
     with pytest.raises(ValueError, match="damaged on its way"):
         visit.offer("0" * 64, zlib.compress(LISTING))
     with pytest.raises(ValueError, match="contents that nobody expects"):
@@ -232,7 +234,7 @@ def test_what_lies_is_refused(store: Store) -> None:
 def test_a_store_that_others_may_change_is_refused(store: Store) -> None:
     Path(os.fsdecode(store.objects)).chmod(0o777)
     with pytest.raises(ValueError, match="may be written by everybody"):
-        Visit()
+        CodeVisit(Visit())
 
 
 def test_data_that_only_the_node_has_is_linked_and_code_is_not(
@@ -243,7 +245,7 @@ def test_data_that_only_the_node_has_is_linked_and_code_is_not(
         path = beside / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
-    visit = Visit()
+    visit = CodeVisit(Visit())
     send(visit)
     target = ProbeTarget(kind="module", name="a")
     request = CheckOut(
@@ -262,13 +264,13 @@ def test_data_that_only_the_node_has_is_linked_and_code_is_not(
 
 
 def test_snapshots_go_with_their_jobs(store: Store) -> None:
-    visit = Visit()
+    visit = CodeVisit(Visit())
     send(visit)
     started, never = (check_out(visit, name).workdir for name in ("x-0", "y-0"))
     run = RunDir("job-1", 0)
     run.create()
     run.write_spec(bare_spec(workdir=started))
-    visit.started(started, run)
+    visit.job_started(run, bare_spec(workdir=started))
     visit.leave()
     assert Path(started).is_dir()
     assert not Path(never).exists()
@@ -287,15 +289,15 @@ def test_old_snapshots_go_unless_a_program_wrote_there(
     store: Store, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot, "KEPT", 1)
-    monkeypatch.setattr(Visit, "tidy", lambda self: None)  # here, and not in a thread
-    visit = Visit()
+    monkeypatch.setattr(CodeVisit, "tidy", lambda self: None)  # here, and not in a thread
+    visit = CodeVisit(Visit())
     send(visit)
     roots = {}
     for at, name in enumerate(("untouched", "runs", "wrote", "edited", "newest")):
         roots[name] = Path(check_out(visit, f"{name}-0").workdir)
         run = RunDir(name, 0)
         run.create()
-        visit.started(str(roots[name]), run)
+        visit.job_started(run, bare_spec(workdir=str(roots[name])))
         if name != "runs":
             run.append_event(ENDED)
         os.utime(roots[name].parent, (at, at))
@@ -310,13 +312,13 @@ def test_old_snapshots_go_unless_a_program_wrote_there(
 
 
 def test_what_a_job_wrote_beside_its_code_is_listed_with_its_outputs(store: Store) -> None:
-    visit = Visit()
+    visit = CodeVisit(Visit())
     send(visit)
     root = Path(check_out(visit).workdir)
     run = RunDir("job-1", 0)
     run.create()
     run.write_spec(bare_spec(workdir=str(root)))
-    visit.started(str(root), run)
+    visit.job_started(run, bare_spec(workdir=str(root)))
     (Path(outputs.directory(run))).mkdir(parents=True)
     (Path(outputs.directory(run)) / "loss.csv").write_text("1")
     for path in ("runs/a/model.pt", "runs/.cache/x", "pkg/__pycache__/b.pyc", ".secret", "new\ndf"):
@@ -352,7 +354,7 @@ def test_a_job_that_names_another_directory_loses_nothing(store: Store, tmp_path
 
 
 def test_what_nobody_used_for_long_goes(store: Store) -> None:
-    visit = Visit()
+    visit = CodeVisit(Visit())
     send(visit)
     check_out(visit)
     later = time.time() + 8 * 86400

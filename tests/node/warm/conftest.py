@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.server import session as server_session
-from orchestrator.node.server.session import Session
+from orchestrator.node.server.visit import Visit
+from orchestrator.node.start import start as node_start
 from orchestrator.node.warm import pairs
 from orchestrator.node.warm.pairs import Pair
+from orchestrator.node.warm.visit import WarmVisit
 from orchestrator.protocol.events import Ended
-from orchestrator.protocol.messages import Start, StartedHere
+from orchestrator.protocol.requests.start import Start, StartedHere
 from orchestrator.protocol.spec import Spec
 from tests.clusters.library import compiled
 from tests.node.running import PATIENCE, PYTHON, STAND_IN, Job, alive, spec_of, wait_until
@@ -69,7 +70,7 @@ class WarmNode:
     def start(self, text: str, **fields: Any) -> tuple[Job, StartedHere]:
         job = self.new_job()
         self.jobs.append(job)
-        answer = Session(umask=0o022).answer(Start(spec=self.spec(job, text, **fields)))
+        answer = Visit(umask=0o022).answer(Start(spec=self.spec(job, text, **fields)))
         assert isinstance(answer, StartedHere)
         return job, answer
 
@@ -82,9 +83,9 @@ class WarmNode:
 
     def keep_warm(self, job: Job) -> Pair:
         """Do what the server does that has streamed this job to its end."""
-        session = Session(umask=0o022)
-        session.followed = job.run
-        session.keep_warm()
+        visit = Visit(umask=0o022).of(WarmVisit)
+        visit.followed = job.run
+        visit.job_over()
         return self.ready()
 
     def ready(self) -> Pair:
@@ -105,9 +106,9 @@ def node(
     made.package("torch.distributed.__init__", "")
     made.package("torch.distributed.run", RUN)
     monkeypatch.setattr(pairs, "library", lambda: str(made.library))
-    monkeypatch.setattr(server_session, "LIBRARY", str(made.library))
+    monkeypatch.setattr(node_start, "LIBRARY", str(made.library))
     monkeypatch.setattr(pairs, "ANSWER_SECONDS", PATIENCE)  # a busy machine is no failure
-    monkeypatch.setattr(server_session, "START_SECONDS", PATIENCE)
+    monkeypatch.setattr(node_start, "START_SECONDS", PATIENCE)
     monkeypatch.setattr(sys, "executable", PYTHON)
     yield made
     for pair in pairs.all_pairs():

@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 
 from orchestrator.node.job import processes, stop_job
-from orchestrator.node.server.session import Refusal, Session
+from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.warm import frames, handover, pairs, setting
-from orchestrator.protocol import messages
+from orchestrator.node.warm.visit import WarmVisit
 from orchestrator.protocol.events import Ended
-from orchestrator.protocol.messages import Start
+from orchestrator.protocol.requests.follow import Stop
+from orchestrator.protocol.requests.request import STOPPED
+from orchestrator.protocol.requests.start import Start
 from tests.node.running import PATIENCE, Job, alive, wait_until
 from tests.node.warm.conftest import RUN, WarmNode
 
@@ -62,7 +64,7 @@ def test_its_processes_are_the_jobs_as_after_a_cold_start(node: WarmNode) -> Non
     assert processes.supervised(warm.supervisor) == (job.run.job, "0")
     assert b"SECRET_OF_MINE=" + b"x" * 2000 in variables
     assert not any(name.startswith(b"ORCHESTRATOR_WARM=") for name in variables)
-    stop = messages.Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=PATIENCE)
+    stop = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=PATIENCE)
     receipt = stop_job.stop(job.run, stop)
     assert not receipt.left and len(receipt.ended) >= 2
     assert not alive(warm.supervisor) and not alive(started["agent"])
@@ -74,9 +76,9 @@ def test_a_job_waits_for_what_is_still_importing(node: WarmNode) -> None:
     go_on = node.directory / "go_on"
     waits = f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.01)\n"
     node.package("torch.distributed.run", waits + "os.getcwd()\n" + RUN)
-    session = Session(umask=0o022)
-    session.followed = job.run
-    session.keep_warm()
+    visit = Visit(umask=0o022).of(WarmVisit)
+    visit.followed = job.run
+    visit.job_over()
     wait_until(pairs.all_pairs, "the pair")
     threading.Timer(0.3, go_on.touch).start()
     job, warm = node.run(HELLO)
@@ -291,9 +293,9 @@ def test_a_job_does_not_wait_for_all_that_is_still_imported(node: WarmNode) -> N
     node.package("slow", f"open({str(begun)!r}, 'w').close()\n{waits}")
     node.package("late", "")
     job, _ = node.run(HELLO)
-    session = Session(umask=0o022)
-    session.followed = imports(job, "slow", "late").run
-    session.keep_warm()
+    visit = Visit(umask=0o022).of(WarmVisit)
+    visit.followed = imports(job, "slow", "late").run
+    visit.job_over()
     wait_until(begun.exists, "the import")
     program = "import sys; print('slow' in sys.modules, 'late' in sys.modules)"
     job, warm = node.run(program)
@@ -426,7 +428,7 @@ def test_a_stop_during_the_hand_over(
             send(connection, message, files)
         if goes or (asks and moment == "before"):
             run = node.jobs[-1].run
-            stop = messages.Stop(job=run.job, node=0, why="enough", grace=0.0, wait=PATIENCE)
+            stop = Stop(job=run.job, node=0, why="enough", grace=0.0, wait=PATIENCE)
             receipts.append(stop_job.stop(run, stop))
         if not (moment == "after" and goes):
             send(connection, message, files)
@@ -435,7 +437,7 @@ def test_a_stop_during_the_hand_over(
     try:
         node.start(WAITS)
     except Refusal as refusal:
-        assert refusal.kind == messages.STOPPED or "did not start" in str(refusal)
+        assert refusal.kind == STOPPED or "did not start" in str(refusal)
     assert receipts and not any(receipt.left for receipt in receipts)
     run = node.jobs[-1].run
     wait_until(lambda: run.last(Ended), "the end")
@@ -480,10 +482,10 @@ def test_a_stop_at_every_moment_after_the_offer(node: WarmNode, file: str, line:
 
     def start() -> None:
         with contextlib.suppress(Refusal):
-            Session(umask=0o022).answer(Start(spec=spec))
+            Visit(umask=0o022).answer(Start(spec=spec))
 
     def stop() -> None:
-        order = messages.Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=PATIENCE)
+        order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=PATIENCE)
         receipts.append(stop_job.stop(job.run, order))
 
     starting, stopping = threading.Thread(target=start), threading.Thread(target=stop)

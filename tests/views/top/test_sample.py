@@ -19,7 +19,7 @@ from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Connection, Transport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.facts import Checkup
-from orchestrator.protocol.messages import CheckedUp, Examine
+from orchestrator.protocol.requests.machine import CheckedUp, Examine
 from orchestrator.records.metrics import progress, trainers
 from orchestrator.records.metrics.samples import Machine
 from orchestrator.records.metrics.samples import Sample as Streamed

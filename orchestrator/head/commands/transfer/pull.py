@@ -19,7 +19,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.status.backend import backend_of
-from orchestrator.protocol.messages import Files, Outputs
+from orchestrator.protocol.requests.transfer import Files, Outputs
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
 

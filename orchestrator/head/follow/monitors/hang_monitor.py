@@ -10,7 +10,7 @@ from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.monitors import hang_report
 from orchestrator.head.follow.monitors.hang_report import StuckRank
 from orchestrator.head.follow.verdict import Failure
-from orchestrator.protocol.messages import AskStuck, RankStacks, Stuck
+from orchestrator.protocol.requests.follow import AskStuck, RankStacks, Stuck
 from orchestrator.records.experiment import Experiment
 
 ANSWER_SECONDS = 10.0  # nodes that have not answered by then are left out

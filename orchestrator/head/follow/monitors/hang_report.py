@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.head.follow.verdict import FRAME, PACKAGES
-from orchestrator.protocol.messages import RankStacks
+from orchestrator.protocol.requests.follow import RankStacks
 
 THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+")
 DEFAULT_GROUP = "0"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from orchestrator.protocol.messages import Pace
+from orchestrator.protocol.requests.follow import Pace
 
 PART = 0.15  # of each step, which is lost by waiting for it
 LEAST = 0.005  # seconds of it

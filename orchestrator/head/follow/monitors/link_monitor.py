@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.common.text import plural
 from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.monitors.start_monitor import ANSWER_SECONDS, DIAL_SECONDS, OPEN_ALL
-from orchestrator.protocol.messages import Dial, Dialed, Listen, Listening
+from orchestrator.protocol.requests.machine import Dial, Dialed, Listen, Listening
 from orchestrator.records.experiment import NodeRecord
 
 LINKS_AFTER = 10.0  # seconds from the first rank on: many jobs are in their first steps

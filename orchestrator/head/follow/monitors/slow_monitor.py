@@ -14,7 +14,7 @@ from pathlib import Path
 from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.monitors import late_rank, slow_gpu
 from orchestrator.head.follow.monitors.slow_gpu import COMPUTE, LOOKS, WAITS
-from orchestrator.protocol.messages import AskPaces, Pace, Paces
+from orchestrator.protocol.requests.follow import AskPaces, Pace, Paces
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.metrics import samples
 from orchestrator.records.metrics.samples import RecentSamples

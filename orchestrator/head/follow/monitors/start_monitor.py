@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.verdict import Failure
-from orchestrator.protocol.messages import Dial, Dialed
+from orchestrator.protocol.requests.machine import Dial, Dialed
 
 FIRST_DIAL = 6.0  # seconds: by then the ranks of most jobs have begun
 NEXT_DIAL = 4.0

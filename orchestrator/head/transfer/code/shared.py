@@ -17,7 +17,7 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.transfer.code.listing import MARKER
 from orchestrator.head.transfer.index import signature
 from orchestrator.head.transfer.send import PIECE_SECONDS
-from orchestrator.protocol.messages import Compare
+from orchestrator.protocol.requests.transfer import Compare
 
 COMPARE_SECONDS = 60.0
 NEWEST = 500  # files; a cache of a network disk forgets within minutes, so older ones are right

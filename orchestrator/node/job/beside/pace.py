@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional
 
 from orchestrator.node.job import hang
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.protocol.messages import Pace
+from orchestrator.protocol.requests.follow import Pace
 
 GROUP = "0"  # torch's name of the group of all ranks
 # A collective on a GPU is entered by the program long before the GPU comes to it.

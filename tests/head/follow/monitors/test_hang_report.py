@@ -11,7 +11,7 @@ from orchestrator.head.follow.monitors.hang_report import (
     oldest_wait,
     reading,
 )
-from orchestrator.protocol.messages import RankStacks
+from orchestrator.protocol.requests.follow import RankStacks
 
 STACKS = """Thread 0x00007f01 (most recent call first):
   File "/x/orchestrator/node/job/rank.py", line 190 in tell_collectives

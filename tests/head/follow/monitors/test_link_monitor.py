@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.head.follow.monitors import link_monitor
 from orchestrator.head.follow.monitors.link_monitor import LinkMonitor
-from orchestrator.protocol.messages import Dialed, Listen, Listening
+from orchestrator.protocol.requests.machine import Dialed, Listen, Listening
 from orchestrator.records.experiment import NodeRecord
 from tests.head.follow.monitors.test_start_monitor import SILENCE, CalledFollower, Clock
 

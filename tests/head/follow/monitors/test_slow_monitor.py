@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.head.follow.monitors import slow_monitor
 from orchestrator.head.follow.monitors.slow_monitor import Slow, SlowMonitor
-from orchestrator.protocol.messages import AskPaces, Pace, Paces
+from orchestrator.protocol.requests.follow import AskPaces, Pace, Paces
 from orchestrator.records.experiment import NodeRecord
 from tests.head.follow.monitors.test_late_rank import trained
 

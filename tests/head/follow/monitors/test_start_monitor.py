@@ -10,7 +10,7 @@ import pytest
 from orchestrator.head.follow.monitors import start_monitor
 from orchestrator.head.follow.monitors.start_monitor import StartMonitor
 from orchestrator.head.follow.verdict import Failure
-from orchestrator.protocol.messages import Dialed
+from orchestrator.protocol.requests.machine import Dialed
 
 SILENCE, REFUSED = "no answer in 3 s", "connection refused"
 

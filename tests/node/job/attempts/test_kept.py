@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.node.job.attempts import kept
 from orchestrator.node.job.run_directory import RunDir
-from tests.node.server.test_next_spec import FIRST
+from tests.node.start.test_next_spec import FIRST
 
 CHECKPOINT = "experiment/outputs/checkpoints/step_00000007"
 

@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.node.job import processes
 from orchestrator.node.job.run_directory import RunDir, connect
 from orchestrator.protocol.events import Ended, RankEnded, RankEvent, RankStarted, Started
-from orchestrator.protocol.messages import JobState, RankState
+from orchestrator.protocol.requests.follow import JobState, RankState
 
 
 def job_state(run: RunDir) -> JobState:

@@ -12,7 +12,7 @@ import time
 
 from orchestrator.common.permissions import others
 from orchestrator.node.job.run_directory import RunDir, home
-from orchestrator.protocol.messages import (
+from orchestrator.protocol.requests.transfer import (
     Checkpoints,
     OutputFile,
     OutputFiles,
@@ -29,7 +29,7 @@ PUBLISHED = "checkpoints/step_"  # torch's .metadata belongs to it
 
 
 def directory(run: RunDir) -> str:
-    """Return the node's own outputs; a job on a shared disk has none (see Session.start)."""
+    """Return the node's own outputs; a job on a shared disk has none (see node/start)."""
     return os.path.join(run.path, "experiment", "outputs")
 
 
@@ -54,7 +54,7 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
 
 def without_copies(root: str, found: list[OutputFile]) -> list[OutputFile]:
     """Leave out what was brought here from another node, which has it."""
-    from orchestrator.node.saved.copies import Copies, look_of  # the end of a job needs it
+    from orchestrator.node.transfer.copies import Copies, look_of  # the end of a job needs it
 
     known = {place: Copies(place) for place in {root, *(file.place or root for file in found)}}
 

@@ -8,8 +8,8 @@ import pytest
 
 from orchestrator.node.job.cleanup import remove
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server import outputs
-from orchestrator.protocol.messages import Checkpoints
+from orchestrator.node.transfer import outputs
+from orchestrator.protocol.requests.transfer import Checkpoints
 
 PLACE = "experiment/outputs/checkpoints"
 

@@ -14,8 +14,8 @@ from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol import profiling
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
-from orchestrator.protocol.messages import ProfileState
 from orchestrator.protocol.profiling import ProfileNews, ProfileWish
+from orchestrator.protocol.requests.follow import ProfileState
 
 M = TypeVar("M", bound=Message)
 

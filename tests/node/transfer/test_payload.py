@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server import payload
+from orchestrator.node.transfer import payload
 
 
 def keep(run: RunDir, name: str, *pieces: bytes) -> None:

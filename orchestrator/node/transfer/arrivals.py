@@ -13,8 +13,8 @@ from orchestrator.common.folder import Folder, Partial
 from orchestrator.node.transfer.store import unzip
 from orchestrator.protocol import offer
 from orchestrator.protocol.manifest import DIRECTORY, LINK
-from orchestrator.protocol.messages import WantedFile, WantedFiles, WriteFile
 from orchestrator.protocol.offer import Offered
+from orchestrator.protocol.requests.transfer import WantedFile, WantedFiles, WriteFile
 
 LABEL = f"push {os.uname().nodename}"  # nodes may share this disk, and not its locks
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.node.server.session import Refusal, next_spec
-from orchestrator.protocol.messages import StartAgain
+from orchestrator.node.server.visit import Refusal
+from orchestrator.node.start.start import next_spec
+from orchestrator.protocol.requests.start import StartAgain
 from orchestrator.protocol.spec import Attempt, LeaseTerms, Spec, Target
 
 FIRST = Spec(

@@ -1,0 +1,53 @@
+"""Answers what a head asks about Python environments."""
+
+from __future__ import annotations
+
+from orchestrator.node.environments.build import Build
+from orchestrator.node.environments.look import look
+from orchestrator.node.environments.place import Environments
+from orchestrator.node.server.visit import Refusal, RoomState, Visit, answers
+from orchestrator.protocol.requests.environments import (
+    AskBuild,
+    BuildEnvironment,
+    BuildProgress,
+    EnvironmentState,
+    LookAtEnvironment,
+    PrunedEnvironments,
+    PruneEnvironments,
+)
+from orchestrator.protocol.requests.request import Nothing
+
+
+class EnvironmentVisit(RoomState):
+    """The environment that this head has made."""
+
+    build: Build | None = None
+
+    def leave(self) -> None:
+        if self.build is not None:
+            self.build.end()
+
+
+@answers(LookAtEnvironment)
+def look_at_environment(visit: Visit, request: LookAtEnvironment) -> EnvironmentState:
+    return look(request)
+
+
+@answers(BuildEnvironment)
+def build_environment(visit: Visit, request: BuildEnvironment) -> Nothing:
+    visit.of(EnvironmentVisit).build = Build(request)
+    return Nothing()
+
+
+@answers(AskBuild)
+def ask_build(visit: Visit, request: AskBuild) -> BuildProgress:
+    build = visit.of(EnvironmentVisit).build
+    if build is None:
+        raise Refusal("no environment is made here")
+    return build.progress()
+
+
+@answers(PruneEnvironments)
+def prune_environments(visit: Visit, request: PruneEnvironments) -> PrunedEnvironments:
+    removed, freed = Environments(request.root).prune()
+    return PrunedEnvironments(removed=tuple(removed), freed=freed)

@@ -1,0 +1,141 @@
+"""Answers what a head asks about a job that runs or ran here."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from orchestrator.node.follow.job_state import job_state
+from orchestrator.node.job import processes, stop_job
+from orchestrator.node.job.hang import Activity, collect
+from orchestrator.node.job.run_directory import RunDir, all_runs
+from orchestrator.node.server.stream import FileStreamer
+from orchestrator.node.server.visit import LIBRARY, Refusal, Visit, answers
+from orchestrator.node.warm.visit import WarmVisit
+from orchestrator.protocol.requests.follow import (
+    AskPaces,
+    AskProfile,
+    AskStuck,
+    Call,
+    End,
+    Follow,
+    Following,
+    Jobs,
+    JobStates,
+    Leave,
+    Left,
+    Living,
+    LivingRuns,
+    Paces,
+    ProfileState,
+    Remove,
+    RemovedRuns,
+    Stop,
+    StopAll,
+    StopReceipt,
+    StopReceipts,
+    Stuck,
+)
+from orchestrator.protocol.requests.request import OTHER_VERSION, UNKNOWN_JOB, Nothing
+from orchestrator.protocol.timing import SERVER_PATIENCE
+from orchestrator.protocol.version import OWN, conflict
+
+
+@answers(Follow)
+def follow(visit: Visit, request: Follow) -> Following:
+    run = RunDir(request.job, request.node)
+    if not os.path.isdir(run.path):
+        raise Refusal(f"this machine knows nothing of job {run.job}", UNKNOWN_JOB)
+    other = conflict(run.job, run.version(), OWN)
+    if other:
+        raise Refusal(other, OTHER_VERSION)
+    visit.streamer = FileStreamer(run, request.log, request.ranks, request.events)
+    visit.activity = Activity(run)
+    visit.of(WarmVisit).follow(run)
+    visit.patience = min(SERVER_PATIENCE, request.patience or SERVER_PATIENCE)
+    if request.head is not None:
+        visit.streamer.tell_head("here", request.head)
+    return Following(time=time.time())
+
+
+@answers(Leave)
+def leave(visit: Visit, request: Leave) -> Left:
+    if visit.streamer is not None:
+        visit.streamer.tell_head("left", request.at)
+    return Left()
+
+
+@answers(Call)
+def call(visit: Visit, request: Call) -> Nothing:
+    from orchestrator.node.calls.relay import Calls  # a launch does without it
+
+    visit.calls = Calls(RunDir(request.job, request.node))
+    return Nothing()
+
+
+# -- its state --------------------------------------------------------------------------------
+
+
+@answers(Jobs)
+def jobs(visit: Visit, request: Jobs) -> JobStates:
+    runs = [run for run in all_runs() if request.job in (None, run.job)]
+    # Who names a job knows which of its parts is this machine's.
+    states = (job_state(run) for run in (runs if request.job else processes.here(runs)))
+    return JobStates(jobs=tuple(states), time=time.time())
+
+
+@answers(AskStuck)
+def stuck(visit: Visit, request: AskStuck) -> Stuck:
+    return Stuck(stuck=collect(RunDir(request.job, request.node)), time=time.time())
+
+
+@answers(AskPaces)
+def paces(visit: Visit, request: AskPaces) -> Paces:
+    from orchestrator.node.job.beside import pace  # a minute after the start, and later
+
+    run = RunDir(request.job, request.node)
+    return Paces(paces=pace.read(run) if request.read else pace.ask(run))
+
+
+@answers(AskProfile)
+def profile(visit: Visit, request: AskProfile) -> ProfileState:
+    from orchestrator.node.follow.profile import ask  # not for every visit
+
+    return ask(RunDir(request.job, request.node), request.wish)
+
+
+@answers(Living)
+def living(visit: Visit, request: Living) -> LivingRuns:
+    return LivingRuns(living=tuple(processes.living(request.runs)))
+
+
+# -- its end ----------------------------------------------------------------------------------
+
+
+@answers(End)
+def end(visit: Visit, request: End) -> Nothing:
+    stop_job.end(RunDir(request.job, request.node), request.why, request.grace)
+    return Nothing()
+
+
+@answers(Stop)
+def stop(visit: Visit, request: Stop) -> StopReceipt:
+    return stop_job.stop(RunDir(request.job, request.node), request)
+
+
+@answers(StopAll)
+def stop_all(visit: Visit, request: StopAll) -> StopReceipts:
+    if request.all_users and os.getuid() != 0:
+        raise Refusal("only root can end the jobs of other users there")
+    return StopReceipts(receipts=tuple(stop_job.stop_all(request)))
+
+
+@answers(Remove)
+def remove(visit: Visit, request: Remove) -> RemovedRuns:
+    from orchestrator.node.job import cleanup
+    from orchestrator.node.transfer import prune
+
+    snapshots = prune.snapshots_of(request.runs)  # their names go with the runs
+    removed = cleanup.remove(request.runs, LIBRARY)
+    gone = [(run.job, run.node) for run in removed.runs if not run.problem]
+    return removed.replace(freed=removed.freed + prune.remove(snapshots, gone))

@@ -1,0 +1,79 @@
+"""Answers what a head asks to start a node's part of a job, the first time and again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from orchestrator.node.job.attempts import resume_dir
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.server.ports import Ports
+from orchestrator.node.server.visit import Visit, answers
+from orchestrator.node.start import start
+from orchestrator.node.warm.visit import WarmVisit
+from orchestrator.protocol.requests.request import Nothing
+from orchestrator.protocol.requests.start import (
+    AskKept,
+    GetReady,
+    Kept,
+    Release,
+    Released,
+    StandBy,
+    Start,
+    StartAgain,
+    StartedHere,
+    TakenPorts,
+    TakePorts,
+)
+
+
+@answers(Start)
+def start_job(visit: Visit, request: Start) -> StartedHere:
+    return start.start(visit, request.spec)
+
+
+@answers(StartAgain)
+def start_again(visit: Visit, request: StartAgain) -> StartedHere:
+    first = RunDir(request.attempt.first_job, request.attempt.first_node)
+    return start.start(visit, start.next_spec(first.read_spec(), request))
+
+
+@answers(StandBy)
+def stand_by(visit: Visit, request: StandBy) -> Nothing:
+    start.stand_by(visit, request.spec)
+    return Nothing()
+
+
+@answers(TakePorts)
+def take_ports(visit: Visit, request: TakePorts) -> TakenPorts:
+    ports = visit.of(Ports)
+    ports.hold(request.port)
+    return TakenPorts(port=ports.number, peers_port=ports.peers_number)
+
+
+@answers(AskKept)
+def kept(visit: Visit, request: AskKept) -> Kept:
+    from orchestrator.node.job.attempts import kept  # not for every job
+
+    return Kept(at=kept.last(RunDir(request.job, request.node)))
+
+
+@answers(GetReady)
+def get_ready(visit: Visit, request: GetReady) -> Nothing:
+    from orchestrator.node.warm import next_attempt
+
+    next_attempt.begin(RunDir(request.job, request.node), os.environ, visit.umask)
+    return Nothing()
+
+
+@answers(Release)
+def release(visit: Visit, request: Release) -> Released:
+    from orchestrator.node.warm import next_attempt
+
+    run = RunDir(request.job, request.node)
+    with contextlib.suppress(OSError, ValueError):
+        spec = run.read_spec()
+        if not spec.warm:
+            next_attempt.end(spec, os.environ, visit.umask)
+    visit.of(WarmVisit).next_attempt = None
+    return Released(gone=resume_dir.remove(run))

@@ -1,0 +1,206 @@
+"""Starts a node's part of a job: run directory, environment, supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from orchestrator.node.job.attempts import resume_dir
+from orchestrator.node.job.processes import OPTIONS
+from orchestrator.node.job.run_directory import RunDir, home, machine
+from orchestrator.node.server.ports import Ports
+from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
+from orchestrator.node.transfer import outputs, payload
+from orchestrator.protocol.events import Ended
+from orchestrator.protocol.requests.start import StartAgain, StartedHere, WarmStart
+from orchestrator.protocol.spec import Spec
+from orchestrator.protocol.version import OWN
+
+if TYPE_CHECKING:
+    from orchestrator.node.warm.handover import WarmSupervisor
+
+START_SECONDS = 20.0
+
+
+def start(visit: Visit, spec: Spec) -> StartedHere:
+    """Start this node's part of a job, and return what the head has to know of it."""
+    run, first = RunDir(spec.job, spec.node), first_run(spec)
+    make_run_directory(visit, run, first)
+    payload.hand_over(run, first)
+    shared = is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
+    there = spec if shared else with_own_experiment(spec, run, first)
+    if spec.attempt is not None:
+        there = with_resume_directory(there, first)
+    ports = visit.of(Ports)
+    if ports.peers and there.lease:
+        there = there.replace(lease=there.lease.replace(fd=ports.peers.fileno()))
+    for name, text in spec.files:
+        run.write(name, text)
+    # The library stays as long as this run may need it.
+    there = at_home(visit, there)
+    run.write_spec(there)
+    pid, warm = start_supervisor(visit, run, there)
+    visit.job_started(run, spec)
+    ports.hand_over()
+    return StartedHere(supervisor=pid, shared=shared, run=run.path, warm=warm)
+
+
+def make_run_directory(visit: Visit, run: RunDir, first: RunDir) -> None:
+    try:
+        run.create()
+    except FileExistsError:
+        raise Refusal(f"job {run.job} already has node {run.node} here") from None
+    try:
+        visit.refuse_if_stopped(run, first)
+    except Refusal:
+        with contextlib.suppress(OSError):  # a stop has written its last event there
+            os.rmdir(run.path)
+        raise
+
+
+def with_own_experiment(spec: Spec, run: RunDir, first: RunDir) -> Spec:
+    """Give the ranks a directory on this node's disk in the place of the experiment's."""
+    own = os.path.join(first.path, "experiment")
+    os.makedirs(os.path.join(own, "outputs"), mode=0o700, exist_ok=first.job != run.job)
+    outputs.hand_over(run, os.path.join(own, "outputs"))
+    if first.path != run.path:
+        os.symlink(own, os.path.join(run.path, "experiment"))
+    return spec.replace(env={**spec.env, "ORCHESTRATOR_EXPERIMENT": own})
+
+
+def with_resume_directory(spec: Spec, first: RunDir) -> Spec:
+    """Name the attempt to the ranks, and the directory that all attempts share."""
+    assert spec.attempt is not None
+    resume_dir.remove_forgotten(time.time())
+    names = {
+        "ORCHESTRATOR_ATTEMPT": str(spec.attempt.number),
+        "ORCHESTRATOR_RESUME_DIR": resume_dir.make(first),
+        "ORCHESTRATOR_FIRST_WORLD_SIZE": str(spec.attempt.ranks),
+    }
+    return spec.replace(env={**spec.env, **names})
+
+
+def stand_by(visit: Visit, request: Spec) -> None:
+    """Keep a spec as that of a part that is over: a later attempt may begin with it."""
+    spec = at_home(visit, request)
+    run = RunDir(spec.job, spec.node)
+    run.create()
+    run.write_spec(spec)
+    end = Ended(time=time.time(), agent=None, why="it stands by", killed={}, left=(), ranks={})
+    run.append_event(end)
+    visit.job_started(run, spec)
+    if spec.warm or spec.attempt is not None:
+        from orchestrator.node.warm import next_attempt
+
+        next_attempt.begin(run, os.environ, visit.umask, next_attempt.SPARE_SECONDS)
+
+
+def at_home(visit: Visit, spec: Spec) -> Spec:
+    """Complete a spec by what only this machine knows."""
+    return spec.replace(library=LIBRARY, version=OWN, umask=visit.umask, machine=machine())
+
+
+def start_supervisor(visit: Visit, run: RunDir, spec: Spec) -> tuple[int, WarmStart]:
+    """Start it and wait until torchrun is on its way, or raise the reason why it is not."""
+    ports = visit.of(Ports)
+    supervisor: subprocess.Popen[bytes] | WarmSupervisor
+    with open(os.path.join(run.path, "supervisor.err"), "wb") as errors:
+        warm, why = take_warm(visit, run, spec, [errors.fileno(), *ports.files])
+        if warm is not None:
+            supervisor = warm
+        else:
+            supervisor = visit.supervisor = subprocess.Popen(
+                [sys.executable, *OPTIONS, LIBRARY, "supervise", run.job, str(run.node)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                pass_fds=ports.files,
+            )
+    assert supervisor.stdout is not None
+    word = b""
+    if select.select([supervisor.stdout], [], [], START_SECONDS)[0]:
+        word = supervisor.stdout.readline()
+    if word != b"ready\n":
+        supervisor.kill()  # one that is only slow would start the job when nobody expects it
+        visit.refuse_if_stopped(run)
+        with open(os.path.join(run.path, "supervisor.err"), "rb") as file:
+            words = word + file.read()[-2000:]
+        raise Refusal(words.decode("utf-8", "replace").strip() or "its supervisor did not start")
+    return supervisor.pid, WarmStart(warm=warm is not None, why=why)
+
+
+def take_warm(
+    visit: Visit, run: RunDir, spec: Spec, files: list[int]
+) -> tuple[WarmSupervisor | None, str]:
+    """Hand the job over to a warm process; without one that fits, say why."""
+    if not spec.warm and not os.path.isdir(os.path.join(home(), "warm")):
+        return None, ""
+    from orchestrator.node.warm.handover import hand_over  # not for every start
+
+    attempt = hand_over(run, spec, os.environ, visit.umask, files)
+    return attempt.supervisor, attempt.why
+
+
+def next_spec(first: Spec, request: StartAgain) -> Spec:
+    """Return what the next attempt runs: what the first one ran, at this place among its nodes."""
+    place = {
+        "--nnodes": request.nnodes,
+        "--node-rank": request.node,
+        "--master-addr": request.master,
+        "--master-port": request.port,
+    }
+    names = [word.partition("=")[0] for word in first.agent]
+    if "--main_process_port" in names and (request.node, request.nnodes) == (
+        first.node,
+        first.nnodes,
+    ):
+        place = {"--main_process_port": request.port}  # accelerate's; its file has the rest
+    if not set(place) <= set(names):
+        raise Refusal("another launcher starts its ranks, and wants the nodes that it had")
+    agent = [
+        f"{name}={place[name]}" if name in place else word
+        for name, word in zip(names, first.agent)  # noqa: B905  3.9
+    ]
+    own = {
+        "ORCHESTRATOR_JOB": request.job,
+        "NODE_RANK": str(request.node),
+        "NNODES": str(request.nnodes),
+    }
+    lease = first.lease and first.lease.replace(
+        address=request.master, port=request.peers_port, token=request.token, attached=True, fd=None
+    )
+    return first.replace(
+        job=request.job,
+        node=request.node,
+        nnodes=request.nnodes,
+        first_rank=request.first_rank,
+        attempt=request.attempt,
+        port=0 if request.node else request.port,
+        agent=tuple(agent),
+        env={**first.env, **own},
+        lease=lease,
+        fresh=False,
+    )
+
+
+def first_run(spec: Spec) -> RunDir:
+    """Return this machine's part of the first of the attempts that share their files."""
+    if spec.attempt is None:
+        return RunDir(spec.job, spec.node)
+    return RunDir(spec.attempt.first_job, spec.attempt.first_node)
+
+
+def is_experiment(path: str, job: str) -> bool:
+    """Is the head's experiment directory this very one here, on a shared disk?"""
+    try:
+        with open(os.path.join(path, "job.json"), encoding="utf-8") as file:
+            return bool(json.load(file).get("job") == job) and os.access(path, os.W_OK)
+    except (OSError, ValueError):
+        return False

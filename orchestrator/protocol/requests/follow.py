@@ -1,0 +1,241 @@
+"""What a head asks about a job that runs or ran: its files, its state, its end, its removal."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from orchestrator.protocol.message import Count, Message, Moment
+from orchestrator.protocol.profiling import ProfileNews, ProfileWish
+from orchestrator.protocol.requests.request import Nothing, Request
+
+
+class Following(Message):
+    """The stream begins."""
+
+    time: Moment
+
+
+class Follow(Request[Following], do="follow"):
+    """Stream a job's files from these offsets on."""
+
+    job: str
+    node: int
+    log: int
+    ranks: int
+    events: int
+    head: Optional[Moment] = None  # when this head came, by its clock; None for one that looks on
+    patience: Optional[float] = None  # a head that is silent for so long is lost
+
+
+class Left(Message):
+    """The supervisor knows that the head left."""
+
+    left: bool = True
+
+
+class Leave(Request[Left], do="leave"):
+    """The head leaves on purpose: its absence is not to be taken for a loss."""
+
+    at: Moment
+
+
+class PortState(Message):
+    """The master's port after the end of the job."""
+
+    number: int
+    free: bool
+
+
+class StopReceipt(Message):
+    """The proof that a job is over on this node."""
+
+    job: str
+    node: int
+    ended: dict[int, str]  # PID -> name: what lived before
+    killed: dict[int, str]  # of these, what did not go when asked
+    left: tuple[int, ...]
+    gpu_memory: dict[int, str]  # PID -> what dead processes still hold
+    gpu_unknown: str
+    took: float
+    port: Optional[PortState] = None
+    user: str = ""  # another's job
+    known: bool = True  # else this login has neither files nor processes of it: no proof at all
+
+
+class End(Request[Nothing], do="end"):
+    """Ask the supervisor to end this node's part; do not wait for it."""
+
+    job: str
+    node: int
+    why: str
+    grace: float
+
+
+class Stop(Request[StopReceipt], do="stop"):
+    """End this node's part, wait until nothing of it is left, and prove it."""
+
+    job: str
+    node: int
+    why: str
+    grace: float
+    wait: float  # seconds after which what is left is killed
+    for_good: bool = True  # no later attempt may start either
+
+
+class StopReceipts(Message):
+    """One receipt per job."""
+
+    receipts: tuple[StopReceipt, ...]
+
+
+class StopAll(Request[StopReceipts], do="stop_all"):
+    """End every job of this user here, or of all users."""
+
+    why: str
+    grace: float
+    wait: float
+    all_users: bool = False
+
+
+class RankState(Message):
+    """One rank, as its last event tells."""
+
+    state: str = "?"
+    pid: Optional[int] = None
+    code: Optional[int] = None
+
+
+class JobState(Message):
+    """One job on this node, as `status` shows it."""
+
+    job: str
+    node: int
+    state: str  # running, ended, lost
+    ranks: dict[int, RankState]
+    started: Optional[float] = None
+    ended: Optional[float] = None
+    agent: Optional[int] = None  # torchrun's exit code
+    why: Optional[str] = None
+    nproc: Optional[int] = None
+    first_rank: Optional[int] = None
+    nnodes: Optional[int] = None
+    experiment: Optional[str] = None
+    log_bytes: Optional[int] = None
+    log_time: Optional[float] = None
+    processes: Optional[tuple[int, ...]] = None
+
+
+class JobStates(Message):
+    """Every job that left a directory here."""
+
+    jobs: tuple[JobState, ...]
+    time: Moment  # by the clock of this node, as all times in it
+
+
+class Jobs(Request[JobStates], do="jobs"):
+    """Say how one job stands here, or all."""
+
+    job: Optional[str] = None
+
+
+class RankStacks(Message):
+    """The place where one rank is."""
+
+    state: str  # of its process, as in /proc
+    stacks: str
+    collectives: str  # torch's flight recorder, in JSON
+
+
+class Stuck(Message):
+    """The places where the ranks of the node are."""
+
+    stuck: dict[int, RankStacks]
+    time: Moment
+
+
+class AskStuck(Request[Stuck], do="stuck"):
+    """Ask every rank where it is."""
+
+    job: str
+    node: int
+
+
+class Pace(Message):
+    """The last steps of one rank, as its collectives show them."""
+
+    length: Count  # collectives in a step
+    times: dict[int, Moment]  # number of a collective -> when the rank entered it, by its node
+    awake: Optional[float] = None  # seconds in which its main thread ran, or wanted to,
+    at: float = 0.0  # by a clock that starts somewhere
+
+
+class Paces(Message):
+    """The ranks of the node that make steps, as they were when they were last asked."""
+
+    paces: dict[int, Pace]
+
+
+class AskPaces(Request[Paces], do="paces"):
+    """Have every rank write down which collectives it entered; or, a moment later, read that."""
+
+    job: str
+    node: int
+    read: bool
+
+
+class ProfileState(Message):
+    """Tell how far the profile is, and whether any rank there can make one."""
+
+    news: Optional[ProfileNews] = None  # of this profile
+    busy: bool = False  # another one was asked for, and is not done
+    stepped: Optional[float] = None  # seconds since a rank trained a step; None: none ever did
+    over: bool = False  # the job, on this node
+
+
+class AskProfile(Request[ProfileState], do="profile"):
+    """Have all ranks trace the same steps, and ask how far that is; asked on the node of rank 0."""
+
+    job: str
+    node: int
+    wish: ProfileWish
+
+
+class Call(Request[Nothing], do="call"):
+    """Pass CALL frames on to the ranks, and their answers back, from now on."""
+
+    job: str
+    node: int
+
+
+class LivingRuns(Message):
+    """Those of the runs of which anything lives here."""
+
+    living: tuple[tuple[str, int], ...]
+
+
+class Living(Request[LivingRuns], do="living"):
+    """Ask which of these runs (job, node) still live here."""
+
+    runs: tuple[tuple[str, int], ...]
+
+
+class RemovedRun(Message):
+    """A run directory that was removed, or the reason why it was not."""
+
+    job: str
+    node: int
+    problem: str
+
+
+class RemovedRuns(Message):
+    """The result of a removal; `freed` in bytes."""
+
+    runs: tuple[RemovedRun, ...]
+    freed: int
+    libraries: int
+
+
+class Remove(Request[RemovedRuns], do="remove"):
+    """Delete the directories of these runs, and libraries that nobody needs."""
+
+    runs: tuple[tuple[str, int], ...]

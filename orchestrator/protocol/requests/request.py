@@ -1,0 +1,135 @@
+"""Requests of a head to a node's server, their answers, and what comes unasked.
+
+A request travels as {"id", "do", its fields}, its answer as {"id", "ok": the answer} or as
+{"id", "error", "kind"}. Both ends are of one version (the head ships the server), so a key that
+the other end does not know is an error. Each room of the node has its requests in a module of this
+package; `do` is "room.name", so that a node reads the module only when a head asks that room.
+"""
+
+from __future__ import annotations
+
+import importlib
+import typing
+from typing import Any, ClassVar, Generic, Optional, TypeVar
+
+from orchestrator.protocol.message import Message, Moment, Nonsense, decode, encode, shown
+from orchestrator.protocol.version import Version
+
+A = TypeVar("A", bound=Message)
+
+ROOMS = ("machine", "transfer", "saved", "environments", "start", "follow", "warm")
+
+
+class Request(Message, Generic[A]):
+    """Asks for an A. `do` is its name in the frame, and begins with the room that answers it."""
+
+    do: ClassVar[str]
+    room: ClassVar[str]
+    answer: ClassVar[type[Message]]
+
+    def __init_subclass__(cls, do: str) -> None:
+        super().__init_subclass__()
+        cls.room = cls.__module__.rpartition(".")[2]
+        cls.do = f"{cls.room}.{do}"
+        (cls.answer,) = typing.get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
+        REQUESTS[cls.do] = cls
+
+
+REQUESTS: dict[str, type[Request[Any]]] = {}
+
+
+class Nothing(Message):
+    """Done."""
+
+
+class Clock(Message):
+    """The node's clock."""
+
+    time: Moment
+
+
+class Beat(Request[Clock], do="beat"):
+    """The head is there. What time is it?"""
+
+
+# -- what comes unasked -----------------------------------------------------------------------
+
+
+class Greeting(Message):
+    """The server's first frame."""
+
+    version: Version
+
+
+class Heartbeat(Message):
+    """The server is there. Comes unasked, where nothing else is on its way."""
+
+    beat: Moment  # the node's clock
+    silent: Optional[float] = None  # seconds since the job printed,
+    idle: Optional[float] = None  # and since it moved at all
+
+
+class SupervisorGone(Message):
+    """The stream is complete: the files hold what they will ever hold."""
+
+    supervisor_gone: bool = True
+
+
+# -- what a frame holds -----------------------------------------------------------------------
+
+UNKNOWN_JOB = "unknown job"
+OTHER_VERSION = "other version"
+STOPPED = "stopped"  # before it had started
+LACKING = "lacking"  # contents of a tree
+
+
+class Refused(Message):
+    """The answer to a request that cannot be done."""
+
+    id: int
+    error: str
+    kind: str = ""
+
+
+class Answered(Message):
+    """The answer to the request of that number; its sender knows how to decode `ok`."""
+
+    id: int
+    ok: dict[str, Any]
+
+
+Incoming = typing.Union[Greeting, Heartbeat, SupervisorGone, Refused, Answered]
+
+
+def frame_of_request(number: int, request: Request[Any]) -> dict[str, Any]:
+    return {"id": number, "do": request.do, **encode(request)}
+
+
+def number_of(data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Return the number of a request's frame, and its other keys."""
+    fields = dict(data)
+    number = fields.pop("id", None)
+    if type(number) is not int:
+        raise Nonsense(f"a request without a number: {shown(data)}")
+    return number, fields
+
+
+def read_request(fields: dict[str, Any]) -> Request[Any]:
+    """Return the request that the keys of its frame are, but for the number."""
+    do = str(fields.get("do"))
+    room = do.partition(".")[0]
+    if room in ROOMS:
+        importlib.import_module(f"orchestrator.protocol.requests.{room}")
+    kind = REQUESTS.get(do)
+    if kind is None:
+        raise Nonsense(f"no request: {shown(fields.get('do'))}")
+    return decode(kind, {name: value for name, value in fields.items() if name != "do"})
+
+
+def read_incoming(data: dict[str, Any]) -> Incoming:
+    """Return what a JSON frame from the node holds."""
+    kinds = {"ok": Answered, "error": Refused, "beat": Heartbeat, "version": Greeting}
+    for key, kind in kinds.items():
+        if key in data:
+            return decode(kind, data)
+    return decode(SupervisorGone, data)

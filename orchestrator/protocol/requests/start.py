@@ -1,0 +1,97 @@
+"""What a head asks to start a node's part of a job, the first time and again."""
+
+from __future__ import annotations
+
+from orchestrator.protocol.message import IpAddress, Message, Moment
+from orchestrator.protocol.requests.machine import PortWish
+from orchestrator.protocol.requests.request import Nothing, Request
+from orchestrator.protocol.spec import Attempt, Spec
+
+
+class WarmStart(Message):
+    """Tell whether a start took a warm process, or why not where one was expected."""
+
+    warm: bool
+    why: str = ""
+
+
+class StartedHere(Message):
+    """The supervisor runs."""
+
+    supervisor: int  # its PID
+    shared: bool  # the experiment's directory is the head's own
+    run: str  # the run directory
+    warm: WarmStart = WarmStart(warm=False)
+
+
+class Start(Request[StartedHere], do="start"):
+    """Start this node's part of a job."""
+
+    spec: Spec
+
+
+class StandBy(Request[Nothing], do="stand_by"):
+    """Keep what a spare needs to take over a part of this job; start nothing."""
+
+    spec: Spec
+
+
+class TakenPorts(Message):
+    """The port where the ranks will meet, 0 if none is free, and that of the supervisors."""
+
+    port: int
+    peers_port: int
+
+
+class TakePorts(Request[TakenPorts], do="take_ports"):
+    """Take the ports of a job's next attempt, on its first node."""
+
+    port: PortWish
+
+
+class StartAgain(Request[StartedHere], do="start_again"):
+    """Start the next attempt of this node's part of a job, from what it has of the first one."""
+
+    job: str
+    node: int
+    attempt: Attempt
+    port: int
+    peers_port: int  # 0: there are no others, or it cannot
+    token: str
+    # Where this node stands among those of the attempt, which need not be those of the one before.
+    nnodes: int
+    first_rank: int
+    master: IpAddress
+
+
+class Kept(Message):
+    """The state that a later attempt of a job could go on from."""
+
+    at: Moment  # when something was kept last, by the node's clock; 0: nothing is
+
+
+class AskKept(Request[Kept], do="kept"):
+    """Ask what this node's part of a job has kept for a later attempt."""
+
+    job: str
+    node: int
+
+
+class GetReady(Request[Nothing], do="get_ready"):
+    """Start processes that wait for a later attempt, by what is here of the job's first one."""
+
+    job: str
+    node: int
+
+
+class Released(Message):
+    """Tell whether nothing is left of what the attempts of the job shared."""
+
+    gone: bool
+
+
+class Release(Request[Released], do="release"):
+    """Remove what the attempts of a job share on this node: it is not started again."""
+
+    job: str  # of any of its attempts
+    node: int
