@@ -31,7 +31,7 @@ from orchestrator.records.experiment import RESIZED, JobRecord, NodeRecord
 from tests.head.connect.test_channel import Login
 from tests.head.plan.probed import facts
 from tests.head.start.test_gather import node, record
-from tests.node.server.test_next_spec import FIRST
+from tests.node.start.test_next_spec import FIRST
 
 ONCE = Launch(nnodes="2:3", max_restarts=1)
 

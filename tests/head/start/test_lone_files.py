@@ -33,7 +33,7 @@ from orchestrator.protocol.requests.transfer import Giving
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Attempt, JobRecord
 from tests.head.start.test_gather import node, record
-from tests.node.server.test_next_spec import FIRST
+from tests.node.start.test_next_spec import FIRST
 
 JOB = "run-1"  # as of record()
 

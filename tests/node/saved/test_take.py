@@ -18,7 +18,7 @@ from orchestrator.node.transfer.files import Given
 from orchestrator.node.transfer.give import Giver
 from orchestrator.protocol.requests.saved import TakeSaved
 from orchestrator.protocol.requests.transfer import GivingNode, NamedFile
-from tests.node.server.test_next_spec import FIRST
+from tests.node.start.test_next_spec import FIRST
 
 TOKEN = secrets.token_hex(32)
 TIME = 1_700_000_000_123_456_789  # before any file that a test writes

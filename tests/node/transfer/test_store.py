@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server import outputs
 from orchestrator.node.server.visit import Visit
-from orchestrator.node.transfer import prune, snapshot
+from orchestrator.node.transfer import outputs, prune, snapshot
 from orchestrator.node.transfer.behind import Behind
 from orchestrator.node.transfer.checkout import CodeVisit, compare
 from orchestrator.node.transfer.store import Arrivals, Incomplete, Store
