@@ -26,11 +26,17 @@ from orchestrator.common.folder import Folder, Partial
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.protocol.manifest import link_is_inside
 from orchestrator.protocol.requests.request import Answered, Refused, Request
-from orchestrator.protocol.requests.transfer import Output, OutputFile, OutputPiece, OutputSum, SumOutput
+from orchestrator.protocol.requests.transfer import (
+    Output,
+    OutputFile,
+    OutputPiece,
+    OutputSum,
+    SumOutput,
+)
 
 ANSWER_SECONDS = 60.0
 AHEAD = 8  # requests that are on their way, so that a far node is no slower than its line
-PIECE = 1 << 19  # as node/server/outputs.py has it
+PIECE = 1 << 19  # as node/transfer/outputs.py has it
 RANGE = 64 << 20  # bytes that have one checksum
 SAME_TIME = 1e-4  # seconds: two floats of one time
 ANOTHER = "another file has this name here"
