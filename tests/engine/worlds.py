@@ -23,6 +23,8 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
 NAME = "run_20260101_000000"
+PROGRAMS = "tests.engine.programs"
+CONFIGURED = f"{PROGRAMS}.configured"  # what the configs of tests name
 PATIENCE = 10.0  # after the first failure; who then waits for that rank is killed
 
 

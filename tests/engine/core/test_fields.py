@@ -35,7 +35,7 @@ from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.models.losses import Sums
 from tests.conftest import Cluster
 from tests.end_to_end.test_doctor import other_torch
-from tests.engine import own
+from tests.engine.programs import configured as own
 from tests.engine.worlds import Job, run
 from tests.launching import BIN, Command, Head
 
@@ -74,9 +74,9 @@ TINY: Sections = {
 }
 FEW = {"dataset": {"num_samples": 64}}
 OWN = {
-    "training": {"loss": "tests.engine.own:loss"},
-    "model": {"target": "tests.engine.own:model"},
-    "dataset": {"target": "tests.engine.own:uneven"},
+    "training": {"loss": "tests.engine.programs.configured:loss"},
+    "model": {"target": "tests.engine.programs.configured:model"},
+    "dataset": {"target": "tests.engine.programs.configured:uneven"},
 }
 TRACED = {"enabled": True, "wait": 0, "warmup": 0, "active": 1}
 

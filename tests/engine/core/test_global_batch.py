@@ -127,7 +127,7 @@ def samples(*attempts: Job) -> list[int]:
 
 def test_four_ranks_then_two_then_four(tmp_path: Path) -> None:
     """Losses, rates and samples of each step as if there had been four all the time."""
-    data = {"dataset": {"target": "tests.engine.own:noted"}}
+    data = {"dataset": {"target": "tests.engine.programs.configured:noted"}}
     whole = part(tmp_path, "whole", [2, 2], fsdp("full_shard"), data)
     one = part(tmp_path, "one", [2, 2], fsdp("full_shard"), data, attempt=1, until=3)
     two = part(tmp_path, "two", [2], fsdp("full_shard"), data, attempt=2, until=6)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engine.core.test_parity import BATCH, accumulate, config, fsdp
-from tests.engine.worlds import Job, run
+from tests.engine.worlds import CONFIGURED, Job, run
 
 ENDLESS = {"training": {"max_steps": 10**6}, "scheduler": {"total_steps": 100}}
 
@@ -60,7 +60,7 @@ def skipping_by_hand(directory: Path, nodes: list[int], how: dict[str, Any]) -> 
 def without_step_two(split: str, broken: list[int]) -> Any:
     from torch.utils.data import Subset
 
-    from tests.engine.own import uneven
+    from tests.engine.programs.configured import uneven
 
     whole = uneven(split)
     order = [*range(BATCH), *range(2 * BATCH, len(whole))] if split == "train" else range(37)
@@ -159,8 +159,16 @@ def test_held_out_samples_count_once_each_on_any_layout(tmp_path: Path) -> None:
         ([1, 2, 3], {}, "all nodes need the same number of ranks; here they have 1, 2, 3"),
         ([2, 2], fsdp("hybrid_shard", shard_size=3), "which does not divide the 4 ranks"),
         ([1, 2, 1], fsdp("hybrid_shard", shard_size=2), "across the edge between nodes 0 and 1"),
-        ([2], {"model": {"target": "tests.engine.own:differs"}}, "not the same on all ranks"),
-        ([2], {"model": {"target": "tests.engine.own:shortens"}}, "the model has max_norm"),
+        (
+            [2],
+            {"model": {"target": f"{CONFIGURED}:differs"}},
+            "not the same on all ranks",
+        ),
+        (
+            [2],
+            {"model": {"target": f"{CONFIGURED}:shortens"}},
+            "the model has max_norm",
+        ),
         ([2], {"distributed": {"backend": "nccl"}}, "nccl, but this node has no GPU"),
         ([2], fsdp("hybrid_shard", cpu_offload=True), "there is no GPU to offload from"),
         ([2], fsdp("hybrid_shard", wrap=["Layer"]), "no module of that class; did you mean"),

@@ -13,7 +13,7 @@ from tests.engine.worlds import Job, run
 
 
 def test_what_people_do_with_a_trainer(tmp_path: Path) -> None:
-    job = Job(str(tmp_path / "job"), [2], {}, call="tests.engine.ordinary:habits")
+    job = Job(str(tmp_path / "job"), [2], {}, call="tests.engine.programs.habits:habits")
     (codes,) = run(job)
     assert codes == [0, 0], job.output()
     for rank in range(2):
@@ -28,7 +28,7 @@ def test_what_people_do_with_a_trainer(tmp_path: Path) -> None:
 
 
 def test_numbers_and_checkpoints_of_a_trainer(tmp_path: Path) -> None:
-    job = Job(str(tmp_path / "job"), [1], {}, call="tests.engine.ordinary:numbers")
+    job = Job(str(tmp_path / "job"), [1], {}, call="tests.engine.programs.habits:numbers")
     (codes,) = run(job)
     assert codes == [0], job.output()
     results = json.loads((job.path / "results_0").read_text())
@@ -43,7 +43,7 @@ def test_numbers_and_checkpoints_of_a_trainer(tmp_path: Path) -> None:
 
 
 def test_what_a_team_does_in_its_first_week(tmp_path: Path) -> None:
-    job = Job(str(tmp_path / "job"), [2], {}, call="tests.engine.first_week:first_week")
+    job = Job(str(tmp_path / "job"), [2], {}, call="tests.engine.programs.first_week:first_week")
     (codes,) = run(job)
     assert codes == [0, 0], job.output()
     for rank in range(2):

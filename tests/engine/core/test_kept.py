@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.engine.keeping import PLACE, SAVED
+from tests.engine.programs.keeping import PLACE, SAVED
 from tests.engine.worlds import Job, run
 
 STEPS = 9
 
 
 def job(path: Path, name: str, nodes: list[int], steps: int, **more: Any) -> Job:
-    call = "tests.engine.keeping:keeping"
+    call = "tests.engine.programs.keeping:keeping"
     return Job(str(path / name), nodes, {}, call=call, env={PLACE: str(steps)}, **more)
 
 
@@ -50,7 +50,7 @@ def test_it_goes_on_as_it_was(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:
-    asked = Job(str(tmp_path / "job"), [1], {}, call="tests.engine.keeping:refusals")
+    asked = Job(str(tmp_path / "job"), [1], {}, call="tests.engine.programs.keeping:refusals")
     assert run(asked) == [[0]], asked.output()
     said = json.loads((asked.path / "said").read_text())
     words = [

@@ -14,16 +14,20 @@ from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.core.optimizer import schedule
 from orchestrator.engine.data.sample_order import Order
-from tests.engine import own
-from tests.engine.worlds import Job, run
+from tests.engine.programs import configured as own
+from tests.engine.worlds import CONFIGURED, Job, run
 
 STEPS = 10
 BATCH = 24  # of all ranks and micro-batches together
 
 BASE: dict[str, Any] = {
-    "training": {"max_steps": STEPS, "grad_clip_norm": 0.2, "loss": "tests.engine.own:loss"},
-    "model": {"target": "tests.engine.own:model"},
-    "dataset": {"target": "tests.engine.own:uneven"},
+    "training": {
+        "max_steps": STEPS,
+        "grad_clip_norm": 0.2,
+        "loss": f"{CONFIGURED}:loss",
+    },
+    "model": {"target": f"{CONFIGURED}:model"},
+    "dataset": {"target": f"{CONFIGURED}:uneven"},
     "optimizer": {"lr": 0.05, "weight_decay": 0.1},
     "logging": {"interval": 1},
     "checkpoint": {"asynchronous": False},

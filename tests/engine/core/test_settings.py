@@ -74,7 +74,7 @@ def test_what_is_no_key_is_named() -> None:
 
 
 def test_a_trainer_does_what_the_engine_does(tmp_path: Path) -> None:
-    job = Job(str(tmp_path / "a"), [2], {}, call="tests.engine.trained:keys_at_work")
+    job = Job(str(tmp_path / "a"), [2], {}, call="tests.engine.programs.trainings:keys_at_work")
     assert run(job) == [[0, 0]], job.output()
     ended, step, deterministic, short, lines = json.loads((job.path / "told").read_text())
     assert (ended, step) == ("training.max_steps (8) is reached", 8)

@@ -29,14 +29,14 @@ from orchestrator.engine.core.stopping import TrainState
 from orchestrator.engine.data import sharded_loader
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.saving import weights as whole_weights
-from tests.engine import trained
-from tests.engine.worlds import Job, run
+from tests.engine.programs import trainings as trained
+from tests.engine.worlds import PROGRAMS, Job, run
 
 WORLDS = ([1], [2], [2, 2])
 
 
 def done(directory: Path, name: str, nodes: list[int], function: str, **more: Any) -> Job:
-    job = Job(str(directory / name), nodes, {}, call=f"tests.engine.trained:{function}", **more)
+    job = Job(str(directory / name), nodes, {}, call=f"{PROGRAMS}.trainings:{function}", **more)
     (codes,) = run(job)
     results = "\n".join(job.output(rank) for rank in range(sum(nodes)))
     assert codes == [0] * sum(nodes), results

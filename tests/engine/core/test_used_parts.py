@@ -8,14 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.worlds import Job, run
+from tests.engine.worlds import PROGRAMS, Job, run
 
 WORLDS = {1: ([2, 2],), 6: ([2], [1, 1], [2, 2])}  # by the number of cases
 
 
 def job(directory: Path, nodes: list[int], function: str, **env: str) -> Job:
     return Job(
-        str(directory), nodes, {}, call=f"tests.engine.parts:{function}", env=env, timeout=200
+        str(directory),
+        nodes,
+        {},
+        call=f"{PROGRAMS}.used_parts:{function}",
+        env=env,
+        timeout=200,
     )
 
 

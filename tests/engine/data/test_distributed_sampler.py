@@ -101,7 +101,7 @@ def test_a_batch_sampler_of_torchs_around_it_is_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["DistributedSampler", "Mine"])
 def test_three_ranks_then_two(tmp_path: Path, kind: str) -> None:
     """A user's script with a sampler of its own, interrupted and started on fewer ranks."""
-    call, common = "tests.engine.trained:own_sampler", {VARIABLE: "3", "SAMPLER": kind}
+    call, common = "tests.engine.programs.trainings:own_sampler", {VARIABLE: "3", "SAMPLER": kind}
     one = Job(str(tmp_path), [3], {}, {**common, "UNTIL": "1 steps"}, call=call)
     two = Job(str(tmp_path), [2], {}, {**common, "ORCHESTRATOR_ATTEMPT": "2"}, call=call)
     assert run(one) == [[0] * 3], one.output()

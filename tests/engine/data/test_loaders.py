@@ -25,7 +25,7 @@ LIKE_TUPLES = ("namedtuples", "dataclasses", "graphs", "encodings", "sums of gra
 @pytest.mark.parametrize("nodes", [[1], [2]])
 def test_loaders_that_people_write(tmp_path: Path, nodes: list[int]) -> None:
     """What is not right is refused, on all ranks, before anything is trained."""
-    job = Job(str(tmp_path / "job"), nodes, {}, call="tests.engine.ordinary:loaders")
+    job = Job(str(tmp_path / "job"), nodes, {}, call="tests.engine.programs.habits:loaders")
     (codes,) = run(job)
     assert codes == [0] * sum(nodes), job.output()
     for rank in range(sum(nodes)):

@@ -16,12 +16,12 @@ from orchestrator import distributed
 from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.engine.ranks import collective_check, spawn
 from orchestrator.engine.ranks.ranks import rank_in_environment
-from tests.engine import collected
-from tests.engine.worlds import Job, run
+from tests.engine.programs import collectives as collected
+from tests.engine.worlds import PROGRAMS, Job, run
 
 
 def done(directory: Path, nodes: list[int], function: str) -> Job:
-    job = Job(str(directory / "job"), nodes, {}, call=f"tests.engine.collected:{function}")
+    job = Job(str(directory / "job"), nodes, {}, call=f"{PROGRAMS}.collectives:{function}")
     (codes,) = run(job)
     results = "\n".join(job.output(rank) for rank in range(sum(nodes)))
     assert codes == [0] * sum(nodes), results

@@ -13,7 +13,7 @@ from orchestrator.engine.saving import carry
 from orchestrator.engine.saving.carry import AT_ONCE, Errand, waves
 from orchestrator.engine.saving.parts import errands_of
 from orchestrator.records.checkpoint_manifest import FileRecord
-from tests.engine.trained import message
+from tests.engine.programs.trainings import message
 from tests.engine.worlds import Job, run
 from tests.node.running import wait_until
 

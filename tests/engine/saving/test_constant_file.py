@@ -20,7 +20,7 @@ from tests.engine.core.test_parity import fsdp
 from tests.engine.saving.test_resume import job, losses, resumed, saving
 from tests.engine.worlds import Job, run
 
-FROZEN: dict[str, Any] = {"model": {"target": "tests.engine.own:frozen"}}
+FROZEN: dict[str, Any] = {"model": {"target": "tests.engine.programs.configured:frozen"}}
 DRIFTING = {"model": {**FROZEN["model"], "args": {"drifts": True}}}
 BACKGROUND = {"checkpoint": {"asynchronous": True}}
 STEPS = 12

@@ -14,17 +14,17 @@ from torch import nn
 
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.engine.saving import pretrained
-from tests.engine import own
 from tests.engine.core.test_parity import config
-from tests.engine.large import BLOCKS, WIDTH
-from tests.engine.worlds import Job, run
+from tests.engine.programs import configured as own
+from tests.engine.programs.large import BLOCKS, WIDTH
+from tests.engine.worlds import PROGRAMS, Job, run
 
 WHOLE = BLOCKS * WIDTH * WIDTH * 4  # bytes
 
 
 @pytest.mark.parametrize("nodes", [[2], [1]])
 def test_a_model_is_never_whole_on_a_rank(tmp_path: Path, nodes: list[int]) -> None:
-    job = Job(str(tmp_path / "job"), nodes, {}, call="tests.engine.large:sharded_from_files")
+    job = Job(str(tmp_path / "job"), nodes, {}, call=f"{PROGRAMS}.large:sharded_from_files")
     (codes,) = run(job)
     assert codes == [0] * sum(nodes), job.output()
     for rank in range(sum(nodes)):
@@ -49,7 +49,7 @@ def test_a_models_function_may_leave_its_memory_to_the_engine(tmp_path: Path) ->
     save_file(own.model().state_dict(), file)
 
     def job(function: str, **more: str) -> Job:
-        model = {"model": {"target": f"tests.engine.own:{function}", **more}}
+        model = {"model": {"target": f"tests.engine.programs.configured:{function}", **more}}
         short = {"training": {"max_steps": 2}}
         return Job(str(tmp_path / f"{function}{len(more)}"), [2], config(short, model, world=2))
 

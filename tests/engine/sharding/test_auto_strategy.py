@@ -10,7 +10,7 @@ from torch import nn
 
 from orchestrator.engine.core import settings
 from orchestrator.engine.ranks.ranks import Ranks
-from tests.engine import trained
+from tests.engine.programs import trainings as trained
 from tests.engine.worlds import Job, run
 
 RANKS = Ranks(0, 2, 0, torch.device("cpu"), ((0, "a"), (0, "a")))

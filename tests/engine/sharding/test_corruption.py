@@ -15,7 +15,7 @@ from orchestrator.engine.ranks import agreement
 from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.engine.sharding import corruption
 from orchestrator.engine.sharding.corruption import Difference
-from tests.engine import trained
+from tests.engine.programs import trainings as trained
 from tests.engine.worlds import Job, run
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.clusters.require import lacking
-from tests.engine.library_models import ADAPTED, MODELS
+from tests.engine.programs.library_models import ADAPTED, MODELS
 from tests.engine.worlds import Job, run
 
 # Not pulled in by what the tests need; their own needs (torch, numpy, ...) are there already.
@@ -35,7 +35,7 @@ def test_models_of_transformers_learn_the_same(tmp_path: Path, libraries: Path) 
     for nodes in ([1], [2]):
         job = Job(
             str(tmp_path / f"{nodes}"), nodes, {}, timeout=400.0,
-            call="tests.engine.library_models:all_of_them",
+            call="tests.engine.programs.library_models:all_of_them",
             env={"LIBRARIES": str(libraries), "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
         (codes,) = run(job)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.models_of_users import MODELS, REFUSED
+from tests.engine.programs.models import MODELS, REFUSED
 from tests.engine.worlds import Job, run
 
 RPROP_IS_SHARDED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
@@ -16,7 +16,7 @@ RPROP_IS_SHARDED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
 
 @pytest.mark.parametrize("nodes", [[2], [2, 2]])
 def test_models_train_as_in_a_plain_loop(tmp_path: Path, nodes: list[int]) -> None:
-    call = "tests.engine.models_of_users:hybrid_shard"
+    call = "tests.engine.programs.models:hybrid_shard"
     job = Job(str(tmp_path / "job"), nodes, {}, call=call)
     (codes,) = run(job)
     assert codes == [0] * sum(nodes), job.output()

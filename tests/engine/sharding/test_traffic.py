@@ -33,7 +33,7 @@ def test_collectives_per_step_of_three_micro_batches(
     tmp_path: Path, nodes: list[int], how: dict[str, Any], expected: dict[str, int]
 ) -> None:
     changes = {
-        "training": {"loss": "tests.engine.own:counting_loss", "max_steps": STEPS},
+        "training": {"loss": "tests.engine.programs.configured:counting_loss", "max_steps": STEPS},
         "checkpoint": {"at_end": False},
     }
     made = config(how, accumulate(3), changes, world=sum(nodes))

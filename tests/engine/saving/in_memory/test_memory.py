@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.engine.saving.in_memory import memory_file
 from tests.engine.core.test_parity import config, fsdp
-from tests.engine.worlds import Job, run
+from tests.engine.worlds import CONFIGURED, Job, run
 
 STEPS = 12
 SHARDED = fsdp("full_shard")
@@ -175,7 +175,7 @@ OTHER_LAYOUTS: dict[str, tuple[list[int], str, list[int], list[int], str, str]] 
 def test_other_ranks_put_the_state_together_from_memory(tmp_path: Path, name: str) -> None:
     nodes, strategy, lost, after_it, other, damage = OTHER_LAYOUTS[name]
     harm, step, _ = HARM[damage]
-    buffers = {"model": {"target": "tests.engine.own:with_buffers"}} if "buffers" in name else {}
+    buffers = {"model": {"target": f"{CONFIGURED}:with_buffers"}} if "buffers" in name else {}
     whole = job(tmp_path, "whole", nodes, fsdp(strategy), buffers, memory="")
     first = job(tmp_path, "first", nodes, fsdp(strategy), buffers, until(7))
     assert run(whole, first) == [[0] * sum(nodes)] * 2, first.output()
@@ -213,7 +213,7 @@ FROZEN_CASES: dict[str, tuple[list[int], list[int], Callable[[Path], None], str]
 
 def test_frozen_weights_are_kept_once_and_found_by_all(tmp_path: Path) -> None:
     """They lie beside the states, whose shards of all layouts name them."""
-    frozen = {"model": {"target": "tests.engine.own:frozen"}}
+    frozen = {"model": {"target": f"{CONFIGURED}:frozen"}}
     whole = job(tmp_path, "whole", TWO_NODES, SHARDED, frozen, memory="")
     first = job(tmp_path, "first", TWO_NODES, SHARDED, frozen, until(7))
     assert run(whole, first) == [[0, 0]] * 2, first.output()
@@ -237,7 +237,7 @@ def test_frozen_weights_are_kept_once_and_found_by_all(tmp_path: Path) -> None:
 
 
 def test_a_frozen_weight_that_the_model_changes_goes_on_as_it_is(tmp_path: Path) -> None:
-    drifting = {"model": {"target": "tests.engine.own:frozen", "args": {"drifts": True}}}
+    drifting = {"model": {"target": f"{CONFIGURED}:frozen", "args": {"drifts": True}}}
     ddp = fsdp("ddp")
     whole = job(tmp_path, "whole", TWO_NODES, ddp, drifting, memory="")
     first = job(tmp_path, "first", TWO_NODES, ddp, drifting, until(7))

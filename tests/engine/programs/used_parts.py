@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from orchestrator import Trainer, distributed
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.engine.sharding import block_order
+from tests.engine.programs.basics import whole
 
 BATCH, ACCUMULATE, SAMPLES = 8, 3, 48
 
@@ -96,13 +97,6 @@ def trained(seed: int, strategy: str, unused: bool, by_row: bool, **fsdp: Any) -
     except OrchestratorError as error:
         return str(error)
     return whole(model)
-
-
-def whole(model: nn.Module) -> dict[str, Tensor]:
-    return {
-        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
-        for name, value in model.named_parameters()
-    }
 
 
 def cases() -> Iterator[tuple[int, bool, str, bool, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""A user's own model, data and loss, as a config names them: tests.engine.own:function."""
+"""A user's own model, data and loss, as a config names them: module:function."""
 
 from __future__ import annotations
 

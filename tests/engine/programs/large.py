@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from orchestrator import Trainer, distributed
 from orchestrator.engine.sharding.mesh import local_tensor
-from tests.engine.trained import message, net, whole, world
+from tests.engine.programs.basics import (
+    RANK,
+    message,
+    net,
+    tell,
+    whole,
+    world,
+)
 
-RANK = int(os.environ.get("RANK", "0"))
 WIDTH, BLOCKS = 1024, 32  # 4 MiB each
 
 
@@ -100,7 +105,7 @@ def sharded_from_files(directory: Path) -> None:
     }
     results["refused"] = refused(directory)
     results["same"] = same(directory)
-    (directory / f"results_{RANK}").write_text(json.dumps(results))
+    tell(directory, results)
 
 
 def refused(directory: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import UserDict, namedtuple
 from collections.abc import Callable, Iterator
@@ -26,16 +25,18 @@ from torch.utils.data import (
 
 from orchestrator import Trainer, distributed
 from orchestrator.engine import export
-from tests.engine.trained import message, whole, world
+from tests.engine.programs.basics import (
+    RANK,
+    attempt,
+    data,
+    fit,
+    message,
+    tell,
+    whole,
+    world,
+)
 
-RANK = int(os.environ.get("RANK", "0"))
 Pair = namedtuple("Pair", "x y")
-
-
-def data(size: int = 8) -> TensorDataset:
-    own = torch.Generator().manual_seed(1)
-    targets = torch.randint(0, 3, (size,), generator=own)
-    return TensorDataset(torch.randn(size, 6, generator=own), targets)
 
 
 def stacked(rows: Any) -> tuple[Tensor, Tensor]:
@@ -309,14 +310,7 @@ def loaders(directory: Path) -> None:
         ),
     }  # fmt: skip
     results = {name: attempt(case) for name, case in cases.items()}
-    distributed.barrier()  # whoever was refused at once takes the store of the others along
-    (directory / f"results_{RANK}").write_text(json.dumps(results))
-
-
-def attempt(case: Callable[[], Any]) -> Any:
-    kept: list[Any] = []
-    raised = message(lambda: kept.append(case()))
-    return kept[0] if kept else raised
+    tell(directory, results)
 
 
 # -- what else people do --------------------------------------------------------------------------
@@ -332,10 +326,6 @@ class Tied(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.embedding(x))
         return out
-
-
-def fit() -> DataLoader[Any]:
-    return DataLoader(data(), 4 // world())
 
 
 def frozen() -> list[float]:
@@ -422,8 +412,7 @@ def habits(directory: Path) -> None:
         "kept open": attempt(lambda: kept_open(directory)),
         "at home": attempt(lambda: at_home(directory)),
     }
-    distributed.barrier()  # whoever was refused at once takes the store of the others along
-    (directory / f"results_{RANK}").write_text(json.dumps(results))
+    tell(directory, results)
 
 
 # -- numbers, and checkpoints ---------------------------------------------------------------------
@@ -529,5 +518,4 @@ def numbers(directory: Path) -> None:
         "clamped": attempt(clamped),
         "by epoch": message(by_epoch),
     }
-    distributed.barrier()  # whoever was refused at once takes the store of the others along
-    (directory / f"results_{RANK}").write_text(json.dumps(results))
+    tell(directory, results)

@@ -23,83 +23,26 @@ from torch.utils.data.distributed import DistributedSampler
 from orchestrator import Trainer, distributed
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.engine.saving import ownership, weights
-
-BATCH = 8  # of all ranks together
-SAMPLES = 41  # the last batch of all ranks has one
-EPOCHS = 2
-ACCUMULATE = 2  # the last step of an epoch has micro-batches of eight and of one
-CLIP = 0.2
-MORE = ("hybrid_shard", "full_shard", "shard_grad_op", "ddp")
-
-
-class Net(nn.Module):
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
-        self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + torch.tanh(layer(x))
-        out: Tensor = self.head(self.dropout(x))
-        return out
-
-
-def net(dropout: float = 0.0, seed: int = 0) -> Net:
-    torch.manual_seed(seed)
-    return Net(dropout)
-
-
-def samples(size: int = SAMPLES) -> TensorDataset:
-    own = torch.Generator().manual_seed(5)
-    targets = torch.randint(0, 3, (size,), generator=own)
-    targets[::5] = -100  # counts as none, so that a batch has fewer than it seems to
-    return TensorDataset(torch.randn(size, 6, generator=own), targets)
-
-
-def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        [
-            {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
-            {"params": [p for p in model.parameters() if p.dim() < 2], "lr": 0.02},
-        ],
-        lr=0.05,
-    )
-
-
-def warmed(model: nn.Module) -> torch.optim.Optimizer:
-    """One that has a past."""
-    made = optimizer(model)
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, 0.1)
-    made.step()
-    made.zero_grad()
-    return made
-
-
-def world() -> int:
-    return int(os.environ["WORLD_SIZE"])
-
-
-def loader(size: int = SAMPLES, **more: Any) -> DataLoader[Any]:
-    return DataLoader(samples(size), **{"batch_size": BATCH // world(), **more})
-
-
-def correct(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    kept = targets >= 0
-    return ((outputs.argmax(-1) == targets) & kept).sum().float(), kept.sum()
-
-
-def whole(model: nn.Module) -> dict[str, Tensor]:
-    return {
-        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
-        for name, value in model.named_parameters()
-    }
-
-
-def shards(model: nn.Module) -> list[Tensor]:
-    return [p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()]
+from tests.engine.programs.basics import (
+    ACCUMULATE,
+    BATCH,
+    CLIP,
+    EPOCHS,
+    MORE,
+    Net,
+    correct,
+    loader,
+    message,
+    net,
+    optimizer,
+    samples,
+    shards,
+    tell,
+    trainer,
+    warmed,
+    whole,
+    world,
+)
 
 
 def every_strategy(directory: Path) -> None:
@@ -255,7 +198,7 @@ def reads_where_others_write(directory: Path) -> None:
     made.save_checkpoint(kept)
     distributed.barrier()
     assert not other.exists()  # nobody writes it any more
-    (directory / f"results_{rank}").write_text(json.dumps(results))
+    tell(directory, results)
 
 
 class Islands(nn.Module):
@@ -547,14 +490,6 @@ def loaders(directory: Path) -> None:
 # -- what is refused --------------------------------------------------------------------------
 
 
-def message(call: Any, *args: Any, **more: Any) -> str:
-    try:
-        call(*args, **more)
-    except Exception as error:  # noqa: BLE001 (its words are the test)
-        return f"{type(error).__name__}: {error}"
-    return "nothing was refused"
-
-
 def refuses(directory: Path) -> None:
     distributed.setup_distributed()
 
@@ -586,8 +521,7 @@ def refuses(directory: Path) -> None:
         ),
         "nan": message(trained, [[torch.full((2, 6), torch.inf), torch.zeros(2).long()]] * 24),
     }
-    distributed.barrier()  # whoever was refused at once takes the store of the others along
-    (directory / f"results_{os.environ['RANK']}").write_text(json.dumps(results))
+    tell(directory, results)
 
 
 # -- trackers ----------------------------------------------------------------------------------
@@ -612,13 +546,8 @@ class Broken(Book):
         raise ConnectionError("no network")
 
 
-def trainer(**more: Any) -> Trainer:
-    model = net()
-    return Trainer(model, optimizer(model), nn.CrossEntropyLoss(), **more)
-
-
 def tracks(directory: Path) -> None:
-    rank = distributed.setup_distributed()["rank"]
+    distributed.setup_distributed()
     sys.modules["wandb"] = None  # type: ignore[assignment]  # it is not installed
     results = {"missing": message(trainer, trackers=["wandb"]), "name": message(
         trainer, trackers=["tensorbord"]), "thing": message(trainer, trackers=[3])}  # fmt: skip
@@ -630,7 +559,7 @@ def tracks(directory: Path) -> None:
     made.train(loader(), loader(), epochs=1, **saving)
     made.close()
     told = {"book": book.calls, "broken": broken.calls}
-    (directory / f"results_{rank}").write_text(json.dumps({**results, **told}))
+    tell(directory, {**results, **told})
 
 
 def tracks_again(directory: Path) -> None:
@@ -754,8 +683,7 @@ def promises(directory: Path) -> None:
         "batch": message(made.train, [torch.zeros(2)] * 4, epochs=99),
         "file": message(made.load_checkpoint, directory / "spec.json"),
     }
-    distributed.barrier()  # whoever was refused at once takes the store of the others along
-    (directory / f"results_{rank}").write_text(json.dumps(results))
+    tell(directory, results)
 
 
 def tells_its_owner(directory: Path) -> None:
@@ -795,7 +723,7 @@ def tells_its_owner(directory: Path) -> None:
         )
         steps.append(short.state.step)
     results.append([steps, [path.name for path in (directory / "short0").glob("step_*")]])
-    (directory / f"results_{made.ranks.rank}").write_text(json.dumps([made.state.ended, *results]))
+    tell(directory, [made.state.ended, *results])
 
 
 def keeps_the_best(directory: Path) -> None:
@@ -818,7 +746,7 @@ def keeps_the_best(directory: Path) -> None:
     made.load_checkpoint(kept / "best")
     there = sorted(path.name for path in kept.iterdir())
     results = [refused, history, ended, best, made.evaluate(loader()), made.state.epoch, there]
-    (directory / f"results_{made.ranks.rank}").write_text(json.dumps(results))
+    tell(directory, results)
 
 
 class Tied(Net):

@@ -14,7 +14,14 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from orchestrator import Trainer
-from tests.engine.trained import Net, message, net, optimizer, samples, world
+from tests.engine.programs.basics import (
+    Net,
+    message,
+    net,
+    optimizer,
+    samples,
+    world,
+)
 
 SAVED, PLACE = 4, "STEPS_OF_THIS_LIFE"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils import checkpoint
-from torch.utils.data import DataLoader
 
 from orchestrator import Trainer, distributed
-from tests.engine.ordinary import data
-from tests.engine.trained import message, world
-
-RANK = int(os.environ.get("RANK", "0"))
+from tests.engine.programs.basics import fit, message, tell
 
 
 class Net(nn.Module):
@@ -65,10 +59,6 @@ class Falling:
         self.optimizer.param_groups[0]["lr"] = 0.1 / self.steps
 
 
-def loader() -> DataLoader[Any]:
-    return DataLoader(data(), 4 // world())
-
-
 def trainer_of(model: nn.Module, parts: nn.Module | None = None, **more: Any) -> Trainer:
     optimizer = torch.optim.AdamW((parts or model).parameters(), 0.1)
     more.setdefault("loss", nn.CrossEntropyLoss())
@@ -88,7 +78,7 @@ def unfrozen(strategy: str) -> list[float]:
         trainer.bare.requires_grad_()
 
     trainer = trainer_of(half_frozen(), strategy=strategy, on_epoch_end=unfreeze)
-    trainer.train(loader(), epochs=2, verbose=False)
+    trainer.train(fit(), epochs=2, verbose=False)
     local = [p for p in trainer.bare.parameters() if not hasattr(p, "to_local")]
     norms = torch.tensor([sum(float(p.detach().norm()) for p in local)])
     whole = sum(float(value.norm()) for value in trainer.state_dict().values())
@@ -107,7 +97,7 @@ def unfrozen_in_low_precision() -> list[float]:
             half_frozen(), strategy=strategy, precision="bf16", on_step_end=unfreeze,
             find_unused_parameters=strategy == "ddp",
         )  # fmt: skip
-        trainer.train(loader(), epochs=2, verbose=False)
+        trainer.train(fit(), epochs=2, verbose=False)
         norms.append(sum(float(value.norm()) for value in trainer.state_dict().values()))
     return norms
 
@@ -115,15 +105,15 @@ def unfrozen_in_low_precision() -> list[float]:
 def all_frozen() -> list[Any]:
     """A model that is to predict only, and one that is trained by mistake."""
     trainer = trainer_of(Net().requires_grad_(False))
-    outputs = trainer.predict(loader())
-    return [list(outputs.shape), message(lambda: trainer.train(loader(), epochs=1, verbose=False))]
+    outputs = trainer.predict(fit())
+    return [list(outputs.shape), message(lambda: trainer.train(fit(), epochs=1, verbose=False))]
 
 
 def detached() -> None:
     def step(model: nn.Module, batch: Any) -> float:
         return cross_entropy(model(batch[0]), batch[1]).item()
 
-    Trainer(Net(), torch.optim.AdamW, step=step).train(loader(), epochs=1, verbose=False)
+    Trainer(Net(), torch.optim.AdamW, step=step).train(fit(), epochs=1, verbose=False)
 
 
 def another_group() -> None:
@@ -132,7 +122,7 @@ def another_group() -> None:
 
     model = half_frozen()
     trainer = trainer_of(model, model.head, on_epoch_end=unfreeze)
-    trainer.train(loader(), epochs=2, verbose=False)
+    trainer.train(fit(), epochs=2, verbose=False)
 
 
 def stranger() -> None:
@@ -149,10 +139,10 @@ def compiled(directory: Path) -> list[Any]:
     for part in range(2):
         model.body[part] = torch.compile(model.body[part], backend="eager")
     trainer = trainer_of(torch.compile(model, backend="eager"))
-    trainer.train(loader(), epochs=1, save_every="1 epoch", save_to=directory, verbose=False)
+    trainer.train(fit(), epochs=1, save_every="1 epoch", save_to=directory, verbose=False)
     trainer.save(directory / "weights.pt")
     plain = trainer_of(Net())
-    plain.train(loader(), epochs=1, save_to=directory, resume=True, verbose=False)
+    plain.train(fit(), epochs=1, save_to=directory, resume=True, verbose=False)
     names = sorted(torch.load(directory / "weights.pt"))
     return [names == sorted(Net().state_dict()), plain.state.step]
 
@@ -164,7 +154,7 @@ def in_full_precision() -> list[str]:
         seen.add(str(outputs.logits.dtype))
         return cross_entropy(outputs.logits, targets)
 
-    trainer_of(Wrapped(), loss=loss, precision="bf16").train(loader(), epochs=1, verbose=False)
+    trainer_of(Wrapped(), loss=loss, precision="bf16").train(fit(), epochs=1, verbose=False)
     return sorted(seen)
 
 
@@ -174,7 +164,7 @@ def own_scheduler(directory: Path) -> list[int]:
     for epochs in (1, 2):
         trainer = trainer_of(Net(), scheduler=Falling)
         trainer.train(
-            loader(), epochs=epochs, save_every="1 epoch", save_to=directory, resume=True,
+            fit(), epochs=epochs, save_every="1 epoch", save_to=directory, resume=True,
             verbose=False,
         )  # fmt: skip
         steps.append(trainer._scheduler.scheduler.steps)
@@ -183,7 +173,7 @@ def own_scheduler(directory: Path) -> list[int]:
 
 def counted() -> int:
     trainer = trainer_of(Net())
-    trainer.train(loader(), epochs=3, verbose=False)
+    trainer.train(fit(), epochs=3, verbose=False)
     return trainer.state.tokens
 
 
@@ -192,7 +182,7 @@ def other_rate(directory: Path) -> None:
     for epochs, rate in ((1, 0.1), (2, 0.01)):
         model = Net()
         trainer = Trainer(model, torch.optim.SGD(model.parameters(), rate), nn.CrossEntropyLoss())
-        trainer.train(loader(), epochs=epochs, save_every="1 epoch", save_to=directory, resume=True)
+        trainer.train(fit(), epochs=epochs, save_every="1 epoch", save_to=directory, resume=True)
 
 
 def first_week(directory: Path) -> None:
@@ -205,12 +195,11 @@ def first_week(directory: Path) -> None:
         "another group": message(another_group),
         "stranger": message(stranger),
         "two optimizers": message(lambda: Trainer(Net(), [], nn.CrossEntropyLoss())),  # type: ignore[arg-type]
-        "reentrant": message(lambda: trainer_of(Reentrant()).train(loader(), epochs=1)),
+        "reentrant": message(lambda: trainer_of(Reentrant()).train(fit(), epochs=1)),
         "compiled": compiled(directory / "compiled"),
         "dtypes": in_full_precision(),
         "own scheduler": own_scheduler(directory / "own_scheduler"),
         "counted": counted(),
         "other rate": other_rate(directory / "other_rate"),
     }
-    distributed.barrier()
-    (directory / f"results_{RANK}").write_text(json.dumps(results))
+    tell(directory, results)

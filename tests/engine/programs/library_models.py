@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from orchestrator import Trainer, distributed
 from orchestrator.engine import export
-from tests.engine.trained import message, world
+from tests.engine.programs.basics import message, tell, world
 
 VOCABULARY, CLASSES = 50, 3
 ADAPTED = "with an adapter"
@@ -197,4 +196,4 @@ def all_of_them(directory: Path) -> None:
     lora: list[Any] = []
     raised = message(lambda: lora.append(adapted(directory)))
     results[ADAPTED] = lora[0] if lora else raised
-    (directory / f"results_{os.environ['RANK']}").write_text(json.dumps(results))
+    tell(directory, results)

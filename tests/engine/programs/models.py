@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from orchestrator import Trainer, distributed
-from tests.engine.trained import message, whole, world
+from tests.engine.programs.basics import BATCH, data, message, tell, whole, world
 
-RANK = int(os.environ.get("RANK", "0"))
-BATCH = 8  # of all ranks together
 SHARDED = "hybrid_shard"
+SAMPLES = 21
 CLIP = 0.1  # below the norm of the first steps
 
 
@@ -269,19 +266,13 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
 }  # fmt: skip
 
 
-def data(size: int = 21) -> TensorDataset:
-    own = torch.Generator().manual_seed(1)
-    targets = torch.randint(0, 3, (size,), generator=own)
-    return TensorDataset(torch.randn(size, 6, generator=own), targets)
-
-
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), 0.02)
 
 
 def by_hand(model: nn.Module) -> dict[str, Tensor]:
     """Train as one process would; two micro-batches of all ranks are a batch."""
-    stepper, (x, y) = optimizer(model), data()[:]
+    stepper, (x, y) = optimizer(model), data(SAMPLES)[:]
     for first in range(0, len(x), 2 * BATCH):
         nn.functional.cross_entropy(
             model(x[first : first + 2 * BATCH]), y[first : first + 2 * BATCH]
@@ -299,7 +290,7 @@ def furthest(make: Callable[[], nn.Module], directory: Path) -> list[float]:
     expected = by_hand(make())
     torch.manual_seed(0)
     model = make()
-    fit = DataLoader(data(), BATCH // world())
+    fit = DataLoader(data(SAMPLES), BATCH // world())
 
     def training(model: nn.Module) -> Trainer:
         loss = nn.CrossEntropyLoss()
@@ -338,8 +329,7 @@ def hybrid_shard(directory: Path) -> None:
     results["rprop"] = message(trained, Stacked(), torch.optim.Rprop)
     results["sparse far"] = [sparse(torch.optim.SGD), sparse(torch.optim.SparseAdam)]
     results["nothing to recompute"] = message(recomputed, Clip)
-    distributed.barrier()  # whoever was refused at once takes the store of the others along
-    (directory / f"results_{RANK}").write_text(json.dumps(results))
+    tell(directory, results)
 
 
 def later_hooks() -> list[list[float]]:
@@ -375,7 +365,7 @@ def recomputed(make: type[Base] = Stacked) -> list[int]:
 
 def trained(model: nn.Module, make: Any, strategy: str = SHARDED) -> dict[str, Tensor]:
     trainer = Trainer(model, make, nn.CrossEntropyLoss(), strategy=strategy)
-    trainer.train(DataLoader(data(), BATCH // world()), epochs=1, verbose=False)
+    trainer.train(DataLoader(data(SAMPLES), BATCH // world()), epochs=1, verbose=False)
     return whole(model)
 
 
@@ -385,7 +375,7 @@ def sparse(make: Any) -> float:
     model = Sparse()
     expected = copy.deepcopy(model)
     own = trained(model, lambda parameters: make(parameters, lr=0.1), strategy="ddp")
-    stepper, (x, y) = make(expected.parameters(), lr=0.1), data()[:]
+    stepper, (x, y) = make(expected.parameters(), lr=0.1), data(SAMPLES)[:]
     for first in range(0, len(x), BATCH):
         rows = slice(first, first + BATCH)
         nn.functional.cross_entropy(expected(x[rows]), y[rows]).backward()
