@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
 from orchestrator.engine.core.evaluation import add, evaluate, refuse_other_names
-from orchestrator.engine.core.optimizer import LrScheduler
+from orchestrator.engine.core.optimizer import LrScheduler, unsaved
 from orchestrator.engine.core.parts import Parts
 from orchestrator.engine.core.progress import progress_of, save_checkpoint
 from orchestrator.engine.core.stopping import PROFILE, Best, Metrics, StopPolicy, TrainState
@@ -71,6 +71,7 @@ class Loop:
     modes: dict[nn.Module, bool] = field(default_factory=dict)  # of its parts: do they train?
     votes_late: bool = False  # after the step, not at its beginning
     run_id: ownership.Run = field(default_factory=ownership.Run)
+    warned: bool = False  # of what no checkpoint will have
     memory: Memory | None = None  # what outlives the ranks, where the launch has such a place
 
     def run(self) -> None:
@@ -187,6 +188,7 @@ class Loop:
         with phases("optimizer"):
             report = stepper.step(state.step, self.names, total)
         self.reporter.ledger.close(report)
+        self._warn_of_unsaved()
         self.sums = {}
         self.scheduler.after_step()
         self._call(self.hooks.on_step_end)
@@ -226,6 +228,21 @@ class Loop:
 
     def _restore_randomness(self) -> None:
         self.users.restore()
+
+    def _warn_of_unsaved(self) -> None:
+        """Say at the first step, and not after a resume, what no checkpoint will have."""
+        optimizer = self.parts.stepper.optimizer
+        saves = self.checkpoints is not None or self.memory is not None
+        if self.warned or not saves or not optimizer.state:
+            return
+        self.warned = True
+        if names := unsaved(optimizer):
+            self.reporter.say(
+                f"WARNING: checkpoints will not have {', '.join(names)} of the optimizer"
+                f" ({type(optimizer).__name__}): they are no tensors of one parameter, and a resume"
+                " begins without them; trainer.keep(name, holder) saves what a holder's"
+                " state_dict() gives"
+            )
 
     def _check_names(self) -> None:
         names = tuple(self.sums)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import NoneType
 from typing import Any
 
 import torch
@@ -112,6 +113,20 @@ def placed(value: Any, old: Tensor, new: Tensor) -> Any:
     if isinstance(new, DTensor):
         return distribute_tensor(value.to(new.device), new.device_mesh, new.placements)
     return value.to(new.device)
+
+
+def unsaved(optimizer: Optimizer) -> list[str]:
+    """Name what an optimizer keeps that is no tensor or number of one parameter: nothing of it is
+    in a checkpoint."""
+    names = set()
+    for parameter, values in optimizer.state.items():
+        if not isinstance(parameter, Tensor):
+            names.add(str(parameter))
+            continue
+        names |= {k for k, v in values.items() if not isinstance(v, (Tensor, int, float, NoneType))}
+    if type(optimizer).state_dict is not Optimizer.state_dict:
+        names |= optimizer.state_dict().keys() - {"state", "param_groups"}
+    return sorted(map(str, names))
 
 
 def can_fuse(optimizer: Optimizer) -> bool:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.engine.core.optimizer import FUSED, can_fuse
+from orchestrator.engine.core.optimizer import FUSED, can_fuse, unsaved
 
 CLOSE = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
@@ -27,6 +27,29 @@ def test_what_is_fused_computes_the_same(make: Any, dtype: torch.dtype) -> None:
             optimizer.step()
         found[fused] = parameter.detach()
     torch.testing.assert_close(found[None], found[False], atol=CLOSE[dtype], rtol=0)
+
+
+class Keeping(torch.optim.SGD):
+    """As some libraries' optimizers: a list for a parameter, a value for all, and an attribute."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] |= {"bases": [torch.zeros(2)], "count": 1}
+        self.state["k"] = torch.zeros(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"moments": [1.0]}
+
+
+def test_what_no_checkpoint_has_is_named() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    for make, names in ((torch.optim.AdamW, []), (Keeping, ["bases", "k", "moments"])):
+        optimizer = make([weight], lr=0.1)
+        weight.grad = torch.ones(2)
+        optimizer.step()
+        assert unsaved(optimizer) == names
 
 
 def test_a_choice_of_the_user_stays() -> None:
