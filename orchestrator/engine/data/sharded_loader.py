@@ -36,8 +36,8 @@ from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 T = TypeVar("T")
 
 EPOCHS = 1 << 40  # beyond any step, whose seeds are others
-PIECE = 1 << 14  # of what a sampler draws: sent to all ranks at a time
-COMPARED = 1 << 10  # of the first piece
+DRAWN_AT_ONCE = 1 << 14  # of what a sampler draws: sent to all ranks at a time
+DRAWS_COMPARED = 1 << 10  # of the first piece
 
 
 def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str, first: int = 0) -> Shard:
@@ -275,12 +275,12 @@ class MapShard(Shard):
                 seed_all(self.seed, EPOCHS + epoch, -number, 0)
                 if self.ranks.rank == 0 or not self.compared:
                     draw = draw or iter(self.sampler)
-                    piece = list(itertools.islice(draw, PIECE))
+                    piece = list(itertools.islice(draw, DRAWN_AT_ONCE))
                 else:
                     piece = []
             piece = self._agreed(piece)
             yield piece
-            if len(piece) < PIECE:
+            if len(piece) < DRAWN_AT_ONCE:
                 return
 
     def _agreed(self, piece: list[Any]) -> list[Any]:
@@ -289,7 +289,7 @@ class MapShard(Shard):
             return piece
         if not self.compared:
             self.compared = True
-            shown = {repr(sample)[:100] for sample in flat(piece[:COMPARED])}
+            shown = {repr(sample)[:100] for sample in flat(piece[:DRAWS_COMPARED])}
             others = gather(shown)
             apart = any(others[0] and other and not others[0] & other for other in others[1:])
             if apart and self._is_part(piece):

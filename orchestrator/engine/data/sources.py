@@ -248,7 +248,8 @@ def check(batch: Any, config: Config, origin: str) -> None:
 # -- the text of Python's own library --------------------------------------------------------------
 
 
-LARGEST = 4 << 20  # bytes; reading them takes 10 ms, sending them to all ranks not much longer
+LARGEST_TEXT_BYTES = 4 << 20  # which take 10 ms to read, and not much longer to send to all
+# bytes; reading them takes 10 ms, sending them to all ranks not much longer
 
 
 def library_text() -> bytes:
@@ -256,9 +257,9 @@ def library_text() -> bytes:
     text = b""
     for path in sorted(Path(os.__file__).parent.glob("*.py")):
         text += path.read_bytes()
-        if len(text) >= LARGEST:
+        if len(text) >= LARGEST_TEXT_BYTES:
             break
-    return text[:LARGEST]
+    return text[:LARGEST_TEXT_BYTES]
 
 
 def shared_text(device: torch.device) -> Tensor:

@@ -245,7 +245,7 @@ def _time_left(seconds: float) -> str:
 # -- the time that an attempt took -----------------------------------------------------------------
 
 
-EVERY = 2.0  # seconds between two lines: what a failure may leave untold
+LINES_APART_SECONDS = 2.0  # seconds between two lines: what a failure may leave untold
 BEGAN = time.time()  # the engine is there: what came before was the start
 NAME = "time_spent.jsonl"
 
@@ -273,7 +273,7 @@ class Account:
     def after_step(self, step: int, data: float) -> None:
         self.step = step
         self.data += data
-        if time.monotonic() - self.written_at >= EVERY:
+        if time.monotonic() - self.written_at >= LINES_APART_SECONDS:
             self.write()
 
     @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Decide which rank holds the others up, and by what, from what each rank measured of itself.
 
-The steps are grouped into looks of at least LOOK seconds, and the last LOOKS of them are judged: so
-a verdict stands on fifteen steps of half a second, and on six seconds of steps that are quick. What
-a rank waits for others is never counted, so only the one that is waited for is slow.
+The steps are grouped into windows of WINDOW_SECONDS at least, and the last WINDOWS are judged: so a
+verdict stands on fifteen steps of half a second, and on six seconds of steps that are quick. What a
+rank waits for others is never counted, so only the one that is waited for is slow.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from orchestrator.config.schema import Config
 from orchestrator.engine.observe.phases import Phases
 from orchestrator.engine.ranks.ranks import Ranks, own_group
 
-WINDOW_SECONDS = 0.4  # seconds
+WINDOW_SECONDS = 0.4
 WINDOWS = 15
-STEADY = 14  # of the looks: slow compute shows in nearly every one, a busy machine in some
-STALLS = 5  # of the looks: a loader may stall now and then
-LOSSES = 3  # of the looks: lost packets come in bursts, too, where nothing is broken
-SLOWER = 1.2  # times the others' time to compute, at least,
-SPREADS = 2.5  # and beyond what the others differ from each other by so many deviations
-PART = 0.15  # of the time of the steps that must be lost by it
+STEADY_WINDOWS = 14  # slow compute shows in nearly every window, a busy machine in some
+STALLED_WINDOWS = 5  # a loader may stall now and then
+LOSSY_WINDOWS = 3  # lost packets come in bursts, too, where nothing is broken
+SLOWER = 1.2  # the least factor on the others' time to compute
+SPREADS = 2.5  # deviations of the others among themselves that a rank has to exceed, too
+PART = 0.15  # the part of the steps' time that must be lost by it
 RESENT, RESENT_SEGMENTS = 0.02, 50  # a healthy link sends less than 0.1% again
-WAITING = 0.2  # of the steps' time in communication, else a lossy link holds nobody up
-WRITES, WRITE_FACTOR, WRITE_EXCESS = 2, 3.0, 1.0  # checkpoints in a row; times; seconds
+WAITING = 0.2  # the part of the steps' time in communication: a lossy link may hold nobody up
+SLOW_WRITES, WRITE_FACTOR, WRITE_EXCESS_SECONDS = 2, 3.0, 1.0  # of checkpoints in a row
 COMPUTE, DATA, LINK, DISK = "slow compute", "slow data loader", "slow link", "slow disk"
 
 
@@ -171,7 +171,7 @@ class Detector:
         found = []
         for rank, ratios_of_rank in enumerate(ratios):
             least = slow_from(rank, ratios)
-            steady = sum(ratio >= least for ratio in ratios_of_rank) >= STEADY
+            steady = sum(ratio >= least for ratio in ratios_of_rank) >= STEADY_WINDOWS
             if steady and self._lost(rank) >= PART * self._seconds:
                 text = (
                     f"computes {statistics.median(ratios_of_rank):.2f} times as long as the others"
@@ -203,7 +203,7 @@ class Detector:
             stalls = sum(
                 one >= PART * window.seconds for one, window in zip(lost, self.windows, strict=True)
             )
-            if sum(lost) >= PART * self._seconds and stalls >= STALLS:
+            if sum(lost) >= PART * self._seconds and stalls >= STALLED_WINDOWS:
                 part = sum(lost) / self._seconds
                 text = f"waits for its data {part:.0%} of the time longer than the others"
                 found.append(self._slow(DATA, rank, text))
@@ -222,7 +222,7 @@ class Detector:
             sent = sum(window.sent[rank] for window in self.windows)
             resent = sum(window.resent[rank] for window in self.windows)
             lossy = sum(window.resent[rank] > RESENT * window.sent[rank] for window in self.windows)
-            if lossy >= LOSSES and resent >= max(RESENT_SEGMENTS, RESENT * sent):
+            if lossy >= LOSSY_WINDOWS and resent >= max(RESENT_SEGMENTS, RESENT * sent):
                 text = (
                     f"sends {resent / max(1.0, sent):.1%} of its packets again, and communication"
                     f" takes {waited / self._seconds:.0%} of the time"
@@ -240,9 +240,9 @@ class Detector:
         found = []
         for rank, taken in enumerate(seconds):
             usual = others(seconds, rank)
-            far = taken >= WRITE_FACTOR * usual and taken - usual >= WRITE_EXCESS
+            far = taken >= WRITE_FACTOR * usual and taken - usual >= WRITE_EXCESS_SECONDS
             in_a_row = self.slow_writes[rank] = self.slow_writes.get(rank, 0) + 1 if far else 0
-            if in_a_row >= WRITES:
+            if in_a_row >= SLOW_WRITES:
                 text = (
                     f"wrote its part of a checkpoint in {taken:.1f} s, the others in {usual:.1f} s"
                 )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.ranks.ranks import gather, host_group
 
-PIECE = 1 << 20  # numbers that are hashed at a time: they stay in the cache
+NUMBERS_AT_ONCE = 1 << 20  # numbers that are hashed at a time: they stay in the cache
 BETWEEN_PIECES = 0x9E3779B97F4A7C15 - (1 << 64)
 FIX = "make the same model everywhere; torch's seed is set before a model.target is made"
 
@@ -115,8 +115,8 @@ def hash_there(value: Tensor) -> Tensor:
         data = torch.nn.functional.pad(data, (0, -data.numel() % 8))
     integers = data.view(torch.int64)
     total = torch.zeros((), dtype=torch.int64, device=integers.device)
-    for start in range(0, integers.numel(), PIECE):
-        piece = integers[start : start + PIECE]
+    for start in range(0, integers.numel(), NUMBERS_AT_ONCE):
+        piece = integers[start : start + NUMBERS_AT_ONCE]
         total = total * BETWEEN_PIECES + (piece * odd_numbers(piece.device)[: piece.numel()]).sum()
     return total
 
@@ -124,7 +124,7 @@ def hash_there(value: Tensor) -> Tensor:
 @functools.cache
 def odd_numbers(device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    numbers = torch.randint(-(1 << 62), 1 << 62, (PIECE,), generator=generator) * 2 + 1
+    numbers = torch.randint(-(1 << 62), 1 << 62, (NUMBERS_AT_ONCE,), generator=generator) * 2 + 1
     return numbers.to(device)
 
 
@@ -185,7 +185,7 @@ def same_bits(value: Tensor, other: Tensor) -> bool:
         return False
     if is_on_host(one):
         return not memcmp()(one.data_ptr(), two.data_ptr(), one.numel())
-    step = PIECE * 8
+    step = NUMBERS_AT_ONCE * 8
     return all(
         torch.equal(one[start : start + step], two[start : start + step].to(one.device))
         for start in range(0, one.numel(), step)
@@ -226,8 +226,8 @@ def sums_of(data: Tensor) -> Tensor:
         data = torch.nn.functional.pad(data, (0, -data.numel() % 8))
     numbers = data.view(torch.int64)
     totals = torch.zeros(SUMS, dtype=torch.int64, device=data.device)
-    for start in range(0, numbers.numel(), PIECE):
-        low = numbers[start : start + PIECE]
+    for start in range(0, numbers.numel(), NUMBERS_AT_ONCE):
+        low = numbers[start : start + NUMBERS_AT_ONCE]
         factors = random_numbers(data.device)[:, :, : low.numel()]
         high = low >> 32
         piece = [(low * pair[0] + high * pair[1]).sum() for pair in factors]
@@ -239,4 +239,4 @@ def sums_of(data: Tensor) -> Tensor:
 def random_numbers(device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     least, most = -(1 << 63), (1 << 63) - 1
-    return torch.randint(least, most, (SUMS, 2, PIECE), generator=generator).to(device)
+    return torch.randint(least, most, (SUMS, 2, NUMBERS_AT_ONCE), generator=generator).to(device)

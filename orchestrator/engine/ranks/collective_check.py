@@ -26,7 +26,7 @@ from torch.distributed import distributed_c10d
 from orchestrator.common.errors import JobFailed, UsageError
 
 SWITCH = "ORCHESTRATOR_DEBUG_COLLECTIVES"
-LIMIT = 60.0  # seconds that a rank may arrive later than the others
+LIMIT_SECONDS = 60.0  # seconds that a rank may arrive later than the others
 POLL, LONGEST_POLL = 0.01, 0.16
 OURS = str(Path(__file__).parents[2]) + os.sep
 ROLE = re.compile(r"\b(is_master_\w+|\w*rank\w*)\b", re.IGNORECASE)
@@ -124,7 +124,7 @@ _limit: float | None = None
 _room: _Room | None = None
 
 
-def debug(limit: float | None = LIMIT) -> None:
+def debug(limit: float | None = LIMIT_SECONDS) -> None:
     """Switch the check on, with the seconds that ranks may be apart, or off, with None."""
     global _limit  # noqa: PLW0603  (one switch per process)
     if limit is not None and not limit > 0:
@@ -140,7 +140,7 @@ def limit() -> float:
     if text in ("", "0", "off", "false", "no"):
         return 0.0
     if text in ("1", "on", "true", "yes"):
-        return LIMIT
+        return LIMIT_SECONDS
     try:
         return float(text)
     except ValueError:

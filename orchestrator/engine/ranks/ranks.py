@@ -241,18 +241,20 @@ def is_first() -> bool:
 
 
 NAME = "pt_gloo_runloop"
-PAUSE = 0.001  # seconds between two looks; a thread that waits for the interpreter gets it here
-LOOKS = 3  # so many in a row without one that runs
-LIMIT = 5.0
+PAUSE_SECONDS = (
+    0.001  # seconds between two looks; a thread that waits for the interpreter gets it here
+)
+IDLE_CHECKS = 3  # so many in a row without one that runs
+LIMIT_SECONDS = 5.0
 
 
 def finish() -> None:
     """Return when all of them sleep, or after the limit."""
-    deadline = time.monotonic() + LIMIT
+    deadline = time.monotonic() + LIMIT_SECONDS
     asleep = 0
-    while asleep < LOOKS and time.monotonic() < deadline:
+    while asleep < IDLE_CHECKS and time.monotonic() < deadline:
         asleep = 0 if running() else asleep + 1
-        time.sleep(PAUSE)
+        time.sleep(PAUSE_SECONDS)
 
 
 def running() -> bool:

@@ -33,7 +33,7 @@ BEGIN = (
     "import sys; sys.path[:0] = sys.argv[1:2]; from orchestrator.engine.ranks import spawn;"
     " spawn.child()"
 )
-PATIENCE = 3.0  # seconds between SIGTERM and SIGKILL for those that are left
+PATIENCE_SECONDS = 3.0  # seconds between SIGTERM and SIGKILL for those that are left
 
 
 class RankError(Exception):
@@ -183,7 +183,7 @@ def end(children: Sequence[Child]) -> None:
     alive = [child.process for child in children if child.process.poll() is None]
     for process in alive:
         process.terminate()
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE_SECONDS
     for process in alive:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))

@@ -27,8 +27,8 @@ from orchestrator.engine.saving.weights import memory
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_manifest import FileRecord
 
-PIECE = 4 << 20  # bytes
-AT_ONCE = 4  # files that a rank sends, and as many that it receives
+PIECE_BYTES = 4 << 20
+FILES_AT_ONCE = 4  # files that a rank sends, and as many that it receives
 DAMAGED = "it arrived damaged"
 
 
@@ -60,7 +60,7 @@ def carry(
         into = [Incoming(tag, errand, there) for tag, errand in wave if errand.target == rank]
         ends: list[Outgoing | Incoming] = [*out, *into]
         longest = max((end.errand.record.size for end in ends), default=0)
-        for at in range(0, longest, PIECE):
+        for at in range(0, longest, PIECE_BYTES):
             work = [end.post(at, group) for end in ends if at < end.errand.record.size]
             for end in work:
                 if end is not None:
@@ -81,11 +81,11 @@ def waves(errands: Sequence[Errand]) -> list[list[tuple[int, Errand]]]:
     for tag, errand in enumerate(errands):
         ends = ("from", errand.source), ("to", errand.target)
         number = max(first.get(end, 0) for end in ends)
-        while any(busy.get((end, number), 0) >= AT_ONCE for end in ends):
+        while any(busy.get((end, number), 0) >= FILES_AT_ONCE for end in ends):
             number += 1
         for end in ends:
             busy[end, number] = busy.get((end, number), 0) + 1
-            if busy[end, number] == AT_ONCE and first.get(end, 0) == number:
+            if busy[end, number] == FILES_AT_ONCE and first.get(end, 0) == number:
                 first[end] = number + 1
         wave_of += [[] for _ in range(number + 1 - len(wave_of))]
         wave_of[number].append((tag, errand))
@@ -97,7 +97,7 @@ class Outgoing:
 
     def __init__(self, tag: int, errand: Errand, here: Place) -> None:
         self.tag, self.errand = tag, errand
-        self.piece = torch.empty(min(PIECE, errand.record.size), dtype=torch.uint8)
+        self.piece = torch.empty(min(PIECE_BYTES, errand.record.size), dtype=torch.uint8)
         self.file: FileIO | None = None
         with contextlib.suppress(OSError):
             self.file = FileIO(here(errand))
@@ -132,7 +132,7 @@ class Incoming:
         self.tag, self.errand = tag, errand
         self.path = there(errand)
         self.hidden = self.path.with_name(f".{secrets.token_hex(4)}.arriving")
-        self.piece = torch.empty(min(PIECE, errand.record.size), dtype=torch.uint8)
+        self.piece = torch.empty(min(PIECE_BYTES, errand.record.size), dtype=torch.uint8)
         self.sum, self.problem = hashlib.sha256(), ""
         self.file: FileIO | None = None
         try:

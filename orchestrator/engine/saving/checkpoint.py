@@ -44,8 +44,8 @@ from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, FileRecord
 
 Say = Callable[[str], None]
-PROBE = 1 << 16  # bytes
-SEEN_WITHIN = 3.0  # seconds until a file of another node shows up on a shared disk (NFS caches)
+PROBE_BYTES = 1 << 16
+SEEN_WITHIN_SECONDS = 3.0  # a file of another node shows up on a shared disk (NFS caches)
 
 
 class Beside(Protocol):
@@ -463,7 +463,7 @@ def writers_of_a_node(ranks: Ranks) -> Writers:
 
 def seen(mark: Path) -> bool:
     """Return whether another rank's file shows up here; another node's may take a moment."""
-    deadline = time.monotonic() + SEEN_WITHIN
+    deadline = time.monotonic() + SEEN_WITHIN_SECONDS
     while not mark.exists():
         if time.monotonic() > deadline:
             return False
@@ -507,7 +507,7 @@ def disk_problem(directory: Path) -> str:
     try:
         descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.write(descriptor, bytes(PROBE))
+            os.write(descriptor, bytes(PROBE_BYTES))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

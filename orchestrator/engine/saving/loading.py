@@ -30,7 +30,13 @@ from orchestrator.common import text
 from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.engine.saving import placing
-from orchestrator.engine.saving.checkpoint import SEEN_WITHIN, Beside, Say, first_cause, state_of
+from orchestrator.engine.saving.checkpoint import (
+    SEEN_WITHIN_SECONDS,
+    Beside,
+    Say,
+    first_cause,
+    state_of,
+)
 from orchestrator.engine.saving.in_memory.memory_file import Notes
 from orchestrator.engine.saving.in_memory.search import Found
 from orchestrator.engine.saving.ownership import EXPERIMENT, run_of, saved_by
@@ -224,7 +230,7 @@ def resume(
 
 def agree(find: Find, ranks: Ranks) -> tuple[list[Checkpoint], bool]:
     """Find checkpoints, newest first, and tell whether all ranks see the same ones, complete."""
-    deadline = time.monotonic() + SEEN_WITHIN
+    deadline = time.monotonic() + SEEN_WITHIN_SECONDS
     while True:
         checkpoints, problem = [], ""
         try:

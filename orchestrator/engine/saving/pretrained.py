@@ -23,10 +23,10 @@ from orchestrator.engine.saving.weights import INDEX, NAMES, memory
 from orchestrator.engine.sharding.mesh import own_rows
 
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
-PIECE = 1 << 24  # bytes read at a time
+PIECE_BYTES = 1 << 24  # read at a time
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # as JSON may be
 AGAIN = "fetch or copy it again"
-LARGEST_HEADER = 1 << 27  # bytes; a number that makes no sense is not one of this format
+LARGEST_HEADER_BYTES = 1 << 27  # bytes; a number that makes no sense is not one of this format
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def header(path: Path) -> dict[str, Stored]:
     with readable(path, "is not a safetensors file, or is damaged"):
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            text = file.read(size) if size < LARGEST_HEADER else b""
+            text = file.read(size) if size < LARGEST_HEADER_BYTES else b""
             end = os.fstat(file.fileno()).st_size
         entries: dict[str, Any] = json.loads(text)
         entries.pop("__metadata__", None)
@@ -178,7 +178,7 @@ def read_into(tensor: Tensor, stored: Stored) -> None:
 
 def pieces(stored: Stored, first: int, count: int) -> Iterator[Tensor]:
     """Read elements of a tensor, a piece at a time."""
-    each = max(1, PIECE // stored.dtype.itemsize)
+    each = max(1, PIECE_BYTES // stored.dtype.itemsize)
     with stored.path.open("rb", buffering=0) as file:
         file.seek(stored.first + first * stored.dtype.itemsize)
         for start in range(0, count, each):

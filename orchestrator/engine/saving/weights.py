@@ -203,7 +203,7 @@ NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-ALIGNED = 8  # bytes: the largest element; the data begins there
+ALIGNMENT_BYTES = 8  # bytes: the largest element; the data begins there
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
         }
         begin = end
     text = json.dumps(described, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNED)
+    text += b" " * (-len(text) % ALIGNMENT_BYTES)
     return len(text).to_bytes(8, "little") + text
 
 
@@ -258,7 +258,7 @@ def memory(value: Tensor) -> ctypes.Array[ctypes.c_char]:
 # -- the directory that Hugging Face's from_pretrained reads ---------------------------------------
 
 
-LARGEST_FILE = 5 * 10**9  # bytes, as save_pretrained has it
+LARGEST_FILE_BYTES = 5 * 10**9  # bytes, as save_pretrained has it
 WEIGHTS = "model.safetensors"
 OF_ADAPTER = "adapter_config.json"
 INDEX = f"{WEIGHTS}.index.json"
@@ -275,11 +275,11 @@ class Part:
 
 
 def parts_of(entries: Sequence[Entry]) -> list[Part]:
-    """Split into files of at most LARGEST_FILE, but with at least one tensor each."""
+    """Split into files of at most LARGEST_FILE_BYTES, but with at least one tensor each."""
     parts: list[list[Entry]] = [[]]
     size = 0
     for entry in entries:
-        if parts[-1] and size + entry.size > LARGEST_FILE:
+        if parts[-1] and size + entry.size > LARGEST_FILE_BYTES:
             parts.append([])
             size = 0
         parts[-1].append(entry)

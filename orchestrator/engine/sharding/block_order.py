@@ -26,8 +26,8 @@ from torch.distributed import distributed_c10d
 
 from orchestrator.common.errors import EXIT_FAILED, JobFailed
 
-PAUSE = 5.0  # seconds between two looks
-KEPT = 2048  # collectives: those of a few steps
+PAUSE_SECONDS = 5.0  # between two comparisons
+KEPT_COLLECTIVES = 2048  # collectives: those of a few steps
 NUMBERS = itertools.count()  # of the sharded models of a program: the same on all ranks
 
 
@@ -47,11 +47,11 @@ class Excerpt:
 
 
 class Log:
-    """The last KEPT collectives of this rank in their order, and how many there were."""
+    """The last collectives of this rank in their order, and how many there were."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.entries: deque[str] = deque(maxlen=KEPT)
+        self.entries: deque[str] = deque(maxlen=KEPT_COLLECTIVES)
 
     def add(self, entry: str) -> None:
         self.entries.append(entry)
@@ -156,13 +156,13 @@ class Watch:
     def end(self) -> None:
         """End the thread: one that is in the store while Python shuts down aborts the program."""
         self.over.set()
-        self.thread.join(PAUSE)  # its store may be on a machine that has stopped
+        self.thread.join(PAUSE_SECONDS)  # its store may be on a machine that has stopped
 
     def _run(self) -> None:
         count = -1
         # Without its store, a training that goes on is none the worse for it.
         with contextlib.suppress(RuntimeError, ValueError):
-            while not self.over.wait(PAUSE):
+            while not self.over.wait(PAUSE_SECONDS):
                 if self.order.collectives.count == count:
                     self._compare(count)
                 count = self.order.collectives.count
@@ -203,10 +203,10 @@ class Watch:
         sys.stderr.write(f"error: {verdict}\n")
         sys.stderr.flush()
         try:
-            heard, deadline = self.store.add("heard", 1), time.monotonic() + 2 * PAUSE
+            heard, deadline = self.store.add("heard", 1), time.monotonic() + 2 * PAUSE_SECONDS
             # The store may be rank 0's, and the others are to read the verdict before it is gone.
             while self.rank == 0 and heard < self.world and time.monotonic() < deadline:
-                time.sleep(PAUSE / 10)
+                time.sleep(PAUSE_SECONDS / 10)
                 heard = self.store.add("heard", 0)
         finally:
             os._exit(EXIT_FAILED)

@@ -27,7 +27,7 @@ from orchestrator.engine.verify import collective_bench, pair_bench, same_bits, 
 from orchestrator.engine.verify.teams import World
 
 COLLECTIVES, PAIRS = 0.5, 0.35  # parts of --seconds; the rest is for multiplications and the model
-PATIENCE = 60.0  # for one thing to be done, beyond --seconds
+PATIENCE_SECONDS = 60.0  # for one thing to be done, beyond --seconds
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         config = settings.of_launch() or Config()
-        world = teams.join(options.backend, PATIENCE + options.seconds)
+        world = teams.join(options.backend, PATIENCE_SECONDS + options.seconds)
         if options.sdc:
             wrong = repeat(world, options.seconds)
         else:

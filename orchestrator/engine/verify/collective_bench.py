@@ -20,9 +20,9 @@ from orchestrator.common import text
 from orchestrator.engine.verify.teams import Team, World, free_bytes
 
 PERIOD = 61  # a prime: no block of a power of two looks like the next
-PIECE = PERIOD << 14  # elements compared at a time: a million
+ELEMENTS_AT_ONCE = PERIOD << 14  # elements compared at a time: a million
 WEIGHTS = 31
-SMALLEST = 1 << 10  # bytes
+SMALLEST_BYTES = 1 << 10
 GROWTH = 4  # from one size to the next
 MOST_RUNS = 50
 RUNS_PART = 20  # of a collective's time go into the runs of one size, so sizes share about half
@@ -122,22 +122,22 @@ def weight(rank: int) -> int:
 
 def ramp(start: int, tensor: Tensor) -> Tensor:
     """Make the pattern from element `start` on, for a piece of this tensor; all are alike."""
-    count = min(PIECE, tensor.numel())
+    count = min(ELEMENTS_AT_ONCE, tensor.numel())
     return ((torch.arange(count, device=tensor.device) + start) % PERIOD + 1).float()
 
 
 def fill(tensor: Tensor, factor: int, start: int = 0) -> None:
     pattern = ramp(start, tensor) * factor
-    for first in range(0, tensor.numel(), PIECE):
-        piece = tensor[first : first + PIECE]
+    for first in range(0, tensor.numel(), ELEMENTS_AT_ONCE):
+        piece = tensor[first : first + ELEMENTS_AT_ONCE]
         piece.copy_(pattern[: piece.numel()])
 
 
 def first_wrong(tensor: Tensor, factor: int, start: int = 0) -> tuple[int, float, float] | None:
     """(element, what it is, what it should be), or None where all are right."""
     pattern = ramp(start, tensor) * factor
-    for first in range(0, tensor.numel(), PIECE):
-        piece = tensor[first : first + PIECE]
+    for first in range(0, tensor.numel(), ELEMENTS_AT_ONCE):
+        piece = tensor[first : first + ELEMENTS_AT_ONCE]
         expected = pattern[: piece.numel()]
         if not torch.equal(piece, expected):
             at = int((piece != expected).nonzero()[0])
@@ -230,7 +230,7 @@ def grow(
 
     All ranks decide alike, because they decide by what all have agreed on.
     """
-    ranks, spent, size = len(team.ranks), 0.0, SMALLEST
+    ranks, spent, size = len(team.ranks), 0.0, SMALLEST_BYTES
     runs_for = share / RUNS_PART
     into, out_of = prepare(collective, team, ranks, world.device)
     collective.run(into, out_of, team)  # connects

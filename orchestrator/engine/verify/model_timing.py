@@ -21,8 +21,8 @@ from orchestrator.engine.sharding import low_precision, mesh
 from orchestrator.engine.sharding.blocks import blocks_of
 from orchestrator.engine.verify.teams import World
 
-WINDOW = 0.25  # seconds for one part
-TOO_LONG = 2.0  # a part that would take longer is reckoned from its FLOPs
+WINDOW_SECONDS = 0.25  # seconds for one part
+TOO_LONG_SECONDS = 2.0  # a part that would take longer is reckoned from its FLOPs
 SAMPLE = 1 << 20  # parameters of the optimizer's trial
 
 
@@ -77,19 +77,19 @@ def length_of(config: Config) -> int:
 
 def part(world: World, run: Callable[[], None], reckoned: float) -> float:
     """Return the median of some runs, all ranks at once as in training."""
-    if world.most(reckoned) > TOO_LONG:
+    if world.most(reckoned) > TOO_LONG_SECONDS:
         return reckoned
     run()  # chooses kernels, takes memory
     world.settle()
     world.most(0.0)
     times: list[float] = []
-    until = time.perf_counter() + WINDOW
+    until = time.perf_counter() + WINDOW_SECONDS
     while len(times) < 3 or time.perf_counter() < until:
         began = time.perf_counter()
         run()
         world.settle()
         times.append(time.perf_counter() - began)
-        if sum(times) > TOO_LONG:
+        if sum(times) > TOO_LONG_SECONDS:
             break
     return statistics.median(times)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.ranks.ranks import free_host_memory
 
-UNKNOWN = 1 << 30  # bytes of memory where nobody says how many are free
+UNKNOWN_BYTES = 1 << 30  # bytes of memory where nobody says how many are free
 
 
 @dataclass(frozen=True)
@@ -146,4 +146,4 @@ def free_bytes(world: World) -> int:
     try:
         return free_host_memory() // len(world.of_node(world.node))
     except OSError:
-        return UNKNOWN
+        return UNKNOWN_BYTES

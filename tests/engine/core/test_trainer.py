@@ -479,7 +479,7 @@ def test_whole_weights_and_predictions_in_order(
             outputs["of one's own"] = outputs["of one's own"]["out"]
             for name, value in outputs.items():
                 torch.testing.assert_close(value, expected, msg=f"{strategy} {name}")
-    monkeypatch.setattr(whole_weights, "LARGEST_FILE", 200)
+    monkeypatch.setattr(whole_weights, "LARGEST_FILE_BYTES", 200)
     for strategy in results:
         directory = job.path / strategy
         export.export(

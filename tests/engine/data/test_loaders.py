@@ -14,7 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch.utils.data import DataLoader, Sampler
 
-from orchestrator.engine.data.sharded_loader import PIECE, MapShard, every, shared, whole_rounds
+from orchestrator.engine.data.sharded_loader import (
+    DRAWN_AT_ONCE,
+    MapShard,
+    every,
+    shared,
+    whole_rounds,
+)
 from orchestrator.engine.ranks.ranks import Ranks
 from tests.engine.worlds import Job, run
 
@@ -116,7 +122,7 @@ def test_a_sampler_of_a_users_own_loses_nothing_in_the_midst(
     first: int, position: int, unit: int
 ) -> None:
     """It is drawn in pieces, and a job that goes on with other ranks begins within a round."""
-    many = PIECE + 505
+    many = DRAWN_AT_ONCE + 505
     loader = DataLoader(range(many), batch_size=64, drop_last=True, sampler=InOrder(range(many)))  # type: ignore[arg-type, var-annotated]
     parts = list(MapShard(loader, ranks(1)[0], 3, first).epoch(0, position))
     assert [len(micro.data) for micro in parts] == [64] * ((many - position) // unit * unit // 64)

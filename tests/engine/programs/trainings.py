@@ -784,7 +784,7 @@ def gives_itself_away(directory: Path) -> None:
         assert state.keys() == (expected.keys() if first else set())
         assert all(torch.equal(value, expected[name]) for name, value in state.items())
         assert not first or state["again.weight"] is state["layers.0.weight"]
-        weights.LARGEST_FILE = 200  # two matrices of 144 bytes do not fit into one file
+        weights.LARGEST_FILE_BYTES = 200  # two matrices of 144 bytes do not fit into one file
         for name in ("one.safetensors", "one.pt", "whole"):
             made.save(
                 directory / strategy / name if name == "whole" else directory / f"{strategy}-{name}"

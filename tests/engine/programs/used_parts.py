@@ -191,7 +191,7 @@ class Shorter(nn.Module):
 
 def ranks_use_fewer(directory: Path) -> None:
     """Other numbers of blocks: no rank can go on, and the timeout is far away."""
-    block_order.PAUSE = 0.2
+    block_order.PAUSE_SECONDS = 0.2
     distributed.setup_distributed()
     torch.manual_seed(0)
     model = Shorter()

@@ -30,7 +30,7 @@ def test_a_hash_sees_every_bit(data: bytes, directory: int) -> None:
 def test_a_hash_sees_places_pieces_and_every_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = torch.arange(50, dtype=torch.float64)
     hashes = {agreement.hash_of(numbers), agreement.hash_of(numbers.flip(0))}
-    monkeypatch.setattr(agreement, "PIECE", 16)  # the weights of a place stay the same
+    monkeypatch.setattr(agreement, "NUMBERS_AT_ONCE", 16)  # the weights of a place stay the same
     hashes |= {agreement.hash_of(numbers), agreement.hash_of(numbers.flip(0))}
     swapped = torch.cat([numbers[16:32], numbers[:16], numbers[32:]])
     assert len(hashes | {agreement.hash_of(swapped)}) == 5

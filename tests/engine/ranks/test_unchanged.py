@@ -146,7 +146,7 @@ def test_other_bytes_have_other_sums(content: bytes, draw: st.DataObject) -> Non
 
 def test_changes_of_top_bits_alone_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a sum of whole products would keep nothing of an even number of them."""
-    monkeypatch.setattr(agreement, "PIECE", 64)
+    monkeypatch.setattr(agreement, "NUMBERS_AT_ONCE", 64)
     agreement.random_numbers.cache_clear()
     values = torch.randn(1000, dtype=torch.float64)
     first = sums(values)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestrator import distributed
 from orchestrator.engine.saving import carry
-from orchestrator.engine.saving.carry import AT_ONCE, Errand, waves
+from orchestrator.engine.saving.carry import FILES_AT_ONCE, Errand, waves
 from orchestrator.engine.saving.parts import errands_of
 from orchestrator.records.checkpoint_manifest import FileRecord
 from tests.engine.programs.trainings import message
@@ -41,8 +41,8 @@ def test_no_rank_has_more_files_open_than_it_should() -> None:
     assert sorted(tag for wave in divided for tag, _ in wave) == list(range(40))
     for wave in divided:
         for rank in range(5):
-            assert len([1 for _, each in wave if each.source == rank]) <= AT_ONCE
-            assert len([1 for _, each in wave if each.target == rank]) <= AT_ONCE
+            assert len([1 for _, each in wave if each.source == rank]) <= FILES_AT_ONCE
+            assert len([1 for _, each in wave if each.target == rank]) <= FILES_AT_ONCE
     ring = [Errand(n, (n + 1) % 8, str(n), FILE) for n in range(8)]
     assert len(waves(ring)) == 1  # all at the same time
 
@@ -61,7 +61,7 @@ def saves_on_rank_0(directory: Path) -> None:
     path = place / "a checkpoint"
     if rank == 0:
         (path / "inner").mkdir(parents=True)
-        (path / "weights").write_bytes(random.Random(1).randbytes(3 * carry.PIECE + 5))
+        (path / "weights").write_bytes(random.Random(1).randbytes(3 * carry.PIECE_BYTES + 5))
         (path / "inner/empty").touch()
         (path / "kept").write_text("new")
     elif node == 1 and os.environ["LOCAL_RANK"] == "0":

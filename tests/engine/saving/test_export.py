@@ -257,7 +257,7 @@ def test_a_directory_for_from_pretrained(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(UsageError, match="is there already"):
         export.export(directory, out, layout="huggingface")
     (out / "tokenizer.json").write_text("the user's own")
-    monkeypatch.setattr(whole_weights, "LARGEST_FILE", 16)  # two tensors of bf16
+    monkeypatch.setattr(whole_weights, "LARGEST_FILE_BYTES", 16)  # two tensors of bf16
     export.export(directory, out, "bf16", force=True, layout="huggingface")
     parts = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     assert sorted(path.name for path in out.iterdir()) == sorted(

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from orchestrator.engine.sharding.block_order import (
-    KEPT,
+    KEPT_COLLECTIVES,
     BlockOrder,
     Watch,
     difference,
@@ -79,7 +79,7 @@ def test_parameters_that_are_left_out_count() -> None:
 def test_only_what_both_still_know_is_compared() -> None:
     long, short = BlockOrder(COPIES), BlockOrder(COPIES)
     short.gathers("b")  # the other has forgotten what it did then
-    for own, count in ((long, KEPT + 5), (short, 4)):
+    for own, count in ((long, KEPT_COLLECTIVES + 5), (short, 4)):
         for _ in range(count):
             own.gathers("a")
     assert compared({0: long, 1: short}) == ""

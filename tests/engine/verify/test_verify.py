@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from orchestrator.engine.verify import collective_bench, pair_bench
-from orchestrator.engine.verify.collective_bench import COLLECTIVES, PIECE, Collective
+from orchestrator.engine.verify.collective_bench import COLLECTIVES, ELEMENTS_AT_ONCE, Collective
 from orchestrator.engine.verify.teams import Team
 
 
@@ -29,8 +29,8 @@ def test_pairs_that_came_out_slow_are_those_measured_again() -> None:
     assert pair_bench.suspects(best) == set()
 
 
-@pytest.mark.parametrize("count", [1, 61, 1024, PIECE, PIECE + 5])
-@pytest.mark.parametrize("start", [0, 512, PIECE - 3])
+@pytest.mark.parametrize("count", [1, 61, 1024, ELEMENTS_AT_ONCE, ELEMENTS_AT_ONCE + 5])
+@pytest.mark.parametrize("start", [0, 512, ELEMENTS_AT_ONCE - 3])
 def test_the_first_wrong_element_is_found(count: int, start: int) -> None:
     tensor = torch.empty(count)
     collective_bench.fill(tensor, 7, start)

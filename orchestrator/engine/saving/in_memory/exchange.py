@@ -17,7 +17,7 @@ from torch import Tensor
 from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.saving.in_memory.memory_file import DTYPES, Place
 
-AT_ONCE = 256 << 20  # bytes of whole tensors; one that is larger goes alone
+AT_ONCE_BYTES = 256 << 20  # bytes of whole tensors; one that is larger goes alone
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def rounds(places: Mapping[str, Place]) -> list[set[str]]:
         size = math.prod(place.whole) * DTYPES[place.dtype].itemsize
         if not found or size > room:
             found.append(set())
-            room = AT_ONCE
+            room = AT_ONCE_BYTES
         found[-1].add(name)
         room -= size
     return found

@@ -32,7 +32,7 @@ from orchestrator.engine.saving.in_memory.memory import (
 )
 from orchestrator.engine.saving.in_memory.search import Found
 
-TIMEOUT = 600.0  # seconds that a rank waits for the others
+TIMEOUT_SECONDS = 600.0  # seconds that a rank waits for the others
 ORDERED: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "count": Counter}
 LISTS: dict[str, type[list[Any]] | type[tuple[Any, ...]]] = {"list": list, "tuple": tuple}
 
@@ -111,7 +111,7 @@ def _open(rank: int, world: int, replicated: bool) -> tuple[Memory, Found | None
     layout = "the same on all ranks" if replicated else f"{world} ranks"
     own = {"program": Path(sys.argv[0]).name or "python", "layout": layout}
     shard = 0 if replicated else rank
-    memory = Memory(where, "script", shard, own, layout, say, timeout=TIMEOUT)
+    memory = Memory(where, "script", shard, own, layout, say, timeout=TIMEOUT_SECONDS)
     found = memory.find()
     if found is not None:
         say(f"going on after step {found.notes.step}, from memory ({where})")

@@ -30,11 +30,11 @@ from orchestrator.engine.ranks.agreement import Copies, hash_of, same_bits
 from orchestrator.engine.sharding.mesh import local_tensor
 
 BLOCK = 4096  # what stands before the tensors; they begin on a page
-ALIGNED = 64  # bytes; each tensor begins at a multiple, whatever its dtype
+ALIGNMENT = 64  # bytes; each tensor begins at a multiple, whatever its dtype
 HEAD = struct.Struct("<8sQQQqI")
 MAGIC = b"orchmem1"
 FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-LARGEST_NOTES = 1 << 28
+LARGEST_NOTES_BYTES = 1 << 28
 MOST_SHARDS = 1_000_000
 ATTEMPT = re.compile(r"[0-9]{6,12}-[0-9a-f]{8}")
 DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
@@ -66,7 +66,7 @@ class Head:
             raise Damaged("it was not written to its end")
         magic, *values = HEAD.unpack(packed)
         head = cls(*values)
-        if magic != MAGIC or head.notes > LARGEST_NOTES or head.size > 1 << 50:
+        if magic != MAGIC or head.notes > LARGEST_NOTES_BYTES or head.size > 1 << 50:
             raise Damaged("it is none of ours")
         return head
 
@@ -162,8 +162,8 @@ def laid_out(tensors: Mapping[str, Tensor]) -> tuple[tuple[Place, ...], int]:
             shape, start = compute_local_shape_and_global_offset(whole, mesh, placements)
         places.append(Place(name, str(tensor.dtype), tuple(shape), offset, whole, tuple(start)))
         size = math.prod(shape) * tensor.element_size()
-        offset += -(-size // ALIGNED) * ALIGNED
-    return tuple(places), max(offset, ALIGNED)
+        offset += -(-size // ALIGNMENT) * ALIGNMENT
+    return tuple(places), max(offset, ALIGNMENT)
 
 
 def size_of(place: Place) -> int:
@@ -172,7 +172,7 @@ def size_of(place: Place) -> int:
 
 def end_of(place: Place) -> int:
     """Return where the next tensor may begin."""
-    return max(ALIGNED, place.offset + -(-size_of(place) // ALIGNED) * ALIGNED)
+    return max(ALIGNMENT, place.offset + -(-size_of(place) // ALIGNMENT) * ALIGNMENT)
 
 
 def tensor_at(place: Place, payload: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ def tensor_at(place: Place, payload: Tensor) -> Tensor:
     if dtype is None or any(length < 0 for length in place.shape):
         raise Damaged(f"{place.name!r} is no tensor")
     size = math.prod(place.shape) * dtype.itemsize
-    if not 0 <= place.offset <= place.offset + size <= payload.numel() or place.offset % ALIGNED:
+    if not 0 <= place.offset <= place.offset + size <= payload.numel() or place.offset % ALIGNMENT:
         raise Damaged(f"{place.name!r} lies outside of it")
     return payload[place.offset : place.offset + size].view(dtype).view(place.shape)
 
@@ -271,7 +271,7 @@ class ConstantPart:
     def __init__(self, path: Path, attempt: str, places: Iterable[Place]) -> None:
         self.path, self.attempt = path, attempt
         self.places = {place.name: place for place in places}
-        self.size = max((end_of(place) for place in self.places.values()), default=ALIGNED)
+        self.size = max((end_of(place) for place in self.places.values()), default=ALIGNMENT)
         self.content: Content | None = None  # once it is whole
         self.slot: Slot | None = None  # while it is not
         self.copies = Copies()
@@ -292,7 +292,10 @@ class ConstantPart:
         """Make it whole, with the notes of the first state: from now on it stays as it is."""
         if self.slot is None or self.slot.mapped is None:
             return
-        payload, places = self.slot.mapped[BLOCK : BLOCK + self.size], tuple(self.places.values())
+        payload, places = (
+            self.slot.mapped[BLOCK : BLOCK + self.size],
+            tuple(self.places.values()),
+        )
         packed = replace(
             notes, attempt=self.attempt, tensors=places, rest="", constant=None
         ).packed()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from orchestrator.engine.saving.in_memory.exchange import (
-    AT_ONCE,
+    AT_ONCE_BYTES,
     Box,
     box_of,
     empty,
@@ -87,7 +87,7 @@ def test_what_cannot_be_put_together_is_named(kept: list[Place], problem: str) -
 
 
 def test_tensors_travel_some_at_a_time() -> None:
-    large = AT_ONCE // 4
+    large = AT_ONCE_BYTES // 4
     sizes = {"a": large // 2, "b": large // 2, "c": 2 * large, "d": 1, "e": large}
     places = {name: place((size,), Box((0,), (1,)), name) for name, size in sizes.items()}
     assert rounds(places) == [{"a", "b"}, {"c"}, {"d"}, {"e"}]
