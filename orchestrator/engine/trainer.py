@@ -561,7 +561,7 @@ class Trainer:
         load_state_dict(). It is alike on all ranks, except for shards of tensors (DTensors), and
         has all of its tensors before train() or load_checkpoint(), which fill them in place.
         """
-        self.parts.kept.add(name, holder)
+        self.parts.auxiliary.add(name, holder)
 
     def save_checkpoint(self, directory: str | Path) -> Path:
         """Save into directory/step_NNNNNNNN and wait for it. Every rank calls it."""
@@ -601,14 +601,14 @@ class Trainer:
 
     @property
     def _target(self) -> loading.Target:
-        return loading.Target(self.ranks, self.bare, self.parts.kept, self._accept, self._say)
+        return loading.Target(self.ranks, self.bare, self.parts.auxiliary, self._accept, self._say)
 
     def _go_on_from(
         self, loaded: checkpoint_store.Checkpoint | None
     ) -> checkpoint_store.Checkpoint | None:
         if loaded is not None:
             self._say_not_taken(loaded.progress)
-            for name in self.parts.kept.lacking(loaded.progress):
+            for name in self.parts.auxiliary.lacking(loaded.progress):
                 self._say(f"WARNING: nothing of {name!r} was saved there: it stays as it is")
             self.state = state_of(loaded.progress)
             self._scheduler.restore(loaded.progress.get("scheduler"))
@@ -755,7 +755,7 @@ def counted(config: Config, losses: Loss) -> str:
 def kept_batch(config: Config, everyone: Ranks, *, loader: bool) -> Config:
     """Keep the batch that this job began with, on whatever ranks it is now."""
     say_it = functools.partial(say, everyone)
-    return global_batch.kept(config, everyone.world, say_it, loader=loader)
+    return global_batch.keep_batch(config, everyone.world, say_it, loader=loader)
 
 
 def ranks_of_batch(config: Config, everyone: Ranks, accumulate: int) -> float:

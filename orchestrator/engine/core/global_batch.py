@@ -56,7 +56,7 @@ def first_world(world: int) -> int:
     return int(value) if value.isdecimal() and int(value) else world
 
 
-def kept(config: Config, world: int, say: Callable[[str], None], *, loader: bool) -> Config:
+def keep_batch(config: Config, world: int, say: Callable[[str], None], *, loader: bool) -> Config:
     """Return the config for this number of ranks, and say what a step is made of if it is another.
 
     `loader`: the batches are those of a user's own DataLoader.

@@ -384,7 +384,7 @@ class Loop:
         self.reporter.flush()
         state.tokens = self.reporter.tokens
         progress = progress_of(parts, state, self.scheduler, self.training.endless, self.run_id)
-        tensors = whole_state.state_of(parts.bare, parts.kept)
+        tensors = whole_state.state_of(parts.bare, parts.auxiliary)
         memory.save(state.step, tensors, json.dumps(progress), whole_state.frozen_of(parts.bare))
 
     def save(self) -> None:

@@ -29,8 +29,8 @@ from orchestrator.engine.sharding.mesh import Mesh, plain_class
 NOT_READ = (pickle.PickleError, AttributeError, RuntimeError, TypeError, ValueError)
 
 
-class Kept:
-    """The holders by name: dicts, or objects with state_dict() and load_state_dict()."""
+class AuxiliaryState:
+    """Hold the optimizer's state, and what a program keeps: dicts, or objects with state_dict()."""
 
     def __init__(self, stepper: Stepper) -> None:
         self.stepper = stepper
@@ -185,6 +185,6 @@ class Parts:
     stepper: Stepper
 
     @functools.cached_property
-    def kept(self) -> Kept:
+    def auxiliary(self) -> AuxiliaryState:
         """The optimizer's state, and what the program keeps beside it."""
-        return Kept(self.stepper)
+        return AuxiliaryState(self.stepper)

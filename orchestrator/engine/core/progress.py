@@ -32,7 +32,7 @@ def save_checkpoint(
         "configs": configs_of(parts.bare) if checkpoints.writers.first else {},
     }
     best = state.best is not None and state.best_step == state.step
-    checkpoints.save(state.step, parts.bare, parts.kept, progress, best=best)
+    checkpoints.save(state.step, parts.bare, parts.auxiliary, progress, best=best)
 
 
 def progress_of(
@@ -43,7 +43,7 @@ def progress_of(
         "step": state.step,
         "position": state.position,
         "tokens": state.tokens,
-        "stepper": parts.kept.progress(),
+        "stepper": parts.auxiliary.progress(),
         "state": dataclasses.asdict(state),
         "scheduler": scheduler.state(),
         "given": {

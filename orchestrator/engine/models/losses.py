@@ -84,12 +84,12 @@ def refuse_taken_names(names: Mapping[str, Any], giver: str) -> None:
             )
 
 
-def number(value: Any, beside: Tensor, what: str) -> Tensor:
+def number(value: Any, like: Tensor, what: str) -> Tensor:
     if isinstance(value, Tensor) and value.dim() == 0:
         return value
     if isinstance(value, (int, float)):
         kept = torch.int64 if isinstance(value, int) else torch.float32
-        return torch.full((), value, dtype=kept, device=beside.device)
+        return torch.full((), value, dtype=kept, device=like.device)
     raise CheckFailed(f"{what} is {kind(value)}, not one number", FIX)
 
 
@@ -131,16 +131,16 @@ class Losses:
         inputs, targets = halves(batch)
         outputs = call(model, inputs)
         outputs = in_fp32(outputs)
-        beside = targets if isinstance(targets, Tensor) else batch
+        sized_by = targets if isinstance(targets, Tensor) else batch
         if self.counts and not targets.is_floating_point():
-            result = totals("the loss", self._counted(outputs, targets), beside, size)
+            result = totals("the loss", self._counted(outputs, targets), sized_by, size)
         else:
             assert self.loss is not None
-            result = totals("the loss", self.loss(outputs, targets), beside, size)
+            result = totals("the loss", self.loss(outputs, targets), sized_by, size)
         with torch.no_grad():
             for name, metric in self.metrics.items():
                 value = metric(outputs, targets)
-                result[name] = totals(f"the metric {name!r}", value, beside, size)["loss"]
+                result[name] = totals(f"the metric {name!r}", value, sized_by, size)["loss"]
         return result
 
     def _counted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

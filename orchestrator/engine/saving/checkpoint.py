@@ -48,7 +48,7 @@ PROBE_BYTES = 1 << 16
 SEEN_WITHIN_SECONDS = 3.0  # a file of another node shows up on a shared disk (NFS caches)
 
 
-class Beside(Protocol):
+class Auxiliary(Protocol):
     """Give what is saved beside the model: the optimizer's state, and what a program keeps."""
 
     def state(self) -> Iterable[tuple[str, Tensor]]: ...
@@ -157,14 +157,20 @@ class Checkpoints:
     # -- saving -------------------------------------------------------------------------------
 
     def save(
-        self, step: int, model: nn.Module, beside: Beside, progress: Any, *, best: bool = False
+        self,
+        step: int,
+        model: nn.Module,
+        auxiliary: Auxiliary,
+        progress: Any,
+        *,
+        best: bool = False,
     ) -> None:
         """Copy the state aside and write it; the one before has to be done first."""
         began = time.perf_counter()
         if Checkpoints._saving is not None:
             Checkpoints._saving.wait()
         Checkpoints._saving = self
-        state = state_of(model, beside)
+        state = state_of(model, auxiliary)
         if self.config.asynchronous:
             state = self._stage(state, frozen_of(model))
         self.last_saved = step
@@ -474,7 +480,7 @@ def seen(mark: Path) -> bool:
 # -- the state ------------------------------------------------------------------------------------
 
 
-def state_of(model: nn.Module, beside: Beside) -> dict[str, Tensor]:
+def state_of(model: nn.Module, auxiliary: Auxiliary) -> dict[str, Tensor]:
     """Return all that is saved, by name: the very tensors that train."""
     shards_again(model)
     state: dict[str, Tensor] = {}
@@ -482,7 +488,7 @@ def state_of(model: nn.Module, beside: Beside) -> dict[str, Tensor]:
         state[f"model.{name}"] = parameter.detach()
     kept = plain_names.state_dict(model).keys()  # of the buffers, those that are to be kept
     state.update({f"model.{name}": b for name, b in plain_names.buffers(model) if name in kept})
-    state.update(beside.state())
+    state.update(auxiliary.state())
     return state
 
 

@@ -32,7 +32,7 @@ from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.engine.saving import placing
 from orchestrator.engine.saving.checkpoint import (
     SEEN_WITHIN_SECONDS,
-    Beside,
+    Auxiliary,
     Say,
     first_cause,
     state_of,
@@ -58,15 +58,15 @@ class Target:
 
     ranks: Ranks
     model: nn.Module
-    beside: Beside
+    auxiliary: Auxiliary
     accept: Accept
     say: Say
 
     def tensors(self, progress: Any) -> dict[str, Tensor]:
         """Accept a state by its progress, and give the tensors that it is read into."""
         self.accept(progress)
-        self.beside.prime(progress["stepper"])
-        return state_of(self.model, self.beside)
+        self.auxiliary.prime(progress["stepper"])
+        return state_of(self.model, self.auxiliary)
 
 
 class Source(Protocol):
@@ -92,7 +92,7 @@ def load_state(sources: Iterable[Source], target: Target) -> Checkpoint | None:
     for source in sources:
         if (loaded := source.load(target)) is None:
             continue
-        target.beside.restore(loaded.checkpoint.progress["stepper"])
+        target.auxiliary.restore(loaded.checkpoint.progress["stepper"])
         seconds = time.perf_counter() - began
         target.say(
             f"resuming after step {loaded.checkpoint.step}, from {loaded.origin} verified and read"
