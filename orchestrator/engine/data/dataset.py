@@ -24,11 +24,6 @@ from orchestrator.engine.data.sources import Source
 from orchestrator.engine.ranks.ranks import Ranks
 
 
-class Batch(NamedTuple):
-    ids: list[int]  # which samples of the source
-    data: Any  # tensors by name, or what the user's dataset makes
-
-
 class TrainingSamples:
     """The config's training samples as the loop's batches: without end, epoch after epoch."""
 
@@ -46,10 +41,9 @@ class TrainingSamples:
         )
 
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
-        own = batches(
+        return batches(
             self.source, self.order, self.config, self.ranks.rank, self.ranks.world, position
         )
-        return (Micro(batch.data, batch.ids) for batch in own)
 
 
 class HeldOutSamples:
@@ -65,12 +59,12 @@ class HeldOutSamples:
 
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
         rounds = evaluation(self.source, self.config, self.ranks.rank, self.ranks.world)
-        return (Micro(batch.data, batch.ids, real=bool(real)) for batch, real in rounds)
+        return (batch._replace(real=bool(real)) for batch, real in rounds)
 
 
 def batches(
     source: Source, order: Order, config: Config, rank: int, world: int, start: int
-) -> Iterator[Batch]:
+) -> Iterator[Micro]:
     """Give this rank's micro-batches, without end, from a position in the order of all ranks on."""
     size = config.training.batch_size
     places = (Place(first, size) for first in itertools.count(start + rank * size, world * size))
@@ -79,7 +73,7 @@ def batches(
 
 def evaluation(
     source: Source, config: Config, rank: int, world: int
-) -> Iterator[tuple[Batch, int]]:
+) -> Iterator[tuple[Micro, int]]:
     """Give every held-out sample once over all ranks, and how many of each batch are real.
 
     All ranks get the same number of batches, or one would wait for the others in a collective: a
@@ -108,24 +102,24 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Samples(Dataset[Batch]):
+class Samples(Dataset[Micro]):
     """The dataset of a worker, which can make the batch at any position."""
 
     source: Source
     order: Order
 
-    def __getitem__(self, each: Place) -> Batch:
-        ids = self.order.indices(*each)
-        return Batch(ids, self.source.batch(ids, each.first))
+    def __getitem__(self, place: Place) -> Micro:
+        ids = self.order.indices(*place)
+        return Micro(self.source.batch(ids, place.first), ids)
 
 
-def loaded(samples: Samples, places: Iterable[Place], config: Config) -> Iterator[Batch]:
+def loaded(samples: Samples, places: Iterable[Place], config: Config) -> Iterator[Micro]:
     wanted = config.dataloader
     pinned = wanted.pin_memory and torch.cuda.is_available()
     if not wanted.num_workers:
-        for each in places:
-            batch = samples[each]
-            yield Batch(batch.ids, pin(batch.data)) if pinned else batch
+        for place in places:
+            batch = samples[place]
+            yield batch._replace(data=pin(batch.data)) if pinned else batch
         return
     loader = DataLoader(
         samples,

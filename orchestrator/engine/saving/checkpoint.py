@@ -27,7 +27,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from orchestrator.common import text
@@ -69,22 +68,6 @@ class Writers:
     size: int
     leader: int = 0  # the first of them, among all ranks
     apart: bool = False  # onto the disks of several nodes
-
-
-class WriteClock:
-    """Notes how long a writer takes until this rank's own files are on the disk."""
-
-    def __init__(self, writer: FileSystemWriter) -> None:
-        self.seconds = 0.0
-        self.write = writer.write_data
-        writer.write_data = self.timed  # type: ignore[method-assign]
-
-    def timed(self, *arguments: Any, **named: Any) -> Any:
-        began = time.perf_counter()
-        done = self.write(*arguments, **named)
-        done.wait()
-        self.seconds = time.perf_counter() - began
-        return done
 
 
 class Checkpoints:
@@ -246,7 +229,6 @@ class Checkpoints:
             *(directory, frozenset(self.constant or ()), self._linkable.changeless),
             apart=self.writers.apart,
         )
-        clock = WriteClock(writer)
         try:
             save(
                 state,
@@ -259,7 +241,7 @@ class Checkpoints:
         except (Exception, CheckpointException) as error:  # noqa: BLE001 (a BaseException)
             failed = disk_problem(directory) or first_cause(error)
             before, size = parts.Before(), (0, 0)
-        self.wrote = clock.seconds
+        self.wrote = writer.seconds
         failed = next((problem for problem in gather(failed, self.writers.group) if problem), "")
         if failed:
             self.failures += 1

@@ -61,8 +61,9 @@ class Files:
                 part = (constant.name, memory_file.describe(constant)[0]) if constant else None
             except Damaged:
                 continue  # it was being written when its rank ended: that is what the other is for
-            yield Entry(shard, notes.attempt, notes.turn, notes.step, path.name, head, notes.layout,
-                        notes.shards, difference(notes.fingerprint, fingerprint), part)  # fmt: skip
+            state = Whole(notes.attempt, notes.turn, notes.step, notes.layout, notes.shards)
+            strange = difference(notes.fingerprint, fingerprint)
+            yield Entry(shard, state, path.name, head, strange, part)
 
     def _constant_of(self, shard: int, notes: Notes) -> Path | None:
         return self.constant(shard, notes.constant.attempt) if notes.constant else None

@@ -127,7 +127,7 @@ class Search:
         """Return the name of this attempt, and the newest state that is whole and verifies."""
         own = list(self.files.entries(self.fingerprint)) if self.members.first else None
         listed = [entries for entries in self.everyone(own) if entries is not None]
-        latest = max((entry.attempt for entries in listed for entry in entries), default="")
+        latest = max((entry.state.attempt for entries in listed for entry in entries), default="")
         name = self.everyone(next_attempt(latest))[0]
         strange = next((e.difference for entries in listed for e in entries if e.difference), "")
         held = [[entry for entry in entries if not entry.difference] for entries in listed]
@@ -144,9 +144,10 @@ class Search:
         return name, None
 
     def _say_what_is_lost(self, held: Held) -> None:
-        last = max(entry.state for entries in held for entry in entries)
-        there = {entry.shard for entries in held for entry in entries
-                 if (entry.layout, entry.shards) == (last.layout, last.shards)}  # fmt: skip
+        entries = [entry for some in held for entry in some]
+        last = max(entry.state for entry in entries)
+        layout = last.layout, last.shards
+        there = {e.shard for e in entries if (e.state.layout, e.state.shards) == layout}
         lost = sorted(set(range(last.shards)) - there)
         what = f"shard {lost[0]} of {last.shards} is lost" if lost else "shards of several steps"
         self.say(f"what is in memory is passed over: no state is whole over all ranks ({what})")

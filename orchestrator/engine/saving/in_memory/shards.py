@@ -87,35 +87,6 @@ class Members:
         return {shard for rank in self.at(self.place) for shard in self.kept_by(rank)}
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A file in the memory of a node, as it describes itself."""
-
-    shard: int
-    attempt: str
-    turn: int
-    step: int
-    file: str
-    head: Head
-    layout: str
-    shards: int  # of its state
-    difference: str = ""  # why it is not this program's
-    constant: tuple[str, Head] | None = None  # the file with its constant part
-
-    @property
-    def files(self) -> tuple[tuple[str, Head], ...]:
-        own = (self.file, self.head)
-        return (own, self.constant) if self.constant is not None else (own,)
-
-    @property
-    def size(self) -> int:
-        return sum(head.size for _, head in self.files)
-
-    @property
-    def state(self) -> Whole:
-        return Whole(self.attempt, self.turn, self.step, self.layout, self.shards)
-
-
 @dataclass(frozen=True, order=True)
 class Whole:
     """A state of which every shard is there; a later one is greater."""
@@ -125,6 +96,27 @@ class Whole:
     step: int
     layout: str
     shards: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file in the memory of a node, as it describes itself."""
+
+    shard: int
+    state: Whole  # that it is a shard of
+    file: str
+    head: Head
+    difference: str = ""  # in which way it is not this program's
+    constant: tuple[str, Head] | None = None  # the file with its constant part
+
+    @property
+    def files(self) -> tuple[tuple[str, Head], ...]:
+        state = (self.file, self.head)
+        return (state, self.constant) if self.constant is not None else (state,)
+
+    @property
+    def size(self) -> int:
+        return sum(head.size for _, head in self.files)
 
 
 def newest_whole(held: Sequence[Sequence[Entry]]) -> Whole | None:

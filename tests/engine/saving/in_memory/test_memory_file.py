@@ -187,7 +187,7 @@ def test_any_node_may_be_lost(ranks: list[tuple[int, int]]) -> None:
 
 def entry(shard: int, turn: int, attempt: str = "000001-a", shards: int = 2) -> Entry:
     layout = f"full_shard in {shards} shards"
-    return Entry(shard, attempt, turn, turn, f"t.{shard}.{turn % 2}", Head(), layout, shards)
+    return Entry(shard, Whole(attempt, turn, turn, layout, shards), f"t.{shard}.{turn % 2}", Head())
 
 
 def whole(turn: int, attempt: str = "000001-a") -> Whole:
