@@ -103,6 +103,14 @@ class Partial:
             raise OSError(errno.EBUSY, BUSY)
         return status.st_size
 
+    def begun_size(self) -> int:
+        """Return how much is there of what a broken transfer has left."""
+        try:
+            status = os.lstat(self.hidden, dir_fd=self.directory)
+        except FileNotFoundError:
+            return 0
+        return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
     def is_own(self) -> bool:
         """Tell whether the hidden name is still that of the file that is open."""
         try:

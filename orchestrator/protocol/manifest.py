@@ -1,7 +1,7 @@
-"""The list of what a tree of files holds, and the digest that names it, the same on all machines.
+"""The list of files that travel, and the digest that names it, the same on all machines.
 
-Paths are bytes: a file's name need not be text. The list holds contents by their SHA-256, kinds and
-permission bits, and no times, so two copies of one tree have one digest.
+Paths are bytes: a file's name need not be text. A list of code holds no times, so two copies of one
+tree have one digest. A list of other files may lack checksums: who sends one makes it on the way.
 """
 
 from __future__ import annotations
@@ -9,66 +9,70 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from orchestrator.protocol.message import Nonsense
 
 FILE, LINK, DIRECTORY = b"f", b"l", b"d"
 HEXADECIMAL = re.compile(rb"[0-9a-f]{64}")
-MODE = re.compile(rb"[0-7]{1,3}")
-MOST_ENTRIES = 1_000_000
-LARGEST_LIST = 1 << 28  # bytes, unpacked
+NUMBERS = re.compile(rb"([0-7]{1,3})(?: (-?[0-9]{1,20}))?")  # permission bits, and a time
+FIELDS = 5
+MOST_ENTRIES = 4_000_000
+LARGEST_LIST_BYTES = 1 << 28  # unpacked
 LONGEST_PATH = 4096
 LEADS_OUT = frozenset((b"", b".", b".."))  # parts of a path that could
 
 
 class Entry(NamedTuple):
-    """One file, symbolic link or empty directory."""
+    """One file, symbolic link or directory."""
 
-    path: bytes  # below the tree's directory
+    path: bytes  # below the directory of all
     kind: bytes
     mode: int  # permission bits
     size: int
-    value: bytes  # a file's SHA-256 in hexadecimal, or what a link leads to
+    value: bytes  # a file's SHA-256 in hexadecimal, if it is known; or what a link leads to
+    time: int = 0  # of its last change, in nanoseconds; 0 where a copy need not have it
 
 
 def packed(entries: Iterable[Entry]) -> bytes:
     """Return the list as bytes: sorted, five fields each, which zeros end."""
     fields: list[bytes] = []
-    for entry in sorted(entries):
-        fields += (entry.path, entry.kind, b"%o" % entry.mode, b"%d" % entry.size, entry.value)
+    for path, kind, mode, size, value, time in sorted(entries):
+        numbers = b"%o %d" % (mode, time) if time else b"%o" % mode
+        fields += (path, kind, numbers, b"%d" % size, value)
     fields.append(b"")
     return b"\0".join(fields)
 
 
 def digest_of(listing: bytes) -> str:
-    """Return the name of the tree whose packed list this is."""
+    """Return the name of the packed list."""
     return hashlib.sha256(listing).hexdigest()
 
 
 def unpacked(listing: bytes) -> tuple[Entry, ...]:
-    """Read a list from another machine; Nonsense where a path would lead out of the tree."""
-    if len(listing) > LARGEST_LIST:
+    """Read a list from another machine; Nonsense where a path would lead out of the directory."""
+    if len(listing) > LARGEST_LIST_BYTES:
         raise Nonsense(f"a list of {len(listing)} bytes")
     fields = listing.split(b"\0")
-    if fields.pop() or len(fields) % 5 or len(fields) > 5 * MOST_ENTRIES:
-        raise Nonsense("no list of a tree")
-    rows = zip(*(fields[column::5] for column in range(5)))  # noqa: B905  3.9 has no strict=
+    if fields.pop() or len(fields) % FIELDS or len(fields) > FIELDS * MOST_ENTRIES:
+        raise Nonsense("no list of files")
+    rows = zip(*(fields[column::FIELDS] for column in range(FIELDS)))  # noqa: B905  3.9
     entries = tuple(_entry(*row) for row in rows)
     _refuse_nested(entries)
     return entries
 
 
-def _entry(path: bytes, kind: bytes, mode: bytes, size: bytes, value: bytes) -> Entry:
+def _entry(path: bytes, kind: bytes, numbers: bytes, size: bytes, value: bytes) -> Entry:
     sound = bool(value) == (kind == LINK) and kind in (LINK, DIRECTORY)
     if kind == FILE:
-        sound = HEXADECIMAL.fullmatch(value) is not None
-    if not (sound and MODE.fullmatch(mode) and size.isdigit() and len(size) < 16):
-        raise Nonsense(f"no entry of a tree: {path[:60]!r}")
+        sound = not value or HEXADECIMAL.fullmatch(value) is not None
+    known = NUMBERS.fullmatch(numbers)
+    if known is None or not (sound and size.isdigit() and len(size) < 16):
+        raise Nonsense(f"no entry of a list of files: {path[:60]!r}")
     if not is_inside(path):
-        raise Nonsense(f"a path that leads out of the tree: {path[:60]!r}")
-    return Entry(path, kind, int(mode, 8), int(size), value)
+        raise Nonsense(f"a path that leads out of the directory: {path[:60]!r}")
+    return Entry(path, kind, int(known[1], 8), int(size), value, int(known[2] or 0))
 
 
 def is_inside(path: bytes) -> bool:
@@ -93,7 +97,7 @@ def _refuse_nested(entries: tuple[Entry, ...]) -> None:
     """Refuse a path twice, and one below a file or a link: nothing is written through a link."""
     kinds = {entry.path: entry.kind for entry in entries}
     if len(kinds) != len(entries):
-        raise Nonsense("a tree with one path twice")
+        raise Nonsense("a list with one path twice")
     seen: set[bytes] = set()
     for path in kinds:
         parent = path.rpartition(b"/")[0]
@@ -102,3 +106,27 @@ def _refuse_nested(entries: tuple[Entry, ...]) -> None:
                 raise Nonsense(f"a path below a file: {path[:60]!r}")
             seen.add(parent)
             parent = parent.rpartition(b"/")[0]
+
+
+# -- which of them ----------------------------------------------------------------------------
+
+
+def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return 1, 2, 3, 7 as (1, 3), (7, 7)."""
+    pairs: list[tuple[int, int]] = []
+    for number in numbers:
+        if pairs and pairs[-1][1] == number - 1:
+            pairs[-1] = (pairs[-1][0], number)
+        else:
+            pairs.append((number, number))
+    return tuple(pairs)
+
+
+def numbers_in(pairs: Sequence[tuple[int, int]], count: int) -> Iterator[int]:
+    """Yield the numbers of ranges from another machine; Nonsense where `count` files are fewer."""
+    last = -1
+    for first, end in pairs:
+        if not last < first <= end < count:
+            raise Nonsense("ranges of files that the list does not have")
+        last = end
+        yield from range(first, end + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -16,7 +17,8 @@ from orchestrator.head.environments import wheels
 from orchestrator.head.environments.requirements import Requirements
 from orchestrator.head.environments.wheels import Kind
 from orchestrator.head.nodes.probed_node import by_value
-from orchestrator.head.transfer.fanout import Changed, Fanout, send_tree
+from orchestrator.head.transfer.spread import PassingOn, first_failed, peers, send_to_all
+from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.requests.environments import (
     AskBuild,
     BuildEnvironment,
@@ -24,6 +26,7 @@ from orchestrator.protocol.requests.environments import (
     EnvironmentState,
     LookAtEnvironment,
 )
+from orchestrator.protocol.requests.transfer import STORE, Place
 
 ANSWER_SECONDS = 30.0
 BUILD_SECONDS = 3600.0
@@ -107,12 +110,12 @@ def make_kind(
     kind = min((kind for _, kind, _ in members), key=lambda kind: kind.minor)
     nodes = [node for node, _, _ in members]
     directory = wheels.wheels_for(kind, key, wanted.sources, say)
-    tree = wheels.as_tree(directory)
+    tree = of_files(directory, lambda path: 0o755 if path.name == "uv" else 0o644)
     say(f"{plural(len(nodes), 'node')} ({kind}): {plural(tree.files, 'file')}, {size(tree.size)}")
-    try:
-        sent = send_tree(nodes, tree, fanout=Fanout(), say=say)
-    except Changed as changed:
-        raise CheckFailed(f"{directory / str(changed)} was changed meanwhile") from changed
+    sent = send_to_all(peers(nodes, Place(kind=STORE)), tree, passing_on=PassingOn(), say=say)
+    changed = first_failed(sent)
+    if changed:
+        raise CheckFailed(f"{directory / os.fsdecode(changed)} was changed meanwhile")
     request = BuildEnvironment(key=key, tree=tree.digest, root=wanted.root, name=wanted.name)
     lock = threading.Lock()  # nodes say their steps one at a time
 

@@ -24,9 +24,6 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.head.environments import hashes
 from orchestrator.head.environments.requirements import LOCK, Requirements
 from orchestrator.head.transfer import index
-from orchestrator.head.transfer.code.scan import Tree
-from orchestrator.protocol import manifest as tree
-from orchestrator.protocol.manifest import FILE, Entry
 
 UV_GLIBC = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)  # the platforms that uv has names for
 LONGEST = 3600.0  # seconds for a download
@@ -275,16 +272,3 @@ def prune(now: float) -> int:
             if path.is_dir() and now - path.stat().st_mtime > UNUSED:
                 files.delete(path, freed.append)
     return sum(freed)
-
-
-def as_tree(directory: Path) -> Tree:
-    """Describe the wheels as the tree that the nodes are sent."""
-    entries = []
-    for path in sorted(directory.iterdir()):
-        with files.open_plain(path) as file:
-            value = files.digest(file.fileno()).encode()
-        mode = 0o755 if path.name == "uv" else 0o644
-        size = path.stat().st_size
-        entries.append(Entry(os.fsencode(path.name), FILE, mode, size, value))
-    listing = tree.packed(entries)
-    return Tree(os.fsencode(directory), tuple(sorted(entries)), listing, tree.digest_of(listing))

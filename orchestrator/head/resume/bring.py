@@ -6,8 +6,8 @@ come through this machine.
 
 from __future__ import annotations
 
+import os
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +15,20 @@ from pathlib import Path
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.common.folder import Folder
 from orchestrator.head.chores import push
-from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.connect import fleet
-from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.outputs.fetch import Fetch
 from orchestrator.head.resume.holder import Holder
 from orchestrator.head.resume.room import Room
 from orchestrator.head.screen.progress import Progress
+from orchestrator.head.transfer.send import Outbox, Sender
 from orchestrator.head.transfer.take import QUICK_SECONDS
-from orchestrator.protocol import offer
-from orchestrator.protocol.requests.transfer import GivingNode, MakeRoom, NamedFile, TakeFiles
+from orchestrator.protocol.requests.transfer import (
+    GivingNode,
+    MakeRoom,
+    NamedFile,
+    Place,
+    TakeFiles,
+)
 from orchestrator.records import checkpoint_manifest, checkpoint_store
 from orchestrator.records.checkpoint_parts import Delivery, Version
 
@@ -174,13 +178,14 @@ class Bringing:
         if (record.size, record.sha256) != (file.size, file.sum):
             raise NodeError(f"{file.path} on {source.name} is not what its manifest says")
         cargo = push.load(place / within, directory)
-        numbered = NumberedNode(load.target, Node(target.name))
-        packed = zlib.compress(offer.packed(cargo.files), 1)
-        sums = push.Sums(cargo)
-        sending = push.Sending(target.open, numbered, cargo, sums, progress, packed)
-        with target.lock:
-            sending.offer()
-        refuse(sending.result.failed)
+        outbox = Outbox(cargo.tree)
+        try:
+            with target.lock:
+                into = Place(directory=cargo.directory)
+                sent = Sender(outbox, target.open, into, progress.add).go()
+        finally:
+            outbox.close()
+        refuse({os.fsdecode(path): why for path, why in sent.failed.items()})
 
 
 def refuse(failed: Mapping[str, str]) -> None:

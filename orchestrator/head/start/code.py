@@ -30,12 +30,13 @@ from orchestrator.head.start.nodes import Nodes, reach_all
 from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code import shared
 from orchestrator.head.transfer.code.listing import Rules
-from orchestrator.head.transfer.code.scan import TRIES, Limits, Scan, Tree, changing
-from orchestrator.head.transfer.fanout import Changed, Fanout, Sent, send_tree
-from orchestrator.protocol import manifest as trees
+from orchestrator.head.transfer.code.scan import TRIES, Limits, Scan, changing
+from orchestrator.head.transfer.send import Sent
+from orchestrator.head.transfer.spread import PassingOn, first_failed, peers, send_to_all
+from orchestrator.head.transfer.tree import Changed, Tree
 from orchestrator.protocol.requests.machine import ProbeTarget
 from orchestrator.protocol.requests.request import LACKING
-from orchestrator.protocol.requests.transfer import CheckedOut, CheckOut
+from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, Place
 
 CHECK_OUT_SECONDS = 300.0  # 50,000 files on a slow disk
 LOOK_SECONDS = 1.0  # for a directory that nodes share: a comparison is not worth more
@@ -264,8 +265,7 @@ def tree_for(request: Request, scan: Scan) -> Tree:
         if request.payload is None:
             raise
         note = f"warning: the function goes without its directory: {error}"
-        nothing = trees.packed([])
-        return Tree(scan.directory, (), nothing, trees.digest_of(nothing), (note,))
+        return Tree.of(scan.directory, (), (note,))
 
 
 def bring_late(request: Request, node: Reached, scan: Scan, say: Say) -> Reached:
@@ -318,10 +318,14 @@ class Delivery:
         progress = Progress("sending the code", self.tree.size * len(nodes))
         told = progress.add if self.shown else lambda _: None
         try:
-            fanout = Fanout.of(self.request.config.sync.fanout)
-            results = send_tree(nodes, self.tree, told, fanout, self.say)
+            passing_on = PassingOn.of(self.request.config.sync.fanout)
+            into = peers(nodes, Place(kind=STORE))
+            results = send_to_all(into, self.tree, told, passing_on, self.say)
         finally:
             progress.clear()
+        changed = first_failed(results)
+        if changed:
+            raise Changed(changed)
         return self.all_of(nodes, results)
 
     def all_of(self, nodes: Sequence[Reached], results: Sequence[R | OrchestratorError]) -> list[R]:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed, StoppedEarly
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.channel import Declined, NodeChannel
+from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.probed_node import ProbedNode
-from orchestrator.head.plan.model import NodePlan, Plan
+from orchestrator.head.plan.model import Plan
+from orchestrator.head.transfer.spread import Peer, send_to_all
+from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.requests.request import STOPPED
-from orchestrator.protocol.requests.transfer import Parcel
+from orchestrator.protocol.requests.transfer import HANDED, Place
 
 CALL = "orchestrator.node.job.run_function"  # travels with what is shipped to every node
-PIECE = 4 << 20  # until the node is heard of
-PIECE_SECONDS = 60.0
 
 
 def check_python(nodes: Sequence[ProbedNode]) -> None:
@@ -39,13 +39,19 @@ def check_python(nodes: Sequence[ProbedNode]) -> None:
 
 def deliver(reached: Sequence[Reached], plan: Plan, directory: Path) -> None:
     """Send to all nodes before the first one starts, so that none waits for a slower one's data."""
-
-    def send(pair: tuple[Reached, NodePlan]) -> None:
-        send_files(pair[0].channel, plan.job, pair[1].index, directory)
-
-    results = fleet.everywhere(list(zip(reached, plan.nodes, strict=True)), send)
+    tree = of_files(directory, lambda _: 0o600)
+    peers = [
+        Peer(node.node.name, node.channel, handed(plan.job, planned.index), node)
+        for node, planned in zip(reached, plan.nodes, strict=True)
+    ]
+    results = send_to_all(peers, tree)
     raise_if_stopped(results)
     fleet.all_or_table([node.node for node in reached], results, "; nothing was started")
+
+
+def handed(job: str, node: int) -> Place:
+    """Name the place on a node for what the ranks of a job are handed."""
+    return Place(kind=HANDED, job=job, node=node)
 
 
 def raise_if_stopped(results: Sequence[object]) -> None:
@@ -53,12 +59,3 @@ def raise_if_stopped(results: Sequence[object]) -> None:
     for result in results:
         if isinstance(result, Declined) and result.kind == STOPPED:
             raise StoppedEarly(result.what)
-
-
-def send_files(channel: NodeChannel, job: str, node: int, directory: Path) -> None:
-    """Send every file of a directory, in pieces."""
-    for path in sorted(directory.iterdir()):
-        with path.open("rb") as file:
-            while data := file.read(PIECE):
-                channel.put(data, PIECE_SECONDS)
-                channel.ask(Parcel(job=job, node=node, name=path.name), PIECE_SECONDS)

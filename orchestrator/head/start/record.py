@@ -26,7 +26,8 @@ from orchestrator.head.start import timeline
 from orchestrator.head.start.prepare import Prepared
 from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code import archive, git_info
-from orchestrator.head.transfer.code.scan import MEGABYTE, Tree
+from orchestrator.head.transfer.code.scan import MEGABYTE
+from orchestrator.head.transfer.tree import Tree
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 

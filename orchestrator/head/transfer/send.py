@@ -1,88 +1,209 @@
-"""Bring the contents of a tree to nodes: to each what it lacks, to all at once.
-
-Knows nothing of launches: afterwards a node's store has the tree, and can make any directory of it.
-This is the way to one node; fanout.py takes it to all of them, or to few that pass the tree on.
-"""
+"""Bring files to one node: offer their list, and send what it lacks."""
 
 from __future__ import annotations
 
+import os
 import threading
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from orchestrator.common.errors import NodeError
+from orchestrator.common.files import digest
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.transfer.batches import Batches
-from orchestrator.head.transfer.code.scan import Tree
-from orchestrator.protocol.requests.transfer import Contents, Lacking, OfferTree
+from orchestrator.head.transfer.contents import Batch, Contents, Starts
+from orchestrator.head.transfer.tree import Sums, Tree
+from orchestrator.protocol.manifest import FILE, numbers_in
+from orchestrator.protocol.message import Nonsense
+from orchestrator.protocol.requests import transfer
+from orchestrator.protocol.requests.transfer import Begun, Lacking, Offer, Place, Taken
 
-PIECE_SECONDS = 60.0
-ANSWER_SECONDS = 300.0  # a node's slow disk
+PUT_SECONDS = 60.0  # for a piece to go
+COMPARE_SECONDS = 3600.0  # a node may have to read terabytes
+WRITE_SECONDS = 300.0  # a node's slow disk
 AHEAD = 2  # batches that are on their way while the node writes another
 
 Seen = Callable[[int], None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sent:
-    """The contents that a node lacked."""
+    """What one node lacked, and what has become of it."""
 
-    files: int
-    size: int
+    sent: list[bytes] = field(default_factory=list)  # paths
+    size: int = 0  # bytes that went there
+    failed: dict[bytes, str] = field(default_factory=dict)  # path -> why
 
-    def __add__(self, other: Sent) -> Sent:
-        return Sent(self.files + other.files, self.size + other.size)
+    @property
+    def files(self) -> int:
+        return len(self.sent)
 
 
 class Outbox:
-    """The batches for all nodes: those that lack the same share theirs."""
+    """What several nodes are sent: those that lack the same share its batches."""
 
-    def __init__(self, tree: Tree, seen: Seen) -> None:
-        self.tree = tree
-        self.seen = seen
-        self.lock = threading.Lock()  # batches are made once for all that lack the same
-        self.listing = zlib.compress(tree.listing, 1)
-        self.batches: dict[tuple[tuple[int, int], ...], Batches] = {}
+    def __init__(self, tree: Tree, sums: Sums | None = None) -> None:
+        from concurrent.futures import ThreadPoolExecutor  # brings logging: 5 ms
 
-    def send(self, channel: NodeChannel) -> Sent:
-        """Offer the tree to a node, and send it what it lacks."""
-        return self.deliver(channel, self.offer(channel))
+        self.tree, self.sums = tree, sums or Sums(tree)
+        self.packed = zlib.compress(tree.listing, 1)
+        self.lock = threading.Lock()  # of the contents
+        self.contents: dict[tuple[tuple[int, int], ...], Contents] = {}
+        self.pool = ThreadPoolExecutor(os.cpu_count() or 1)  # zlib lets other threads run
 
-    def offer(self, channel: NodeChannel) -> Lacking:
-        """Send the list of the tree, and hear what is lacking."""
-        channel.put(self.listing, PIECE_SECONDS)
-        return channel.ask(OfferTree(tree=self.tree.digest), ANSWER_SECONDS)
-
-    def deliver(self, channel: NodeChannel, lacking: Lacking) -> Sent:
-        batches = self.batches_for(lacking)
-        asked: list[tuple[int, Contents]] = []
-        number = 0
-        while batch := batches.get(number):
-            channel.put(batch.data, PIECE_SECONDS)
-            request = Contents(tree=self.tree.digest, size=batch.size)
-            asked.append((channel.tell(request), request))
-            if len(asked) > AHEAD:
-                channel.wait_for(*asked.pop(0), ANSWER_SECONDS)
-            self.seen(batch.size)
-            number += 1
-        for waiting in asked:
-            channel.wait_for(*waiting, ANSWER_SECONDS)
-        return Sent(len(batches.entries), batches.size)
-
-    def batches_for(self, lacking: Lacking) -> Batches:
-        """Return the batches of these files; what a node says is checked."""
-        count, last = len(self.tree.entries), -1
-        for first, end in lacking.ranges:
-            if not last < first <= end < count:
-                raise NodeError("it lacks files that the tree does not have")
-            last = end
+    def contents_from(self, starts: Starts) -> Contents:
+        key = tuple(sorted(starts.items()))
         with self.lock:
-            if lacking.ranges not in self.batches:
-                positions = [at for a, b in lacking.ranges for at in range(a, b + 1)]
-                self.batches[lacking.ranges] = Batches(self.tree, positions)
-            return self.batches[lacking.ranges]
+            if key not in self.contents:
+                self.contents[key] = Contents(self.tree, self.sums, starts, self.pool)
+            return self.contents[key]
 
     def close(self) -> None:
-        for batches in self.batches.values():
-            batches.close()
+        self.pool.shutdown(cancel_futures=True)
+        self.sums.keep()
+
+
+class Sender:
+    """The way of the files from here to one node."""
+
+    def __init__(
+        self, outbox: Outbox, channel: NodeChannel, into: Place, seen: Seen = lambda _: None
+    ) -> None:
+        self.outbox, self.channel, self.into, self.seen = outbox, channel, into, seen
+        self.lock = threading.Lock()  # of the channel, while others keep it alive
+        self.lacking: Lacking | None = None
+        self.lacked: set[int] | None = None  # when it was first heard of
+        self.settled: set[int] = set()  # files that only get another time there
+        self.result = Sent()
+
+    def go(self) -> Sent:
+        """Offer the files, unless that was done, and send what is lacking."""
+        return self.deliver(self.lacking or self.offer())
+
+    def offer(self, *, dry_run: bool = False) -> Lacking:
+        """Send the list, and hear what is lacking, which is checked."""
+        entries = self.outbox.tree.entries
+        self.channel.put(self.outbox.packed, PUT_SECONDS)
+        lacking = self.channel.ask(Offer(into=self.into, dry_run=dry_run), COMPARE_SECONDS)
+        try:
+            numbers = list(numbers_in(lacking.ranges, len(entries)))
+        except Nonsense:
+            raise NodeError("it lacks files that the list does not have") from None
+        known = {begun.number for begun in lacking.begun} <= set(numbers)
+        if not known or not all(0 <= number < len(entries) for number in lacking.failed):
+            raise NodeError("it lacks files that the list does not have")
+        self.result.failed.update({entries[at].path: why for at, why in lacking.failed.items()})
+        self.lacking = lacking
+        self.begin_with(numbers)
+        return lacking
+
+    def begin_with(self, numbers: Sequence[int]) -> None:
+        """Note what the node lacks, once; what is there needs no sending."""
+        if self.lacked is None:
+            entries = self.outbox.tree.entries
+            self.lacked = set(numbers)
+            self.seen(self.outbox.tree.size - sum(entries[number].size for number in numbers))
+
+    def took(self, taken: Taken) -> None:
+        """Note what has come to the node from another one."""
+        entries = self.outbox.tree.entries
+        self.lacking = None  # what it still lacks has to be heard anew
+        self.result.size += taken.size
+        if taken.lacking is not None:
+            self.begin_with(list(numbers_in(taken.lacking.ranges, len(entries))))
+            if not taken.problem:
+                failed = taken.lacking.failed.items()
+                self.result.failed.update({entries[at].path: why for at, why in failed})
+                self.count()
+
+    def going_on_with(self, outbox: Outbox, failed: Mapping[bytes, str]) -> Sender:
+        """Return a sender of other files to the same place, by what is known already."""
+        sender = Sender(outbox, self.channel, self.into, self.seen)
+        sender.result, sender.lock = self.result, self.lock
+        lacked = {self.outbox.tree.entries[number].path for number in self.numbers()}
+        sender.result.failed.update({path: why for path, why in failed.items() if path in lacked})
+        entries = outbox.tree.entries
+        sender.lacked = {at for at, entry in enumerate(entries) if entry.path in lacked}
+        return sender
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of what the node lacks."""
+        ranges = self.lacking.ranges if self.lacking else ()
+        return list(numbers_in(ranges, len(self.outbox.tree.entries)))
+
+    def deliver(self, lacking: Lacking) -> Sent:
+        """Send what the node lacks, batch after batch."""
+        starts = self.starts(lacking)
+        contents = self.outbox.contents_from(starts) if starts else None
+        window: list[tuple[int, transfer.Contents]] = []
+        number = 0
+        while contents is not None and (batch := contents.get(number)) is not None:
+            number += 1
+            self.note(batch)
+            self.channel.put(batch.data, PUT_SECONDS)
+            request = transfer.Contents(size=batch.size, last=number == len(contents.cuts))
+            window.append((self.channel.tell(request), request))
+            if len(window) > AHEAD:
+                self.hear(window)
+            self.result.size += batch.contents
+            self.seen(batch.contents)
+        while window:
+            self.hear(window)
+        self.count()
+        return self.result
+
+    def count(self) -> None:
+        """Note which files the node has now that it lacked."""
+        entries = self.outbox.tree.entries
+        came = (entries[at] for at in sorted((self.lacked or set()) - self.settled))
+        paths = (entry.path for entry in came if entry.kind == FILE)
+        self.result.sent = [path for path in paths if path not in self.result.failed]
+
+    def note(self, batch: Batch) -> None:
+        """Note what could not be read for a batch."""
+        for at, error in batch.problems.items():
+            path = self.outbox.tree.entries[at].path
+            self.result.failed[path] = error.strerror or str(error)
+
+    def hear(self, window: list[tuple[int, transfer.Contents]]) -> None:
+        """Wait for the answer to the oldest batch."""
+        answer = self.channel.wait_for(*window.pop(0), WRITE_SECONDS)
+        for at, why in answer.failed.items():
+            if 0 <= at < len(self.outbox.tree.entries):
+                self.result.failed.setdefault(self.outbox.tree.entries[at].path, why)
+
+    def starts(self, lacking: Lacking) -> dict[int, int]:
+        """Return from where on each file is to be sent, by what the node has of it."""
+        entries = self.outbox.tree.entries
+        begun = {half.number: half for half in lacking.begun}
+        starts = {}
+        for at in self.numbers():
+            if entries[at].kind != FILE:
+                continue
+            starts[at] = 0
+            if at in begun:
+                try:
+                    starts[at] = self.common(begun[at])
+                except OSError as error:
+                    self.result.failed[entries[at].path] = error.strerror or str(error)
+                    del starts[at]
+                else:
+                    self.seen(starts[at])
+                    if begun[at].whole and starts[at] == entries[at].size:
+                        self.settled.add(at)
+        return starts
+
+    def common(self, begun: Begun) -> int:
+        """Return how many bytes the node has of a file as it is here."""
+        entry = self.outbox.tree.entries[begun.number]
+        descriptor = self.outbox.tree.open(entry)
+        try:
+            if begun.have > entry.size:
+                return 0
+            if begun.have == entry.size:
+                total = self.outbox.sums.of(entry, descriptor)
+            else:
+                total = digest(descriptor, 0, begun.have)
+        finally:
+            os.close(descriptor)
+        return begun.have if total == begun.sum else 0

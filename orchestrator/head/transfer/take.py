@@ -8,19 +8,18 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import NodeError
-from orchestrator.protocol.requests.transfer import AskTaken, EndTaking, Taken
+from orchestrator.protocol.requests.transfer import AskTaken, Taken
 
 if TYPE_CHECKING:
     from orchestrator.head.connect.channel import NodeChannel
-    from orchestrator.protocol.requests.saved import TakeSaved
-    from orchestrator.protocol.requests.transfer import TakeFiles, TakeTree
+    from orchestrator.protocol.requests.request import Nothing, Request
 
 QUICK_SECONDS = 30.0  # for an answer that needs no work: a node that is very busy is not lost
 
 
 def take(
     channel: NodeChannel,
-    request: TakeFiles | TakeSaved | TakeTree,
+    request: Request[Nothing],
     came: Callable[[int], None],
     give_up: Callable[[int], bool],
     lock: AbstractContextManager[object] = nullcontext(),  # noqa: B008  it has no state
@@ -52,4 +51,4 @@ def take(
 
 def end(channel: NodeChannel, lock: AbstractContextManager[object]) -> None:
     with lock:
-        channel.ask(EndTaking(), QUICK_SECONDS)
+        channel.ask(AskTaken(end=True), QUICK_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.saved import look, take
 from orchestrator.node.server.visit import Visit, answers
+from orchestrator.node.transfer.moving import Moving
 from orchestrator.node.transfer.requests import TransferVisit
 from orchestrator.protocol.requests.request import Nothing
 from orchestrator.protocol.requests.saved import AskSaved, Saved, TakeSaved
@@ -20,7 +21,5 @@ def saved(visit: Visit, request: AskSaved) -> Saved:
 
 @answers(TakeSaved)
 def take_saved(visit: Visit, request: TakeSaved) -> Nothing:
-    state = visit.of(TransferVisit)
-    state.end_taking()
-    state.taking = take.take(request, visit.umask)
+    visit.of(Moving).begin_taking(lambda: take.take(request, visit.umask))
     return Nothing()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -15,53 +14,29 @@ from orchestrator.protocol.manifest import is_inside
 from orchestrator.protocol.requests.transfer import NamedFile, TakeFiles
 
 LABEL = "taken"
-LOOK_SECONDS = 0.02
-SECOND = 1_000_000_000  # nanoseconds
-COARSE, FINE = 2 * SECOND, 10_000  # FAT keeps every other second, NTFS counts by 100 ns
 
 
 class Given:
     """The files that may be given; what else is in the directory is not."""
 
-    def __init__(
-        self, directory: str, names: Sequence[str], coming: Sequence[NamedFile] = ()
-    ) -> None:
-        self.directory = absolute(directory)
+    def __init__(self, directory: str, names: Sequence[str]) -> None:
         self.names = frozenset(names)
-        self.coming = {named.path: named for named in coming}
-        if not all(is_inside(os.fsencode(name)) for name in (*names, *self.coming)):
+        if not all(is_inside(os.fsencode(name)) for name in names):
             raise ValueError("a path that leads out of the directory")
-        self.folder = Folder(Path(self.directory), private=True)
+        self.folder = Folder(Path(absolute(directory)), private=True)
 
     def open(self, name: str) -> BinaryIO | None:
-        named = self.coming.get(name)
-        if named is None and name not in self.names:
+        if name not in self.names:
             raise LookupError(name)
         *above, last = name.split("/")
         try:
             with self.folder.inside(above, make=False) as directory:
-                file = files.open_plain(last, dir_fd=directory)
+                return files.open_plain(last, dir_fd=directory)
         except OSError:
-            if named is not None:
-                return None
             raise LookupError(name) from None
-        if named is None or is_as_named(file, named):
-            return file
-        file.close()  # what was here before
-        return None
 
     def wait(self, seconds: float) -> None:
-        """Look again soon: another session's arrivals say nothing, and a look costs little."""
-        time.sleep(min(seconds, LOOK_SECONDS))
-
-
-def is_as_named(file: BinaryIO, named: NamedFile) -> bool:
-    """Tell whether a file has come, by its size and time; who takes it looks at its checksum."""
-    status = os.fstat(file.fileno())
-    if named.changed is None or status.st_size != named.size:
-        return False
-    between = COARSE if status.st_mtime_ns % SECOND == 0 else FINE
-    return abs(status.st_mtime_ns - named.changed) < between
+        """Return at once: all is here."""
 
 
 class Arriving:
@@ -117,19 +92,16 @@ def take(request: TakeFiles, umask: int) -> Taking:
         raise ValueError("a path that leads out of the directory")
 
     def work(taking: Taking) -> None:
-        folder = Folder(directory, private=not request.label)
+        folder = Folder(directory, private=True)
         folder.mask = umask
         folder.make()
         lacking = [named for named in request.files if not is_here(folder, named)]
         taking.files = len(lacking)
         if not lacking:
             return
-        label = (
-            f"{request.label} {os.uname().nodename}" if request.label else LABEL
-        )  # as arrivals.py
         caller = taking.call(request.giver, request.seconds)
         wanted = [(named.path, named.size) for named in lacking]
-        taking.receive(caller, wanted, Arriving(folder, lacking, label))
+        taking.receive(caller, wanted, Arriving(folder, lacking))
 
     return Taking(work)
 

@@ -15,7 +15,7 @@ from orchestrator.node.peers.peers import listen
 from orchestrator.node.peers.signed_connection import Broken
 from orchestrator.node.transfer.wire import ASK, DATA, LARGEST, WAIT, Wire
 
-RECORD = struct.Struct(">?Q")  # is it here; its size: before each file
+RECORD = struct.Struct(">?Q")  # is it here; its size from there on: before each file
 CALLERS = 16  # at once, strangers included
 PROOF_SECONDS = 5.0  # in which a caller shows that it has the token
 PATIENCE = 60.0  # with a caller whose disk is slow
@@ -89,8 +89,9 @@ class Giver:
                 waiting += RECORD.pack(False, 0)
                 continue
             with file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(0)
+                start = file.tell()
+                size = max(0, file.seek(0, os.SEEK_END) - start)
+                file.seek(start)
                 waiting += RECORD.pack(True, size)
                 while size:
                     data = file.read(min(size, LARGEST - len(waiting)))

@@ -1,6 +1,6 @@
 """Keeps files that only the head has until a job's ranks need them: a function, its arguments.
 
-They come before the start, in pieces, and wait next to the run directory until that exists. They
+They come before the start, and wait next to the run directory until that exists. They
 hold whatever the user handed over, so they are 0600, and go when the job has ended.
 """
 
@@ -9,22 +9,22 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Sequence
+from pathlib import Path
 
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.transfer.directory import Directory
+from orchestrator.protocol.manifest import FILE, Entry
 
-NAME = re.compile(r"[A-Za-z0-9_]+[.](pkl|zip)")
+NAME = re.compile(rb"[A-Za-z0-9_]+[.](pkl|zip)")
 
 
-def keep(run: RunDir, name: str, data: bytes | bytearray) -> None:
-    """Append a piece to one of the files."""
-    if not NAME.fullmatch(name):
-        raise ValueError(f"not the name of a parcel's file: {name!r}")
-    directory = waiting(run)
-    os.makedirs(os.path.dirname(directory), mode=0o700, exist_ok=True)
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    fd = os.open(os.path.join(directory, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with open(fd, "ab") as file:
-        file.write(data)
+def place(run: RunDir, entries: Sequence[Entry]) -> Directory:
+    """Return the directory for these files."""
+    for entry in entries:
+        if entry.kind != FILE or not NAME.fullmatch(entry.path):
+            raise ValueError(f"not the name of a file for a job: {entry.path!r}")
+    return Directory(Path(waiting(run)), entries, 0o077, private=True)
 
 
 def waiting(run: RunDir) -> str:

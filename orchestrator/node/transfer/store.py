@@ -14,15 +14,17 @@ import contextlib
 import hashlib
 import os
 import stat
-import threading
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO
 
 from orchestrator.common import files
 from orchestrator.common.permissions import others
 from orchestrator.node.job.run_directory import home
-from orchestrator.protocol import manifest as tree
-from orchestrator.protocol.manifest import FILE, LARGEST_LIST, Entry
+from orchestrator.node.transfer.receive import OtherContent, unzip
+from orchestrator.protocol import manifest
+from orchestrator.protocol.manifest import FILE, LARGEST_LIST_BYTES, Entry
+from orchestrator.protocol.requests.transfer import Lacking
 
 KEPT_TREES = 64  # lists of the newest trees
 OLD = 7 * 86400.0  # seconds since a tree was last used
@@ -47,7 +49,6 @@ class Store:
         self.objects = os.path.join(self.root, b"objects")
         self.trees = os.path.join(self.root, b"trees")
         self.snapshots = os.path.join(self.root, b"snapshots")
-        self.news = threading.Condition()  # contents have come
 
     def prepare(self) -> None:
         """Make the directories, and refuse those that somebody else could change."""
@@ -61,6 +62,16 @@ class Store:
                 raise ValueError(
                     f"{where} {problem or 'is no directory'}: chmod go-w {where} there"
                 )
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say in words why the store cannot be written, such as a full disk."""
+        try:
+            yield
+        except OSError as error:
+            root = os.fsdecode(self.root)
+            where = "" if self.root in os.fsencode(error.filename or b"") else error.filename
+            raise ValueError(f"{where or root} cannot be written: {error.strerror}") from error
 
     # -- contents ----------------------------------------------------------------------------
 
@@ -110,14 +121,14 @@ class Store:
             raise Incomplete(digest) from None
         with contextlib.suppress(OSError):
             os.utime(path)
-        listing = unzip(packed, LARGEST_LIST)
-        if tree.digest_of(listing) != digest:
+        listing = unzip(packed, LARGEST_LIST_BYTES)
+        if manifest.digest_of(listing) != digest:
             os.unlink(path)
             raise Incomplete(digest)
-        return tree.unpacked(listing)
+        return manifest.unpacked(listing)
 
     def _tree(self, digest: str) -> bytes:
-        if not tree.HEXADECIMAL.fullmatch(digest.encode()):
+        if not manifest.HEXADECIMAL.fullmatch(digest.encode()):
             raise ValueError(f"not the digest of a tree: {digest[:80]!r}")
         return os.path.join(self.trees, digest.encode())
 
@@ -143,18 +154,6 @@ class Store:
         return freed
 
 
-def unzip(data: bytes | bytearray, most: int) -> bytes:
-    """Unpack what another machine sent, up to a limit."""
-    unpacker = zlib.decompressobj()
-    try:
-        content = unpacker.decompress(data, most)
-    except zlib.error as error:
-        raise ValueError(f"damaged on its way: {error}") from None
-    if unpacker.unconsumed_tail or not unpacker.eof:
-        raise ValueError(f"more than {most} bytes, or cut off")
-    return content
-
-
 def is_as_kept(status: os.stat_result, entry: Entry) -> bool:
     """Tell whether a file is as the store wrote it, by its size, time and mode."""
     return (
@@ -170,57 +169,75 @@ def hash_of(path: bytes) -> bytes:
         return files.digest(file.fileno()).encode()
 
 
-class Arrivals:
-    """Writes the contents that come, one after the other, each whole and checked or not at all."""
+class ToStore:
+    """The store as a place for the files of a manifest: each content once, by its digest."""
 
-    def __init__(self, store: Store, expected: list[Entry]) -> None:
-        self.store = store
-        self.expected = expected[::-1]
+    goes_on = False
+
+    def __init__(self, store: Store, entries: Sequence[Entry], listing: bytes) -> None:
+        if any(entry.kind == FILE and not entry.value for entry in entries):
+            raise ValueError("the store takes no file without its checksum")
+        self.store, self.entries, self.listing = store, entries, listing
+
+    def compare(self, *, dry_run: bool) -> Lacking:
+        """Keep the list, and say which contents are lacking."""
+        if not dry_run:
+            with self.store.writing():
+                self.store.keep_tree(manifest.digest_of(self.listing), self.listing)
+        return Lacking(ranges=manifest.ranges(self.store.lacking(self.entries)), failed={})
+
+    def begin(self, number: int, offset: int) -> Content:
+        if offset:
+            raise ValueError("a part of a content that nothing comes before")
+        with self.store.writing():
+            return Content(self.store, self.entries[number])
+
+    def open(self, number: int) -> BinaryIO | None:
+        """Open a content; None for one that was thrown away, and comes again."""
+        entry = self.entries[number]
+        if entry.kind != FILE:
+            raise LookupError(number)
+        try:
+            return files.open_plain(os.fsdecode(self.store.path_of(entry)))
+        except OSError:
+            return None
+
+
+class Content:
+    """A content that is being written, whole and checked or not at all."""
+
+    def __init__(self, store: Store, entry: Entry) -> None:
+        self.store, self.entry = store, entry
         self.new = os.path.join(store.objects, b".new-" + os.urandom(6).hex().encode())
-        self.file: int | None = None
-        self.left = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.file = os.open(self.new, flags, 0o600)
         self.digest = hashlib.sha256()
 
-    def take(self, data: bytes | memoryview) -> None:
-        """Write what came: the rest of a content, and the next ones."""
-        view = memoryview(data)
-        while view or (self.file is None and self.expected and not self.expected[-1].size):
-            if self.file is None:
-                if not self.expected:
-                    raise ValueError("more contents than were lacking")
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                self.file = os.open(self.new, flags, 0o600)
-                self.left, self.digest = self.expected[-1].size, hashlib.sha256()
-            piece, view = view[: self.left], view[self.left :]
-            self.digest.update(piece)
-            self.left -= len(piece)
-            while piece:
-                piece = piece[os.write(self.file, piece) :]
-            if not self.left:
-                self._keep(self.expected.pop())
-        with self.store.news:
-            self.store.news.notify_all()
+    def write(self, data: memoryview) -> None:
+        self.digest.update(data)
+        with self.store.writing():
+            while data:
+                data = data[os.write(self.file, data) :]
 
-    def _keep(self, entry: Entry) -> None:
-        assert self.file is not None
-        if self.digest.hexdigest().encode() != entry.value:
-            raise ValueError(f"{os.fsdecode(entry.path)} came with another content")
-        os.fchmod(self.file, entry.mode)
-        os.utime(self.file, (moment(entry.value), moment(entry.value)))
-        os.close(self.file)
-        self.file = None
-        path = self.store.path_of(entry)
-        try:
-            os.rename(self.new, path)
-        except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(os.path.dirname(path), 0o700)
-            os.rename(self.new, path)
+    def finish(self, total: str) -> None:
+        if not self.digest.hexdigest().encode() == self.entry.value == total.encode():
+            raise OtherContent(self.entry.path)
+        with self.store.writing():
+            os.fchmod(self.file, self.entry.mode)
+            os.utime(self.file, (moment(self.entry.value), moment(self.entry.value)))
+            os.close(self.file)
+            self.file = -1
+            path = self.store.path_of(self.entry)
+            try:
+                os.rename(self.new, path)
+            except FileNotFoundError:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(os.path.dirname(path), 0o700)
+                os.rename(self.new, path)
 
     def abandon(self) -> None:
         """Forget a content that did not come whole."""
-        if self.file is not None:
+        if self.file >= 0:
             os.close(self.file)
-            self.file = None
-            with contextlib.suppress(OSError):
-                os.unlink(self.new)
+        with contextlib.suppress(OSError):
+            os.unlink(self.new)

@@ -13,8 +13,10 @@ from typing import Protocol
 
 from orchestrator.node.peers.signed_connection import Broken
 from orchestrator.node.transfer.give import RECORD
+from orchestrator.node.transfer.receive import LIST, Incoming
 from orchestrator.node.transfer.wire import ASK, Wire
-from orchestrator.protocol.requests.transfer import GivingNode, Taken
+from orchestrator.protocol import manifest
+from orchestrator.protocol.requests.transfer import GivingNode, Part, Take, Taken
 
 DIAL_SECONDS = 2.0  # for each address: a firewall that answers nothing is no long wait
 GROUP_FILES = 256  # asked for at once,
@@ -46,18 +48,29 @@ class Caller:
             return
         raise Broken("; ".join(problems) or "there is no address to call")
 
-    def fetch(self, wanted: Sequence[tuple[str, int]], take: Callable[[memoryview], None]) -> None:
-        """Fetch files (name, size); take() gets their contents, one after the other, in pieces."""
+    def fetch(
+        self,
+        wanted: Sequence[tuple[str, int]],
+        take: Callable[[str, memoryview], None],
+        absent: Callable[[str], None] | None = None,
+    ) -> None:
+        """Fetch files (name, size); take() gets their contents, one after the other, in pieces.
+
+        absent() hears of those that are not there; without it the first one is an error.
+        """
         groups = list(in_groups(wanted))
         for group in groups[:AHEAD]:
             self.ask(group)
         for number, group in enumerate(groups, AHEAD):
             for name, size in group:
                 here, count = RECORD.unpack(b"".join(self.wire.pieces(RECORD.size)))
+                if not here and absent is not None:
+                    absent(name)
+                    continue
                 if not here or count != size:
                     raise Broken(f"it has no {name} of {size} bytes")
-                for piece in self.wire.pieces(size):
-                    take(piece)
+                for piece in self.wire.pieces(size) if size else (memoryview(b""),):
+                    take(name, piece)
             if number < len(groups):
                 self.ask(groups[number])
 
@@ -104,6 +117,7 @@ class Taking:
     def __init__(self, work: Callable[[Taking], None]) -> None:
         self.work = work
         self.files = self.seen = 0
+        self.incoming: Incoming | None = None
         self.caller: Caller | None = None
         self.problem = ""
         self.ended = False
@@ -132,7 +146,7 @@ class Taking:
     ) -> None:
         """Fetch files into their place, which keeps those that come whole; count their bytes."""
 
-        def write(piece: memoryview) -> None:
+        def write(_: str, piece: memoryview) -> None:
             arrivals.take(piece)
             self.seen += len(piece)
 
@@ -142,10 +156,37 @@ class Taking:
         finally:
             arrivals.abandon()
 
+    def fill(self, caller: Caller, incoming: Incoming) -> None:
+        """Fetch what is lacking of a manifest; note what could not be written."""
+        entries, at = incoming.target.entries, dict.fromkeys(incoming.missing, 0)
+        at.update((half.number, half.have) for half in incoming.lacking.begun if not half.whole)
+        wanted = [(f"{n}:{at[n]}", entries[n].size - at[n]) for n in sorted(incoming.missing)]
+        absent: list[str] = []
+
+        def write(name: str, piece: memoryview) -> None:
+            number = int(name.partition(":")[0])
+            incoming.put(Part(number, at[number], len(piece)), piece)
+            at[number] += len(piece)
+            self.seen += len(piece)
+
+        try:
+            caller.fetch(wanted, write, absent.append)
+        finally:
+            incoming.abandon()
+        for name in absent:
+            path = os.fsdecode(entries[int(name.partition(":")[0])].path)
+            self.problem = self.problem or f"it has no {path}"
+        self.problem = self.problem or next(iter(incoming.failed.values()), "")
+
     def progress(self, seconds: float) -> Taken:
         """Say how far it is, at its end or after some seconds."""
         over = self.over.wait(seconds)
-        return Taken(size=self.seen, files=self.files, over=over, problem=self.problem)
+        lacking = None
+        if over and self.incoming is not None:
+            lacking = self.incoming.lacking.replace(failed=self.incoming.failed)
+        return Taken(
+            size=self.seen, files=self.files, over=over, problem=self.problem, lacking=lacking
+        )
 
     def end(self) -> None:
         """Give up what is under way, and wait until nothing more is written."""
@@ -153,3 +194,19 @@ class Taking:
         if self.caller is not None:
             self.caller.close()
         self.over.wait(END_SECONDS)
+
+
+def take(request: Take, into: Callable[[bytes], Incoming]) -> Taking:
+    """Begin to take what is lacking of a manifest, which the other node gives, too."""
+
+    def work(taking: Taking) -> None:
+        caller, received = taking.call(request.giver, request.seconds), bytearray()
+        caller.fetch([(LIST, request.size)], lambda _, piece: received.extend(piece))
+        listing = bytes(received)
+        if manifest.digest_of(listing) != request.manifest:
+            raise ValueError("the list of the files was damaged on its way")
+        incoming = taking.incoming = into(listing)
+        incoming.compare()
+        taking.fill(caller, incoming)
+
+    return Taking(work)

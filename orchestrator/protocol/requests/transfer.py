@@ -1,13 +1,175 @@
-"""What a head asks to move files: to a node, from it, and from node to node."""
+"""What a head asks to move files: from it to a node, from node to node, and home.
+
+Whoever has files describes them in a manifest (protocol/manifest.py); whoever is to have them says
+which are lacking. From then on a file is its number in that manifest.
+"""
 
 from __future__ import annotations
 
-from typing import Optional
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple, Optional
 
 from orchestrator.protocol.facts import Disk
-from orchestrator.protocol.message import Count, Few, IpAddress, Message, Moment, Port
+from orchestrator.protocol.message import Count, Few, IpAddress, Message, Moment, Nonsense, Port
 from orchestrator.protocol.requests.machine import ProbeTarget
 from orchestrator.protocol.requests.request import Nothing, Request
+
+LARGEST_BATCH_BYTES = 1 << 24  # of contents in one request, unpacked
+
+# -- where ------------------------------------------------------------------------------------
+
+STORE = "store"  # contents by their digest: a snapshot is made of them (CheckOut)
+DIRECTORY = "directory"  # the user's own: what differs is overwritten, half files are continued
+HANDED = "handed"  # what the ranks of a job are handed when it starts: private, gone with the job
+
+
+class Place(Message):
+    """A place for files on a node; its kind says by which policy they come to be there."""
+
+    kind: str = DIRECTORY
+    directory: str = ""  # absolute, or below ~
+    job: str = ""
+    node: Count = 0
+
+
+# -- from the head to a node ------------------------------------------------------------------
+
+
+class Begun(Message):
+    """A file that is here in part, or of the same size with another time."""
+
+    number: Count
+    have: Count  # bytes
+    sum: str  # their SHA-256
+    whole: bool = False  # under its own name
+
+
+class Lacking(Message):
+    """The files of a manifest that are not here as they were described."""
+
+    ranges: tuple[tuple[Count, Count], ...]  # first and last number
+    begun: tuple[Begun, ...] = ()  # of these
+    failed: dict[int, str]  # number -> why it cannot be here
+
+
+class Offer(Request[Lacking], do="offer"):
+    """Compare what is here with the manifest, packed in the pieces before, and say what is lacking.
+
+    Directories and links are made at once.
+    """
+
+    into: Place
+    dry_run: bool = False  # make nothing
+
+
+class Written(Message):
+    """The files of an offer that could not be written so far."""
+
+    failed: dict[int, str]  # number -> why
+
+
+class Contents(Request[Written], do="contents"):
+    """Write parts of the files that were offered last, packed in the pieces before."""
+
+    size: Count  # unpacked
+    last: bool = False  # answer when all of it is on the disk
+
+
+PART = struct.Struct(">IQI32s")
+UNKNOWN = bytes(32)
+
+
+class Part(NamedTuple):
+    """The head of some bytes of one file, which follow it in `Contents`."""
+
+    number: int
+    offset: int
+    size: int
+    sum: str = ""  # of the whole file, with its last bytes, where the manifest does not have it
+
+    def packed(self) -> bytes:
+        total = bytes.fromhex(self.sum) if self.sum else UNKNOWN
+        return PART.pack(self.number, self.offset, self.size, total)
+
+
+def parts_of(data: bytes) -> Iterator[tuple[Part, memoryview]]:
+    """Yield the parts of one request."""
+    view, at = memoryview(data), 0
+    while at < len(view):
+        if len(view) - at < PART.size:
+            raise Nonsense("half of a part")
+        number, offset, size, total = PART.unpack_from(view, at)
+        at += PART.size
+        if len(view) - at < size:
+            raise Nonsense(f"a part of {size} bytes that is cut off")
+        known = "" if total == UNKNOWN else total.hex()
+        yield Part(number, offset, size, known), view[at : at + size]
+        at += size
+
+
+# -- from node to node ------------------------------------------------------------------------
+
+
+class Giving(Message):
+    """The port where other nodes may call; 0 where this node may not listen."""
+
+    port: Port
+
+
+class Give(Request[Giving], do="give"):
+    """Give the files of a manifest to nodes that have the token.
+
+    A manifest in the pieces before is of files that are here. Else it is one that was offered, or
+    that is still to be taken from another node: each file is given once it has come.
+    """
+
+    manifest: str  # its digest
+    place: Place
+    token: str
+    seconds: float
+
+
+class EndGiving(Request[Nothing], do="end_giving"):
+    """Give nothing more to other nodes."""
+
+
+class GivingNode(Message):
+    """A node that gives: all of its addresses where it may answer, the likeliest first."""
+
+    addresses: tuple[IpAddress, ...]
+    port: Port
+    token: str
+
+
+class Take(Request[Nothing], do="take"):
+    """Begin to take what is lacking of a manifest from a node that gives; it gives the list, too.
+
+    Every checksum is in it.
+    """
+
+    manifest: str  # its digest
+    size: Count  # of the list, unpacked
+    into: Place
+    giver: GivingNode
+    seconds: float
+
+
+class Taken(Message):
+    """Tell how far the transfer is; a problem ends it."""
+
+    size: Count  # bytes that have come
+    over: bool
+    problem: str = ""
+    files: Count = 0  # that were lacking, where that is known
+    lacking: Optional[Lacking] = None  # what was lacking when it began, and what failed
+
+
+class AskTaken(Request[Taken], do="ask_taken"):
+    """Ask how far the transfer is; the answer comes at its end, or a moment later."""
+
+    end: bool = False  # give it up, and answer when nothing more is written
+
 
 # -- code -------------------------------------------------------------------------------------
 
@@ -34,25 +196,6 @@ class CheckOut(Request[CheckedOut], do="check_out"):
     outputs: tuple[str, ...] = ()  # directories there that the program writes: made and linked
 
 
-class Lacking(Message):
-    """The files whose contents the node does not have: first and last position in the list."""
-
-    ranges: tuple[tuple[Count, Count], ...]
-
-
-class OfferTree(Request[Lacking], do="offer_tree"):
-    """Take the list of a tree, compressed in the pieces before this, and say what is lacking."""
-
-    tree: str
-
-
-class Contents(Request[Nothing], do="contents"):
-    """Take contents that are lacking, one after the other, compressed in the pieces before."""
-
-    tree: str
-    size: Count  # unpacked
-
-
 class Compared(Message):
     """Files that the node sees otherwise than the head: path -> SHA-256, or why there is none."""
 
@@ -66,14 +209,6 @@ class Compare(Request[Compared], do="compare"):
 
 
 # -- files ------------------------------------------------------------------------------------
-
-
-class Parcel(Request[Nothing], do="parcel"):
-    """Append the pieces that came before to a file for the job's ranks."""
-
-    job: str
-    node: int
-    name: str
 
 
 class OutputFile(Message):
@@ -164,52 +299,6 @@ class SumOutput(Request[OutputSum], do="sum_output"):
     size: Count
 
 
-class WantedFile(Message):
-    """A file of an offer that is not here as it was offered."""
-
-    number: Count  # its place in the offer
-    have: Count  # bytes that are here, of it or of another,
-    sum: str  # and their SHA-256
-    whole: bool  # under its own name: another time or content, and the same size
-
-
-class WantedFiles(Message):
-    """The files of an offer that are to be sent, and those that cannot be taken."""
-
-    wanted: tuple[WantedFile, ...]
-    failed: dict[int, str]  # place in the offer -> why
-
-
-class OfferFiles(Request[WantedFiles], do="offer_files"):
-    """Compare a directory with an offer: the piece before, five fields for each file."""
-
-    directory: str
-    dry_run: bool = False  # make nothing
-
-
-class WriteFile(Request[Nothing], do="write_file"):
-    """Write the piece before into a file of the offer; the last names the whole file's SHA-256."""
-
-    number: Count
-    offset: Count
-    sum: str = ""
-    here: bool = False  # all of it is here already, and gets its time and mode
-
-
-class Giving(Message):
-    """The port where other nodes may call; 0 where this node may not listen."""
-
-    port: Port
-
-
-class GiveTree(Request[Giving], do="give_tree"):
-    """Give a tree to nodes that have the token: its list and contents, also those still to come."""
-
-    tree: str  # its digest
-    token: str
-    seconds: float
-
-
 class NamedFile(Message):
     """A file that is to be the same on another node."""
 
@@ -227,28 +316,6 @@ class GiveFiles(Request[Giving], do="give_files"):
     files: tuple[str, ...]  # paths below it
     token: str
     seconds: float
-    coming: tuple[NamedFile, ...] = ()  # and these, each once it is here with its size and time
-
-
-class EndGiving(Request[Nothing], do="end_giving"):
-    """Give nothing more to other nodes."""
-
-
-class GivingNode(Message):
-    """A node that gives: all of its addresses where it may answer, the likeliest first."""
-
-    addresses: tuple[IpAddress, ...]
-    port: Port
-    token: str
-
-
-class TakeTree(Request[Nothing], do="take_tree"):
-    """Begin to take what is lacking of a tree from another node."""
-
-    tree: str  # its digest
-    size: Count  # of its list, unpacked
-    giver: GivingNode
-    seconds: float
 
 
 class TakeFiles(Request[Nothing], do="take_files"):
@@ -258,23 +325,3 @@ class TakeFiles(Request[Nothing], do="take_files"):
     files: tuple[NamedFile, ...]
     giver: GivingNode
     seconds: float
-    label: str = (
-        ""  # of what the head sends in the same way: the user's own files, not private ones
-    )
-
-
-class Taken(Message):
-    """Tell how far the transfer is; a problem ends it."""
-
-    size: Count  # bytes that have come
-    over: bool
-    problem: str = ""
-    files: Count = 0  # that were lacking, where that is known
-
-
-class AskTaken(Request[Taken], do="ask_taken"):
-    """Ask how far the transfer is; the answer comes at its end, or a moment later."""
-
-
-class EndTaking(Request[Nothing], do="end_taking"):
-    """Give up what is being taken."""

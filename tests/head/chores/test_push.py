@@ -19,7 +19,7 @@ from orchestrator.head.commands.transfer.push import as_text
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen.progress import Progress
-from orchestrator.node.transfer.arrivals import LABEL
+from orchestrator.node.transfer.directory import LABEL
 
 Push = Callable[..., Pushed]
 

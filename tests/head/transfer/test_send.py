@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import os
-import resource
-import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from orchestrator.common.errors import CheckFailed, NodeError
+from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached, open_channel
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.transfer import batches
+from orchestrator.head.transfer import contents
 from orchestrator.head.transfer.code import shared
 from orchestrator.head.transfer.code.listing import Rules
-from orchestrator.head.transfer.code.scan import Limits, Scan, Tree
-from orchestrator.head.transfer.fanout import Changed, Sent, send_tree
+from orchestrator.head.transfer.code.scan import Limits, Scan
+from orchestrator.head.transfer.contents import Batch, Contents
+from orchestrator.head.transfer.send import Outbox, Sent
+from orchestrator.head.transfer.spread import NEVER, PassingOn, first_failed, peers, send_to_all
+from orchestrator.head.transfer.tree import Tree
+from orchestrator.protocol.manifest import FILE, Entry
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
-from orchestrator.protocol.requests.transfer import CheckedOut, CheckOut
+from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, Place
 from tests.head.plan.probed import facts
 
 FILES = {"a.py": b"a = 1\n", "empty": b"", "large": os.urandom(300_000) + bytes(700_000)}
@@ -33,7 +37,7 @@ FILES |= {f"many/{number}": b"%d" % number for number in range(300)}
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(batches, "BATCH", 100_000)
+    monkeypatch.setattr(contents, "BATCH_BYTES", 100_000)
     for name, content in FILES.items():
         path = tmp_path / "work" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,6 +74,20 @@ def check_out(channel: NodeChannel, tree: Tree, name: str = "x-0") -> CheckedOut
     return channel.ask(request, 30.0)
 
 
+def send_tree(
+    nodes: Sequence[Reached],
+    tree: Tree,
+    seen: Callable[[int], None] = lambda _: None,
+    passing_on: PassingOn = NEVER,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[tuple[int, int] | OrchestratorError]:
+    """Bring a tree to the stores of nodes; return how many files and bytes each lacked."""
+    into = peers(nodes, Place(kind=STORE))
+    results = send_to_all(into, tree, seen, passing_on, say)
+    assert first_failed(results) == b""
+    return [(r.files, r.size) if isinstance(r, Sent) else r for r in results]
+
+
 def test_each_node_gets_what_it_lacks(work: Path, nodes: list[Reached]) -> None:
     tree = scan(work)
     seen: list[int] = []
@@ -79,12 +97,12 @@ def test_each_node_gets_what_it_lacks(work: Path, nodes: list[Reached]) -> None:
         with lock:
             seen.append(count)
 
-    assert send_tree(nodes[:1], tree) == [Sent(tree.files, tree.size)]
-    assert send_tree(nodes, tree, add) == [Sent(0, 0), Sent(tree.files, tree.size)]
-    assert sum(seen) == tree.size
+    assert send_tree(nodes[:1], tree) == [(tree.files, tree.size)]
+    assert send_tree(nodes, tree, add) == [(0, 0), (tree.files, tree.size)]
+    assert sum(seen) == 2 * tree.size
     (work / "a.py").write_bytes(b"a = 2\n")
     edited = scan(work)
-    assert send_tree(nodes, edited) == [Sent(1, 6)] * 2
+    assert send_tree(nodes, edited) == [(1, 6)] * 2
     for node in nodes:
         checked = check_out(node.channel, edited)
         assert (checked.tree, checked.differ) == (edited.digest, ())
@@ -96,45 +114,81 @@ def test_what_arrived_before_a_cut_stays(
     work: Path, nodes: list[Reached], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tree = scan(work)
-    real = batches.Batches.get
+    real = Contents.get
 
-    def cut(self: batches.Batches, number: int) -> batches.Batch | None:
+    def cut(self: Contents, number: int) -> Batch | None:
         if number == 5:
             nodes[0].channel.close()
         return real(self, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(batches.Batches, "get", cut)
+        patch.setattr(Contents, "get", cut)
         (broken,) = send_tree(nodes[:1], tree)
     assert isinstance(broken, NodeError)
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home0"))
     again = reach("node0")
     (sent,) = send_tree([again], tree)
-    assert isinstance(sent, Sent)
-    assert 0 < sent.size < tree.size
+    assert isinstance(sent, tuple)
+    assert 0 < sent[1] < tree.size
     assert check_out(again.channel, tree).tree == tree.digest
     again.channel.close()
 
 
 @pytest.mark.parametrize("how", ["edited", "shorter", "gone"])
 def test_an_edit_on_the_way_is_seen(work: Path, nodes: list[Reached], how: str) -> None:
+    """By what arrives: the rest comes all the same, and is not sent again."""
     tree = scan(work)
     if how == "gone":
         (work / "many/7").unlink()
     else:
         (work / "many/7").write_bytes(b"x" if how == "edited" else b"")
-    with pytest.raises(Changed, match="many/7"):
-        send_tree(nodes, tree)
+    results = send_to_all(peers(nodes, Place(kind=STORE)), tree)
+    assert first_failed(results) == b"many/7"
     new = scan(work)
-    assert all(isinstance(sent, Sent) for sent in send_tree(nodes, new))
+    changed = {"edited": (1, 1), "shorter": (0, 0), "gone": (0, 0)}  # an empty one has come
+    assert send_tree(nodes, new) == [changed[how]] * 2
     assert check_out(nodes[0].channel, new).tree == new.digest
 
 
 def test_a_node_that_lacks_what_there_is_not_is_refused(work: Path, nodes: list[Reached]) -> None:
     tree = scan(work)
     small = Tree(tree.directory, tree.entries[:1], tree.listing, tree.digest)
-    (refused,) = send_tree(nodes[:1], small)
-    assert "it lacks files that the tree does not have" in str(refused)
+    (refused,) = send_to_all(peers(nodes[:1], Place(kind=STORE)), small)
+    assert "it lacks files that the list does not have" in str(refused)
+
+
+# -- batches ----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 30), max_size=8), st.data())
+def test_every_byte_is_in_one_part(sizes: list[int], data: st.DataObject) -> None:
+    entries = [Entry(b"%d" % at, FILE, 0o644, size, b"") for at, size in enumerate(sizes)]
+    starts = {at: data.draw(st.integers(0, size)) for at, size in enumerate(sizes)}
+    batches = list(contents.cut(entries, starts, 10))
+    assert all(sum(part.size for part in batch) <= 10 for batch in batches)
+    parts = [part for batch in batches for part in batch]
+    assert parts == sorted(parts)
+    for at, size in enumerate(sizes):
+        of_it = [part for part in parts if part.number == at]
+        assert sum(part.size for part in of_it) == size - starts[at]
+        assert of_it[0].offset == starts[at] and of_it[-1].offset + of_it[-1].size == size
+        assert len([part for part in of_it if not part.size]) <= (starts[at] == size)
+
+
+def test_a_node_that_is_behind_gets_the_same(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And costs no memory: only few batches are kept."""
+    monkeypatch.setattr(contents, "KEPT", 2)
+    outbox = Outbox(scan(work))
+    own = outbox.contents_from(contents.starts_of(outbox.tree.entries, range(outbox.tree.files)))
+    count = len(own.cuts)
+    assert count > 5
+    first = [own.get(number) for number in range(count)]
+    assert len(own.batches) <= 2 and own.get(count) is None
+    assert [own.get(number) for number in range(count)] == first
+    outbox.close()
+
+
+# -- shared disks -----------------------------------------------------------------------------
 
 
 def test_a_marker_is_on_shared_disks_alone(work: Path, nodes: list[Reached]) -> None:
@@ -173,26 +227,3 @@ def test_a_disk_that_lags_behind_stops_a_launch(
             shared.check_same(nodes, os.fsencode(work), newer)
         os.utime(work / "a.py", (1, 1))  # it changes meanwhile: nobody can say
         shared.check_same(nodes, os.fsencode(work), newer)
-
-
-def test_a_temporary_directory_without_room_is_an_error_in_words(
-    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For each node: the batch that had no room is none that another one may pass over."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    tree = scan(work)
-    own = batches.Batches(tree, range(len(tree.entries)))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, before[1]))
-        for _ in range(2):
-            with pytest.raises(CheckFailed, match=rf"wait in {tmp_path}: File too") as error:
-                for number in range(len(FILES)):
-                    own.get(number)
-        assert "TMPDIR" in error.value.fix
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    own.close()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with pytest.raises(CheckFailed, match="none: No such file"):
-        batches.Batches(tree, range(3))

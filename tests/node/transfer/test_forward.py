@@ -16,14 +16,25 @@ from typing import BinaryIO
 
 import pytest
 
+from orchestrator.common.folder import Partial
 from orchestrator.node.peers.signed_connection import Broken
-from orchestrator.node.transfer import files, forward, give, wire
+from orchestrator.node.transfer import directory, files, give, take, wire
+from orchestrator.node.transfer.directory import Directory
 from orchestrator.node.transfer.give import Giver, Source
-from orchestrator.node.transfer.store import Arrivals, Store
+from orchestrator.node.transfer.receive import Incoming
+from orchestrator.node.transfer.store import Store, ToStore
 from orchestrator.node.transfer.take import Caller, Taking
-from orchestrator.protocol import manifest as tree
+from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, Entry
-from orchestrator.protocol.requests.transfer import GivingNode, NamedFile, TakeFiles, TakeTree
+from orchestrator.protocol.requests.transfer import (
+    STORE,
+    GivingNode,
+    NamedFile,
+    Part,
+    Place,
+    Take,
+    TakeFiles,
+)
 
 TOKEN = secrets.token_hex(32)
 SECONDS = 20.0
@@ -43,8 +54,8 @@ ENTRIES = tuple(
     Entry(path, FILE, 0o644, len(content), sum_of(content).encode())
     for path, content in sorted(CONTENTS.items())
 )
-LISTING = tree.packed(ENTRIES)
-DIGEST = tree.digest_of(LISTING)
+LISTING = manifest.packed(ENTRIES)
+DIGEST = manifest.digest_of(LISTING)
 
 
 @pytest.fixture
@@ -72,78 +83,110 @@ def end_of(taking: Taking) -> str:
     return taking.problem
 
 
-# -- a tree -----------------------------------------------------------------------------------
+# -- a manifest -------------------------------------------------------------------------------
 
 
-def take_tree(store: Store, giver: GivingNode) -> Taking:
-    return forward.take(
-        store, TakeTree(tree=DIGEST, size=len(LISTING), giver=giver, seconds=SECONDS)
+def incoming(store: Store) -> Incoming:
+    return Incoming(ToStore(store, ENTRIES, LISTING), LISTING)
+
+
+def take_all(place: Incoming, giver: GivingNode) -> Taking:
+    request = Take(
+        manifest=DIGEST, size=len(LISTING), into=Place(kind=STORE), giver=giver, seconds=SECONDS
     )
+    return take.take(request, lambda _: place)
 
 
-def test_a_tree_goes_down_a_chain_while_it_comes(
+def put(place: Incoming, path: bytes, content: bytes) -> None:
+    number = [entry.path for entry in ENTRIES].index(path)
+    if number in place.missing:
+        place.put(Part(number, 0, len(content)), memoryview(content))
+
+
+def test_files_go_down_a_chain_while_they_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, giving: list[Giver]
 ) -> None:
-    stores = [new_store(tmp_path / str(number), monkeypatch) for number in range(3)]
-    takings = []
-    for here, there in itertools.pairwise(stores):
-        takings.append(take_tree(there, start(giving, forward.Given(here, DIGEST))))
-    positions = stores[0].lacking(ENTRIES)
-    data = b"".join(CONTENTS[ENTRIES[at].path] for at in positions)
-    arrivals = Arrivals(stores[0], [ENTRIES[at] for at in positions])
-    half = len(data) - 1000  # in the midst of the small ones
-    arrivals.take(data[:half])
+    places = [incoming(new_store(tmp_path / str(number), monkeypatch)) for number in range(3)]
+    takings = [take_all(there, start(giving, here)) for here, there in itertools.pairwise(places)]
+    places[0].compare()
+    for path in (b"large", b"empty"):
+        put(places[0], path, CONTENTS[path])
     assert not any(taking.over.is_set() for taking in takings)
-    stores[0].keep_tree(DIGEST, LISTING)
     deadline = time.monotonic() + SECONDS
-    while not (size := takings[1].seen) >= 700_000 and time.monotonic() < deadline:
+    while takings[1].seen < 700_000 and time.monotonic() < deadline:
         takings[1].over.wait(0.01)
-    assert 700_000 <= size <= half  # the last of the chain has it before the first has all
-    arrivals.take(data[half:])
+    assert takings[1].seen == 700_000  # the last of the chain has it before the first has all
+    for path, content in CONTENTS.items():
+        put(places[0], path, content)
     assert [end_of(taking) for taking in takings] == ["", ""]
-    assert [taking.seen for taking in takings] == [len(data)] * 2
-    for store in stores:
+    size = sum(map(len, set(CONTENTS.values())))
+    assert [taking.seen for taking in takings] == [size] * 2
+    for place in places:
+        store = place.target.store  # type: ignore[attr-defined]
         assert store.lacking(store.tree(DIGEST)) == []
         assert not list(Path(os.fsdecode(store.objects)).glob(".new*"))
-    again = take_tree(stores[2], start(giving, forward.Given(stores[0], DIGEST)))
-    assert (end_of(again), again.seen, again.files) == ("", 0, 0)
+    again = take_all(places[2], start(giving, places[0]))
+    progress = again.progress(SECONDS)
+    assert (progress.problem, progress.size) == ("", 0)
+    assert progress.lacking is not None and progress.lacking.ranges == ()
 
 
-def filled(store: Store) -> Store:
-    store.keep_tree(DIGEST, LISTING)
-    arrivals = Arrivals(store, list(ENTRIES))
-    for entry in ENTRIES:
-        arrivals.take(CONTENTS[entry.path])
-    return store
+def filled(place: Incoming) -> Incoming:
+    place.compare()
+    for path, content in CONTENTS.items():
+        put(place, path, content)
+    return place
 
 
 def test_what_is_false_does_not_enter_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, giving: list[Giver]
 ) -> None:
-    """A content that rotted there, and the list of another tree."""
+    """A content that rotted there, one that is not there any more, and another list."""
     stores = [new_store(tmp_path / str(number), monkeypatch) for number in range(2)]
-    filled(stores[0])
+    there = filled(incoming(stores[0]))
     (rotten,) = (entry for entry in ENTRIES if entry.path == b"many/300")
-    path = Path(os.fsdecode(stores[0].path_of(rotten)))
-    time_before = path.stat().st_mtime
-    path.write_bytes(b"003")
-    os.utime(path, (time_before, time_before))
-    taking = take_tree(stores[1], start(giving, forward.Given(stores[0], DIGEST)))
+    Path(os.fsdecode(stores[0].path_of(rotten))).write_bytes(b"003")
+    place = incoming(stores[1])
+    taking = take_all(place, start(giving, there))
     assert end_of(taking) == "many/300 came with another content"
-    kept = len(ENTRIES) - len(stores[1].lacking(ENTRIES))
-    assert 0 < kept < len(ENTRIES)
-    assert not stores[1].has(rotten)
+    assert [ENTRIES[at].path for at in stores[1].lacking(ENTRIES)] == [b"many/300"]
+    there.failed[5] = "it could not be written"
+    again = take_all(incoming(new_store(tmp_path / "3", monkeypatch)), start(giving, there))
+    assert end_of(again) == f"it has no {os.fsdecode(ENTRIES[5].path)}"
+    liar = Incoming(there.target, LISTING[::-1], all_here=True)
+    empty = incoming(new_store(tmp_path / "2", monkeypatch))
+    assert "damaged on its way" in end_of(take_all(empty, start(giving, liar)))
 
-    class Liar(forward.Given):
-        def open(self, name: str) -> BinaryIO | None:
-            file = super().open(name)
-            self.listing = LISTING[::-1]
-            return file
 
-    liar = Liar(stores[0], DIGEST)
-    liar.open(forward.LIST)
-    empty = new_store(tmp_path / "2", monkeypatch)
-    assert "damaged on its way" in end_of(take_tree(empty, start(giving, liar)))
+def test_a_half_file_is_continued_from_another_node(tmp_path: Path, giving: list[Giver]) -> None:
+    """After its beginning was compared: a damaged one comes whole, by the next transfer."""
+    content = os.urandom(300_000)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/file").write_bytes(content)
+    entries = (Entry(b"file", FILE, 0o640, 300_000, sum_of(content).encode(), 5_000_000_000),)
+    listing = manifest.packed(entries)
+    here = Incoming(Directory(tmp_path / "here", entries, 0o022), listing, all_here=True)
+    request = Take(
+        manifest=manifest.digest_of(listing),
+        size=len(listing),
+        into=Place(),
+        giver=start(giving, here),
+        seconds=SECONDS,
+    )
+    for damage, came, problem in ((0, 100_000, ""), (1, 100_000, "file came with another content")):
+        target = Directory(tmp_path / f"there{damage}", entries, 0o022)
+        target.folder.make()
+        part = Partial(target.folder, ["file"], directory.LABEL)
+        half = bytearray(content[:200_000])
+        half[7] ^= damage
+        (target.folder.root / part.hidden).write_bytes(half)
+        part.close()
+        taking = take.take(request, lambda _, target=target: Incoming(target, listing))  # type: ignore[misc]
+        assert (end_of(taking), taking.seen) == (problem, came)
+        found = {path.name for path in target.folder.root.iterdir()}
+        assert found == (set() if damage else {"file"})
+    status = (tmp_path / "there0/file").stat()
+    assert (status.st_mode & 0o777, status.st_mtime) == (0o640, 5.0)
 
 
 # -- who may ----------------------------------------------------------------------------------
@@ -174,7 +217,7 @@ def test_who_has_not_the_token_gets_nothing(tmp_path: Path, giving: list[Giver])
     port = start(giving, words).port
     stranger = Caller(["127.0.0.1"], port, secrets.token_hex(32), SECONDS)
     with pytest.raises(Broken, match=r"hung up|reset"):
-        stranger.fetch([("words", 5)], lambda _: None)
+        stranger.fetch([("words", 5)], lambda *_: None)
     with socket.create_connection(("127.0.0.1", port)) as line:
         line.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(200))
         heard = b""
@@ -188,12 +231,14 @@ def test_who_has_not_the_token_gets_nothing(tmp_path: Path, giving: list[Giver])
         mirror.wire.receive()
     known = Caller(["127.0.0.1"], port, TOKEN, SECONDS)
     got = bytearray()
-    known.fetch([("words", 5)], got.extend)
+    known.fetch([("words", 5)], lambda _, piece: got.extend(piece))
     assert got == b"words"
     with pytest.raises(Broken, match="no other of 5 bytes"):
-        known.fetch([("other", 5)], got.extend)
+        known.fetch([("other", 5)], lambda _, piece: got.extend(piece))
     with pytest.raises(Broken, match="no words of 4 bytes"):
-        Caller(["127.0.0.1"], port, TOKEN, SECONDS).fetch([("words", 4)], got.extend)
+        Caller(["127.0.0.1"], port, TOKEN, SECONDS).fetch(
+            [("words", 4)], lambda _, piece: got.extend(piece)
+        )
 
 
 def _received(line: socket.socket) -> bytes:
@@ -208,7 +253,7 @@ def test_a_listener_that_has_not_the_token_is_no_giver(giving: list[Giver]) -> N
     with socket.create_server(("127.0.0.1", 0)) as server:
         caller = Caller(["127.0.0.1"], answering(server), TOKEN, SECONDS)
         with pytest.raises(Broken, match="not one of us"):
-            caller.fetch([("words", 5)], lambda _: None)
+            caller.fetch([("words", 5)], lambda *_: None)
 
 
 def answering(server: socket.socket) -> int:
@@ -250,7 +295,7 @@ def test_a_giver_that_is_silent_is_given_up(
     waiting = Caller(place.addresses, place.port, TOKEN, 1.5)
     began = time.monotonic()
     with pytest.raises(Broken, match="takes too long"):
-        waiting.fetch([("late", 5)], lambda _: None)
+        waiting.fetch([("late", 5)], lambda *_: None)
     assert time.monotonic() - began > 1.0
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(Broken, match=r"silent for 0\.5 s"):
@@ -266,7 +311,7 @@ def test_an_address_that_is_not_the_givers_is_passed_over(
     place = start(giving, Words(tmp_path / "words"))
     caller = Caller(["255.255.255.255", "127.0.0.2"], place.port, TOKEN, SECONDS)
     got = bytearray()
-    caller.fetch([("words", 5)] * 1000, got.extend)
+    caller.fetch([("words", 5)] * 1000, lambda _, piece: got.extend(piece))
     assert got == b"words" * 1000
 
 
@@ -274,7 +319,7 @@ def test_a_giver_ends_with_its_time(tmp_path: Path, giving: list[Giver]) -> None
     place = start(giving, Words(tmp_path / "words"), seconds=0.3)
     caller = Caller(place.addresses, place.port, TOKEN, SECONDS)
     with pytest.raises(Broken, match=r"hung up|reset"):
-        caller.fetch([("late", 1)], lambda _: None)
+        caller.fetch([("late", 1)], lambda *_: None)
     with pytest.raises(Broken, match="refused"):
         Caller(place.addresses, place.port, TOKEN, SECONDS)
 
@@ -340,28 +385,3 @@ def test_a_file_with_another_content_is_not_kept(
     taking = take_files(tmp_path / "target", place, *named("shard/1.bin", "top"))
     assert end_of(taking) == "top came with another content"
     assert [path.name for path in (tmp_path / "target").iterdir()] == ["shard"]
-
-
-@pytest.mark.parametrize(
-    ("fraction", "given"),
-    [
-        (999_999_999, True),
-        (999_999_900, True),  # a disk that counts by 100 ns, such as NTFS
-        (0, True),  # and one that keeps whole seconds
-        (-2_000_000_000, False),
-        (500_000_000, False),  # the file of half a second before, of the same size
-    ],
-)
-def test_a_disk_may_keep_less_of_a_time(
-    shards: Path, tmp_path: Path, giving: list[Giver], fraction: int, given: bool
-) -> None:
-    """What is still to come is known by its time, which is another's where it was here before."""
-    (whole,) = named("top")
-    coming = whole.replace(changed=1_700_000_000_999_999_999)
-    time_of_it = 1_700_000_000_000_000_000 + fraction
-    os.utime(shards / "top", ns=(time_of_it, time_of_it))
-    source = files.Given(str(shards), (), (coming,))
-    file = source.open("top")
-    assert (file is not None) is given
-    if file is not None:
-        file.close()

@@ -1,24 +1,31 @@
-"""Files for a job that has not started: in pieces, the user's alone, gone if it never starts."""
+"""Files for a job that has not started: the user's alone, gone if it never starts."""
 
 from __future__ import annotations
 
 import stat
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.transfer import payload
+from orchestrator.node.transfer.receive import Incoming
+from orchestrator.protocol import manifest
+from orchestrator.protocol.manifest import FILE, Entry
+from orchestrator.protocol.requests.transfer import Part
 
 
-def keep(run: RunDir, name: str, *pieces: bytes) -> None:
-    for piece in pieces:
-        payload.keep(run, name, piece)
+def keep(run: RunDir, name: str, content: bytes) -> None:
+    entry = Entry(name.encode(), FILE, 0o600, len(content), sha256(content).hexdigest().encode())
+    place = Incoming(payload.place(run, [entry]), manifest.packed([entry]))
+    place.compare()
+    place.put(Part(0, 0, len(content)), memoryview(content))
 
 
-def test_pieces_become_a_file_of_the_run(home: Path) -> None:
+def test_a_file_becomes_one_of_the_run(home: Path) -> None:
     run = RunDir("job", 0)
-    keep(run, "call.pkl", b"one", b"", b"two")
+    keep(run, "call.pkl", b"onetwo")
     keep(RunDir("job", 1), "call.pkl", b"another node of the same home")
     run.create()
     payload.hand_over(run, run)

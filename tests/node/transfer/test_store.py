@@ -17,14 +17,22 @@ import pytest
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Visit
 from orchestrator.node.transfer import outputs, prune, snapshot
-from orchestrator.node.transfer.behind import Behind
 from orchestrator.node.transfer.checkout import CodeVisit, compare
-from orchestrator.node.transfer.store import Arrivals, Incomplete, Store
-from orchestrator.protocol import manifest as tree
+from orchestrator.node.transfer.moving import Moving
+from orchestrator.node.transfer.store import Incomplete, Store
+from orchestrator.protocol import manifest
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
 from orchestrator.protocol.requests.machine import ProbeTarget
-from orchestrator.protocol.requests.transfer import CheckedOut, CheckOut
+from orchestrator.protocol.requests.transfer import (
+    STORE,
+    CheckedOut,
+    CheckOut,
+    Contents,
+    Offer,
+    Part,
+    Place,
+)
 from tests.node.running import bare_spec
 
 CONTENTS = {
@@ -45,8 +53,8 @@ ENTRIES = (
     Entry(b"void/inner", DIRECTORY, 0o755, 0, b""),
     Entry(b"way", LINK, 0, 0, b"pkg/b.py"),
 )
-LISTING = tree.packed(ENTRIES)
-DIGEST = tree.digest_of(LISTING)
+LISTING = manifest.packed(ENTRIES)
+DIGEST = manifest.digest_of(LISTING)
 ENDED = Ended(time=1.0, agent=0, why="", killed={}, left=(), ranks={})
 
 
@@ -57,14 +65,16 @@ def store(home: Path) -> Store:
     return store
 
 
-def send(visit: CodeVisit) -> int:
-    """Send what is lacking; return how many contents that were."""
-    lacking = visit.offer(DIGEST, zlib.compress(LISTING))
-    positions = [at for first, last in lacking.ranges for at in range(first, last + 1)]
-    entries = tree.unpacked(LISTING)
-    data = b"".join(CONTENTS[entries[at].path] for at in positions)
-    visit.contents(DIGEST, len(data), zlib.compress(data))
-    return len(positions)
+def send(_: object = None) -> int:
+    """Send what is lacking, as another head would; return how many contents that were."""
+    moving = Visit().of(Moving)
+    lacking = moving.offer(Offer(into=Place(kind=STORE)), zlib.compress(LISTING))
+    numbers = list(manifest.numbers_in(lacking.ranges, len(ENTRIES)))
+    parts = [(at, CONTENTS[ENTRIES[at].path]) for at in numbers]
+    data = b"".join(Part(at, 0, len(content)).packed() + content for at, content in parts)
+    written = moving.contents(Contents(size=len(data), last=True), zlib.compress(data))
+    assert written.failed == {}
+    return len(numbers)
 
 
 def check_out(visit: CodeVisit, name: str = "x", beside: str = "/nowhere") -> CheckedOut:
@@ -174,55 +184,18 @@ def test_what_is_in_a_snapshot_is_what_is_told(store: Store, way: str) -> None:
     assert differ == ["empty", "more.py", "pkg/b.py"]
 
 
-def test_contents_come_whole_and_checked_or_not_at_all(store: Store) -> None:
-    large, small = b"x" * 1000, b"y"
-    expected = [entry(b"s", small), entry(b"l", large)]
-    arrivals = Arrivals(store, expected)
-    arrivals.take(small + large[:500])
-    arrivals.abandon()  # the connection is cut
-    assert [store.has(each) for each in expected] == [True, False]
-    assert list(Path(os.fsdecode(store.objects)).glob(".new*")) == []
-    with pytest.raises(ValueError, match="l came with another content"):
-        Arrivals(store, expected[1:]).take(b"z" * 1000)
-    with pytest.raises(ValueError, match="more contents than were lacking"):
-        Arrivals(store, expected[1:]).take(large + b"z")
-    again = Arrivals(store, expected[1:])
-    for at in range(0, 1000, 7):
-        again.take(large[at : at + 7])
-    assert store.has(expected[1])
-
-
-def test_work_that_is_behind_is_done_in_order_and_its_error_is_told() -> None:
-    done: list[bytes] = []
-
-    def work(data: bytes) -> None:
-        if data == b"full":
-            raise OSError("no space")
-        done.append(data)
-
-    behind = Behind(work)
-    for word in (b"a", b"b"):
-        behind.put(word)
-    behind.finish()
-    assert done == [b"a", b"b"]
-    behind.put(b"full")
-    for _ in range(2):
-        with pytest.raises(OSError, match="no space"):
-            behind.put(b"c")
-    with pytest.raises(OSError, match="no space"):
-        behind.finish()
-    assert done == [b"a", b"b"]
-
-
 def test_what_lies_is_refused(store: Store) -> None:
-    visit = CodeVisit(Visit())
-    with pytest.raises(ValueError, match="damaged on its way"):
-        visit.offer("0" * 64, zlib.compress(LISTING))
+    moving, into = Visit().of(Moving), Place(kind=STORE)
+    with pytest.raises(ValueError, match="no list of files"):
+        moving.offer(Offer(into=into), zlib.compress(LISTING[1:-1]))
     with pytest.raises(ValueError, match="contents that nobody expects"):
-        visit.contents(DIGEST, 1, zlib.compress(b"x"))
-    visit.offer(DIGEST, zlib.compress(LISTING))
+        moving.contents(Contents(size=1), zlib.compress(b"x"))
+    nameless = manifest.packed([ENTRIES[0]._replace(value=b"")])
+    with pytest.raises(ValueError, match="without its checksum"):
+        moving.offer(Offer(into=into), zlib.compress(nameless))
+    moving.offer(Offer(into=into), zlib.compress(LISTING))
     with pytest.raises(ValueError, match="of another size"):
-        visit.contents(DIGEST, 3, zlib.compress(b"xxxxx"))
+        moving.contents(Contents(size=3), zlib.compress(b"xxxxx"))
     with pytest.raises(ValueError, match="not the digest"):
         store.tree("../../../etc/passwd")
     for name, title in (("../x", "t"), ("x", "../t"), ("x", ".."), ("x", ""), (".x", "t")):

@@ -86,8 +86,8 @@ def as_text(parts: Sequence[Pushed], cargo: Cargo, said: Sequence[str], *, dry_r
         size = "" if dry_run else text.size(part.size)
         rows.append([label, name, count, size, f"{part.kept}", cargo.directory])
         notes += [f"{label}: {path}: {why}" for path, why in part.failed.items()]
-    if cargo.own and any(IS_DIRECTORY in part.failed.values() for part in parts):
-        into = f"{cargo.directory.rstrip('/')}/{os.fsdecode(cargo.files[0].path)}/"
+    if cargo.tree.names and any(IS_DIRECTORY in part.failed.values() for part in parts):
+        into = f"{cargo.directory.rstrip('/')}/{os.fsdecode(cargo.tree.entries[0].path)}/"
         notes.append(f"  -> to put the file into that directory, write a / at the end: {into}")
     notes += [f"left out: {what}" for what in cargo.left_out]
     table = output.table(rows, output.look(), headed=True)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.transfer.batches import Changed, read
-from orchestrator.head.transfer.code.scan import Tree
+from orchestrator.head.transfer.tree import Changed, Tree
 from orchestrator.protocol import manifest as trees
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
 from orchestrator.protocol.message import Nonsense
@@ -40,7 +39,7 @@ def write(tree: Tree, path: Path) -> bool:
             content = b""
             if entry.kind == FILE:
                 try:
-                    content = b"".join(read(tree.directory, entry))
+                    content = tree.content(entry)
                 except Changed:
                     return False
             elif entry.kind == LINK:

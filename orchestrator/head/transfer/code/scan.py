@@ -15,7 +15,7 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import plural, size
 from orchestrator.head.transfer.code.listing import Listed, Rules, list_tree
 from orchestrator.head.transfer.index import Index, signature
-from orchestrator.protocol import manifest as tree
+from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
 
 TRIES = 3
@@ -33,25 +33,6 @@ class Limits:
     largest_file: float = 200.0
     largest_tree: float = 2000.0
     leave_out: bool = False  # and what cannot be read, and say so; else it is refused
-
-
-@dataclass(frozen=True)
-class Tree:
-    """A directory as it was read: what has to be there for a copy to be the same."""
-
-    directory: bytes
-    entries: tuple[Entry, ...]  # sorted
-    listing: bytes  # the same, packed
-    digest: str
-    notes: tuple[str, ...] = ()
-
-    @property
-    def files(self) -> int:
-        return sum(entry.kind == FILE for entry in self.entries)
-
-    @property
-    def size(self) -> int:
-        return sum(entry.size for entry in self.entries)
 
 
 class Scan:
@@ -111,10 +92,7 @@ class Scan:
                 notes.append(entry)
         index.save()
         notes += left if len(left) < 5 else [*left[:3], f"warning: nor {len(left) - 3} more files"]
-        entries.sort()
-        listing = tree.packed(entries)
-        notes += outward(entries)
-        return Tree(directory, tuple(entries), listing, tree.digest_of(listing), tuple(notes))
+        return Tree.of(directory, entries, [*notes, *outward(sorted(entries))])
 
     def tree(self) -> Tree:
         """Wait for the tree; CheckFailed says what cannot travel."""

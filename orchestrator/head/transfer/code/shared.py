@@ -16,7 +16,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.transfer.code.listing import MARKER
 from orchestrator.head.transfer.index import signature
-from orchestrator.head.transfer.send import PIECE_SECONDS
+from orchestrator.head.transfer.send import PUT_SECONDS
 from orchestrator.protocol.requests.transfer import Compare
 
 COMPARE_SECONDS = 60.0
@@ -71,7 +71,7 @@ def check_same(
     request = Compare(directory=os.fsdecode(directory))
 
     def ask(node: Reached) -> Mapping[str, str]:
-        node.channel.put(packed, PIECE_SECONDS)
+        node.channel.put(packed, PUT_SECONDS)
         return node.channel.ask(request, COMPARE_SECONDS).differ
 
     answers = fleet.everywhere(reached, ask)

@@ -15,13 +15,15 @@ from orchestrator.config.schema import Sync
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.connect.subprocess_transport import ProcessChannel
-from orchestrator.head.transfer import batches, fanout
-from orchestrator.head.transfer.code.scan import Tree
-from orchestrator.head.transfer.fanout import Fanout, Sent, parent, places, send_tree
-from orchestrator.head.transfer.send import Outbox
+from orchestrator.head.transfer import contents, spread
+from orchestrator.head.transfer.contents import Batch, Contents
+from orchestrator.head.transfer.schedule import Rules, Schedule
+from orchestrator.head.transfer.send import Sender, Sent
+from orchestrator.head.transfer.spread import PassingOn, Peer, places
+from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.facts import Address, Interface
-from orchestrator.protocol.requests.transfer import TakeTree
-from tests.head.transfer.test_send import check_out, reach, scan
+from orchestrator.protocol.requests.transfer import Place, Take
+from tests.head.transfer.test_send import check_out, reach, scan, send_tree
 
 NODES = 4  # one after the other
 FILES = {f"many/{number}": b"%d" % number for number in range(400)}
@@ -31,7 +33,7 @@ FILES |= {"large": os.urandom(600_000), "empty": b""}
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(batches, "BATCH", 50_000)
+    monkeypatch.setattr(contents, "BATCH_BYTES", 50_000)
     for name, content in FILES.items():
         path = tmp_path / "work" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,8 +47,9 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Reac
     for number in range(NODES):
         monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / f"home{number}"))
         reached.append(reach(f"node{number}"))
-    monkeypatch.setattr(fanout, "WIDTH", 1)
-    monkeypatch.setattr(fanout, "places", lambda giver, taker: ("127.0.0.1",))
+    rules = Rules(width=1)
+    monkeypatch.setattr(spread, "Schedule", lambda takers: Schedule(takers, rules=rules))
+    monkeypatch.setattr(spread, "places", lambda giver, taker: ("127.0.0.1",))
     yield reached
     for node in reached:
         node.channel.close()
@@ -66,7 +69,7 @@ class Uplink:
         monkeypatch.setattr(NodeChannel, "put", put)
 
 
-ALL = Fanout(3, 0)
+ALL = PassingOn(3, 0)
 
 
 def have_all(nodes: list[Reached], tree: Tree) -> bool:
@@ -78,14 +81,14 @@ def test_the_head_sends_one_copy_to_each_chain(
 ) -> None:
     uplink, seen, said = Uplink(monkeypatch), [], []  # type: ignore[var-annotated]
     results = send_tree(nodes, tree, seen.append, ALL, said.append)
-    assert results == [Sent(tree.files, tree.size)] * NODES
+    assert results == [(tree.files, tree.size)] * NODES
     assert sum(seen) == tree.size * NODES
     assert 600_000 < uplink.size < 1.1 * 600_000
     assert said == []
     assert have_all(nodes, tree)
     uplink.size = 0
-    assert send_tree(nodes, tree, fanout=ALL) == [Sent(0, 0)] * NODES
-    assert send_tree(nodes, tree, fanout=Fanout(3)) == [Sent(0, 0)] * NODES  # not worth it
+    assert send_tree(nodes, tree, passing_on=ALL) == [(0, 0)] * NODES
+    assert send_tree(nodes, tree, passing_on=PassingOn(3)) == [(0, 0)] * NODES  # not worth it
 
 
 def test_who_cannot_reach_another_is_served_from_here(
@@ -94,7 +97,7 @@ def test_who_cannot_reach_another_is_served_from_here(
     """And passes on what it gets to those after it."""
 
     def wrong_token(channel: NodeChannel, request: Any, timeout: float) -> Any:
-        if isinstance(request, TakeTree) and channel in (nodes[1].channel, nodes[3].channel):
+        if isinstance(request, Take) and channel in (nodes[1].channel, nodes[3].channel):
             request = request.replace(giver=request.giver.replace(token="00" * 32))
         return real(channel, request, timeout)
 
@@ -102,7 +105,7 @@ def test_who_cannot_reach_another_is_served_from_here(
     monkeypatch.setattr(NodeChannel, "ask", wrong_token)
     uplink, said = Uplink(monkeypatch), []  # type: ignore[var-annotated]
     assert (
-        send_tree(nodes, tree, fanout=ALL, say=said.append) == [Sent(tree.files, tree.size)] * NODES
+        send_tree(nodes, tree, passing_on=ALL, say=said.append) == [(tree.files, tree.size)] * NODES
     )
     assert 3 * 600_000 < uplink.size < 3.3 * 600_000
     assert len(said) == 2
@@ -120,18 +123,18 @@ def test_a_node_that_is_lost_takes_no_other_with_it(
     assert isinstance(channel, ProcessChannel)
     assert channel.process is not None
     process = channel.process
-    real = batches.Batches.get
+    real = Contents.get
 
-    def get(self: batches.Batches, number: int) -> batches.Batch | None:
+    def get(self: Contents, number: int) -> Batch | None:
         if number == 5:
             process.kill()
         return real(self, number)
 
-    monkeypatch.setattr(batches.Batches, "get", get)
+    monkeypatch.setattr(Contents, "get", get)
     said: list[str] = []
-    results = send_tree(nodes, tree, fanout=ALL, say=said.append)
+    results = send_tree(nodes, tree, passing_on=ALL, say=said.append)
     assert isinstance(results.pop(lost), NodeError)
-    assert all(isinstance(sent, Sent) for sent in results), results
+    assert all(isinstance(sent, tuple) for sent in results), results
     assert said
     others = [node for at, node in enumerate(nodes) if at != lost]
     assert have_all(others, tree)
@@ -140,39 +143,32 @@ def test_a_node_that_is_lost_takes_no_other_with_it(
 def test_a_full_disk_is_that_nodes_alone(
     tree: Tree, nodes: list[Reached], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Outbox.deliver
+    real = Sender.deliver
 
-    def refuse(self: Outbox, channel: NodeChannel, lacking: Any) -> Sent:
-        if channel is nodes[0].channel:
+    def refuse(self: Sender, lacking: Any) -> Sent:
+        if self.channel is nodes[0].channel:
             raise NodeError("no space left on device")
-        return real(self, channel, lacking)
+        return real(self, lacking)
 
-    monkeypatch.setattr(Outbox, "deliver", refuse)
+    monkeypatch.setattr(Sender, "deliver", refuse)
     said: list[str] = []
-    results = send_tree(nodes, tree, fanout=ALL, say=said.append)
+    results = send_tree(nodes, tree, passing_on=ALL, say=said.append)
     assert isinstance(results.pop(0), NodeError)
-    assert results == [Sent(tree.files, tree.size)] * (NODES - 1)
+    assert results == [(tree.files, tree.size)] * (NODES - 1)
     assert "node1 cannot take files from node0 (" in said[0]
 
 
 # -- by itself --------------------------------------------------------------------------------
 
 
-def test_every_node_has_one_before_it() -> None:
-    for at in range(2, 200):
-        assert 0 <= parent(at) < at
-    served = [parent(at) for at in range(2, 200)]
-    assert max(map(served.count, served)) == 2
-
-
 def test_when_it_pays() -> None:
-    auto = Fanout.of("auto")
+    auto = PassingOn.of("auto")
     assert auto.pays(64, 1 << 20)
     assert not auto.pays(4, 1 << 30)
     assert not auto.pays(64, 1 << 10)  # an edit
-    assert not Fanout.of(False).pays(1000, 1 << 30)
-    assert not Fanout.of(8).pays(7, 1 << 30)
-    assert Fanout.of(8).pays(8, 1)
+    assert not PassingOn.of(False).pays(1000, 1 << 30)
+    assert not PassingOn.of(8).pays(7, 1 << 30)
+    assert PassingOn.of(8).pays(8, 1)
     for wrong in (True, "on", -1):
         with pytest.raises(UsageError, match=r"sync\.fanout"):
             Sync(fanout=wrong)
@@ -197,7 +193,11 @@ NETWORKS = {
 @pytest.mark.parametrize("case", NETWORKS)
 def test_where_another_is_called(nodes_apart: Callable[..., Reached], case: str) -> None:
     giver, taker, expected = NETWORKS[case]
-    assert list(places(nodes_apart(giver), nodes_apart(taker))) == expected
+    assert list(places(peer(nodes_apart(giver)), peer(nodes_apart(taker)))) == expected
+
+
+def peer(reached: Reached) -> Peer:
+    return Peer("", reached.channel, Place(), reached)
 
 
 @pytest.fixture

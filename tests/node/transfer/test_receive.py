@@ -1,0 +1,126 @@
+"""Files that come to a node: whole and checked, or not at all, whatever another machine says."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.server.visit import Visit
+from orchestrator.node.transfer import directory
+from orchestrator.node.transfer.directory import Directory
+from orchestrator.node.transfer.moving import Moving
+from orchestrator.node.transfer.receive import Incoming
+from orchestrator.protocol import manifest
+from orchestrator.protocol.manifest import FILE, Entry
+from orchestrator.protocol.requests.transfer import Contents, Offer, Part, Place
+
+CONTENTS = {b"a": b"one", b"b/c": b"", b"d\xff": b"three"}
+SECOND = 1_000_000_000
+
+
+def sum_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def entries(*, summed: bool = True) -> tuple[Entry, ...]:
+    return tuple(
+        Entry(path, FILE, 0o644, len(text), sum_of(text).encode() if summed else b"", 7 * SECOND)
+        for path, text in sorted(CONTENTS.items())
+    )
+
+
+def incoming(root: Path, *, private: bool = False) -> Incoming:
+    listing = manifest.packed(entries())
+    return Incoming(Directory(root, entries(), 0o022, private=private), listing)
+
+
+def put(place: Incoming, number: int, offset: int, data: bytes, total: str = "") -> None:
+    place.put(Part(number, offset, len(data), total), memoryview(data))
+
+
+def test_files_come_in_pieces_and_each_is_there_when_it_is_whole(tmp_path: Path) -> None:
+    place = incoming(tmp_path / "there")
+    assert place.compare().ranges == ((0, 2),)
+    put(place, 0, 0, b"on")
+    assert not (tmp_path / "there/a").exists()
+    put(place, 0, 2, b"e")
+    assert (tmp_path / "there/a").read_bytes() == b"one"
+    put(place, 2, 0, b"three")
+    put(place, 1, 0, b"")
+    assert place.missing == set()
+    assert incoming(tmp_path / "there").compare().ranges == ()
+    assert not list((tmp_path / "there").glob(".orchestrator-*"))
+
+
+def test_what_is_damaged_is_not_kept_and_the_rest_comes(tmp_path: Path) -> None:
+    place = incoming(tmp_path)
+    place.compare()
+    put(place, 0, 0, b"two")
+    put(place, 0, 3, b"more")  # of a file that has failed: passed over
+    put(place, 2, 0, b"three")
+    assert place.failed == {0: "a came with another content"}
+    found = [os.fsencode(path.name) for path in tmp_path.rglob("*") if path.is_file()]
+    assert found == [b"d\xff"]
+
+
+@pytest.mark.parametrize(
+    ("number", "offset", "data"),
+    [(7, 0, b"x"), (0, 1, b"n"), (0, 0, b"more than it has"), (-1, 0, b"x")],
+    ids=["no such file", "from the middle", "too much", "no number"],
+)
+def test_parts_in_disorder_are_refused(
+    tmp_path: Path, number: int, offset: int, data: bytes
+) -> None:
+    place = incoming(tmp_path)
+    place.compare()
+    with pytest.raises(ValueError, match=r"was not lacking|disorder|nothing comes before"):
+        put(place, number, offset, data)
+    place.close()
+    assert not [path for path in tmp_path.rglob("[a-z]") if path.is_file()]
+
+
+def test_the_same_content_with_another_time_is_settled(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"one")
+    os.utime(tmp_path / "a", (1, 1))
+    assert 0 not in dict(enumerate(incoming(tmp_path).compare().ranges)).values()
+    assert (tmp_path / "a").stat().st_mtime == 7
+    os.utime(tmp_path / "a", (1, 1))
+    listing = manifest.packed(entries(summed=False))  # nobody knows yet what it should hold
+    place = Incoming(Directory(tmp_path, entries(summed=False), 0o022), listing)
+    (begun,) = place.compare().begun
+    assert (begun.number, begun.have, begun.sum, begun.whole) == (0, 3, sum_of(b"one"), True)
+    put(place, 0, 3, b"", sum_of(b"one"))
+    assert (tmp_path / "a").stat().st_mtime == 7
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_modes_are_the_users_or_ours(tmp_path: Path, private: bool) -> None:
+    place = incoming(tmp_path / "there", private=private)
+    place.compare()
+    put(place, 1, 0, b"")
+    there = tmp_path / "there"
+    modes = [(path.stat().st_mode & 0o777) for path in (there, there / "b", there / "b/c")]
+    assert modes == ([0o700, 0o700, 0o600] if private else [0o755, 0o755, 0o644])
+
+
+def test_an_error_of_one_batch_is_said_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: directory.Arriving, data: memoryview) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(directory.Arriving, "write", full)
+    moving = Visit(0o022).of(Moving)
+    packed = zlib.compress(manifest.packed(entries()))
+    moving.offer(Offer(into=Place(directory=str(tmp_path))), packed)
+    data = Part(0, 0, 3).packed() + b"one"
+    written = moving.contents(Contents(size=len(data), last=True), zlib.compress(data))
+    assert written.failed == {0: "No space left on device"}
+    with pytest.raises(ValueError, match="not an absolute path"):
+        moving.offer(Offer(into=Place(directory="relative")), packed)
+    with pytest.raises(ValueError, match="damaged"):
+        moving.contents(Contents(size=3, last=True), b"xxx")
