@@ -164,7 +164,6 @@ def imported_files(path: Path) -> set[Path]:
 
 TO_BE_CUT = {
     *("records/experiment.py", "records/trust.py"),
-    *("head/chores/push.py", "head/chores/relay.py"),
 }
 
 

@@ -22,12 +22,13 @@ from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
-from orchestrator.head.transfer import fanout
+from orchestrator.head.transfer import spread
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import Limits, Scan
-from orchestrator.head.transfer.fanout import Fanout, Sent, send_tree
+from orchestrator.head.transfer.spread import PassingOn
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces
+from tests.head.transfer.test_send import send_tree
 from tests.launching import Head
 
 HOSTS = 7  # the head sends to two, these to four, and one of those to the last
@@ -101,7 +102,7 @@ def test_a_firewall_and_a_host_that_is_lost(
     hosts: NetnsCluster, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hosts behind them get it from the head within seconds."""
-    monkeypatch.setattr(fanout, "QUICK_SECONDS", 8.0)
+    monkeypatch.setattr(spread, "QUICK_SECONDS", 8.0)
     tree = Scan(os.fsencode(work), Rules(), Limits()).tree()
     said: list[str] = []
     for host in range(2):
@@ -109,14 +110,14 @@ def test_a_firewall_and_a_host_that_is_lost(
     try:
         with reached(hosts) as nodes, walled(hosts, 0):
             began = time.monotonic()
-            results = send_tree(nodes, tree, lambda _: hosts.cut(2), Fanout(3, 0), said.append)
+            results = send_tree(nodes, tree, lambda _: hosts.cut(2), PassingOn(3, 0), said.append)
             took = time.monotonic() - began
     finally:
         hosts.restore(2)
         for host in range(2):
             hosts.unslow(host)
     assert isinstance(results.pop(2), NodeError)
-    assert results == [Sent(tree.files, tree.size)] * (HOSTS - 1)
+    assert results == [(tree.files, tree.size)] * (HOSTS - 1)
     assert took < 40, took
     text = "\n".join(said)
     assert len(said) == 2, text
@@ -131,7 +132,7 @@ def push(hosts: NetnsCluster, work: Path, into: str = "kept") -> tuple[list[Push
     transport = SshTransport(SshConfig(hosts.ssh_config), timeout=10.0)
     cargo, said = pushing.load(work, f"~/{into}/work"), list[str]()
     done = pushing.push(transport, targets, cargo, Progress("sending", 0), dry_run=False,
-                        fanout=Fanout(3, 0), say=said.append)  # fmt: skip
+                        passing_on=PassingOn(3, 0), say=said.append)  # fmt: skip
     return done, said
 
 
@@ -168,4 +169,4 @@ def test_a_push_past_a_firewall_and_a_host_that_refuses(hosts: NetnsCluster, wor
         done, said = push(hosts, work, "other")
     assert [each.error is None for each in done] == [host != 1 for host in range(HOSTS)]
     assert all(not each.failed and len(each.sent) == 20 for each in done if each.error is None)
-    assert len(said) == 1 and "cannot take files from node0 (" in said[0]
+    assert 1 <= len(said) <= 2 and "cannot take files from node0 (" in said[0]
