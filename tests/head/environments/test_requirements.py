@@ -13,6 +13,7 @@ from orchestrator.head.environments import build, requirements, wheels
 from orchestrator.head.environments.build import Outcome
 from orchestrator.head.environments.command import how_to_activate
 from orchestrator.head.environments.wheels import Kind
+from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.requests.environments import EnvironmentState
 
 LINUX = Kind((3, 11), "x86_64", "glibc 2.36")
@@ -96,7 +97,7 @@ def test_wheels_are_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     directory = wheels.wheels_for(LINUX, key, sources, said.append)
     names = ["mine-1.0-py3-none-any.whl", "other-2.1-py3-none-any.whl"]
     assert sorted(path.name for path in directory.iterdir()) == names
-    assert [entry.path.decode() for entry in wheels.as_tree(directory).entries] == names
+    assert [entry.path.decode() for entry in of_files(directory, lambda _: 0o644).entries] == names
     (links / "mine-1.0-py3-none-any.whl").unlink()
     assert wheels.wheels_for(LINUX, key, sources, said.append) == directory
     assert len(said) == 1
