@@ -197,9 +197,9 @@ class Cluster:
 
         The connections are verified as those of every command here: a changed host key is refused.
         """
-        from orchestrator.head.chores import fabric_group
         from orchestrator.head.connect.ssh import SshTransport
         from orchestrator.head.connect.ssh_config import SshConfig
+        from orchestrator.head.exec import fabric_group
         from orchestrator.head.nodes.node_list import read_nodes
 
         ssh = SshTransport(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def launch(answers: Answers, arguments: LaunchArguments, command: list[str]) -> None:
     """Launch a job as `master_launch` does, and follow it; `command` is shown in its record."""
     from orchestrator.head.commands import follow
-    from orchestrator.head.commands.ready import connections
+    from orchestrator.head.commands.machines import connections
     from orchestrator.head.start import launch as launching
     from orchestrator.head.start.code import reach_with_code
     from orchestrator.head.start.prepare import prepare

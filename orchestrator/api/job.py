@@ -27,7 +27,7 @@ from orchestrator.config.launch import Where
 from orchestrator.head.background.process import INTERRUPT, LEAVE, Background
 from orchestrator.head.follow import verdict as verdicts
 from orchestrator.head.follow.node_logs import log_files
-from orchestrator.head.screen import own_paths
+from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.lines import LineSplitter
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader
 from orchestrator.records import manifest
@@ -163,7 +163,7 @@ class Job:
         verdict = self._record().verdict
         if not verdict:
             return None
-        return Verdict.of(own_paths.in_verdict(verdict, manifest.working_tree(self._experiment)))
+        return Verdict.of(crash_dump.in_verdict(verdict, manifest.working_tree(self._experiment)))
 
     def _record(self) -> JobRecord:
         return self._experiment.read_record()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from orchestrator.cli.options import FILE, Seconds, experiment_names, options_from, shared
+from orchestrator.cli.options import FILE, Group, Seconds, experiment_names, options_from, shared
 from orchestrator.config.launch import DEFAULT_NODES, Launch, Where
 
 REACHING = ("connect_timeout", "strict_host_keys")  # options of a launch that serve here
@@ -20,9 +21,9 @@ PASSES_ON = {"allow_interspersed_args": False}  # what follows the first word be
 
 def node_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Complete the name of a node of the list."""
-    from orchestrator.head.chores import numbered_node
+    from orchestrator.head.nodes import node_list
 
-    known = numbered_node.names(Path(ctx.params.get("nodes") or DEFAULT_NODES))
+    known = node_list.names(Path(ctx.params.get("nodes") or DEFAULT_NODES))
     return [name for name in known if name.startswith(incomplete)]
 
 
@@ -50,7 +51,7 @@ def reaching(
     names = [item.name for item in dataclasses.fields(Launch) if item.name in REACHING]
 
     def with_chosen(where: Where, chosen: tuple[str, ...] | str, **params: Any) -> Any:
-        from orchestrator.head.commands.chores import Chosen
+        from orchestrator.head.commands.machines.exec import Chosen
 
         given = {name: params.pop(name) for name in names}
         given = {name: value for name, value in given.items() if value is not None}
@@ -82,7 +83,7 @@ def exec_command(**params: Any) -> int:
     with ssh: orchestrator exec 'ps aux | wc -l'. Ctrl-C ends it on all nodes. `< FILE` is the
     standard input on each of them.
     """
-    from orchestrator.head.commands import chores
+    from orchestrator.head.commands.machines import exec as chores
 
     return chores.execute(chores.ExecOptions(**params))
 
@@ -107,7 +108,7 @@ def ssh_command(**params: Any) -> int:
     N is the node's number in the list, from 0. With CMD, run that: one word is shell text, several
     are a program and its arguments. It is your ssh program that connects.
     """
-    from orchestrator.head.commands import chores
+    from orchestrator.head.commands.machines import exec as chores
 
     words = params.pop("words")
     chores.ssh(chores.SshOptions(words=words[words[:1] == ("--",) :], **params))
@@ -157,3 +158,60 @@ def push_command(**params: Any) -> int:
     from orchestrator.head.commands.transfer import push
 
     return push.push(push.PushOptions(**params))
+
+
+# -- node ---------------------------------------------------------------------------------------
+# `orchestrator node`: which machines jobs may run on.
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def cordoned_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of a machine that is cordoned."""
+    from orchestrator.head.commands.machines import cordon
+
+    return [name for name in cordon.names() if name.startswith(incomplete)]
+
+
+@click.group(cls=Group)
+def node() -> None:
+    """Keep jobs away from a machine, and let them back."""
+
+
+@node.command("cordon")
+@functools.partial(shared, reads_records=False)
+@click.option(
+    "--reason", default="", metavar="TEXT", help="Say why: it is shown wherever it counts."
+)
+@click.argument("hosts", nargs=-1, required=True, metavar="HOST...", shell_complete=node_names)
+def cordon_command(where: Where, hosts: tuple[str, ...], reason: str) -> int:
+    """Let no further job run on HOST: launches take a spare in its place.
+
+    HOST is a node's name or number in the list. What runs there goes on.
+    """
+    from orchestrator.head.commands.machines import cordon
+
+    return cordon.cordon(Path(where.node_list), hosts, reason)
+
+
+@node.command("uncordon")
+@functools.partial(shared, reads_records=False)
+@click.argument("hosts", nargs=-1, required=True, metavar="HOST...", shell_complete=cordoned_names)
+def uncordon_command(where: Where, hosts: tuple[str, ...]) -> int:
+    """Let jobs run on HOST again."""
+    from orchestrator.head.commands.machines import cordon
+
+    return cordon.uncordon(Path(where.node_list), hosts)
+
+
+@node.command("list")
+@functools.partial(shared, reads_records=False)
+@json_option
+def list_command(where: Where, as_json: bool) -> int:
+    """List the machines that are cordoned, why, since when and by whom.
+
+    All of them, or with --nodes those of that list.
+    """
+    from orchestrator.head.commands.machines import cordon
+
+    return cordon.show(where.nodes, as_json=as_json)

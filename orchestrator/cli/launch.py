@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
-from orchestrator.cli.options import GroupedCommand, GroupedOption, arguments_from, launch_options
+from orchestrator.cli.options import (
+    FILE,
+    GroupedCommand,
+    GroupedOption,
+    Seconds,
+    arguments_from,
+    launch_options,
+)
+from orchestrator.common.wings import view
 from orchestrator.config.launch import NODES, LaunchArguments
 
 TAKES_PROGRAM = {"ignore_unknown_options": False, "allow_interspersed_args": False}
@@ -49,3 +58,164 @@ def launch_arguments(arguments: Sequence[str]) -> LaunchArguments:
     """Parse what follows `master_launch`; a wrong option is an error here."""
     with launch_command.make_context("master_launch", list(arguments)) as context:
         return arguments_from(context.params)
+
+
+# -- before launch ------------------------------------------------------------------------------
+# The commands that take a launch's options and start no job: plan, doctor, verify and so on.
+
+
+@click.command(
+    "plan",
+    cls=GroupedCommand,
+    params=[*launch_options("plan"), *aliases(), PROGRAM],
+    context_settings={**TAKES_PROGRAM, **HELP},
+)
+@click.option("--explain", is_flag=True, help="Show where each setting of each node comes from.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan_command(explain: bool, as_json: bool, **params: Any) -> int:
+    """Print what a launch would run on each node; start nothing."""
+    from orchestrator.head.commands import launch
+
+    return launch.plan(arguments_from(params), as_json=as_json, explained=explain)
+
+
+@click.command("verify", cls=GroupedCommand, params=[*launch_options("verify"), *aliases()])
+@click.option(
+    "--backend",
+    type=click.Choice(["nccl", "gloo"]),
+    help="Measure this one. [default: distributed.backend, else nccl where there are GPUs]",
+)
+@click.option(
+    "--max-size", default="1G", show_default=True, help="Size of the largest message: 64M, 1G."
+)
+@click.option(
+    "--seconds",
+    type=Seconds(),
+    default=60.0,
+    show_default=True,
+    help="Measure for so many seconds.",
+)
+@click.option(
+    "--strict", is_flag=True, help="Exit with code 3 if a node, a link or a device is slow."
+)
+@click.option(
+    "--sdc", is_flag=True, help="Only look for silent corruption: compute the same on all devices."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def verify_command(
+    backend: str | None,
+    max_size: str,
+    seconds: float,
+    strict: bool,
+    sdc: bool,
+    as_json: bool,
+    **params: Any,
+) -> int:
+    """Run real collectives across the nodes: are they right, how fast, and who is slow?
+
+    It also predicts how long a step of the configured model takes with each way of sharding it.
+    """
+    verify = view("verify")
+    measurement = verify.Measurement(backend, max_size, seconds, sdc)
+    code: int = verify.verify(arguments_from(params), measurement, strict=strict, as_json=as_json)
+    return code
+
+
+@click.command("doctor", cls=GroupedCommand, params=[*launch_options("doctor"), PROGRAM])
+@click.option("--quick", is_flag=True, help="Run only the checks that every launch runs.")
+@click.option(
+    "--history",
+    is_flag=True,
+    help="Examine nothing; tell what each node did wrong in earlier jobs of yours.",
+)
+@click.option(
+    "--fix-hints/--no-fix-hints", "hints", default=True, help="Say how to fix each problem."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--color/--no-color", default=None, help="Colour the output. [default: on a terminal]"
+)
+def doctor_command(
+    quick: bool, history: bool, hints: bool, as_json: bool, color: bool | None, **params: Any
+) -> int:
+    """Examine all nodes, alone and with each other; exit code 3 if a launch would fail.
+
+    With SCRIPT, its copies on the nodes are compared too.
+    """
+    from orchestrator.head.commands.machines import doctor
+
+    arguments = arguments_from(params)
+    if history:
+        return doctor.show(arguments.where.node_list, as_json=as_json)
+    return doctor.examine(arguments, full=not quick, hints=hints, as_json=as_json, color=color)
+
+
+@click.command("bootstrap", cls=GroupedCommand, params=[*launch_options("nodes")])
+@click.argument("file", required=False, type=FILE)
+@click.option("--name", metavar="NAME", default="", help="Name the environment on the nodes, too.")
+@click.option(
+    "--into",
+    metavar="DIR",
+    default="",
+    help="The nodes' directory of environments. [default: ~/.orchestrator/environments]",
+)
+@click.option("--from-index", is_flag=True, help="Each node downloads by itself, from the index.")
+@click.option(
+    "--find-links",
+    multiple=True,
+    metavar="DIR|URL",
+    type=click.Path(),
+    help="Look for packages here, too.",
+)
+@click.option("--no-index", is_flag=True, help="Look for packages nowhere else.")
+@click.option("--prune", is_flag=True, help="Remove environments without name and job.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def bootstrap_command(
+    file: Path | None,
+    name: str,
+    into: str,
+    from_index: bool,
+    find_links: tuple[str, ...],
+    no_index: bool,
+    prune: bool,
+    as_json: bool,
+    **params: Any,
+) -> int:
+    """Make the same virtual environment on every node, from wheels that are downloaded once.
+
+    FILE is a requirements.txt, pyproject.toml or uv.lock. What is whole already stays.
+    """
+    from orchestrator.head.environments import command
+
+    asked = command.Asked(file, into, name, find_links, not no_index, from_index, prune, as_json)
+    return command.bootstrap(arguments_from(params), asked)
+
+
+@click.command("nodes", cls=GroupedCommand, params=[*launch_options("nodes")])
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--color/--no-color", default=None, help="Colour the output. [default: on a terminal]"
+)
+def nodes_command(as_json: bool, color: bool | None, **params: Any) -> int:
+    """List what each machine is: CPUs, memory, GPUs, driver, networks, torch, free disk.
+
+    Exit code 4 if one cannot be reached.
+    """
+    from orchestrator.head.commands.machines import nodes
+
+    return nodes.nodes(arguments_from(params), as_json=as_json, color=color)
+
+
+@click.command("who", cls=GroupedCommand, params=[*launch_options("nodes")])
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--color/--no-color", default=None, help="Colour the output. [default: on a terminal]"
+)
+def who_command(as_json: bool, color: bool | None, **params: Any) -> int:
+    """Show who uses each GPU, or each node that has none: user, job, since when, how much.
+
+    Processes of others are shown, too. Exit code 4 if a node cannot be reached.
+    """
+    from orchestrator.head.commands.machines import who
+
+    return who.who(arguments_from(params), as_json=as_json, color=color)

@@ -59,11 +59,11 @@ def generate_slurm(arguments: tuple[str, ...], no_requeue: bool, **asked: Any) -
 
     These options come first; LAUNCH-OPTIONS are those of master_launch.
     """
-    from orchestrator.launchers.slurm import batch_file
-    from orchestrator.launchers.slurm.sbatch import SbatchOptions
+    from orchestrator.launchers import sbatch
+    from orchestrator.launchers.sbatch import SbatchOptions
 
     options = SbatchOptions(requeue=not no_requeue, **asked)
-    return batch_file.generate(options, arguments, launch_arguments(arguments))
+    return sbatch.generate(options, arguments, launch_arguments(arguments))
 
 
 @click.command("slurm", context_settings=THROUGH)
@@ -74,11 +74,11 @@ def submit_slurm(arguments: tuple[str, ...], detach: bool, no_requeue: bool, **a
 
     These options come first; LAUNCH-OPTIONS are those of master_launch.
     """
-    from orchestrator.launchers.slurm import batch_file
-    from orchestrator.launchers.slurm.sbatch import SbatchOptions
+    from orchestrator.launchers import sbatch
+    from orchestrator.launchers.sbatch import SbatchOptions
 
     options = SbatchOptions(requeue=not no_requeue, **asked)
-    return batch_file.submit(options, arguments, launch_arguments(arguments), detach=detach)
+    return sbatch.submit(options, arguments, launch_arguments(arguments), detach=detach)
 
 
 def groups(kind: type[click.Group]) -> tuple[click.Group, ...]:
@@ -110,7 +110,7 @@ def run_node(wait: float, arguments: tuple[str, ...]) -> int:
     MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK and NPROC_PER_NODE in the environment say which
     part. Nothing starts before all nodes are there and agree.
     """
-    from orchestrator.launchers.by_hand import run_node as by_hand
+    from orchestrator.launchers import run_node as by_hand
 
     mine = by_hand.part(os.environ)  # first: its errors say more than those of --master-port
     return by_hand.run(mine, wait, launch_arguments(arguments))
@@ -187,11 +187,10 @@ def container_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @container_options
 def generate_compose(**asked: Any) -> int:
     """Print a Compose file: a service per node, on one machine."""
-    from orchestrator.launchers.containers import compose
-    from orchestrator.launchers.containers.container import ContainerOptions
+    from orchestrator.launchers import container
 
-    options = ContainerOptions(**asked)
-    return compose.generate(options, launch_arguments(options.arguments))
+    options = container.ContainerOptions(**asked)
+    return container.generate_compose(options, launch_arguments(options.arguments))
 
 
 @click.command("kubernetes", context_settings=THROUGH)
@@ -209,7 +208,7 @@ def generate_compose(**asked: Any) -> int:
 )
 def generate_kubernetes(**asked: Any) -> int:
     """Print an Indexed Job and its Service: a pod per node."""
-    from orchestrator.launchers.containers import kubernetes
+    from orchestrator.launchers import kubernetes
 
     options = kubernetes.PodOptions(**asked)
     return kubernetes.generate(options, launch_arguments(options.arguments))
@@ -219,6 +218,6 @@ def generate_kubernetes(**asked: Any) -> int:
 @click.option("--base", help="An image with torch. [default: one of PyTorch's, with CUDA]")
 def generate_dockerfile(base: str | None) -> int:
     """Print a Dockerfile: torch, this package, and the files of the current directory."""
-    from orchestrator.launchers.containers import dockerfile
+    from orchestrator.launchers import container
 
-    return dockerfile.generate(base or dockerfile.BASE)
+    return container.generate_dockerfile(base or container.BASE)

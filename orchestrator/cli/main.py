@@ -9,17 +9,17 @@ from typing import Any
 import click
 
 from orchestrator.cli import launchers
-from orchestrator.cli.before_launch import (
+from orchestrator.cli.chores import exec_command, node, pull_command, push_command, ssh_command
+from orchestrator.cli.launch import (
     bootstrap_command,
     doctor_command,
+    launch_arguments,
+    launch_command,
     nodes_command,
     plan_command,
     verify_command,
     who_command,
 )
-from orchestrator.cli.chores import exec_command, pull_command, push_command, ssh_command
-from orchestrator.cli.launch import launch_arguments, launch_command
-from orchestrator.cli.node import node
 from orchestrator.cli.options import Group, Seconds, experiment_names, shared
 from orchestrator.cli.records import (
     checkpoint,
@@ -219,7 +219,7 @@ def emergency_stop_command(where: Where, mine: bool, as_json: bool) -> int:
 @json_option
 def connections(where: Where, idle: str | None, close: bool, as_json: bool) -> int:
     """Hold SSH connections open between commands, which then skip the login."""
-    from orchestrator.head.commands.ready import connections
+    from orchestrator.head.commands.machines import connections
 
     return connections.connections(where, idle=idle, close=close, as_json=as_json)
 
@@ -231,7 +231,7 @@ def connections(where: Where, idle: str | None, close: bool, as_json: bool) -> i
 @json_option
 def warm(where: Where, off: bool, node: str | None, as_json: bool) -> int:
     """List the processes that --warm left on the nodes for the next start, or end them."""
-    from orchestrator.head.commands.ready import warm
+    from orchestrator.head.commands.machines import warm
 
     return warm.warm(where, node, off=off, as_json=as_json)
 

@@ -19,8 +19,8 @@ from orchestrator.head.plan.accelerate import (
     text,
 )
 from orchestrator.head.plan.plan import DEFAULT_PORT
+from orchestrator.head.schedulers import queue
 from orchestrator.head.screen.output import tell
-from orchestrator.head.slurm import queue
 
 
 @dataclass(frozen=True)

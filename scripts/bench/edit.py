@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fanout
 import held
 import launch
 import warm
@@ -68,7 +67,6 @@ def relaunch(sync: str, files: int, edit: bool, cluster: Cluster) -> Mapping[str
         run(cluster, [*our("orchestrator"), "connections", *nodes, "--open", "1h"])
         timed(sync, cluster)
     warm.wait_until_ready(cluster)
-    fanout.wait_until_ready(cluster)
     if edit:
         (work / "part_0.py").write_text(f"x = {next(EDITS)}\n")
     return timed(sync, cluster)

@@ -3,7 +3,7 @@
     python scripts/bench/held.py
 
 A launch to its first all-reduce, and `orchestrator status` of a running job. Each in turns, on the
-same hosts; before a command over held connections a server waits on each (docs/guide.md).
+same hosts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fanout
 import launch
 from ground import (
     Cluster,
@@ -70,7 +69,6 @@ def prepared(held: bool, command: Any, cluster: Cluster) -> Mapping[str, float]:
         run(cluster, [*connections, "--close"])
         return dict(command(cluster))
     run(cluster, [*connections, "--nodes", cluster.node_list, "--open", "1h"])
-    fanout.wait_until_ready(cluster)
     return dict(command(cluster))
 
 

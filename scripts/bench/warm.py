@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fanout
 import held
 import launch
 from ground import (
@@ -94,7 +93,6 @@ def contenders(python: Path, ranks: int, lasts: float) -> list[Contender]:
         if not all(node["warm"] for node in listed(cluster)):
             warm(cluster)
         wait_until_ready(cluster)
-        fanout.wait_until_ready(cluster)
         sample = warm(cluster)
         wait_until_ready(cluster)  # before the next contender
         return sample
@@ -109,7 +107,7 @@ def contenders(python: Path, ranks: int, lasts: float) -> list[Contender]:
         words = [*our("orchestrator"), "connections", "--nodes", cluster.node_list]
         run(cluster, [*words, "--open", "10m"])
         try:
-            return warm_again(cluster)  # a server of the same Python waits there, as in held.py
+            return warm_again(cluster)
         finally:
             run(cluster, [*our("orchestrator"), "connections", "--close"])
 

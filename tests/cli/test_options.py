@@ -12,13 +12,14 @@ import click
 import pytest
 
 from orchestrator.api.options import Options
-from orchestrator.cli.before_launch import (
+from orchestrator.cli.launch import (
     doctor_command,
+    launch_arguments,
+    launch_command,
     nodes_command,
     plan_command,
     verify_command,
 )
-from orchestrator.cli.launch import launch_arguments, launch_command
 from orchestrator.cli.main import cli
 from orchestrator.cli.options import FILE, LAUNCH_OPTIONS
 from orchestrator.common.errors import UsageError

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.local_cluster.sshd import write_key
+from orchestrator.local_cluster.cluster import write_key
 
 LISTENER = """
 import select, socket, sys

@@ -22,11 +22,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.local_cluster.cluster import end
-from orchestrator.local_cluster.sshd import (
+from orchestrator.local_cluster.cluster import (
     account,
     await_banner,
     client_config,
+    end,
     penalty_options,
     sshd_config,
     sshd_program,

@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.local_cluster.sshd import sshd_program
+from orchestrator.local_cluster.cluster import sshd_program
 
 TOOLS = "apt-get install openssh-server openssh-client iproute2 util-linux"
 NAMESPACES = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--mount-proc", "--fork"]

@@ -13,12 +13,11 @@ import pytest
 from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.chores import push as pushing
-from orchestrator.head.chores.numbered_node import choose
 from orchestrator.head.chores.push import Pushed
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
-from orchestrator.head.nodes.node_list import read_nodes
+from orchestrator.head.nodes.node_list import choose, read_nodes
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve

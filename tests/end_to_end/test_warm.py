@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.held import control
-from orchestrator.head.held.control import Holding
+from orchestrator.head.connect.held import control
+from orchestrator.head.connect.held.control import Holding
 from tests.launching import PATIENCE, Head
 
 PROGRAM = """
@@ -68,7 +68,7 @@ def test_from_cold_to_warm_and_off(head: Head, monkeypatch: pytest.MonkeyPatch) 
     assert all(pair["memory"] > 0 and len(pair["pids"]) == 2 for pair in waiting)
     assert not any("JOBS_OWN" in pair["variables"] for pair in waiting)
     deadline = time.monotonic() + PATIENCE
-    while states(held := control.look()) != ["open", "open"]:
+    while states(held := control.holding()) != ["open", "open"]:
         assert time.monotonic() < deadline, held
         time.sleep(0.05)
     again = head.run(*INSIDE, "--nproc", "2", "--warm", "10m", "--env", "JOBS_OWN=1", script)
@@ -83,6 +83,6 @@ def test_from_cold_to_warm_and_off(head: Head, monkeypatch: pytest.MonkeyPatch) 
     code, text = warm(head, "--off")
     assert code == 0 and "nothing was warm" in text and "none is left" in text
     assert not any(head.cluster.processes(node, "ORCHESTRATOR_WARM=") for node in (0, 1))
-    assert control.look() is None, "the connections are closed, too"
+    assert control.holding() is None, "the connections are closed, too"
     code, text = warm(head, "--node", "nobody")
     assert code == 2 and "no such node" in text

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from orchestrator.cli import main
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.launchers.containers import container, dockerfile
+from orchestrator.launchers import container
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces
 from tests.launchers.containers import Containers, composed, expanded
@@ -188,8 +188,8 @@ def test_the_image_gets_of_us_what_pip_needs() -> None:
     copied = re.findall(r"^COPY --from=orchestrator (.+) /opt/orchestrator/(\S*)$", text, re.M)
     names = {name: target for names, target in copied for name in names.split()}
     assert names == {"pyproject.toml": "", "README.md": "", "orchestrator": "orchestrator"}
-    assert all((dockerfile.CLONE / name).exists() for name in names)
-    assert 'readme = "README.md"' in (dockerfile.CLONE / "pyproject.toml").read_text()
+    assert all((container.CLONE / name).exists() for name in names)
+    assert 'readme = "README.md"' in (container.CLONE / "pyproject.toml").read_text()
     assert text.index("COPY --from") < text.index("RUN pip install") < text.index("COPY . .")
 
 
@@ -252,7 +252,7 @@ def test_compose_runs_it_with_every_argument_as_it_was(containers: Containers) -
 
 def test_kubernetes_runs_it_and_goes_on_after_an_eviction(containers: Containers) -> None:
     """A pod that comes before the first one's name is known; an eviction; the next attempt."""
-    shutil.copytree(dockerfile.CLONE / "config", containers.workdir / "config")  # COPY . .
+    shutil.copytree(container.CLONE / "config", containers.workdir / "config")  # COPY . .
     kept = ["--name", "run", "--volume", "shared"]
     _, job = kubernetes(*PAIR, *kept, "--set", "training.max_steps=40", *SMALL[2:])
     (node,) = pod(job)["containers"]

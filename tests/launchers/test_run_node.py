@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.launchers.by_hand import rendezvous
-from orchestrator.launchers.by_hand import run_node as by_hand
-from orchestrator.launchers.by_hand.rendezvous import Master, disagreement, join, token_of
+from orchestrator.launchers import rendezvous
+from orchestrator.launchers import run_node as by_hand
+from orchestrator.launchers.rendezvous import Master, disagreement, join, token_of
 from orchestrator.protocol.meeting import Agreed, Hello, Reply, hello_line, reply_line
 from tests.clusters.slurm import free_ports
 from tests.launching import BIN, Command

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.launchers.slurm.sbatch import SbatchOptions, check_export
+from orchestrator.launchers.sbatch import SbatchOptions, check_export
 from tests.launchers.conftest import Login
 from tests.launching import BIN, PATIENCE
 

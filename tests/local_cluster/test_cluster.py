@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import CheckFailed, UsageError
-from orchestrator.local_cluster import sshd
+from orchestrator.local_cluster import cluster as sshd
 from orchestrator.local_cluster.cluster import LoopbackCluster
 from tests.clusters.require import lacking, require_namespaces, require_sshd
 

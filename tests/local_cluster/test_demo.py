@@ -20,7 +20,7 @@ from orchestrator.config import load
 from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.config.schema import Fsdp, Optimizer
 from orchestrator.local_cluster import demo
-from orchestrator.local_cluster.sshd import free_port
+from orchestrator.local_cluster.cluster import free_port
 from tests.clusters.require import require_sshd
 from tests.launching import BIN, PATIENCE, Command
 from tests.node.running import wait_until

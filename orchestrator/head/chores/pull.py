@@ -15,12 +15,12 @@ from orchestrator.common.folder import Folder, hidden
 from orchestrator.common.text import size
 from orchestrator.head.chores import gathered
 from orchestrator.head.chores.gathered import Gathering
-from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import attending, kept_if_well
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.outputs.fetch import Fetch, Fetched, plain
 from orchestrator.head.screen.progress import Progress
 from orchestrator.protocol.requests.request import Request

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.common.errors import EMPTY, OrchestratorError, UsageError
-from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.send import Outbox, Sender, Sent
 from orchestrator.head.transfer.spread import PassingOn, Peer, Spread, kept_alive

@@ -64,7 +64,7 @@ def ls(where: Where, experiment: str | None, *, as_json: bool) -> int:
         if not checkpoint.complete:
             state = (f"incomplete: {checkpoint.problem}", "red")
         rows.append([str(checkpoint.step), when, size, world, state])
-    output.tell(output.table(rows, output.look(), right={0, 2, 3}, headed=True))
+    output.tell(output.table(rows, output.terminal(), right={0, 2, 3}, headed=True))
     return EXIT_DONE
 
 

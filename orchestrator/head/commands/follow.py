@@ -21,12 +21,11 @@ from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.node_logs import NodeLogs, log_files, open_logs
 from orchestrator.head.follow.notify.notifier import Notifier, notifier_of
 from orchestrator.head.follow.run import Growth, Run
-from orchestrator.head.screen import own_paths
-from orchestrator.head.screen.display import Display
+from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.keyboard import Keys
-from orchestrator.head.screen.log_tail import last_words
+from orchestrator.head.screen.log_reader import last_words
 from orchestrator.head.screen.output import say, tell
-from orchestrator.head.screen.screen import Screen
+from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.start.judge import judged
 from orchestrator.head.start.launch import Launched
 from orchestrator.head.status import status
@@ -292,9 +291,9 @@ def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = 
         (log,) = log_files(experiment, [node])
         lines = cause["traceback"].splitlines() or last_words(log, rank)
         shown = 0 if screen is None else screen.still_shows(lines, node.index, rank)
-        lines = shortened([own_paths.in_text(line, tree) for line in lines[shown:]])
+        lines = shortened([crash_dump.in_text(line, tree) for line in lines[shown:]])
         tell("".join(f"{prefix}{line}\n" for line in lines))
-    for line in verdict.to_lines(own_paths.in_verdict(cause, tree)):
+    for line in verdict.to_lines(crash_dump.in_verdict(cause, tree)):
         say(line)
     return record.exit_code
 

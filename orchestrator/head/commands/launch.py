@@ -6,7 +6,7 @@ from orchestrator.common import interrupt
 from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.common.text import plural
 from orchestrator.config.launch import LaunchArguments, Where
-from orchestrator.head.plan import dry_run, explain
+from orchestrator.head.plan import dry_run
 from orchestrator.head.screen.keyboard import KEYS, in_foreground
 from orchestrator.head.screen.output import say, tell
 from orchestrator.head.start import launch as launching
@@ -38,7 +38,7 @@ def start(request: Request) -> Launched:
 def follow_up(launched: Launched, arguments: LaunchArguments) -> int:
     """Follow a job that was just started, or leave it running."""
     from orchestrator.head.commands import follow  # while the ranks meet: 40 ms less before that
-    from orchestrator.head.commands.ready import connections
+    from orchestrator.head.commands.machines import connections
 
     keeping = connections.keep_after(launched, say) if launched.record.launch.warm else None
     if arguments.detach and not interrupt.end_is_wanted():
@@ -73,6 +73,6 @@ def plan(arguments: LaunchArguments, *, as_json: bool, explained: bool) -> int:
     """Print what a launch would run, or where each of its settings comes from; start nothing."""
     request = resolve(arguments)
     prepared = prepare(*expect_code(request, reach_all(request)), dry_run=True)
-    show = explain.to_text if explained else dry_run.to_text
+    show = dry_run.explained if explained else dry_run.to_text
     tell(dry_run.to_json(prepared.plan) if as_json else show(prepared.plan))
     return EXIT_DONE

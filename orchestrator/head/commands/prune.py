@@ -33,9 +33,9 @@ from orchestrator.head.prune.choice import Rules, choose
 from orchestrator.head.prune.remove import InTheWay
 from orchestrator.head.prune.report import conclusion, foreign, show, table, to_json
 from orchestrator.head.prune.scan import OVER, PrunePlan, ScannedExperiment, scan, settled
+from orchestrator.head.schedulers import queue
 from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress
-from orchestrator.head.slurm import queue
 from orchestrator.records.checkpoint_store import shown
 from orchestrator.records.experiment import TRUST, Experiment, JobRecord
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from orchestrator.common.errors import EXIT_DONE
 from orchestrator.config.launch import Where
 from orchestrator.config.parse import waiting_time
+from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.follow import stop as stopping
 from orchestrator.head.follow.stop import Receipt
-from orchestrator.head.held.transport import HeldTransport
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen.output import complain, tell
 from orchestrator.head.status import containers

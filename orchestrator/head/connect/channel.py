@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect import login_shell, server_command
+from orchestrator.head.connect import server_command
 from orchestrator.head.connect.transport import Channel, Connection
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.protocol import frames
@@ -74,13 +74,6 @@ def sources() -> list[Path]:
         for name in TRAVELS
         for path in (sorted((HOUSE / name).rglob("*.py")) if "." not in name else [HOUSE / name])
     ]
-
-
-def edition() -> str:
-    """Return what changes with our sources; 3 ms, where reading them takes 20."""
-    states = [(str(path), path.stat()) for path in [*sources(), HOUSE / "node/install.py"]]
-    text = repr([(path, state.st_mtime_ns, state.st_size) for path, state in states])
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def library() -> Library:
@@ -142,13 +135,7 @@ def nonsense(error: Nonsense) -> NodeError:
 class NodeChannel:
     """An open channel to one node's server. Requests are asked one at a time."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        environment: Environment,
-        timeout: float,
-        ready: Channel | None = None,  # a server that was started before, and has greeted
-    ) -> None:
+    def __init__(self, connection: Connection, environment: Environment, timeout: float) -> None:
         self.connection = connection
         self.environment = environment
         self.nonce = f"orchestrator-{secrets.token_hex(8)}"
@@ -156,10 +143,9 @@ class NodeChannel:
         self.sending = threading.Lock()
         self.count = 0
         self.pending: dict[int, Request[Any]] = {}  # number -> request that is not answered yet
-        if ready is not None:
-            self.channel: Channel = ready
-            return
-        self.channel = connection.run(server_command.command(environment, self.nonce), timeout)
+        self.channel: Channel = connection.run(
+            server_command.command(environment, self.nonce), timeout
+        )
         ours = library()
         install = f"{installer()}\ninstall({ours.digest!r}, {ours.checksum}, {self.nonce!r})\n"
         install = install.ljust(MORE_THAN_A_BLOCK, "\n")
@@ -196,7 +182,7 @@ class NodeChannel:
         while mark not in noise or noise.endswith(mark):
             data = self._receive(
                 deadline - time.monotonic(),
-                f"{login_shell.WAITS} {login_shell.IF_SLOW}",
+                f"{server_command.WAITS} {server_command.IF_SLOW}",
             )
             if not data or len(noise) > NOISE_LIMIT:
                 outside = self.environment.wrap and b"python-here" not in noise
@@ -327,7 +313,7 @@ def read_message(data: bytes) -> Incoming:
 
 
 def why_no_server(noise: bytes, errors: str, environment: Environment) -> tuple[str, str]:
-    output = login_shell.last_line(errors or noise.decode(errors="replace"))
+    output = server_command.last_line(errors or noise.decode(errors="replace"))
     if b"no-python-here" in noise:
         return no_python(server_command.pythons(environment))
     old = re.search(rb"old-python ([0-9.]{1,20})", noise)
@@ -335,9 +321,9 @@ def why_no_server(noise: bytes, errors: str, environment: Environment) -> tuple[
         return TOO_OLD.format(old[1].decode()), ANOTHER_PYTHON
     # A line of its own: a shell that does not understand our command may print that.
     lines = (noise.decode(errors="replace") + "\n" + errors).splitlines()
-    taken = login_shell.TAKEN in map(str.strip, lines)
+    taken = server_command.TAKEN in map(str.strip, lines)
     if taken and not environment.wrap:
-        return login_shell.INPUT_TAKEN
+        return server_command.INPUT_TAKEN
     python = re.search(rb"^python-here (.{1,500})$", noise, re.MULTILINE)
     if python and not taken:
         return no_sound_python(python[1].decode(errors="replace"), errors or output)
@@ -352,7 +338,7 @@ def why_no_server(noise: bytes, errors: str, environment: Environment) -> tuple[
         )
     return (
         f"its login shell ends before our program starts{said}",
-        login_shell.LOOK_FOR_EXIT,
+        server_command.LOOK_FOR_EXIT,
     )
 
 
@@ -361,7 +347,7 @@ def no_sound_python(path: str, output: str) -> tuple[str, str]:
         return TOO_OLD.format(path), ANOTHER_PYTHON
     lines = [line for line in output.splitlines() if not line.startswith("python-here ")]
     # What Python says when it cannot begin has the place after the error.
-    last = login_shell.last_line("\n".join([line for line in lines if "Error" in line] or lines))
+    last = server_command.last_line("\n".join([line for line in lines if "Error" in line] or lines))
     said = f": {last}" if last else ""
     return f"its Python, {path}, ends before our program starts{said}", (
         f"try there: {path} -c 'import json, selectors'; if that works, look for PYTHONHOME and"

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from orchestrator.common.errors import NodeError, NoKey, OrchestratorError
 from orchestrator.common.text import table
-from orchestrator.head.connect import open_files
 
 if TYPE_CHECKING:
     from orchestrator.head.connect.reach import Reached
     from orchestrator.head.nodes.node_list import Node
     from orchestrator.protocol.message import Message
     from orchestrator.protocol.requests.request import Request
+
+SPARE = 16
+
+
+def raise_limit() -> None:
+    """Raise the limit as far as this login may; most systems begin with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def room() -> int:
+    """Return how many more this process may open."""
+    try:
+        return limit() - sum(1 for _ in os.scandir("/proc/self/fd"))
+    except OSError:  # not even that
+        return 0
+
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -23,7 +46,7 @@ A = TypeVar("A", bound="Message")
 
 def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | OrchestratorError]:
     """Do work(item) for all items at once; return each one's result or its error, in order."""
-    open_files.raise_limit()
+    raise_limit()
     results: list[R | OrchestratorError | None] = [None] * len(items)
     crashes: list[BaseException] = []
 

@@ -14,16 +14,26 @@ import hmac
 import ipaddress
 import re
 import subprocess
+import sys
+import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect.host_certificate import Certificate, why_invalid
-from orchestrator.head.connect.light_paramiko import paramiko
-from orchestrator.head.connect.revoked_keys import refuse_revoked
 from orchestrator.head.connect.ssh_config import Destination
+
+# For `Match exec` in its own reader of ssh_config, paramiko imports invoke, and that asyncio, a
+# YAML of its own and unittest.mock: 58 of 156 ms until the head is ready. We let `ssh -G` read it.
+_invoke = sys.modules.get("invoke")
+if _invoke is None:
+    sys.modules["invoke"] = None  # type: ignore[assignment]
+import paramiko as paramiko  # noqa: E402, PLC0414
+
+if _invoke is None:
+    del sys.modules["invoke"]
 
 COMMAND_SECONDS = 10.0  # a KnownHostsCommand asks a server, at most
 CERTIFICATE = "-cert-v01@openssh.com"
@@ -304,3 +314,152 @@ def forget_files() -> None:
     """Read the files anew, as a new process would."""
     _read_once.cache_clear()
     _search_once.cache_clear()
+
+
+# -- certificates ----------------------------------------------------------------------------------
+# As an SSH authority signs them for the machines of a site. paramiko checks that the host owns the
+# key in its certificate, and nothing else. The format is that of PROTOCOL.certkeys in OpenSSH.
+
+HOST_CERTIFICATE = 2  # the type of certificate that is not a user's
+FIELDS_OF_KEY = {"ssh-rsa": 2, "ssh-ed25519": 1}  # and 2 for ecdsa-*: the curve and the point
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The parts of a certificate that decide whether it counts."""
+
+    blob: bytes
+    kind: int
+    principals: tuple[str, ...]
+    valid_after: int
+    valid_before: int
+    critical: bytes  # options that must be understood; there are none for hosts
+    authority: bytes  # the public key that signed
+    signed: bytes
+    signature: bytes
+
+    @staticmethod
+    def of_key(key: paramiko.PKey) -> Certificate | None:
+        """Return the certificate that came with a host's key, if one did."""
+        public = getattr(key, "public_blob", None)
+        if public is None:
+            return None
+        blob = bytes(public.key_blob)
+        message = paramiko.Message(blob)
+        for _ in range(2 + FIELDS_OF_KEY.get(key.get_name(), 2)):  # its type and a nonce first
+            message.get_binary()
+        message.get_int64()  # the serial number
+        kind = message.get_int()
+        message.get_binary()  # the name that the authority has for it
+        listed = paramiko.Message(message.get_binary())
+        principals = []
+        while listed.get_remainder():
+            principals.append(listed.get_binary().decode(errors="replace"))
+        after, before = message.get_int64(), message.get_int64()
+        critical, _, _ = (message.get_binary() for _ in range(3))
+        authority = message.get_binary()
+        signed = blob[: len(blob) - len(message.get_remainder())]
+        signature = message.get_binary()
+        return Certificate(
+            *(blob, kind, tuple(principals), after, before, critical),
+            *(authority, signed, signature),
+        )
+
+
+def why_invalid(certificate: Certificate, host: str, algorithms: tuple[str, ...]) -> str:
+    """Say why a certificate of a trusted authority does not count for this host, or nothing."""
+    if certificate.kind != HOST_CERTIFICATE:
+        return "is not one for hosts"
+    if not certificate.valid_after <= time.time() < certificate.valid_before:
+        return "is not valid at this time"
+    if certificate.principals and not any(
+        _is_for(host, pattern) for pattern in certificate.principals
+    ):
+        return f"is for {', '.join(certificate.principals)}"
+    if certificate.critical:
+        return "has an option that is not understood"
+    algorithm = first_text(certificate.signature)
+    if algorithms and algorithm not in algorithms:
+        return f"is signed with {algorithm}"
+    try:
+        authority = paramiko.PKey.from_type_string(
+            first_text(certificate.authority), certificate.authority
+        )
+        signature = paramiko.Message(certificate.signature)
+        good = authority.verify_ssh_sig(certificate.signed, signature)
+    except (paramiko.SSHException, ValueError) as error:
+        return f"cannot be checked ({error})"
+    return "" if good else "has a wrong signature"
+
+
+def first_text(blob: bytes) -> str:
+    """Return the name that a key, a certificate or a signature begins with."""
+    return bytes(paramiko.Message(blob).get_binary()).decode(errors="replace")
+
+
+def _is_for(host: str, pattern: str) -> bool:
+    wild = re.escape(pattern.lower()).replace(r"\*", ".*").replace(r"\?", ".")
+    return re.fullmatch(wild, host) is not None
+
+
+# -- revoked keys ----------------------------------------------------------------------------------
+# RevokedHostKeys names a list of keys, or ssh-keygen's KRL.
+
+KRL = b"SSHKRL\n\0"
+
+
+def refuse_revoked(
+    file: Path, key: paramiko.PKey, certificate: Certificate | None, shown: str
+) -> None:
+    """Raise if the key, or what signed it, is revoked; like ssh, also if the file is not there."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise NodeError(
+            f"whether its host key is revoked cannot be seen: {file}: {error.strerror}",
+            "without that file ssh trusts no host at all; make it, if need be an empty one",
+        ) from error
+    blobs = {key.asbytes()} | ({certificate.authority} if certificate else set())
+    if content.startswith(KRL):
+        revoked = _in_krl(file, key, certificate)
+    else:
+        revoked = any(blob in blobs for blob in _listed(content))
+    if revoked:
+        raise NodeError(f"its host key is revoked in {file}: {shown}", "do not connect to it")
+
+
+def _listed(content: bytes) -> list[bytes]:
+    blobs = []
+    for line in content.splitlines():
+        fields = line.split()
+        if len(fields) >= 2 and not fields[0].startswith(b"#"):
+            try:
+                blobs.append(base64.b64decode(fields[1]))
+            except ValueError:
+                continue
+    return blobs
+
+
+def _in_krl(file: Path, key: paramiko.PKey, certificate: Certificate | None) -> bool:
+    """Ask ssh-keygen, which alone reads its own format."""
+    blob = certificate.blob if certificate else key.asbytes()
+    line = f"{first_text(blob)} {base64.b64encode(blob).decode()}\n"
+    with tempfile.NamedTemporaryFile(suffix=".pub") as public:
+        public.write(line.encode())
+        public.flush()
+        try:
+            done = subprocess.run(
+                ["ssh-keygen", "-Q", "-f", str(file), public.name],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        except OSError as error:
+            raise NodeError(
+                f"ssh-keygen is needed to read {file}: {error.strerror}",
+                "install it (Debian, Ubuntu: apt-get install openssh-client)",
+            ) from error
+    if done.returncode not in (0, 1):
+        raise NodeError(f"{file} cannot be read: {done.stderr.strip()}")
+    return done.returncode == 1

@@ -13,9 +13,8 @@ from orchestrator.head.connect.channel import NodeChannel, NotActive
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Connection, Transport
 from orchestrator.head.nodes.environment import Environment, chosen
-from orchestrator.head.nodes.facts import Facts
+from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.machine import Probe
 from orchestrator.protocol.requests.request import Request
@@ -47,12 +46,9 @@ def open_channel(connection: Connection, node: Login, timeout: float) -> NodeCha
 
     Where that fails the connection is closed: who tries again and again would fill the node.
     """
-    environment = environment_of(node)
     try:
-        ready = connection.server(environment)
-        channel = NodeChannel(connection, environment, timeout, ready)
-        if ready is None:
-            channel.begin(timeout)
+        channel = NodeChannel(connection, environment_of(node), timeout)
+        channel.begin(timeout)
     except BaseException:
         connection.close()
         raise

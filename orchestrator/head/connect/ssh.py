@@ -11,21 +11,25 @@ import os
 import random
 import selectors
 import shlex
+import signal
 import socket
 import stat
 import subprocess
+import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
-from orchestrator.common.errors import NodeError, NoKey
+from orchestrator.common import interrupt
+from orchestrator.common.errors import NodeError, NoKey, OrchestratorError
 from orchestrator.head.connect import host_keys
-from orchestrator.head.connect.jump_hosts import JumpHosts
-from orchestrator.head.connect.light_paramiko import paramiko
-from orchestrator.head.connect.proxy_command import ProxyCommand
-from orchestrator.head.connect.ssh_config import Destination, SshConfig
-from orchestrator.head.nodes.environment import Environment
+from orchestrator.head.connect.host_keys import paramiko
+from orchestrator.head.connect.ssh_config import Destination, SshConfig, loop
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 KEEPALIVE_SECONDS = 15
 PROHIBITED = 1  # administratively, in the answer to a channel that is not opened
@@ -102,9 +106,6 @@ class Connection:
                 "check MaxSessions in its sshd_config and the login shell of this user",
             ) from error
         return SshChannel(channel)
-
-    def server(self, environment: Environment) -> None:
-        return None
 
     @property
     def alive(self) -> bool:
@@ -264,14 +265,7 @@ def dial(where: tuple[str, int], destination: Destination, deadline: float) -> s
     host, port = where
     source = (destination.bind_address, 0) if destination.bind_address else None
     try:
-        family = FAMILIES.get(destination.family, socket.AF_UNSPEC)
-        found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
-        addresses = [(kind, address) for kind, _, _, _, address in found]
-        sock = first_to_answer(addresses, source, deadline)
-    except socket.gaierror as error:
-        raise NodeError(
-            f"its name {host!r} cannot be resolved", "check the spelling, /etc/hosts, ssh_config"
-        ) from error
+        sock = first_to_answer(resolved(host, port, destination.family), source, deadline)
     except ConnectionRefusedError as error:
         raise NodeError(
             f"it refuses connections on port {port}",
@@ -292,6 +286,24 @@ def dial(where: tuple[str, int], destination: Destination, deadline: float) -> s
 
 
 FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
+
+
+def resolved(host: str, port: int, family: str) -> list[tuple[int, Any]]:
+    """Return the addresses of a host, each with its family, as connect() takes them."""
+    try:
+        kind = FAMILIES.get(family, socket.AF_UNSPEC)
+        found = socket.getaddrinfo(host, port, kind, socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise NodeError(
+            f"its name {host!r} cannot be resolved", "check the spelling, /etc/hosts, ssh_config"
+        ) from error
+    return [(kind, address) for kind, _, _, _, address in found]
+
+
+def addresses_of(destination: Destination) -> set[str]:
+    """Return the IP addresses to which a machine's name leads now."""
+    found = resolved(destination.host, destination.port, destination.family)
+    return {str(address[0]) for _, address in found}
 
 
 def first_to_answer(
@@ -578,3 +590,116 @@ def locked(path: Path) -> Unusable:
     """Say what unlocks a key: ssh-add, which needs an agent."""
     agent = "" if os.environ.get("SSH_AUTH_SOCK") else 'eval "$(ssh-agent -s)"; '
     return Unusable(f"{path} needs a passphrase", f"{agent}ssh-add {shlex.quote(str(path))}")
+
+
+# -- jump hosts ---------------------------------------------------------------------------------
+# The machines of ProxyJump: each is connected once, for all nodes that are reached through it.
+
+
+class Open(Protocol):
+    @property
+    def alive(self) -> bool: ...
+
+
+C = TypeVar("C", bound=Open)
+Connect = Callable[[Destination, float, tuple[Destination, ...]], C]
+
+
+class JumpHosts(Generic[C]):
+    """Connections to jump hosts, and attempts that are still under way."""
+
+    def __init__(self, config: SshConfig, connect: Connect[C]) -> None:
+        self.config = config
+        self.connect = connect  # (destination, deadline, the machines behind it)
+        self.attempts: dict[Destination, Future[C]] = {}
+        self.changing = threading.Lock()  # held for a look at the table, never while connecting
+
+    def reach(
+        self, destination: Destination, deadline: float, behind: tuple[Destination, ...]
+    ) -> C:
+        """Connect to the last machine of a ProxyJump list, or wait for whoever does so already."""
+        from concurrent.futures import Future, TimeoutError  # 4 ms of every command's start
+
+        hop = self.config.last_hop(destination.jump)
+        if hop in (destination, *behind):
+            raise loop(destination.jump)
+        with self.changing:
+            attempt = self.attempts.get(hop)
+            ours = attempt is None or _is_over(attempt)
+            if ours:
+                attempt = self.attempts[hop] = Future()
+        assert attempt is not None
+        if ours:
+            try:
+                attempt.set_result(self.connect(hop, deadline, (destination, *behind)))
+            except BaseException as error:  # noqa: BLE001  for whoever waits; ours is raised below
+                attempt.set_exception(error)
+        try:
+            return attempt.result(max(0.05, deadline - time.monotonic()))
+        except TimeoutError:
+            raise NodeError(f"its jump host {hop.host} does not answer") from None
+        except OrchestratorError as error:
+            raise NodeError(f"its jump host {hop.host}: {error.what}", error.fix) from error
+
+
+def _is_over(attempt: Future[C]) -> bool:
+    """Tell whether an attempt failed, or its connection has ended since."""
+    return attempt.done() and (attempt.exception() is not None or not attempt.result().alive)
+
+
+# -- proxy command ------------------------------------------------------------------------------
+# The user's ProxyCommand: a program whose standard streams lead to a machine.
+
+
+class ProxyCommand:
+    """A running ProxyCommand, with the part of a socket's interface that paramiko uses."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+        ours, theirs = socket.socketpair()
+        shell = os.environ.get("SHELL") or "/bin/sh"  # as ssh chooses it
+        # Like any program behind a connection it may complain at any time: not to our terminal.
+        self.complaints = tempfile.TemporaryFile()  # noqa: SIM115  closed with the connection
+        with theirs:
+            try:
+                self.process = subprocess.Popen(
+                    [shell, "-c", f"exec {command}"],  # the user's own config
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=self.complaints,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise NodeError(f"{shell} cannot run its ProxyCommand: {error.strerror}") from error
+        self.sock = ours
+        self.settimeout, self.send, self.recv = ours.settimeout, ours.send, ours.recv
+        interrupt.before_exit(self.hang_up)
+
+    @property
+    def _closed(self) -> bool:  # paramiko looks at this of a socket
+        return self.sock.fileno() == -1
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)  # a reader wakes up
+        self.sock.close()
+        self.hang_up()
+
+    def refuse_failed(self) -> None:
+        """Raise if the command failed by itself, after its streams were closed."""
+        code = self.process.wait()
+        if code in (0, -signal.SIGHUP):
+            return  # what it leads to hung up
+        size = os.fstat(self.complaints.fileno()).st_size
+        data = os.pread(self.complaints.fileno(), 300, max(0, size - 300))
+        last_words = " ".join(data.decode(errors="replace").split())
+        raise NodeError(
+            f"its ProxyCommand ends with exit code {code}{last_words and ': ' + last_words}",
+            f"try it: {self.command}",
+        )
+
+    def hang_up(self) -> None:
+        """Send SIGHUP, as ssh does: a command that waits for something else would stay behind."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGHUP)

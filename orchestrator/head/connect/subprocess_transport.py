@@ -17,7 +17,6 @@ from pathlib import Path
 from orchestrator.common.errors import CheckFailed, NodeError
 from orchestrator.head.connect.ssh_config import Destination, Login
 from orchestrator.head.connect.transport import readable
-from orchestrator.head.nodes.environment import Environment
 
 STEP = (
     *("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none"),
@@ -100,9 +99,6 @@ class ProcessConnection:
                 raise NodeError(f"{self.program[0]} cannot be started: {error.strerror}") from error
         self.open.append(ProcessChannel(ours, complaints, timeout, process))
         return self.open[-1]
-
-    def server(self, environment: Environment) -> None:
-        return None
 
     @property
     def alive(self) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.head.connect.ssh_config import Destination, Login
-from orchestrator.head.nodes.environment import Environment
 
 
 class Channel(Protocol):
@@ -43,10 +42,6 @@ class Connection(Protocol):
     def alive(self) -> bool: ...
 
     def run(self, command: str, timeout: float) -> Channel: ...
-
-    def server(self, environment: Environment) -> Channel | None:
-        """Take over a server of ours that was started before in this environment, if any."""
-        ...
 
     def close(self) -> None: ...
 

@@ -15,7 +15,7 @@ from orchestrator.head.doctor.findings import (
     Finding,
     unequal,
 )
-from orchestrator.head.nodes.probed_node import by_value, listed
+from orchestrator.head.nodes.facts import by_value, listed
 from orchestrator.protocol.facts import Disk
 
 SHM_DEFAULT = 64 << 20  # of a container; DataLoader workers and NCCL die of it with a bus error

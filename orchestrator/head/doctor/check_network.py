@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from orchestrator.common import text
 from orchestrator.head.doctor.findings import BAD, WARN, Case, Finding, unequal
-from orchestrator.head.nodes.probed_node import is_loopback, listed
-from orchestrator.head.plan import traffic
+from orchestrator.head.nodes.facts import is_loopback, listed
+from orchestrator.head.plan import nccl_transport
 from orchestrator.protocol.requests.machine import LARGE_LOST
 
 SLOW = 1000  # Mb/s: from there on computing rarely hides what is sent
@@ -68,7 +68,7 @@ def slow_link(case: Case) -> Iterator[Finding]:
     if not slow:
         return
     (sent, why), speed = case.needs.step, min(speeds.values())
-    cost = text.duration(traffic.seconds(sent, speed))
+    cost = text.duration(nccl_transport.seconds(sent, speed))
     what = (
         f"the nodes meet over {speed / 1000:g} Gb/s (on {listed(slow)}): {why} takes {cost} a step"
     )

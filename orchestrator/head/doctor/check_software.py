@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.common.text import plural
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Finding, odd_values, unequal
-from orchestrator.head.nodes.probed_node import by_value, listed, where_torch_is
+from orchestrator.head.nodes.facts import by_value, listed, where_torch_is
 
 OLDEST_TORCH = (2, 8)  # that the engine can shard with
 

@@ -24,7 +24,7 @@ from orchestrator.head.doctor.findings import (
     Finding,
     Needs,
 )
-from orchestrator.head.nodes.probed_node import ProbedNode
+from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.plan import addresses as node_addresses
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.protocol.facts import Checkup

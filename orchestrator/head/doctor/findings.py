@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.head.nodes.facts import Facts
-from orchestrator.head.nodes.probed_node import by_value, listed
+from orchestrator.head.nodes.facts import Facts, by_value, listed
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.protocol.facts import Checkup
 

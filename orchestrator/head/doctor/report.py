@@ -9,17 +9,17 @@ from orchestrator.common.text import plural
 from orchestrator.head.doctor.examination import CHECKS, Diagnosis
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Finding
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import PLAIN, Cell, Look
+from orchestrator.head.screen.output import PLAIN, Cell, Terminal
 
 WORDS = {"": "ok", WARN: "warn", BAD: "BAD", UNKNOWN: "?", "-": "-"}
 STYLES = {"": "green", WARN: "yellow", BAD: "bold red", UNKNOWN: "cyan", "-": "dim"}
 LEVELS = (BAD, WARN, UNKNOWN)
 
 
-def to_text(diagnosis: Diagnosis, look: Look = PLAIN, *, hints: bool = True) -> str:
+def to_text(diagnosis: Diagnosis, terminal: Terminal = PLAIN, *, hints: bool = True) -> str:
     parts = [
-        table(diagnosis, look),
-        problems(diagnosis.findings, look, hints=hints),
+        table(diagnosis, terminal),
+        problems(diagnosis.findings, terminal, hints=hints),
         summary(diagnosis),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -34,17 +34,17 @@ def columns(diagnosis: Diagnosis) -> list[str]:
     ]
 
 
-def table(diagnosis: Diagnosis, look: Look) -> str:
+def table(diagnosis: Diagnosis, terminal: Terminal) -> str:
     """Draw a row for each node; several tables, one below the other, on a narrow screen."""
     nodes = diagnosis.case.nodes
     blocks = []
     widest = max(len(node.name) for node in nodes)
-    for checks in groups(columns(diagnosis), (look.width or output.UNLIMITED) - widest):
+    for checks in groups(columns(diagnosis), (terminal.width or output.UNLIMITED) - widest):
         rows: list[list[Cell]] = [["", *checks]]
         for node in nodes:
             levels = [diagnosis.level(node, name) for name in checks]
             rows.append([node.name, *((WORDS[level], STYLES[level]) for level in levels)])
-        blocks.append(output.table(rows, look, headed=True))
+        blocks.append(output.table(rows, terminal, headed=True))
     return "\n\n".join(blocks)
 
 
@@ -62,7 +62,7 @@ def groups(checks: Sequence[str], width: int) -> Iterator[list[str]]:
     yield group
 
 
-def problems(findings: Sequence[Finding], look: Look, *, hints: bool) -> str:
+def problems(findings: Sequence[Finding], terminal: Terminal, *, hints: bool) -> str:
     rows: list[list[Cell]] = []
     for level in LEVELS:
         for finding in findings:
@@ -71,7 +71,7 @@ def problems(findings: Sequence[Finding], look: Look, *, hints: bool) -> str:
                 rows.append([mark, f"{finding.check}: {finding.what}"])
                 if finding.fix and hints:
                     rows.append(["", f" -> {finding.fix}"])
-    return output.table(rows, Look(color=look.color))  # unwrapped: fixes are to be copied
+    return output.table(rows, Terminal(color=terminal.color))  # unwrapped: fixes are to be copied
 
 
 def summary(diagnosis: Diagnosis) -> str:

@@ -16,7 +16,7 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.environments import wheels
 from orchestrator.head.environments.requirements import Requirements
 from orchestrator.head.environments.wheels import Kind
-from orchestrator.head.nodes.probed_node import by_value
+from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.transfer.spread import PassingOn, first_failed, peers, send_to_all
 from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.requests.environments import (

@@ -14,8 +14,8 @@ from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.head.connect import fleet
 from orchestrator.head.environments import build, requirements, wheels
 from orchestrator.head.environments.build import Outcome, Wanted
+from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.nodes.probed_node import by_value
 from orchestrator.head.screen.output import complain, say, tell
 from orchestrator.head.start.nodes import Nodes, settled, try_all
 from orchestrator.head.start.request import resolve

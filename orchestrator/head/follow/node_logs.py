@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.errors import NodeError, UsageError
-from orchestrator.head.connect import open_files
+from orchestrator.head.connect import fleet
 from orchestrator.head.screen.log_reader import LogFile
 from orchestrator.records.experiment import Experiment, NodeRecord
 
@@ -64,9 +64,9 @@ class NodeLogs:
 def open_logs(experiment: Experiment, nodes: Sequence[NodeRecord]) -> list[NodeLogs]:
     """Open the files of all nodes, with room for what else a head opens while it follows them."""
     logs = [NodeLogs.of(experiment, node) for node in nodes]
-    if open_files.room() < open_files.SPARE + OPEN_WHILE_FOLLOWED * len(nodes):
+    if fleet.room() < fleet.SPARE + OPEN_WHILE_FOLLOWED * len(nodes):
         raise UsageError(
-            f"the logs of {len(nodes)} nodes cannot be kept open: {open_files.limit()} files are"
+            f"the logs of {len(nodes)} nodes cannot be kept open: {fleet.limit()} files are"
             " all that this process may open",
             "allow more: ulimit -n 65536, or by its hard limit in /etc/security/limits.conf",
         )

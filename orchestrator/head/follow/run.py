@@ -31,8 +31,8 @@ from orchestrator.head.follow.node_state import NodeState
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.outputs import beside
 from orchestrator.head.outputs.beside import Beside
-from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.keyboard import KEYS, Keys
+from orchestrator.head.screen.screen import Display
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.requests.follow import Paces, Stuck

@@ -7,9 +7,8 @@ from typing import Any
 
 from orchestrator.common import text
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.head.nodes.facts import Facts
+from orchestrator.head.nodes.facts import Facts, ProbedNode, is_loopback
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.nodes.probed_node import ProbedNode, is_loopback
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.message import Message, decode, encode
 

@@ -6,8 +6,7 @@ import ipaddress
 from collections.abc import Sequence
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.nodes.facts import Facts
-from orchestrator.head.nodes.probed_node import OWN_BRIDGES, ProbedNode, is_loopback
+from orchestrator.head.nodes.facts import OWN_BRIDGES, Facts, ProbedNode, is_loopback
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.protocol.facts import Address
 

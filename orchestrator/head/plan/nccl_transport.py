@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.nodes.facts import Facts
-from orchestrator.head.nodes.probed_node import ProbedNode, names
+from orchestrator.config.schema import COPIED, Config, Model
+from orchestrator.head.nodes.facts import Facts, ProbedNode, names
 from orchestrator.head.plan.model import EnvSetting
 from orchestrator.protocol.facts import Gid, RdmaPort
 
@@ -292,3 +292,43 @@ def best_gid(port: RdmaPort) -> Gid:
 def release(version: str) -> tuple[int, ...] | None:
     match = re.match(r"(\d+)\.(\d+)", version)
     return tuple(map(int, match.groups())) if match else None
+
+
+# -- traffic ------------------------------------------------------------------------------------
+# Computes what a training step sends between nodes, and how long a link takes for it. Pure.
+
+TYPICAL = 100_000_000  # parameters, where nobody knows how many there are
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def parameters(model: Model) -> int | None:
+    """Count the parameters of the built-in decoder; None for a model that only torch can count."""
+    if model.kind != "decoder":
+        return None
+    width = model.model_dim
+    keys = width // model.num_heads * (model.num_kv_heads or model.num_heads)
+    hidden = model.mlp_hidden_dim or -(-8 * width // 3)
+    block = 2 * width * width + 2 * width * keys + 3 * width * hidden + 2 * width
+    embeddings = model.vocab_size * width * (1 if model.tie_embeddings else 2)
+    return embeddings + model.num_layers * block + width
+
+
+def bytes_per_step(config: Config, nodes: int, count: int) -> float:
+    """Return what each node sends to the others in one step, for so many parameters.
+
+    An all-reduce in a ring passes 2 (n-1)/n of its data over each link, a gather or a
+    reduce-scatter (n-1)/n.
+    """
+    share = (nodes - 1) / nodes
+    summed = 4 if config.fsdp.sharding_strategy in COPIED else BYTES[config.fsdp.reduce_dtype]
+    if config.fsdp.sharding_strategy not in ("full_shard", "shard_grad_op"):
+        return 2 * share * summed * count
+    gathers = 2 if config.fsdp.sharding_strategy == "full_shard" else 1
+    gathers *= config.training.gradient_accumulation
+    gathered = BYTES[config.training.mixed_precision]
+    return share * (summed + gathers * gathered) * count
+
+
+def seconds(sent: float, megabits: int) -> float:
+    """Return how long a link of so many Mb/s takes to send these bytes."""
+    return sent * 8 / (megabits * 1e6)

@@ -54,7 +54,7 @@ def table(plan: PrunePlan, entries: Sequence[ScannedExperiment]) -> None:
         bytes_, pin = size(plan.measured[entry.name].size), "pinned" if entry.pinned else ""
         style = STATES.get(state, "")
         rows.append([shown(entry.name), (state, style), clock(entry)[:16], bytes_, pin])
-    output.tell(output.table(rows, output.look(), right={3}, headed=True))
+    output.tell(output.table(rows, output.terminal(), right={3}, headed=True))
 
 
 def clock(entry: ScannedExperiment) -> str:

@@ -18,7 +18,7 @@ from orchestrator.head.chores.pull import LIST_SECONDS
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.nodes.probed_node import listed
+from orchestrator.head.nodes.facts import listed
 from orchestrator.head.resume.beats import Beats
 from orchestrator.head.resume.bring import Bringing, Stopped
 from orchestrator.head.resume.holder import Holder

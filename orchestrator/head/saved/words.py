@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from orchestrator.common.text import duration, plural, size
-from orchestrator.head.nodes.probed_node import listed
+from orchestrator.head.nodes.facts import listed
 from orchestrator.head.saved.decide import Decision, Load
 from orchestrator.head.saved.view import Key, View
 from orchestrator.head.screen.output import printable

@@ -41,22 +41,22 @@ SHORT = 20  # columns of a table that are no wider are never wrapped
 
 
 @dataclass(frozen=True)
-class Look:
-    """The style of output: for a terminal of some width or for a pipe, with or without colours."""
+class Terminal:
+    """The terminal that is written to, or a pipe, which has no width; with or without colours."""
 
     width: int | None = None
     color: bool = False
 
 
-PLAIN = Look()
+PLAIN = Terminal()
 
 
-def look(color: bool | None = None, out: TextIO | None = None) -> Look:
-    """Choose the style for standard output; `color` is what the user asked for, if anything."""
+def terminal(color: bool | None = None, out: TextIO | None = None) -> Terminal:
+    """Describe standard output, or `out`; `color` is what the user asked for, if anything."""
     terminal = (out or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
     if color is None:
         color = terminal and not os.environ.get("NO_COLOR")
-    return Look(shutil.get_terminal_size().columns if terminal else None, color)
+    return Terminal(shutil.get_terminal_size().columns if terminal else None, color)
 
 
 def tell(text: str) -> None:
@@ -167,7 +167,7 @@ def say(text: str) -> None:
 
 def clear() -> None:
     """Let what follows replace all that a terminal shows; a pipe gets it after the rest."""
-    if look().width is not None:
+    if terminal().width is not None:
         sys.stdout.write("\x1b[H\x1b[J")
 
 
@@ -182,14 +182,14 @@ def printable(text: str) -> str:
     return "\n".join(map(clean, text.split("\n")))
 
 
-def paint(text: str, style: str, look: Look) -> str:
+def paint(text: str, style: str, terminal: Terminal) -> str:
     """Return a text in a style, or unchanged where no colours show."""
-    return table([[(text, style)]], Look(color=True)) if look.color else printable(text)
+    return table([[(text, style)]], Terminal(color=True)) if terminal.color else printable(text)
 
 
 def table(
     rows: Sequence[Sequence[Cell]],
-    look: Look = PLAIN,
+    terminal: Terminal = PLAIN,
     *,
     right: Container[int] = (),
     headed: bool = False,
@@ -197,10 +197,10 @@ def table(
 ) -> str:
     """Align rows in columns, wrapped to a terminal's width; the first row may be headings."""
     cells = [[_styled(cell) for cell in row] for row in rows]
-    if not rows or (look.width is None and not look.color):
+    if not rows or (terminal.width is None and not terminal.color):
         lines = text.table([[content for content, _ in row] for row in cells], right)
     else:
-        lines = _drawn(cells, look, right, headed=headed, indent=indent)
+        lines = _drawn(cells, terminal, right, headed=headed, indent=indent)
     return "\n".join(" " * indent + line if line else "" for line in lines)
 
 
@@ -211,7 +211,7 @@ def _styled(cell: Cell) -> tuple[str, str]:
 
 def _drawn(
     cells: list[list[tuple[str, str]]],
-    look: Look,
+    terminal: Terminal,
     right: Container[int],
     *,
     headed: bool,
@@ -232,10 +232,10 @@ def _drawn(
         grid.add_row(*(Text(content, style=style or heading) for content, style in row))
     console = Console(
         file=io.StringIO(),
-        width=max(1, look.width - indent) if look.width else UNLIMITED,
-        force_terminal=look.color,
-        no_color=not look.color,
-        color_system="standard" if look.color else None,
+        width=max(1, terminal.width - indent) if terminal.width else UNLIMITED,
+        force_terminal=terminal.color,
+        no_color=not terminal.color,
+        color_system="standard" if terminal.color else None,
         _environ={},
     )
     with console.capture() as captured:

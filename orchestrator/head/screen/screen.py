@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import queue
+import threading
 import time
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +18,10 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from orchestrator.common.text import size
-from orchestrator.head.screen.crash_dump import CrashDump
 from orchestrator.head.screen.lines import LineSplitter, clean, plain
-from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader
-from orchestrator.head.screen.log_tail import last_begin
+from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader, last_begin
 from orchestrator.head.screen.output import is_full
+from orchestrator.head.screen.tracebacks import CrashDump
 
 FRAME = 0.05  # seconds between two paintings of a terminal
 BARS = 8  # progress bars shown at a time
@@ -291,3 +292,53 @@ def _terminal_size(out: TextIO) -> tuple[int, int]:
     except (OSError, ValueError):  # not a terminal after all
         columns, height = 0, 0
     return columns or 80, height or 24
+
+
+# -- display ------------------------------------------------------------------------------------
+# The screen in a thread of its own: a paused terminal or a slow pipe never delays the run.
+
+
+class Display(threading.Thread):
+    def __init__(self, screen: Screen) -> None:
+        super().__init__(daemon=True, name="display")
+        self.screen = screen
+        self.messages: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.news = threading.Event()
+        self.muted = threading.Event()
+
+    def say(self, text: str) -> None:
+        self.messages.put(text)
+        self.news.set()
+
+    def grew(self) -> None:
+        self.news.set()
+
+    def mute(self) -> None:
+        """Show no more of the logs: what follows a failure only echoes it, and is in the files."""
+        self.muted.set()
+
+    def finish(self) -> None:
+        """Show what is left, then end."""
+        self.messages.put(None)
+        self.news.set()
+        self.join()
+
+    def run(self) -> None:
+        last = False
+        while not last:
+            self.news.wait()
+            self.news.clear()
+            last = self._speak()
+            while not self.muted.is_set() and self.screen.pump():
+                last = self._speak() or last
+        self.screen.close()
+
+    def _speak(self) -> bool:
+        while True:
+            try:
+                text = self.messages.get_nowait()
+            except queue.Empty:
+                return False
+            if text is None:
+                return True
+            self.screen.say(text)

@@ -22,7 +22,7 @@ from orchestrator.common.text import plural, size
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.nodes.probed_node import by_value, listed
+from orchestrator.head.nodes.facts import by_value, listed
 from orchestrator.head.plan.model import Target
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.screen.progress import Progress

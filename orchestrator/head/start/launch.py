@@ -13,7 +13,7 @@ from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.follow.node_logs import NodeLogs, open_logs
-from orchestrator.head.nodes.probed_node import by_value
+from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.plan.model import NodePlan, Plan
 from orchestrator.head.start import payload, preflight, spares
 from orchestrator.head.start.nodes import Nodes

@@ -13,15 +13,15 @@ from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.common.text import plural
 from orchestrator.config.launch import Launch
 from orchestrator.head.connect import fleet
+from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.reach import Reached, reach
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.held.transport import HeldTransport
 from orchestrator.head.nodes.environment import chosen
+from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node, read_nodes
-from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.plan.plan import DEFAULT_PORT
-from orchestrator.head.slurm import allocation
+from orchestrator.head.schedulers import queue
 from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code.scan import Scan
 from orchestrator.head.transfer.code.shared import marker
@@ -54,11 +54,9 @@ class ListedNodes:
     nodes: tuple[Node, ...]
     ssh_config: Path | None
     strict: bool
-    fresh: bool = False  # no servers that were started before
 
     def transport(self, timeout: float) -> HeldTransport:
-        config, ready = SshConfig(self.ssh_config), not self.fresh
-        return HeldTransport(config, timeout=timeout, strict=self.strict, ready_servers=ready)
+        return HeldTransport(SshConfig(self.ssh_config), timeout=timeout, strict=self.strict)
 
     def experiment(self, root: Path, name: str) -> Experiment:
         return experiments.create(root, name)
@@ -101,12 +99,12 @@ def source_of(request: Request) -> NodeSource:
     asked, where = request.nodes_from, request.where
     listed = where.nodes is not None or where.node_list.exists()
     if asked == "slurm" or (asked is None and not listed):
-        allocated = allocation.allocated(asked=asked == "slurm")
+        allocated = queue.allocated(asked=asked == "slurm")
         if allocated is not None:
             return allocated
     nodes = read_nodes(where.node_list)
     strict = request.config.launch.strict_host_keys
-    return ListedNodes(nodes, where.ssh_config, strict, request.fresh)
+    return ListedNodes(nodes, where.ssh_config, strict)
 
 
 def reach_all(request: Request) -> Nodes:

@@ -10,7 +10,7 @@ from orchestrator.common.errors import CheckFailed, StoppedEarly
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.nodes.probed_node import ProbedNode
+from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.plan.model import Plan
 from orchestrator.head.transfer.spread import Peer, send_to_all
 from orchestrator.head.transfer.tree import of_files

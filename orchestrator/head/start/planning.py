@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.head.nodes.probed_node import ProbedNode
-from orchestrator.head.plan import accelerate, nccl_env, own_ranks, plan
+from orchestrator.head.nodes.facts import ProbedNode
+from orchestrator.head.plan import accelerate, nccl_env, plan
 from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import Layout
 from orchestrator.head.start import hook
@@ -34,7 +34,7 @@ def make_plan(
         planned = hook.run(planned, nodes, hook_text, config.launch.hook, request.secrets)
     most = max(node.nproc for node in planned.nodes)
     file = Path(request.target.name)
-    own = own_ranks.warning(file, planned.nodes[0].target.kind, most)
+    own = plan.warning(file, planned.nodes[0].target.kind, most)
     notes = [*request.notes, *nodes.notes, *planned.notes, *([own] if own else [])]
     return warned(replace(planned, notes=tuple(notes)), probed)
 

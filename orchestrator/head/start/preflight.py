@@ -11,7 +11,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.doctor import examination, report
 from orchestrator.head.doctor.examination import Diagnosis
 from orchestrator.head.doctor.findings import WARN, Examined, Needs
-from orchestrator.head.plan import plan, traffic
+from orchestrator.head.plan import nccl_transport, plan
 from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.request import Request
@@ -61,10 +61,10 @@ def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
 def step_of(request: Request, nodes: int) -> tuple[float, str]:
     """Return the bytes that each node sends to the others in a step, and for what."""
     engine = request.target.name == ENGINE
-    known = traffic.parameters(request.config.model) if engine else None
-    count = known or traffic.TYPICAL
+    known = nccl_transport.parameters(request.config.model) if engine else None
+    count = known or nccl_transport.TYPICAL
     config = request.config if engine else Config()
-    sent = traffic.bytes_per_step(config, max(nodes, 1), count)
+    sent = nccl_transport.bytes_per_step(config, max(nodes, 1), count)
     example = f"{count / 1e6:.3g} million parameters"
     return sent, f"synchronizing {example if known else 'a model of ' + example}"
 

@@ -18,7 +18,7 @@ from orchestrator.config.schema import Config
 from orchestrator.head.follow.notify import target as notify_target
 from orchestrator.head.follow.notify.target import Target as Told
 from orchestrator.head.nodes import environment
-from orchestrator.head.plan import accelerate, other_launchers
+from orchestrator.head.plan import accelerate
 from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import EnvSetting, Target
 from orchestrator.head.plan.plan import ENGINE
@@ -93,11 +93,11 @@ def target_of(arguments: LaunchArguments) -> Target:
     if arguments.payload is not None:
         return Target("engine", CALL, ())
     if arguments.module is not None:
-        other_launchers.refuse(("python", "-m", arguments.module, *arguments.program))
+        accelerate.refuse(("python", "-m", arguments.module, *arguments.program))
         return Target("module", arguments.module, arguments.program)
     if arguments.program:
         refuse_a_setting(arguments.program[0])
-        other_launchers.refuse(arguments.program)
+        accelerate.refuse(arguments.program)
         return Target("auto", arguments.program[0], arguments.program[1:])
     return Target("engine", ENGINE, ())
 

@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from orchestrator.common.errors import EXIT_DONE
+from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.subprocess_transport import LocalTransport, SrunTransport
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.stop import Receipt
-from orchestrator.head.held.transport import HeldTransport
-from orchestrator.head.slurm import batch_job, queue
+from orchestrator.head.schedulers import batch_job, queue
 from orchestrator.head.status.status import UNSCHEDULED, Scheduled
 from orchestrator.records.experiment import Experiment, JobRecord
 

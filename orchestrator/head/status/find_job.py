@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.config.launch import Where
+from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.held.transport import HeldTransport
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen.output import complain, say
 from orchestrator.head.status import status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.screen import output, own_paths
-from orchestrator.head.screen.output import Cell
+from orchestrator.head.screen import output
+from orchestrator.head.screen import tracebacks as crash_dump
+from orchestrator.head.screen.table import Column, Table
 from orchestrator.head.start import policy
 from orchestrator.head.status import containers
 from orchestrator.protocol.message import encode
@@ -107,6 +108,27 @@ def job_now(record: JobRecord, states: Sequence[NodeStatus]) -> str:
     return record.state
 
 
+@dataclass(frozen=True)
+class Line:
+    """A node or a rank of a job, and its state there."""
+
+    title: str
+    place: str  # the node's name, the rank's process
+    state: str
+    note: str
+
+
+STATES_THERE: Table[Line] = Table(
+    (
+        Column("", lambda line: line.title),
+        Column("", lambda line: line.place),
+        Column("", lambda line: (line.state, STATES.get(line.state, ""))),
+        Column("", lambda line: line.note),
+    ),
+    indent=2,
+)
+
+
 def to_text(
     record: JobRecord, states: Sequence[NodeStatus], scheduled: Scheduled = UNSCHEDULED
 ) -> str:
@@ -114,22 +136,7 @@ def to_text(
     heading = f"{record.job}: {job_now(record, states)}, {plural(len(record.nodes), 'node')}"
     heading += attempt_now(record)
     heading += f", {scheduled.text}" if scheduled.text else ""
-    rows: list[list[Cell]] = []
-    cordoned = cordons.read()
-    for node, status in zip(record.nodes, states, strict=True):
-        note = status.why
-        if why := cordons.words_of(node, cordoned):
-            note += f"{', ' if note else ''}cordoned ({why})"
-        if status.log_time:
-            silence = round(max(0.0, time.time() - status.log_time))
-            note += f"{', ' if note else ''}last output {duration(silence)} ago"
-        rows.append([f"node {node.index}", node.name, colored(status.state), note])
-        for number, rank in sorted(status.ranks.items(), key=lambda item: int(item[0])):
-            code = rank.get("code")
-            end = "" if code is None else f"exit code {code}"
-            pid = f"pid {rank.get('pid', '?')}"
-            rows.append([f"  rank {number}", pid, colored(rank.get("state", "?")), end])
-    lines = [heading, output.table(rows, output.look(), indent=2).rstrip()]
+    lines = [heading, STATES_THERE.text(rows_of(record, states), output.terminal()).rstrip()]
     if words := goodput.in_words(time_of(record)):
         lines.append(f"  its time: {words}")
     lines += [f"  {output.printable(found.get('text', ''))}" for found in record.slow]
@@ -137,12 +144,30 @@ def to_text(
     return "\n".join([*lines, *left_warm(record)]).rstrip()
 
 
+def rows_of(record: JobRecord, states: Sequence[NodeStatus]) -> Iterator[Line]:
+    """Yield a line for each node, followed by its ranks."""
+    cordoned = cordons.read()
+    for node, status in zip(record.nodes, states, strict=True):
+        notes = [status.why]
+        if why := cordons.words_of(node, cordoned):
+            notes.append(f"cordoned ({why})")
+        if status.log_time:
+            silence = round(max(0.0, time.time() - status.log_time))
+            notes.append(f"last output {duration(silence)} ago")
+        note = ", ".join(filter(None, notes))
+        yield Line(f"node {node.index}", node.name, status.state, note)
+        for number, rank in sorted(status.ranks.items(), key=lambda item: int(item[0])):
+            code, pid = rank.get("code"), f"pid {rank.get('pid', '?')}"
+            end = "" if code is None else f"exit code {code}"
+            yield Line(f"  rank {number}", pid, rank.get("state", "?"), end)
+
+
 def cause_of(record: JobRecord) -> list[str]:
     """Return the verdict of a job that failed, with the paths that the user knows."""
     if record.verdict is None or record.state not in ("failed", "lost"):
         return []
     tree = manifest.working_tree(Experiment(Path(record.experiment)))
-    return verdict.to_lines(own_paths.in_verdict(record.verdict, tree))
+    return verdict.to_lines(crash_dump.in_verdict(record.verdict, tree))
 
 
 def attempt_now(record: JobRecord) -> str:
@@ -168,10 +193,6 @@ def left_warm(record: JobRecord) -> list[str]:
         return []
     left = duration(round(until - time.time()))
     return [f"  its nodes stay warm for {left} at most; which are: orchestrator warm"]
-
-
-def colored(state: str) -> Cell:
-    return state, STATES.get(state, "")
 
 
 def to_json(

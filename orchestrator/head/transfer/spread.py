@@ -21,7 +21,7 @@ from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.nodes.probed_node import OWN_BRIDGES, listed
+from orchestrator.head.nodes.facts import OWN_BRIDGES, listed
 from orchestrator.head.transfer.schedule import HEAD, WIDTH, Order, Schedule
 from orchestrator.head.transfer.send import Outbox, Seen, Sender, Sent
 from orchestrator.head.transfer.take import QUICK_SECONDS, take

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.common import text
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import Cell, Look
+from orchestrator.head.screen.output import Cell, Terminal
 from orchestrator.traces import overlap
 from orchestrator.traces.overlap import MOST, Overlap
 from orchestrator.views.profile import found, hint
@@ -66,7 +66,7 @@ def read(
     return Reading(directory, traces, together, found.clocks(traces, measured), advice)
 
 
-def in_words(reading: Reading, look: Look) -> str:
+def in_words(reading: Reading, terminal: Terminal) -> str:
     """Draw the table, what it means, the longest operations, and what to change."""
     ranks = reading.overlap.ranks
     columns = [
@@ -85,19 +85,19 @@ def in_words(reading: Reading, look: Look) -> str:
         figures += [rank.communication_ms / rank.steps, reading.overlap.waited_ms[number]]
         slow = ("slowest", "yellow") if number == reading.overlap.straggler else ""
         rows.append([str(number), hosts[number], *(f"{value:.1f}" for value in figures), slow])
-    lines = [output.table(rows, look, headed=True, right=set(range(2, len(rows[0]) - 1)))]
+    lines = [output.table(rows, terminal, headed=True, right=set(range(2, len(rows[0]) - 1)))]
     if len(ranks) > MOST:
         more = text.plural(len(ranks) - MOST, "more rank")
         lines.append(f"... and {more}, which waited longer: see --json")
     lines.append(f"{reading.which}, milliseconds per step; {overlap.reading(reading.overlap)}")
-    lines += ["", *operations(reading, look)]
+    lines += ["", *operations(reading, terminal)]
     if reading.hint is not None:
-        lines += ["", output.paint(f"hint: {reading.hint.text}", "bold", look)]
+        lines += ["", output.paint(f"hint: {reading.hint.text}", "bold", terminal)]
         lines += [f"  {reading.hint.change}"] if reading.hint.change else []
     return "\n".join(lines)
 
 
-def operations(reading: Reading, look: Look) -> list[str]:
+def operations(reading: Reading, terminal: Terminal) -> list[str]:
     """List the longest operations of the rank that the others wait for least."""
     together = reading.overlap
     number = min(together.ranks, key=lambda rank: (together.waited_ms[rank], rank))
@@ -110,7 +110,7 @@ def operations(reading: Reading, look: Look) -> list[str]:
     for one in rank.top[:TOP]:
         name = one.name if len(one.name) <= WIDEST else one.name[: WIDEST - 3] + "..."
         rows.append([f"{one.ms / rank.steps:.2f}", f"{one.calls / rank.steps:.4g}", name])
-    return [output.table(rows, look, headed=True, right={0, 1})]
+    return [output.table(rows, terminal, headed=True, right={0, 1})]
 
 
 def as_data(reading: Reading, files: dict[str, str]) -> dict[str, Any]:

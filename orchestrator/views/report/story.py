@@ -14,7 +14,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.common.text import plural, size
 from orchestrator.config import resolved
 from orchestrator.head.follow.node_logs import log_files
-from orchestrator.head.screen.log_tail import tail
+from orchestrator.head.screen.log_reader import tail
 from orchestrator.records import checkpoint_store, goodput, manifest
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord
 from orchestrator.records.metrics import curves, samples, trainers

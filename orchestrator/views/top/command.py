@@ -14,18 +14,19 @@ from functools import partial
 from orchestrator.common import interrupt
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
 from orchestrator.config.launch import Where
-from orchestrator.head.commands.chores import NOBODY_READS
+from orchestrator.head.commands.machines.exec import NOBODY_READS
 from orchestrator.head.commands.stop import end_job
+from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.node_logs import log_files
 from orchestrator.head.follow.stop import to_text as to_words
-from orchestrator.head.held.transport import HeldTransport
 from orchestrator.head.nodes.node_list import read_nodes
-from orchestrator.head.screen import output, own_paths
-from orchestrator.head.screen.crash_dump import THREAD, CrashDump
-from orchestrator.head.screen.log_tail import tail
+from orchestrator.head.screen import output
+from orchestrator.head.screen import tracebacks as crash_dump
+from orchestrator.head.screen.log_reader import tail
+from orchestrator.head.screen.tracebacks import THREAD, CrashDump
 from orchestrator.head.status.find_job import FoundJob
 from orchestrator.protocol.requests.follow import AskStuck
 from orchestrator.records import experiments, manifest
@@ -94,12 +95,10 @@ def tell(watch: Watch, options: TopOptions) -> int:
 
 
 def to_text(sample: Sample) -> str:
-    look = output.look()
-    nodes = [list(table.NODE_HEADINGS), *table.node_rows(sample)]
-    jobs = [list(table.JOB_HEADINGS), *table.job_rows(sample)]
-    parts = [output.table(nodes, look, headed=True)]
-    parts.append(output.table(jobs, look, headed=True) if sample.jobs else "no job runs there")
-    return "\n\n".join(parts)
+    terminal = output.terminal()
+    jobs = table.job_table(sample.time).text(sample.jobs, terminal)
+    nodes = table.NODES.text(sample.nodes, terminal)
+    return f"{nodes}\n\n{jobs if sample.jobs else 'no job runs there'}"
 
 
 def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
@@ -164,7 +163,7 @@ def stack_lines(
 def own_frames(stacks: str, tree: str) -> Sequence[str]:
     """Leave out the frames that lead to the program, whose main thread stands first."""
     dump = CrashDump()
-    lines = dump.own_lines(own_paths.in_text(stacks, tree).splitlines())
+    lines = dump.own_lines(crash_dump.in_text(stacks, tree).splitlines())
     text = "\n".join([*lines, *dump.rest()])
     threads = text.strip().split("\n\n")  # faulthandler writes the main one last
     if all(map(THREAD.match, threads)):

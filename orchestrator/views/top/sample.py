@@ -10,7 +10,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.head.connect import open_files
+from orchestrator.head.connect import fleet
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.records import experiments
@@ -76,7 +76,7 @@ class Watch:
     told: SimpleQueue[WatchedNode] = field(default_factory=SimpleQueue)
 
     def __post_init__(self) -> None:
-        open_files.raise_limit()
+        fleet.raise_limit()
         self.watched = [WatchedNode(node, self.transport, self.told) for node in self.nodes]
 
     def look(self) -> Sample:

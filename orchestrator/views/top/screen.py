@@ -100,7 +100,7 @@ class Ranks(ModalScreen[None]):
         super().__init__()
         self.job, self.alone = job, alone
         self.heading = Static("")
-        self.ranks = Rows(table.RANK_HEADINGS)
+        self.ranks = Rows(table.RANKS.headings)
 
     def compose(self) -> ComposeResult:
         yield self.heading
@@ -114,7 +114,7 @@ class Ranks(ModalScreen[None]):
     def show(self, job: JobSample) -> None:
         self.job = job
         self.heading.update(Text(printable(table.job_words(job))))
-        self.ranks.fill(table.rank_rows(job))
+        self.ranks.fill([table.RANKS.words(rank) for rank in job.ranks])
 
     @property
     def chosen(self) -> RankProgress | None:
@@ -191,7 +191,7 @@ class Top(App[None]):
         self.over = Event()
         # Kept here, because a query looks at the screen in front alone.
         self.heading = Static("reaching the nodes ...", id="heading")
-        self.nodes = Rows(table.NODE_HEADINGS, id="nodes")
+        self.nodes = Rows(table.NODES.headings, id="nodes")
         self.jobs = Rows(table.JOB_HEADINGS, id="jobs")
 
     def on_unmount(self) -> None:
@@ -226,8 +226,9 @@ class Top(App[None]):
         words = f"{reached} of {len(sample.nodes)} nodes"
         words += f", {plural(len(sample.jobs), 'job')}"
         self.heading.update(Text(words))
-        self.nodes.fill(table.node_rows(sample))
-        self.jobs.fill(table.job_rows(sample))
+        self.nodes.fill([table.NODES.words(node) for node in sample.nodes])
+        jobs = table.job_table(sample.time)
+        self.jobs.fill([jobs.words(job) for job in sample.jobs])
         self.show_ranks(sample)
 
     def show_ranks(self, sample: Sample) -> None:

@@ -1,4 +1,4 @@
-"""Writes a sample as rows of words: for the live screen and for one look alike. Pure."""
+"""The tables of a sample: for the live screen and for what is printed once alike. Pure."""
 
 from __future__ import annotations
 
@@ -7,69 +7,142 @@ from dataclasses import asdict
 from typing import Any
 
 from orchestrator.common import text
+from orchestrator.head.screen.table import Column, Table
 from orchestrator.protocol.facts import Gpu
 from orchestrator.protocol.message import encode
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top.sample import JobSample, Sample
 from orchestrator.views.top.watched_node import NodeSample
 
-NODE_HEADINGS = ("NODE", "CPU", "MEMORY", "GPU", "GPU MEMORY", "IN", "OUT", "WHO")
-# What changes stands first: 80 columns have room for it.
-JOB_HEADINGS = ("JOB", "STEP", "LOSS", "LEFT", "SLOWEST", "SPEED", "FOR", "USER", "NODES")
-RANK_HEADINGS = ("RANK", "NODE", "STATE", "STEP", "STEP TIME", "OWN TIME", "MEMORY", "")
 BAR = 8  # characters
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 HEIGHTS = "▁▂▃▄▅▆▇█"
 MOST_USERS = 3
 
 
-def node_rows(sample: Sample) -> list[list[str]]:
-    return [node_row(node) for node in sample.nodes]
+# -- nodes ----------------------------------------------------------------------------------------
 
 
-def node_row(node: NodeSample) -> list[str]:
+def cpu_words(node: NodeSample) -> str:
     load = node.load
-    if node.checkup is None or load is None:
-        return [node.name, "-", "-", "-", "-", "-", "-", node.problem or "no answer yet"]
-    gpus = node.checkup.gpus or ()
+    assert load is not None
     share = load.cores / max(1, load.cpus)
+    return f"{curve([p.cpu for p in node.history], share)} {load.cores:.1f} of {load.cpus}"
+
+
+def memory_words(node: NodeSample) -> str:
+    load = node.load
+    assert load is not None
     used = 1.0 - load.available / load.memory if load.memory else 0.0
+    words = f"{bar(used)} {text.size(load.memory - load.available, binary=True)}"
+    return words + (f", {text.size(load.swapped, binary=True)} swapped" if load.swapped else "")
+
+
+def sent_words(node: NodeSample) -> str:
     moved = [point.net for point in node.history]
-    memory = f"{bar(used)} {text.size(load.memory - load.available, binary=True)}"
-    return [
-        node.name,
-        f"{curve([p.cpu for p in node.history], share)} {load.cores:.1f} of {load.cpus}",
-        memory + (f", {text.size(load.swapped, binary=True)} swapped" if load.swapped else ""),
-        gpu_words(gpus, [point.gpu for point in node.history]),
-        gpu_memory(gpus),
-        rate(node.received),
-        " ".join(filter(None, (rate(node.sent), spark(moved, max_of(moved))))),
-        who(node),
-    ]
+    return " ".join(filter(None, (rate(node.sent), spark(moved, max_of(moved)))))
 
 
-def job_rows(sample: Sample) -> list[list[str]]:
-    return [job_row(job, sample.time) for job in sample.jobs]
+def who(node: NodeSample) -> str:
+    """Name the users, those with most first: on the GPUs, then on the processors."""
+    assert node.checkup is not None
+    holders = [holder.user or "?" for holder in node.checkup.holders or ()]
+    users = [user.user for user in node.load.users] if node.load is not None else []
+    names = list(dict.fromkeys([*holders, *users]))
+    more = f" and {len(names) - MOST_USERS} more" if len(names) > MOST_USERS else ""
+    return (", ".join(names[:MOST_USERS]) + more) or "free"
 
 
-def job_row(job: JobSample, now: float) -> list[str]:
+NODES: Table[NodeSample] = Table(
+    (
+        Column("NODE", lambda node: node.name, absent=lambda node: node.name),
+        Column("CPU", cpu_words),
+        Column("MEMORY", memory_words),
+        Column("GPU", lambda node: gpu_words(node.gpus, [point.gpu for point in node.history])),
+        Column("GPU MEMORY", lambda node: gpu_memory(node.gpus)),
+        Column("IN", lambda node: rate(node.received)),
+        Column("OUT", sent_words),
+        Column("WHO", who, absent=lambda node: node.problem or "no answer yet"),
+    ),
+    is_absent=lambda node: node.load is None,
+)
+
+
+# -- jobs -----------------------------------------------------------------------------------------
+
+
+def step_words(job: JobSample) -> str:
     step = "-" if job.step is None else str(job.step)
-    if job.steps:
-        step += f" of {job.steps}"
-    if job.trainer > 1 and job.step is not None:
-        step += f" (Trainer {job.trainer})"
-    names = ", ".join(job.nodes[:2]) + (f" and {len(job.nodes) - 2} more" * (len(job.nodes) > 2))
-    return [
-        job.experiment or job.job,
-        step,
-        "NaN" if job.lost else "-" if job.loss is None else f"{job.loss:.4g}",
-        "-" if job.left is None else text.duration(job.left),
-        job.slowest or "-",
-        "-" if job.rate is None else f"{text.size(job.rate).removesuffix('B').strip()}/s",
-        text.duration(max(1.0, now - job.since)),
-        job.user,
-        names,
-    ]
+    known = job.trainer > 1 and job.step is not None
+    return step + f" of {job.steps}" * bool(job.steps) + f" (Trainer {job.trainer})" * known
+
+
+def loss_words(job: JobSample) -> str:
+    return "NaN" if job.lost else "-" if job.loss is None else f"{job.loss:.4g}"
+
+
+def speed_words(job: JobSample) -> str:
+    return "-" if job.rate is None else f"{text.size(job.rate).removesuffix('B').strip()}/s"
+
+
+def place_words(job: JobSample) -> str:
+    more = f" and {len(job.nodes) - 2} more" if len(job.nodes) > 2 else ""
+    return ", ".join(job.nodes[:2]) + more
+
+
+def job_table(now: float) -> Table[JobSample]:
+    """Return the columns of jobs; what changes stands first, as 80 columns have room for that."""
+    return Table(
+        (
+            Column("JOB", lambda job: job.experiment or job.job),
+            Column("STEP", step_words),
+            Column("LOSS", loss_words),
+            Column("LEFT", lambda job: time_words(job.left)),
+            Column("SLOWEST", lambda job: job.slowest or "-"),
+            Column("SPEED", speed_words),
+            Column("FOR", lambda job: text.duration(max(1.0, now - job.since))),
+            Column("USER", lambda job: job.user),
+            Column("NODES", place_words),
+        )
+    )
+
+
+JOB_HEADINGS = job_table(0.0).headings
+
+
+def job_words(job: JobSample) -> str:
+    """Say in one line how far a job is."""
+    name, step, loss, left, slowest, speed = job_table(job.since).words(job)[:6]
+    words = [name, f"step {step}", f"loss {loss}", f"{left} left", f"slowest: {slowest}", speed]
+    return "   ".join(word for word in words if "-" not in word.split())
+
+
+# -- the ranks of a job ---------------------------------------------------------------------------
+
+
+RANKS: Table[RankProgress] = Table(
+    (
+        Column("RANK", lambda rank: f"rank {rank.rank}"),
+        Column("NODE", lambda rank: rank.node),
+        Column("STATE", lambda rank: rank.state),
+        Column("STEP", lambda rank: "-" if rank.step is None else str(rank.step)),
+        Column("STEP TIME", lambda rank: time_words(rank.step_ms, 1e-3)),
+        Column("OWN TIME", lambda rank: time_words(rank.own_ms, 1e-3)),
+        Column("MEMORY", lambda rank: size_words(rank.memory)),
+        Column("", lambda rank: f"slow: +{rank.behind:.0%} of a step" if rank.slow else ""),
+    )
+)
+
+
+# -- cells ----------------------------------------------------------------------------------------
+
+
+def time_words(value: float | None, unit: float = 1.0) -> str:
+    return "-" if value is None else text.duration(value * unit)
+
+
+def size_words(value: float | None) -> str:
+    return "-" if value is None else text.size(value, binary=True)
 
 
 def bar(share: float) -> str:
@@ -96,30 +169,6 @@ def spark(values: Sequence[float | None], most: float) -> str:
 
 def max_of(values: Sequence[float | None]) -> float:
     return max((value for value in values if value), default=1.0)
-
-
-def job_words(job: JobSample) -> str:
-    """Say in one line how far a job is."""
-    name, step, loss, left, slowest, speed = job_row(job, job.since)[:6]
-    words = [name, f"step {step}", f"loss {loss}", f"{left} left", f"slowest: {slowest}", speed]
-    return "   ".join(word for word in words if "-" not in word.split())
-
-
-def rank_rows(job: JobSample) -> list[list[str]]:
-    return [rank_row(rank) for rank in job.ranks]
-
-
-def rank_row(rank: RankProgress) -> list[str]:
-    return [
-        f"rank {rank.rank}",
-        rank.node,
-        rank.state,
-        "-" if rank.step is None else str(rank.step),
-        "-" if rank.step_ms is None else text.duration(rank.step_ms / 1e3),
-        "-" if rank.own_ms is None else text.duration(rank.own_ms / 1e3),
-        "-" if rank.memory is None else text.size(rank.memory, binary=True),
-        f"slow: +{rank.behind:.0%} of a step" if rank.slow else "",
-    ]
 
 
 def gpu_words(gpus: Sequence[Gpu], before: Sequence[float | None] = ()) -> str:
@@ -150,16 +199,6 @@ def gpu_memory(gpus: Sequence[Gpu]) -> str:
 
 def rate(value: float | None) -> str:
     return "-" if value is None else f"{text.size(value)}/s"
-
-
-def who(node: NodeSample) -> str:
-    """Name the users, those with most first: on the GPUs, then on the processors."""
-    assert node.checkup is not None
-    holders = [holder.user or "?" for holder in node.checkup.holders or ()]
-    users = [user.user for user in node.load.users] if node.load is not None else []
-    names = list(dict.fromkeys([*holders, *users]))
-    more = f" and {len(names) - MOST_USERS} more" if len(names) > MOST_USERS else ""
-    return (", ".join(names[:MOST_USERS]) + more) or "free"
 
 
 def to_json(sample: Sample) -> dict[str, Any]:

@@ -55,6 +55,10 @@ class NodeSample:
     history: tuple[Point, ...] = ()  # the newest last
 
     @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        return self.checkup.gpus or () if self.checkup is not None else ()
+
+    @property
     def load(self) -> Load | None:
         return self.checkup.load if self.checkup is not None else None
 

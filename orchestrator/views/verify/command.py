@@ -23,7 +23,7 @@ from orchestrator.head.start.nodes import reach_all
 from orchestrator.head.start.prepare import prepare
 from orchestrator.head.start.request import Request, resolve
 from orchestrator.records.experiment import Experiment
-from orchestrator.views.verify import bits, chart, diagnosis, prediction, report
+from orchestrator.views.verify import chart, diagnosis, prediction, report
 
 PROGRAM = "orchestrator.engine.verify"  # travels with what is shipped to every node
 SMALLEST = 1 << 10
@@ -107,7 +107,7 @@ def conclude(
 ) -> int:
     """Print the findings, keep them with the measurement, and return the exit code."""
     sdc = "bits" in measured
-    bottlenecks = bits.findings(measured) if sdc else diagnosis.all_of(measured)
+    bottlenecks = report.findings(measured) if sdc else diagnosis.all_of(measured)
     predicted = [] if sdc else prediction.predict(measured, request.config)
     code = exit_code(code, bottlenecks, strict=strict)
     measured = {
@@ -121,13 +121,13 @@ def conclude(
     if as_json:
         output.tell(json.dumps(measured, indent=1))
         return code
-    look = output.look(view.color)
+    terminal = output.terminal(view.color)
     output.tell(
         "\n"
         + (
-            bits.to_text(measured, bottlenecks, look)
+            report.bits_text(measured, bottlenecks, terminal)
             if sdc
-            else report.to_text(measured, bottlenecks, predicted, look)
+            else report.to_text(measured, bottlenecks, predicted, terminal)
         )
     )
     for path in kept:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.common.text import duration
-from orchestrator.head.screen.output import PLAIN, Cell, Look, paint, table
+from orchestrator.head.screen.output import PLAIN, Cell, Terminal, paint, table
 from orchestrator.views.verify.diagnosis import Bottleneck, operations, size
 from orchestrator.views.verify.prediction import Prediction
 
@@ -22,14 +23,14 @@ def to_text(
     results: Mapping[str, Any],
     findings: Sequence[Bottleneck],
     predictions: Sequence[Prediction],
-    look: Look = PLAIN,
+    terminal: Terminal = PLAIN,
 ) -> str:
-    blocks = [*collectives(results, look), pairs(results, look), devices(results)]
-    blocks += [predicted(results, predictions, look), conclusion(results, findings, look)]
+    blocks = [*collectives(results, terminal), pairs(results, terminal), devices(results)]
+    blocks += [predicted(results, predictions, terminal), conclusion(results, findings, terminal)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def collectives(results: Mapping[str, Any], look: Look) -> list[str]:
+def collectives(results: Mapping[str, Any], terminal: Terminal) -> list[str]:
     """Return a table for each scope: sizes down, collectives across, their time and bandwidth."""
     rows = results.get("collectives", [])
     blocks = []
@@ -43,16 +44,16 @@ def collectives(results: Mapping[str, Any], look: Look) -> list[str]:
         for count in sorted({int(row["bytes"]) for row in own}):
             lines.append([size(count), *(cell(by_cell.get((name, count))) for name in names)])
         heading = f"{title.format(own[0]['ranks'])}: time of one call, bus bandwidth in Gb/s"
-        blocks.append(f"{heading}\n{figures(lines, look)}")
+        blocks.append(f"{heading}\n{figures(lines, terminal)}")
     barriers = [row for row in rows if row["collective"] == "barrier"]
     if barriers:
         blocks.append(f"barrier: {duration(barriers[0]['seconds'])}")
     return [*blocks, *(ENDED[why] for why in results.get("notes", []))]
 
 
-def figures(rows: Sequence[Sequence[Cell]], look: Look) -> str:
+def figures(rows: Sequence[Sequence[Cell]], terminal: Terminal) -> str:
     """Return a table of numbers, with headings above and at the left."""
-    return table(rows, look, right=range(1, len(rows[0])), headed=True, indent=2)
+    return table(rows, terminal, right=range(1, len(rows[0])), headed=True, indent=2)
 
 
 def cell(row: Mapping[str, Any] | None) -> str:
@@ -61,7 +62,7 @@ def cell(row: Mapping[str, Any] | None) -> str:
     return f"{duration(row['seconds'])} {8e-9 * row['busbw']:8.3f}"
 
 
-def pairs(results: Mapping[str, Any], look: Look) -> str:
+def pairs(results: Mapping[str, Any], terminal: Terminal) -> str:
     rows = results.get("pairs", [])
     if not rows:
         return ""
@@ -78,12 +79,12 @@ def pairs(results: Mapping[str, Any], look: Look) -> str:
             into = [rate for (_, b), rate in rates.items() if b == node]
             ends = (min(out), max(out), min(into), max(into))
             lines.append([f"node {node}", *(f"{rate:.3g}" for rate in ends)])
-        return f"each node with all others, Gb/s ({spread})\n{figures(lines, look)}"
+        return f"each node with all others, Gb/s ({spread})\n{figures(lines, terminal)}"
     lines = [["", *(f"node {node}" for node in nodes)]]
     for a in nodes:
         shown = [f"{rates[a, b]:.3g}" if (a, b) in rates else "-" for b in nodes]
         lines.append([f"node {a}", *shown])
-    return f"from a node to a node, Gb/s ({spread})\n{figures(lines, look)}"
+    return f"from a node to a node, Gb/s ({spread})\n{figures(lines, terminal)}"
 
 
 def devices(results: Mapping[str, Any]) -> str:
@@ -96,7 +97,9 @@ def devices(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def predicted(results: Mapping[str, Any], predictions: Sequence[Prediction], look: Look) -> str:
+def predicted(
+    results: Mapping[str, Any], predictions: Sequence[Prediction], terminal: Terminal
+) -> str:
     model = results.get("model") or {}
     if "why" in model:
         return f"no prediction of step times: {model['why']}"
@@ -114,23 +117,135 @@ def predicted(results: Mapping[str, Any], predictions: Sequence[Prediction], loo
         note = f"({', '.join(notes)})" if notes else ""
         memory = size(prediction.memory)
         rows.append([prediction.strategy, *map(duration, times), memory, note])
-    lines = [heading, table(rows, look, right=range(1, 5), headed=True, indent=2)]
+    lines = [heading, table(rows, terminal, right=range(1, 5), headed=True, indent=2)]
     if model["micro_batch"] is None:
         lines.append("  the model does not say its FLOPs, so its computing is left out")
     return "\n".join(lines)
 
 
-def conclusion(results: Mapping[str, Any], findings: Sequence[Bottleneck], look: Look) -> str:
+def conclusion(
+    results: Mapping[str, Any], findings: Sequence[Bottleneck], terminal: Terminal
+) -> str:
     lines = []
     for finding in findings:
         wrong = finding.kind == "wrong"
         text = f"{'WRONG' if wrong else 'SLOW'}: {finding.text}"
-        lines.append(paint(text, "red" if wrong else "yellow", look))
+        lines.append(paint(text, "red" if wrong else "yellow", terminal))
     if not results["complete"]:
-        lines.append(paint("the run ended before everything was measured", "yellow", look))
+        lines.append(paint("the run ended before everything was measured", "yellow", terminal))
     elif not findings:
         several = len(results["devices"]) > 1
         text = "every result is right, no node, link or device is slower than the others"
         text = text if several else "one rank alone: there is no link to verify"
-        lines.append(paint(text, "green", look))
+        lines.append(paint(text, "green", terminal))
     return "\n".join(lines)
+
+
+# -- bits ---------------------------------------------------------------------------------------
+# Find the device whose results have other bits than those of its kind, or than its own. Pure.
+
+Hashes = Mapping[str, Sequence[int]]  # of one rank: case -> the hashes that were seen
+
+
+def findings(results: Mapping[str, Any]) -> list[Bottleneck]:
+    """Return a finding per device: what does not repeat itself first, then who is odd."""
+    node_of, names = places(results)
+    hashes: Sequence[Hashes] = results["bits"]["hashes"]
+    found = []
+    unsteady = set()
+    for rank, own in enumerate(hashes):
+        cases = [case for case, values in own.items() if len(values) > 1]
+        if cases:
+            unsteady.add(rank)
+            text = f"{who(rank, node_of, names)} does not get the same bits twice: {listed(cases)}"
+            found.append(Bottleneck("wrong", text, (node_of[rank],)))
+    for kind, ranks in by_kind(results).items():
+        steady = [rank for rank in ranks if rank not in unsteady]
+        found += odd_ones(kind, steady, hashes, node_of, names)
+    return found
+
+
+def odd_ones(
+    kind: str,
+    ranks: Sequence[int],
+    hashes: Sequence[Hashes],
+    node_of: Sequence[int],
+    names: Sequence[str],
+) -> list[Bottleneck]:
+    """Name those outside the majority of a kind; without a majority, all of them together."""
+    odd: dict[int, list[str]] = {}
+    open_cases = []
+    for case in hashes[ranks[0]] if ranks else ():
+        values = {rank: hashes[rank][case][0] for rank in ranks}
+        ((common, count),) = Counter(values.values()).most_common(1)
+        if count == len(ranks):
+            continue
+        if count * 2 <= len(ranks):
+            open_cases.append(case)
+            continue
+        for rank, value in values.items():
+            if value != common:
+                odd.setdefault(rank, []).append(case)
+    found = [
+        Bottleneck(
+            "wrong",
+            f"{who(rank, node_of, names)} gets other bits than the {len(ranks) - len(odd)} others"
+            f" of its kind: {listed(cases)} ({kind})",
+            (node_of[rank],),
+        )
+        for rank, cases in odd.items()
+    ]
+    if open_cases:
+        everyone = ", ".join(who(rank, node_of, names) for rank in ranks[:8])
+        text = (
+            f"{everyone} get different bits, and no majority says which one is right:"
+            f" {listed(open_cases)} ({kind})"
+        )
+        found.append(Bottleneck("wrong", text, tuple(sorted({node_of[r] for r in ranks}))))
+    return found
+
+
+def bits_text(
+    results: Mapping[str, Any], found: Sequence[Bottleneck], terminal: Terminal = PLAIN
+) -> str:
+    bits = results["bits"]
+    lines = []
+    for kind, ranks in by_kind(results).items():
+        rounds = [bits["rounds"][rank] for rank in ranks]
+        alone = "" if len(ranks) > 1 else "; alone of its kind, it is compared with itself only"
+        lines.append(f"{len(ranks)} x {kind}: {min(rounds):,} rounds each at least{alone}")
+    lines.append("")
+    lines += [paint(f"WRONG: {item.text}", "red", terminal) for item in found]
+    if not found:
+        cases = len(bits["hashes"][0])
+        lines.append(
+            paint(f"all {cases} computations gave the same bits, every time, on every device of a"
+                  " kind", "green", terminal)
+        )  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def by_kind(results: Mapping[str, Any]) -> dict[str, list[int]]:
+    kinds: dict[str, list[int]] = {}
+    for rank, kind in enumerate(results["bits"]["kinds"]):
+        kinds.setdefault(kind, []).append(rank)
+    return kinds
+
+
+def places(results: Mapping[str, Any]) -> tuple[list[int], list[str]]:
+    """Return the place of each rank's node in the list, and the nodes' names."""
+    nodes = results["nodes"]
+    node_of = [0] * sum(len(node["ranks"]) for node in nodes)
+    for index, node in enumerate(nodes):
+        for rank in node["ranks"]:
+            node_of[rank] = index
+    return node_of, [f"node {node['index']} ({node['host']})" for node in nodes]
+
+
+def who(rank: int, node_of: Sequence[int], names: Sequence[str]) -> str:
+    return f"the device of rank {rank} on {names[node_of[rank]]}"
+
+
+def listed(cases: Sequence[str]) -> str:
+    more = f" and {len(cases) - 3} more" if len(cases) > 3 else ""
+    return ", ".join(cases[:3]) + more

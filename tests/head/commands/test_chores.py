@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from orchestrator.head.commands.chores import standard_input, unread_pipe
+from orchestrator.head.commands.machines.exec import standard_input, unread_pipe
 
 
 def test_a_pipe_that_no_node_gets_is_noticed() -> None:

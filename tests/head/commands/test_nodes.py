@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.commands.machines.nodes import to_text
+from orchestrator.head.commands.machines.nodes import MACHINES, to_text
 from orchestrator.head.nodes import machine
-from orchestrator.head.nodes.facts import Facts
+from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.machine import Machine
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.nodes.probed_node import ProbedNode
-from orchestrator.head.screen.output import PLAIN, Look
+from orchestrator.head.screen.output import PLAIN, Terminal
 from orchestrator.protocol.facts import Card, Checkup, Disk, Gpu
 from tests.head.plan.probed import facts, infiniband, interface, software
 
@@ -59,26 +58,38 @@ def machines() -> list[Machine]:
 
 
 def test_each_machine_is_a_row_with_all_that_it_is(machines: list[Machine]) -> None:
-    head, one, two, three, _, heading, *why = to_text(machines, PLAIN).splitlines()
-    assert head.split("  ")[0] == "NODE"
-    for words in ("gpu-one", "1 TiB", "1 TB of 2 TB", "2.9.1+cu128", "570.86.15"):
-        assert words in one
-    assert f"8 x {H100}, 80 GiB each" in one
-    assert one.endswith("eth0 25 Gb/s, ib0 infiniband, mlx5_0:1 400 Gb/s InfiniBand")
-    assert two.startswith("10.0.0.2 (spare)") and two.count("none") == 2 and two.endswith("eth0")
-    assert three.split()[:2] == ["10.0.0.3", "unreachable"]
+    one, two, three = (
+        dict(zip(MACHINES.headings, MACHINES.words(each), strict=True)) for each in machines
+    )
+    assert one == {
+        "NODE": "10.0.0.1",
+        "HOST": "gpu-one",
+        "CPUS": "8",
+        "MEMORY": "1 TiB",
+        "DISK FREE": "1 TB of 2 TB",
+        "TORCH": "2.9.1+cu128",
+        "GPUS": f"8 x {H100}, 80 GiB each",
+        "DRIVER": "570.86.15",
+        "NETWORK": "eth0 25 Gb/s, ib0 infiniband, mlx5_0:1 400 Gb/s InfiniBand",
+    }
+    assert two["NODE"] == "10.0.0.2 (spare)" and two["TORCH"] == two["GPUS"] == "none"
+    assert list(three.values()) == ["10.0.0.3", "unreachable", *["-"] * 7]
+    *_, heading, what, fix = to_text(machines, PLAIN).splitlines()
     assert heading == "1 of 3 nodes cannot be reached"
-    assert why == ["  10.0.0.3: it does not answer: no route to host", "    -> ping 10.0.0.3"]
+    assert [what, fix] == [
+        "  10.0.0.3: it does not answer: no route to host",
+        "    -> ping 10.0.0.3",
+    ]
 
 
 def test_a_terminal_of_eighty_columns_shows_all_of_it(machines: list[Machine]) -> None:
-    text = to_text(machines[:2], Look(width=80))
+    text = to_text(machines[:2], Terminal(width=80))
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("10.0.0.2 (spare)") == 2
     shown = " ".join(text.split())
     for words in ("gpu-one", "1 TB of 2 TB", "2.9.1+cu128", "570.86.15", "mlx5_0:1"):
         assert words in shown
-    assert to_text(machines[:2], Look(width=300)).count("10.0.0.2 (spare)") == 1
+    assert to_text(machines[:2], Terminal(width=300)).count("10.0.0.2 (spare)") == 1
 
 
 def test_what_slurm_gives_of_a_machine_is_told_apart_from_what_it_has() -> None:

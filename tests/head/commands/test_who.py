@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.commands.machines.who import to_json, to_text
+from orchestrator.head.commands.machines.who import USERS, gpu_rows, to_json, to_text
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen.output import PLAIN
 from orchestrator.head.start.machines import Used
@@ -51,11 +51,18 @@ LOST = Used(Node("gone", line=1), error=NodeError("it does not answer", "ping go
 
 
 def test_every_gpu_has_a_line_that_says_who_or_that_it_is_free() -> None:
-    lines = to_text([BUSY], NOW, PLAIN).splitlines()
-    rows = [[cell for cell in line.split("  ") if cell] for line in lines[1:]]
-    rows = [[cell.strip() for cell in row] for row in rows]
-    assert rows == [
-        ["gpu-one", "0: H100", "ada", JOB, "1 h 01 min", "97 %", "60 GiB"],
+    assert BUSY.checkup is not None
+    rows = [USERS.words(use) for use in gpu_rows(BUSY, BUSY.checkup, NOW)]
+    assert dict(zip(USERS.headings, rows[0], strict=True)) == {
+        "NODE": "gpu-one",
+        "GPU": "0: H100",
+        "USER": "ada",
+        "JOB OR PROGRAM": JOB,
+        "SINCE": "1 h 01 min",
+        "USE": "97 %",
+        "MEMORY": "60 GiB",
+    }
+    assert rows[1:] == [
         ["gpu-one", "0: H100", "bob", "jupyter (72)", "10 s", "97 %", "-"],
         ["gpu-one", "1: H100", "free", "-", "-", "idle", "1 MiB of 80 GiB"],
         [

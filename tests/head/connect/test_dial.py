@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect.light_paramiko import paramiko
+from orchestrator.head.connect.host_keys import paramiko
 from orchestrator.head.connect.ssh import SshTransport, first_to_answer, no_way_on
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
-from orchestrator.local_cluster.sshd import free_port
+from orchestrator.local_cluster.cluster import free_port
 
 PATIENCE = 30.0
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect.proxy_command import ProxyCommand
-from orchestrator.head.connect.ssh import SshTransport
+from orchestrator.head.connect.ssh import ProxyCommand, SshTransport
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
 
 SILENT = "sh -c 'echo $$ > {pid}; echo complaint >&2; exec sleep 7654'"
@@ -40,7 +39,7 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """Its pipes are ours no longer: a reader of our output sees the end."""
     code = (
         "import sys; from orchestrator.common import interrupt\n"
-        "from orchestrator.head.connect.proxy_command import ProxyCommand\n"
+        "from orchestrator.head.connect.ssh import ProxyCommand\n"
         "proxy = ProxyCommand(\"sh -c 'echo $$; exec sleep 7654'\")\n"
         "print(proxy.recv(100).decode(), flush=True)\n"
         "interrupt.leave(7)"

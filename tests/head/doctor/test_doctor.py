@@ -23,7 +23,7 @@ from orchestrator.head.doctor.findings import (
 from orchestrator.head.doctor.report import to_json, to_text
 from orchestrator.head.nodes.facts import Facts
 from orchestrator.head.plan.model import NodeAddress
-from orchestrator.head.screen.output import Look
+from orchestrator.head.screen.output import Terminal
 from orchestrator.protocol.facts import (
     Card,
     Checkup,
@@ -394,11 +394,11 @@ def test_the_table(sick: Diagnosis) -> None:
     assert lines[-1].startswith("5 nodes, all checks") and lines[-1].endswith("2 BAD, 1 warn")
     assert "       -> is sshd running?" in lines
     assert "->" not in to_text(sick, hints=False)
-    assert "\x1b[1;31mBAD" in to_text(sick, Look(color=True))
+    assert "\x1b[1;31mBAD" in to_text(sick, Terminal(color=True))
 
 
 def test_a_narrow_terminal_gets_several_tables(sick: Diagnosis) -> None:
-    tables = to_text(sick, Look(60)).split("\n\n")[:-2]
+    tables = to_text(sick, Terminal(60)).split("\n\n")[:-2]
     assert len(tables) > 1
     assert [name for table in tables for name in table.splitlines()[0].split()] == list(CHECKS)
     for table in tables:

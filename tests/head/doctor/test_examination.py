@@ -10,8 +10,8 @@ import pytest
 from orchestrator.common.errors import NodeError
 from orchestrator.head.doctor.examination import Ask, Diagnosis, diagnose
 from orchestrator.head.doctor.findings import BAD, Examined, Needs
+from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.requests.machine import (
     CheckedUp,

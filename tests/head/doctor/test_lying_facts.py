@@ -14,9 +14,8 @@ from orchestrator.config.schema import Config
 from orchestrator.head.doctor import examination
 from orchestrator.head.doctor.findings import Case, Needs
 from orchestrator.head.nodes import machine
-from orchestrator.head.nodes.facts import Facts
+from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.node_list import parse_nodes
-from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.plan import plan
 from orchestrator.head.plan.dry_run import to_json, to_text
 from orchestrator.head.plan.model import Target

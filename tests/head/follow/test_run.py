@@ -17,8 +17,7 @@ from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.news import Answer, Lost
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.verdict import Failure
-from orchestrator.head.screen.display import Display
-from orchestrator.head.screen.screen import Screen
+from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.status.backend import backend_of
 from orchestrator.protocol.events import Ended, RankAtEnd
 from orchestrator.protocol.requests.machine import Dialed, Listening

@@ -13,8 +13,8 @@ import yaml
 from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.config.launch import Launch
 from orchestrator.config.schema import Config
+from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.plan import accelerate, dry_run, plan
 from orchestrator.head.plan.accelerate import KEYS, Accelerate
 from orchestrator.head.plan.model import Plan, Target

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from orchestrator.common.errors import EXIT_CHECK, CheckFailed
-from orchestrator.head.nodes.facts import Facts
+from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.plan.addresses import find
 from orchestrator.head.plan.model import NodeAddress
 from tests.head.plan.probed import facts, interface

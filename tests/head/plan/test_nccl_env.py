@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import EXIT_CHECK, CheckFailed
+from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.plan import nccl_env, nccl_transport
 from orchestrator.head.plan.nccl_env import Network
 from orchestrator.protocol.facts import Gid, Interface, RdmaPort

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.head.plan.other_launchers import refuse
+from orchestrator.head.plan.accelerate import refuse
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.head.plan.own_ranks import warning
+from orchestrator.head.plan.plan import warning
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from orchestrator.common.errors import CheckFailed
 from orchestrator.config.launch import Launch
 from orchestrator.config.schema import Config, Distributed, Fsdp, Nccl
+from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node, parse_nodes
-from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.plan import plan
 from orchestrator.head.plan.dry_run import quoted, shell_lines, to_json, to_text
 from orchestrator.head.plan.model import EnvSetting, Plan, Target

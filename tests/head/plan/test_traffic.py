@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config.schema import Config, Fsdp, Model, Training
-from orchestrator.head.plan import traffic
+from orchestrator.head.plan import nccl_transport
 
 
 def test_the_parameters_of_the_decoder_are_counted_without_torch() -> None:
@@ -20,8 +20,8 @@ def test_the_parameters_of_the_decoder_are_counted_without_torch() -> None:
         mlp_hidden_dim=8192,
         tie_embeddings=True,
     )
-    assert traffic.parameters(llama) == 1_235_814_400  # Llama 3.2 1B, and what torch counts
-    assert traffic.parameters(Model(kind="ranking")) is None
+    assert nccl_transport.parameters(llama) == 1_235_814_400  # Llama 3.2 1B, and what torch counts
+    assert nccl_transport.parameters(Model(kind="ranking")) is None
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_the_parameters_of_the_decoder_are_counted_without_torch() -> None:
     ],
 )
 def test_what_a_node_sends_in_a_step(settings: dict[str, Any], nodes: int, sent: float) -> None:
-    assert traffic.bytes_per_step(Config(**settings), nodes, 100) == sent
+    assert nccl_transport.bytes_per_step(Config(**settings), nodes, 100) == sent
 
 
 def test_how_long_a_link_takes() -> None:
-    assert traffic.seconds(400e6, 1000) == pytest.approx(3.2)
+    assert nccl_transport.seconds(400e6, 1000) == pytest.approx(3.2)

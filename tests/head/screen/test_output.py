@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import Cell, Look
+from orchestrator.head.screen.output import Cell, Terminal
 
 ROWS: list[list[Cell]] = [
     ["name", "size", "state"],
@@ -30,24 +30,24 @@ def test_a_pipe_gets_plain_columns() -> None:
 
 
 def test_a_terminal_gets_its_width_and_colours() -> None:
-    lines = output.table(ROWS, Look(50), right={1}, headed=True).splitlines()
+    lines = output.table(ROWS, Terminal(50), right={1}, headed=True).splitlines()
     assert lines[2].startswith("[red]two[/red]    1 B  a sentence")
     assert len(lines) > 3 and max(map(len, lines)) <= 50
     assert " ".join(line[23:] for line in lines[2:]) == ROWS[2][2]
-    painted = output.table(ROWS, Look(50, color=True), right={1}, headed=True)
+    painted = output.table(ROWS, Terminal(50, color=True), right={1}, headed=True)
     assert "\x1b[1;31mlost" in painted and "\x1b[1mname" in painted
     assert "\x1b" not in "\n".join(lines)
-    assert output.paint("[b]x", "red", Look(color=True)) == "\x1b[31m[b]x\x1b[0m"
-    assert output.paint("x", "red", Look(80)) == "x"
+    assert output.paint("[b]x", "red", Terminal(color=True)) == "\x1b[31m[b]x\x1b[0m"
+    assert output.paint("x", "red", Terminal(80)) == "x"
 
 
-@pytest.mark.parametrize("look", [output.PLAIN, Look(40), Look(40, color=True)])
-def test_nothing_from_elsewhere_reaches_the_terminal(look: Look) -> None:
-    drawn = output.table([["a\x1b[2J", "b\x9b1m\r"]], look)
+@pytest.mark.parametrize("terminal", [output.PLAIN, Terminal(40), Terminal(40, color=True)])
+def test_nothing_from_elsewhere_reaches_the_terminal(terminal: Terminal) -> None:
+    drawn = output.table([["a\x1b[2J", "b\x9b1m\r"]], terminal)
     assert drawn == "a  b\N{REPLACEMENT CHARACTER}1m␍"
 
 
-class Terminal(io.StringIO):
+class FakeTerminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
@@ -62,7 +62,7 @@ class Terminal(io.StringIO):
         ({}, False, False, True),
     ],
 )
-def test_a_look_at_the_terminal(
+def test_the_terminal_is_described(
     monkeypatch: pytest.MonkeyPatch,
     environment: dict[str, str],
     asked: bool | None,
@@ -74,8 +74,8 @@ def test_a_look_at_the_terminal(
     monkeypatch.setenv("COLUMNS", "77")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert output.look(asked, Terminal()) == Look(77 if wide else None, color)
-    assert output.look(None, io.StringIO()) == output.PLAIN
+    assert output.terminal(asked, FakeTerminal()) == Terminal(77 if wide else None, color)
+    assert output.terminal(None, io.StringIO()) == output.PLAIN
 
 
 def test_a_pipe_does_not_wait_for_rich() -> None:

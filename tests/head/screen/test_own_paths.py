@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.head.screen.own_paths import in_text, in_verdict
+from orchestrator.head.screen.tracebacks import in_text, in_verdict
 
 THERE = "/root/.orchestrator/code/snapshots/0a1b2c3d-1/my project"
 TREE = "/home/me/my project"

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.nodes.probed_node import ProbedNode
 from orchestrator.head.start import payload
 from tests.head.plan.probed import facts
 

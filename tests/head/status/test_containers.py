@@ -11,8 +11,9 @@ import pytest
 
 from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import Launch, Where
+from orchestrator.head.commands.machines import warm
 from orchestrator.head.nodes.node_list import parse_nodes
-from orchestrator.head.status import containers, warm
+from orchestrator.head.status import containers
 from orchestrator.protocol.requests.warm import WarmEnd, WarmEnds, WarmPair, WarmPairs
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 

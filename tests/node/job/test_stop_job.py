@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.head.saved.bring import Parcel
 from orchestrator.node.job import cleanup, processes, stop_job
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.start import start as node_start
@@ -18,7 +19,6 @@ from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.follow import Stop, StopAll
 from orchestrator.protocol.requests.request import STOPPED
 from orchestrator.protocol.requests.start import Start
-from orchestrator.protocol.requests.transfer import Parcel
 from tests.node.running import PATIENCE, PYTHON, ROOT, SUPERVISE, Job, script, spec_of, wait_until
 
 NewJob = Callable[..., Job]

@@ -6,34 +6,60 @@ import json
 
 import pytest
 
+from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top import table
 from tests.views.top.samples import gpu, job, sample
 
 
 def test_each_node_has_a_row() -> None:
-    one, two, gone = table.node_rows(sample())
-    assert one == [
-        "one", "██       1.0 of 4", "██       4 GiB", "████     2 x 50 % (3 to 97), 61 °C",
-        "████     80 GiB", "1 MB/s", "-", "ada, bob",
-    ]  # fmt: skip
+    one, two, gone = map(table.NODES.words, sample().nodes)
+    assert dict(zip(table.NODES.headings, one, strict=True)) == {
+        "NODE": "one",
+        "CPU": "██       1.0 of 4",
+        "MEMORY": "██       4 GiB",
+        "GPU": "████     2 x 50 % (3 to 97), 61 °C",
+        "GPU MEMORY": "████     80 GiB",
+        "IN": "1 MB/s",
+        "OUT": "-",
+        "WHO": "ada, bob",
+    }
     assert two[3:] == ["none", "-", "0 B/s", "2 GB/s", "free"]
     assert gone == ["gone", *["-"] * 6, "it does not answer"]
 
 
 def test_each_job_has_a_row() -> None:
     whole = job("train", slowest="rank 3 +40%", nodes=("one", "two", "three"))
-    second = job("gan", step=7, steps=None, left=None, trainer=2)
-    assert table.job_rows(sample(second))[0][:2] == ["gan", "7 (Trainer 2)"]
-    diverged = job("y", loss=None, lost=True)
-    assert table.job_rows(sample(diverged))[0][2] == "NaN"
     foreign = job("x", experiment="", step=None, steps=None, loss=None, rate=None, left=None)
-    assert table.job_rows(sample(whole, foreign)) == [
-        [
-            "train", "10 of 40", "2.5", "1 min 30 s", "rank 3 +40%", "1.5 k/s", "1 min 30 s",
-            "ada", "one, two and 1 more",
-        ],
-        ["x-1f", *["-"] * 5, "1 min 30 s", "ada", "one, two"],
-    ]  # fmt: skip
+    jobs = table.job_table(sample().time)
+    assert dict(zip(jobs.headings, jobs.words(whole), strict=True)) == {
+        "JOB": "train",
+        "STEP": "10 of 40",
+        "LOSS": "2.5",
+        "LEFT": "1 min 30 s",
+        "SLOWEST": "rank 3 +40%",
+        "SPEED": "1.5 k/s",
+        "FOR": "1 min 30 s",
+        "USER": "ada",
+        "NODES": "one, two and 1 more",
+    }
+    assert jobs.words(foreign) == ["x-1f", *["-"] * 5, "1 min 30 s", "ada", "one, two"]
+    second = job("gan", step=7, steps=None, left=None, trainer=2)
+    assert jobs.words(second)[:2] == ["gan", "7 (Trainer 2)"]
+    assert jobs.words(job("y", loss=None, lost=True))[2] == "NaN"
+
+
+def test_each_rank_has_a_row() -> None:
+    rank = RankProgress(3, "two", 1, "running", 10, 250.0, 200.0, 8 << 30, behind=0.4)
+    assert dict(zip(table.RANKS.headings, table.RANKS.words(rank), strict=True)) == {
+        "RANK": "rank 3",
+        "NODE": "two",
+        "STATE": "running",
+        "STEP": "10",
+        "STEP TIME": "250 ms",
+        "OWN TIME": "200 ms",
+        "MEMORY": "8 GiB",
+        "": "slow: +40% of a step",
+    }
 
 
 @pytest.mark.parametrize(

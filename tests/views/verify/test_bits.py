@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.views.verify import bits
+from orchestrator.views.verify import report
 
 GOOD = {"product": [1], "sum": [2]}
 OTHER = {"product": [9], "sum": [2]}
@@ -42,13 +42,13 @@ def results(*hashes: dict[str, list[int]], kinds: str = "aaaa") -> dict[str, Any
 def test_who_is_named(
     hashes: list[dict[str, list[int]]], kinds: str, nodes: list[Any], words: str
 ) -> None:
-    found = bits.findings(results(*hashes, kinds=kinds))
+    found = report.findings(results(*hashes, kinds=kinds))
     assert [item.nodes for item in found] == nodes
     assert all(item.kind == "wrong" for item in found)
-    text = bits.to_text(results(*hashes, kinds=kinds), found)
+    text = report.bits_text(results(*hashes, kinds=kinds), found)
     assert words in text
     assert ("gave the same bits" in text) == (not nodes)
 
 
 def test_one_alone_of_its_kind_is_compared_with_itself() -> None:
-    assert "compared with itself only" in bits.to_text(results(GOOD), [])
+    assert "compared with itself only" in report.bits_text(results(GOOD), [])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.head.screen.output import Look
+from orchestrator.head.screen.output import Terminal
 from orchestrator.views.verify import chart, diagnosis, report
 from orchestrator.views.verify import command as verify
 from orchestrator.views.verify.diagnosis import Bottleneck
@@ -79,7 +79,7 @@ def test_the_table_has_every_size_and_every_node(nodes: int) -> None:
 
 def test_findings_stand_out() -> None:
     found = [Bottleneck("node", "node 1 is slow"), Bottleneck("wrong", "a wrong sum")]
-    text = report.to_text(told(2), found, [], Look(color=True))
+    text = report.to_text(told(2), found, [], Terminal(color=True))
     assert "\x1b[33mSLOW: node 1 is slow\x1b[0m" in text
     assert "\x1b[31mWRONG: a wrong sum\x1b[0m" in text
     assert "every result is right" not in text

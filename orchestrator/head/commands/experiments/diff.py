@@ -16,7 +16,7 @@ from orchestrator.common.errors import EXIT_DONE, CheckFailed, UsageError
 from orchestrator.config import resolved
 from orchestrator.config.launch import Where
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import Cell, Look
+from orchestrator.head.screen.output import Cell, Terminal
 from orchestrator.head.transfer.code import archive
 from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -49,7 +49,7 @@ def diff(where: Where, first: str, second: str, *, as_json: bool, color: bool | 
     if as_json:
         output.tell(json.dumps({"experiments": names, "differences": found}, indent=1))
     else:
-        output.tell(to_text(names, found, output.look(color)))
+        output.tell(to_text(names, found, output.terminal(color)))
     return EXIT_DONE
 
 
@@ -191,16 +191,16 @@ def differences(*described: Mapping[str, Section]) -> Differences:
     return found
 
 
-def to_text(names: Sequence[str], found: Differences, look: Look) -> str:
+def to_text(names: Sequence[str], found: Differences, terminal: Terminal) -> str:
     same = [name for name, section in found.items() if not section]
     rows: list[list[Cell]] = [["", *names]]
     keys = [f"  {key}" for section in found.values() for key in section]
-    room = max(SHORTEST, ((look.width or 160) - max(map(len, keys), default=0) - 4) // 2)
+    room = max(SHORTEST, ((terminal.width or 160) - max(map(len, keys), default=0) - 4) // 2)
     for name, section in found.items():
         if section:
             rows.append([(name, "bold"), "", ""])
             rows += [[f"  {key}", *shown(pair, room)] for key, pair in section.items()]
-    lines = [output.table(rows, look, headed=True)] if len(same) < len(found) else []
+    lines = [output.table(rows, terminal, headed=True)] if len(same) < len(found) else []
     if same:
         lines.append(f"the same: {', '.join(same)}")
     return "\n\n".join(lines)

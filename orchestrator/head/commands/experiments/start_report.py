@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.config.launch import Where
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import Look
+from orchestrator.head.screen.output import Terminal
 from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.manifest import StartTimes
@@ -64,7 +64,7 @@ def start_report(where: Where, wanted: str | None, *, as_json: bool, color: bool
         data = {"experiment": experiment.name, "head": report.head, "nodes": nodes}
         output.tell(json.dumps(data, indent=1))
     else:
-        output.tell(to_text(experiment, report, output.look(color)))
+        output.tell(to_text(experiment, report, output.terminal(color)))
     return EXIT_DONE
 
 
@@ -103,7 +103,7 @@ def durations(
     return seconds
 
 
-def to_text(experiment: Experiment, report: Report, look: Look) -> str:
+def to_text(experiment: Experiment, report: Report, terminal: Terminal) -> str:
     total = max((steps["total"] or 0.0 for _, steps in report.nodes), default=0.0)
     head = ", ".join(f"{name} {cell(value)} s" for name, value in report.head.items())
     rows: list[list[Any]] = [["NODE", *(name.upper() for name, *_ in NODE), "TOTAL"]]
@@ -114,7 +114,7 @@ def to_text(experiment: Experiment, report: Report, look: Look) -> str:
         f"start of {experiment.name}{took}",
         f"on the head: {head}",
         "",
-        output.table(rows, look, right=numbers, headed=True),
+        output.table(rows, terminal, right=numbers, headed=True),
     ]
     if any(steps["torch"] is None and steps["rendezvous"] for _, steps in report.nodes):
         lines += ["", "where TORCH is -, its import, if there was one, is part of RENDEZVOUS"]

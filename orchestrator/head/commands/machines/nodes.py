@@ -11,87 +11,63 @@ from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.nodes import machine
 from orchestrator.head.nodes.machine import Machine
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import Cell, Look
+from orchestrator.head.screen.output import Terminal
+from orchestrator.head.screen.table import Column, Table
 from orchestrator.head.start.machines import find_machines
 from orchestrator.head.start.request import resolve
 
 LOST = "bold red"
 
 
+def name_of(node: Machine) -> str:
+    """Name a machine, and what sets it apart from those that the next launch takes."""
+    return f"{node.name}{' (spare)' * node.spare}{' (cordoned)' * bool(node.cordoned)}"
+
+
+MACHINES: Table[Machine] = Table(
+    (
+        Column("NODE", name_of, absent=lambda node: (name_of(node), LOST)),
+        Column("HOST", lambda node: node.hostname, absent=lambda _: ("unreachable", LOST)),
+        Column("CPUS", lambda node: str(node.cpus)),
+        Column("MEMORY", lambda node: text.size(node.memory, binary=True)),
+        Column("DISK FREE", machine.disk_text),
+        Column("TORCH", lambda node: node.torch or ("none", "yellow")),
+        Column("GPUS", machine.gpu_text),
+        Column("DRIVER", lambda node: node.driver or "-"),
+        Column("NETWORK", machine.network_text),
+    ),
+    is_absent=lambda node: not node.reached,
+    second=6,
+)
+
+
 def nodes(arguments: LaunchArguments, *, as_json: bool, color: bool | None) -> int:
     machines = find_machines(resolve(arguments))
     if as_json:
-        shown = [machine.to_json(described) for described in machines]
+        shown = [machine.to_json(node) for node in machines]
         output.tell(json.dumps({"nodes": shown}, indent=1))
     else:
-        output.tell(to_text(machines, output.look(color)))
-    return EXIT_DONE if all(described.reached for described in machines) else EXIT_NODE
+        output.tell(to_text(machines, output.terminal(color)))
+    return EXIT_DONE if all(node.reached for node in machines) else EXIT_NODE
 
 
-def to_text(machines: Sequence[Machine], look: Look) -> str:
-    """Draw one table, or two on a screen that is too narrow, and say why nodes are missing."""
-    names = [(title(described), "" if described.reached else LOST) for described in machines]
-    hosts = ["HOST", "CPUS", "MEMORY", "DISK FREE", "TORCH"]
-    cards = ["GPUS", "DRIVER", "NETWORK"]
-    host_rows = [host_cells(described) for described in machines]
-    card_rows = [card_cells(described) for described in machines]
-
-    def draw(headings: list[str], rows: Sequence[Sequence[Cell]], look: Look) -> str:
-        body = [[name, *row] for name, row in zip(names, rows, strict=True)]
-        return output.table([["NODE", *headings], *body], look, headed=True)
-
-    together = [[*left, *right] for left, right in zip(host_rows, card_rows, strict=True)]
-    plain = draw([*hosts, *cards], together, output.PLAIN)
-    if look.width is None or max(map(len, plain.splitlines())) <= look.width:
-        parts = [draw([*hosts, *cards], together, look)]
-    else:
-        parts = [draw(hosts, host_rows, look), draw(cards, card_rows, look)]
-    lost = [described for described in machines if not described.reached]
-    if lost:
-        parts.append(reasons(lost, len(machines)))
-    cordoned = [described for described in machines if described.cordoned]
-    if cordoned:
-        parts.append("\n".join(output.printable(cordon_line(described)) for described in cordoned))
-    return "\n\n".join(parts)
-
-
-def title(described: Machine) -> str:
-    """Name a machine, and what sets it apart from those that the next launch takes."""
-    spare, cordoned = " (spare)" * described.spare, " (cordoned)" * bool(described.cordoned)
-    return f"{described.name}{spare}{cordoned}"
-
-
-def cordon_line(described: Machine) -> str:
-    name = described.name
-    return f"{name} is cordoned ({described.cordoned}): orchestrator node uncordon {name}"
-
-
-def host_cells(described: Machine) -> list[Cell]:
-    if not described.reached:
-        return [("unreachable", LOST), "-", "-", "-", "-"]
-    return [
-        described.hostname,
-        str(described.cpus),
-        text.size(described.memory, binary=True),
-        machine.disk_text(described),
-        described.torch or ("none", "yellow"),
+def to_text(machines: Sequence[Machine], terminal: Terminal) -> str:
+    """Draw the table, and say why nodes are missing and which are cordoned."""
+    lost = [node for node in machines if not node.reached]
+    cordoned = [
+        f"{node.name} is cordoned ({node.cordoned}): orchestrator node uncordon {node.name}"
+        for node in machines
+        if node.cordoned
     ]
-
-
-def card_cells(described: Machine) -> list[Cell]:
-    if not described.reached:
-        return ["-", "-", "-"]
-    return [
-        machine.gpu_text(described),
-        described.driver or "-",
-        machine.network_text(described),
-    ]
+    notes = [reasons(lost, len(machines)) if lost else "", "\n".join(cordoned)]
+    parts = [MACHINES.text(machines, terminal), *map(output.printable, notes)]
+    return "\n\n".join(filter(None, parts))
 
 
 def reasons(lost: Sequence[Machine], total: int) -> str:
     """Name why each missing node could not be reached; unwrapped, as fixes are to be copied."""
     lines = [f"{len(lost)} of {text.plural(total, 'node')} cannot be reached"]
-    for described in lost:
-        lines.append(f"  {described.name}: {described.problem}")
-        lines += [f"    -> {described.fix}"] * bool(described.fix)
-    return output.printable("\n".join(lines))
+    for node in lost:
+        lines.append(f"  {node.name}: {node.problem}")
+        lines += [f"    -> {node.fix}"] * bool(node.fix)
+    return "\n".join(lines)

@@ -5,21 +5,50 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.common import text
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import Cell, Look
+from orchestrator.head.screen.output import Cell, Terminal
+from orchestrator.head.screen.table import Column, Table
 from orchestrator.head.start.machines import Used, find_users
 from orchestrator.head.start.request import resolve
 from orchestrator.protocol.facts import Checkup, Gpu, Holder
 from orchestrator.protocol.message import encode
 
-HEADINGS = ("NODE", "GPU", "USER", "JOB OR PROGRAM", "SINCE", "USE", "MEMORY")
 LOST, FREE = "bold red", "green"
 SOME_MEMORY = 0.05  # of a GPU: used by nobody whom the driver names, it is worth a line
+
+
+@dataclass(frozen=True)
+class Use:
+    """One user of one GPU, or of the processors of a machine; or that nobody uses it."""
+
+    node: str
+    gpu: str = ""
+    user: Cell = "-"
+    program: str = "-"
+    since: str = "-"
+    busy: str = "-"
+    memory: str = "-"
+    lost: bool = False  # the machine could not be reached
+
+
+USERS: Table[Use] = Table(
+    (
+        Column("NODE", lambda use: use.node, absent=lambda use: (use.node, LOST)),
+        Column("GPU", lambda use: use.gpu, absent=lambda _: ("unreachable", LOST)),
+        Column("USER", lambda use: use.user),
+        Column("JOB OR PROGRAM", lambda use: use.program),
+        Column("SINCE", lambda use: use.since),
+        Column("USE", lambda use: use.busy),
+        Column("MEMORY", lambda use: use.memory),
+    ),
+    is_absent=lambda use: use.lost,
+)
 
 
 def who(arguments: LaunchArguments, *, as_json: bool, color: bool | None) -> int:
@@ -27,7 +56,7 @@ def who(arguments: LaunchArguments, *, as_json: bool, color: bool | None) -> int
     if as_json:
         output.tell(json.dumps({"nodes": [to_json(used) for used in users]}, indent=1))
     else:
-        output.tell(to_text(users, time.time(), output.look(color)))
+        output.tell(to_text(users, time.time(), output.terminal(color)))
     return EXIT_DONE if all(used.error is None for used in users) else EXIT_NODE
 
 
@@ -53,46 +82,48 @@ def to_json(used: Used) -> dict[str, Any]:
     }
 
 
-def to_text(users: Sequence[Used], now: float, look: Look) -> str:
-    rows: list[Sequence[Cell]] = [list(HEADINGS)]
+def to_text(users: Sequence[Used], now: float, terminal: Terminal) -> str:
+    rows: list[Use] = []
     words: list[str] = []
     for used in users:
         if used.checkup is None:
-            rows.append([(used.node.name, LOST), ("unreachable", LOST), *["-"] * 5])
-            assert used.error is not None
+            rows.append(Use(used.node.name, lost=True))
             words.append(f"{used.node.name}: {used.error}")
             continue
         rows += gpu_rows(used, used.checkup, now) or cpu_rows(used, used.checkup, now)
         words += [f"{used.node.name}: {part}: {why}" for part, why in used.checkup.problems.items()]
-    return "\n\n".join(filter(None, [output.table(rows, look, headed=True), "\n".join(words)]))
+    return "\n\n".join(filter(None, [USERS.text(rows, terminal), "\n".join(words)]))
 
 
 # -- GPUs -----------------------------------------------------------------------------------------
 
 
-def gpu_rows(used: Used, checkup: Checkup, now: float) -> list[Sequence[Cell]]:
+def gpu_rows(used: Used, checkup: Checkup, now: float) -> list[Use]:
     gpus, holders = checkup.gpus or (), checkup.holders or ()
-    rows: list[Sequence[Cell]] = []
+    rows: list[Use] = []
     for gpu in gpus:
-        use = "-" if gpu.busy is None else "idle" if gpu.busy == 0 else f"{gpu.busy} %"
+        busy = "-" if gpu.busy is None else "idle" if gpu.busy == 0 else f"{gpu.busy} %"
         name = f"{'?' if gpu.index is None else gpu.index}: {gpu.model}"
-        own = held_by(gpu, gpus, holders)
-        for holder in own:
-            whose = [holder.user or "?", program(holder.job, holder.name, holder.pid)]
-            memory = "-" if holder.used is None else text.size(holder.used, binary=True)
-            rows.append([used.node.name, name, *whose, since(holder.since, now), use, memory])
-        if not own:
-            rows.append([used.node.name, name, *nobody(gpu), "-", use, memory_of(gpu)])
+        here = held_by(gpu, gpus, holders)
+        rows += [use_of(used, name, holder, now, busy) for holder in here]
+        if not here:
+            user, program = nobody(gpu)
+            rows.append(Use(used.node.name, name, user, program, busy=busy, memory=memory_of(gpu)))
     if gpus:
-        rows += [
-            [
-                used.node.name, "?", holder.user or "?",
-                program(holder.job, holder.name, holder.pid), since(holder.since, now), "-",
-                "-" if holder.used is None else text.size(holder.used, binary=True),
-            ]
-            for holder in unplaced(gpus, holders)
-        ]  # fmt: skip
+        rows += [use_of(used, "?", holder, now) for holder in unplaced(gpus, holders)]
     return rows
+
+
+def use_of(used: Used, gpu: str, holder: Holder, now: float, busy: str = "-") -> Use:
+    return Use(
+        node=used.node.name,
+        gpu=gpu,
+        user=holder.user or "?",
+        program=program(holder.job, holder.name, holder.pid),
+        since=since(holder.since, now),
+        busy=busy,
+        memory="-" if holder.used is None else text.size(holder.used, binary=True),
+    )
 
 
 def held_by(gpu: Gpu, gpus: Sequence[Gpu], holders: Sequence[Holder]) -> list[Holder]:
@@ -107,7 +138,7 @@ def unplaced(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> Iterator[Holder]
     return (holder for holder in holders if holder.pid not in placed)
 
 
-def nobody(gpu: Gpu) -> tuple[Cell, Cell]:
+def nobody(gpu: Gpu) -> tuple[Cell, str]:
     """Say that a GPU is free, or that somebody whom we cannot see has memory of it."""
     if gpu.problem:
         return ("sick", LOST), gpu.problem
@@ -126,20 +157,20 @@ def memory_of(gpu: Gpu) -> str:
 # -- machines without GPUs ------------------------------------------------------------------------
 
 
-def cpu_rows(used: Used, checkup: Checkup, now: float) -> list[Sequence[Cell]]:
+def cpu_rows(used: Used, checkup: Checkup, now: float) -> list[Use]:
     users = checkup.load.users if checkup.load is not None else ()
     if not users:
-        return [[used.node.name, "none", ("free", FREE), "-", "-", f"0 of {used.cpus} cores", "-"]]
+        return [Use(used.node.name, "none", ("free", FREE), busy=f"0 of {used.cpus} cores")]
     return [
-        [
-            used.node.name,
-            "none",
-            user.user,
-            program(user.job, user.name, user.pid),
-            since(user.since, now),
-            f"{user.cores:.1f} of {used.cpus} cores" if user.cores >= 0.05 else "idle",
-            text.size(user.memory, binary=True),
-        ]
+        Use(
+            node=used.node.name,
+            gpu="none",
+            user=user.user,
+            program=program(user.job, user.name, user.pid),
+            since=since(user.since, now),
+            busy=f"{user.cores:.1f} of {used.cpus} cores" if user.cores >= 0.05 else "idle",
+            memory=text.size(user.memory, binary=True),
+        )
         for user in users
     ]
 

@@ -12,7 +12,7 @@ from orchestrator.common import text
 from orchestrator.common.errors import UsageError
 from orchestrator.common.folder import Folder
 from orchestrator.head.chores import pull as pulling
-from orchestrator.head.commands.chores import Chosen, directory
+from orchestrator.head.commands.machines.exec import Chosen, directory
 from orchestrator.head.commands.transfer.outcome import exit_code, in_lines
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.transport import Transport
@@ -146,7 +146,7 @@ def pulled_as_json(part: pulling.Pulled) -> dict[str, Any]:
 
 def pulled_as_text(parts: Sequence[pulling.Pulled], *, dry_run: bool) -> str:
     """Draw what came from each node, and name what did not."""
-    look = output.look()
+    terminal = output.terminal()
     rows: list[list[output.Cell]] = [["NODE", "NAME", "FETCHED", "SIZE", "HERE BEFORE", "INTO"]]
     notes = []
     for part in parts:
@@ -160,4 +160,4 @@ def pulled_as_text(parts: Sequence[pulling.Pulled], *, dry_run: bool) -> str:
         rows.append([label, part.source.name, *numbers, str(part.source.into.root)])
         notes += [f"{label}: {path}: {why}" for path, why in result.failed.items()]
         notes += [f"{label}: left out: {what}" for what in result.left_out]
-    return "\n".join([output.table(rows, look, headed=True), *map(output.printable, notes)])
+    return "\n".join([output.table(rows, terminal, headed=True), *map(output.printable, notes)])

@@ -13,7 +13,7 @@ from orchestrator.common import text
 from orchestrator.common.folder import IS_DIRECTORY
 from orchestrator.head.chores import push as pushing
 from orchestrator.head.chores.push import Cargo, Pushed
-from orchestrator.head.commands.chores import Chosen
+from orchestrator.head.commands.machines.exec import Chosen
 from orchestrator.head.commands.transfer.outcome import exit_code, in_lines
 from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress
@@ -90,5 +90,5 @@ def as_text(parts: Sequence[Pushed], cargo: Cargo, said: Sequence[str], *, dry_r
         into = f"{cargo.directory.rstrip('/')}/{os.fsdecode(cargo.tree.entries[0].path)}/"
         notes.append(f"  -> to put the file into that directory, write a / at the end: {into}")
     notes += [f"left out: {what}" for what in cargo.left_out]
-    table = output.table(rows, output.look(), headed=True)
+    table = output.table(rows, output.terminal(), headed=True)
     return "\n".join([table, *map(output.printable, notes)])

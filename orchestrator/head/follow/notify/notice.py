@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.common.text import duration, plural
 from orchestrator.head.follow import verdict
-from orchestrator.head.screen import own_paths
+from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.lines import clean
 from orchestrator.records.experiment import RESIZED, JobRecord
 
@@ -104,7 +104,7 @@ def with_cause(notice: Notice, cause: dict[str, Any] | None, tree: str) -> Notic
     """Add the verdict, with the paths that the user knows."""
     if cause is None:
         return notice
-    cause = own_paths.in_verdict(cause, tree)
+    cause = crash_dump.in_verdict(cause, tree)
     text = shown([*notice.text.splitlines(), *verdict.to_lines(cause)])
     trace = str(cause.get("traceback", ""))[-MOST_TRACE:]
     return replace(notice, text=text, verdict={**cause, "traceback": trace})

@@ -1,0 +1,306 @@
+"""`orchestrator exec` and `ssh`: everyday work on the nodes of the list."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import stat
+import sys
+import termios
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from orchestrator.common import interrupt, text
+from orchestrator.common.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_NODE,
+    EXIT_STOPPED,
+    CheckFailed,
+    UsageError,
+)
+from orchestrator.config.launch import Where
+from orchestrator.config.parse import waiting_time
+from orchestrator.head.connect.held.transport import HeldTransport
+from orchestrator.head.connect.ssh_config import SshConfig
+from orchestrator.head.exec import collected
+from orchestrator.head.exec.collected import Folding, Kept, Live, PrefixedOutput
+from orchestrator.head.exec.execution import Fanout, Input, Outcome, Receiver
+from orchestrator.head.exec.shell import (
+    Directory,
+    JobPart,
+    Login,
+    job_line,
+    plain_line,
+    shell_line,
+    ssh_command,
+)
+from orchestrator.head.nodes.environment import chosen
+from orchestrator.head.nodes.node_list import NumberedNode, choose, in_words, read_nodes
+from orchestrator.head.screen import output
+
+if TYPE_CHECKING:
+    from orchestrator.records.experiment import Experiment
+
+NOBODY_READS = 128 + signal.SIGPIPE  # as a shell shows what ends by it
+STOPPED = "you stopped it"
+NOT_GIVEN = (
+    "standard input is a pipe (a | or a <<), and the nodes were given nothing of it\n"
+    "  write it to a file: orchestrator exec ... < FILE; or, where it is for others, < /dev/null"
+)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The nodes that a command is about, and how they are reached."""
+
+    where: Where
+    nodes: tuple[str, ...] = ()  # numbers or names; none: all
+    connect_timeout: float = 10.0
+    strict_host_keys: bool = False
+
+    def numbered(self) -> list[NumberedNode]:
+        return choose(read_nodes(self.where.node_list), self.nodes)
+
+    def transport(self) -> HeldTransport:
+        config = SshConfig(self.where.ssh_config)
+        return HeldTransport(config, timeout=self.connect_timeout, strict=self.strict_host_keys)
+
+
+def directory(node: NumberedNode, wanted: str | None) -> Directory:
+    """Return where a program runs: --workdir, or the node's, or the same directory as here."""
+    if wanted is not None:
+        check_directory(wanted)
+        return Directory(wanted, needed=True)
+    if node.node.workdir is not None:
+        return Directory(node.node.workdir, named=True)
+    return Directory(str(Path.cwd()))
+
+
+def check_directory(path: str) -> None:
+    if path != "~" and not path.startswith(("/", "~/")):
+        raise UsageError(
+            f"--workdir {path} is relative, and nodes have no directory that it could begin in",
+            f"write it in full, such as --workdir {Path.cwd() / path} or ~/{path}",
+        )
+
+
+@dataclass(frozen=True)
+class ExecOptions:
+    """The options of `orchestrator exec`, as they were typed."""
+
+    chosen: Chosen
+    words: tuple[str, ...]
+    workdir: str | None = None
+    limit: float | None = None
+    fold: bool = False
+    as_json: bool = False
+    color: bool | None = None
+
+
+# -- exec -----------------------------------------------------------------------------------------
+
+
+def execute(options: ExecOptions) -> int:
+    """Run a command on all nodes at once; show what it prints, and the exit codes at the end."""
+    if options.fold and options.as_json:
+        raise UsageError("--fold and --json: which one?", "give one of them")
+    if options.limit is not None:
+        waiting_time("--timeout", options.limit)
+    nodes = options.chosen.numbered()
+    given = standard_input()
+    shown = PrefixedOutput([node.index for node in nodes], options.color)
+    kept: dict[int, Receiver] = {}
+
+    def receiver_of(node: NumberedNode) -> Receiver:
+        kind = Folding(shown, node) if options.fold else Live(shown, node)
+        kept[node.index] = Kept() if options.as_json else kind
+        return kept[node.index]
+
+    def line_of(node: NumberedNode) -> str:
+        size = given.size if given is not None else None
+        return shell_line(options.words, directory(node, options.workdir), size)
+
+    fanout = Fanout(
+        options.chosen.transport(), nodes, line_of, receiver_of, limit=options.limit, given=given
+    )
+    shown.when_broken = lambda: fanout.end("nobody reads its output")
+    stopped = answer_interrupts(fanout)
+    outcomes = fanout.go()
+    if unread_pipe():
+        output.complain(NOT_GIVEN)
+    code = EXIT_STOPPED if stopped else NOBODY_READS if shown.broken else exit_code(outcomes)
+    if options.as_json:
+        streams = {index: part for index, part in kept.items() if isinstance(part, Kept)}
+        for piece in collected.json_pieces(outcomes, streams, code):
+            output.pass_on(piece)
+        return code
+    show_folded([part for part in kept.values() if isinstance(part, Folding)], options.color)
+    if code not in (EXIT_DONE, NOBODY_READS):
+        output.complain(summary(outcomes))
+    return code
+
+
+def standard_input() -> Input | None:
+    """Take a file that standard input was redirected from; a terminal or a pipe is left alone.
+
+    So a command in a shell's loop does not eat what the loop reads, and none waits for a pipe that
+    nobody closes. The position in the file stays where it is.
+    """
+    try:
+        status, offset = os.fstat(0), os.lseek(0, 0, os.SEEK_CUR)
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return Input(0, offset, max(0, status.st_size - offset))
+
+
+def unread_pipe() -> bool:
+    """Return whether something was written into a pipe that is our standard input."""
+    try:
+        if not stat.S_ISFIFO(os.fstat(0).st_mode):
+            return False
+        return any(fcntl.ioctl(0, termios.FIONREAD, bytes(4)))
+    except OSError:
+        return False
+
+
+def answer_interrupts(fanout: Fanout) -> list[int]:
+    """End the programs at the first Ctrl-C, and leave at the second; return those that came."""
+    came: list[int] = []
+
+    def answer(number: int, _: object) -> None:
+        came.append(number)
+        if len(came) > 1:
+            interrupt.leave(EXIT_STOPPED)  # with the connections the programs end all the same
+        fanout.end(STOPPED)
+
+    for number in interrupt.SIGNALS:
+        signal.signal(number, answer)
+    return came
+
+
+def exit_code(outcomes: Sequence[Outcome]) -> int:
+    """Return 0 where all are 0, 4 if a node could not be reached or was lost, else 1."""
+    if any(outcome.lost for outcome in outcomes):
+        return EXIT_NODE
+    return EXIT_DONE if all(outcome.code == 0 for outcome in outcomes) else EXIT_FAILED
+
+
+def show_folded(parts: Sequence[Folding], color: bool | None) -> None:
+    for heading, stream in collected.folded(parts):
+        output.tell(output.paint(heading, "bold", output.terminal(color)))
+        last = b"\n"
+        for last in stream.pieces():
+            output.pass_on(last.decode("utf-8", "replace"))
+        output.pass_on("" if last.endswith(b"\n") else "\n")
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """Draw the table of exit codes, with one row for all nodes that ended alike, the good last."""
+    alike: dict[tuple[str, str, str], list[NumberedNode]] = {}
+    for outcome in outcomes:
+        code = "-" if outcome.code is None else str(outcome.code)
+        about = outcome.problem or meaning(outcome.code)
+        alike.setdefault((code, about, outcome.fix), []).append(outcome.node)
+    rows: list[list[output.Cell]] = [["NODE", "NAME", "EXIT CODE", ""]]
+    for (code, about, fix), nodes in sorted(alike.items(), key=lambda item: item[0][0] == "0"):
+        name = nodes[0].node.name if len(nodes) == 1 else text.plural(len(nodes), "node")
+        painted = code if code == "0" else (code, "red")
+        rows.append([in_words([node.index for node in nodes]), name, painted, about])
+        rows += [["", "", "", f"-> {fix}"]] * bool(fix)
+    return output.table(rows, output.terminal(None, sys.stderr), headed=True)
+
+
+def meaning(code: int | None) -> str:
+    """Say what an exit code means where a shell gives it a meaning."""
+    if code is not None and 128 < code < 128 + signal.NSIG:
+        try:
+            return f"ended by {signal.Signals(code - 128).name}"
+        except ValueError:
+            return ""
+    return {125: "not started", 126: "not a program", 127: "no such program"}.get(code or 0, "")
+
+
+# -- ssh ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """The options of `orchestrator ssh`, as they were typed."""
+
+    chosen: Chosen
+    words: tuple[str, ...]
+    job: str | None = None
+    no_job: bool = False
+    workdir: str | None = None
+
+
+def ssh(options: SshOptions) -> NoReturn:
+    """Become the system's ssh, with a shell or a program on one node."""
+    chosen = options.chosen
+    targets = chosen.numbered()
+    if len(targets) > 1:
+        names = ", ".join(f"{target.index} is {target.node.name}" for target in targets)
+        raise UsageError(f"{chosen.nodes[0]} names several nodes", f"give a number: {names}")
+    (target,) = targets
+    if options.workdir is not None:
+        check_directory(options.workdir)
+    part = None if options.no_job else part_of_job(chosen.where, options.job, target)
+    if part is not None:
+        line = job_line(part, target.node.python, options.workdir or "", options.words)
+    else:
+        line = plain_line(directory(target, options.workdir), options.words)
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if terminal and not options.words:
+        which = f"the environment of {part.job}" if part else "no job's environment"
+        output.complain(f"orchestrator: {target.label} is {target.node.name}, with {which}")
+    login = Login(chosen.where.ssh_config, chosen.connect_timeout, chosen.strict_host_keys)
+    command = ssh_command(login, target, line, terminal=terminal)
+    try:
+        os.execvp(command[0], command)
+    except FileNotFoundError:
+        raise CheckFailed(
+            "the ssh program is needed for this, and is not installed here",
+            "install it (Debian, Ubuntu: apt-get install openssh-client)",
+        ) from None
+
+
+def part_of_job(where: Where, wanted: str | None, target: NumberedNode) -> JobPart | None:
+    """Find the node in a job that is named, or else in the newest one that is running."""
+    from orchestrator.records import experiments  # exec does without records: 7 ms
+
+    if wanted is not None:
+        experiment = experiments.known(where.experiments, wanted, trusted=where.trust_record)
+        part = part_in(experiment, target)
+        if part is None:
+            raise UsageError(
+                f"{experiment.name} has not run on {target.node.name}",
+                f"orchestrator status {experiment.name} lists its nodes",
+            )
+        return part
+    newest_first = reversed(experiments.every(where.experiments))
+    running = next(filter(is_running, newest_first), None)
+    return part_in(running, target) if running else None
+
+
+def is_running(experiment: Experiment) -> bool:
+    try:
+        return experiment.read_record().state == "running"
+    except UsageError:  # a record that is none is no running job
+        return False
+
+
+def part_in(experiment: Experiment, target: NumberedNode) -> JobPart | None:
+    record, node = experiment.read_record(), target.node
+    for part in record.nodes:
+        if (part.host, part.user, part.port) == (node.host, node.user, node.port):
+            wrap = chosen(part.wrap)
+            if wrap:  # a command that runs there is no mere data
+                experiment.check_launched(record)
+            return JobPart(record.job, part.index, wrap)
+    return None

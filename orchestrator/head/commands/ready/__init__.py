@@ -1,1 +1,0 @@
-"""`orchestrator warm`: what stays ready on the nodes between two jobs."""

@@ -1,0 +1,277 @@
+"""Run a command on many nodes at once, and end it there whatever becomes of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.common.errors import NodeError, OrchestratorError
+from orchestrator.head.connect import fleet, server_command
+from orchestrator.head.connect.transport import Channel, Connection, Transport, notice_loss
+from orchestrator.head.exec.shell import BEGINS, GO, GRACE
+from orchestrator.head.nodes.node_list import NumberedNode
+
+PIECE = 1 << 16
+NOISE = 1 << 12  # bytes of what an rc file prints that are kept; a mark is shorter
+PATIENCE = GRACE + 5.0  # seconds in which a node ends what it was asked to end
+SILENCE = 30.0  # seconds without an acknowledgement after which a connection is dead
+TIMED_OUT = 124  # as timeout(1) has it
+NEVER_BEGAN = "its login shell waits"
+
+
+class Receiver(Protocol):
+    """Takes what the program on one node prints, from two threads."""
+
+    def take(self, data: bytes, *, errors: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file that the program of every node gets as its standard input."""
+
+    descriptor: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the command ended on one node."""
+
+    node: NumberedNode
+    code: int | None = None  # None where it has none: see `problem`
+    seconds: float = 0.0
+    problem: str = ""
+    fix: str = ""
+    lost: bool = False  # the node could not be reached, or its connection broke
+
+
+class Prologue:
+    """Keeps back what rc files print on one stream, until the command begins."""
+
+    def __init__(self, receiver: Receiver, *, errors: bool) -> None:
+        self.receiver, self.errors = receiver, errors
+        self.begun = False
+        self.said = b""
+
+    def take(self, data: bytes) -> None:
+        if not self.begun:
+            noise, mark, data = (self.said + data).partition(BEGINS)
+            self.begun = bool(mark)
+            self.said = noise[-NOISE:]
+        if self.begun and data:
+            self.receiver.take(data, errors=self.errors)
+
+
+class Visit:
+    """One node's part: a connection, and the program at its other end."""
+
+    def __init__(self, node: NumberedNode) -> None:
+        self.node = node
+        self.connection: Connection | None = None
+        self.channel: Channel | None = None
+        self.began = 0.0
+        self.begun = False  # the login shell has come to the command
+        self.deadline: float | None = None
+        self.why = ""  # why it was ended, if it was
+        self.given_up = False
+        self.changing = threading.Lock()  # its end may be ordered while it begins
+
+    def start(self, connection: Connection, line: str, wait: float) -> bool:
+        """Start the login shell that comes to the program, unless its end came first."""
+        with self.changing:
+            if self.why:
+                connection.close()
+                return False
+            self.connection = connection
+            self.channel = connection.run(line, wait)
+            self.channel.settimeout(None)
+            self.began = time.monotonic()
+            self.deadline = self.began + wait
+        with contextlib.suppress(OSError):  # it left at once; whoever reads hears why
+            self.channel.sendall(server_command.FIRST_LINE)
+        return True
+
+    def begin(self, limit: float | None) -> None:
+        """Let the program run, and give it its time, unless its end came first."""
+        with self.changing:
+            if self.why or self.channel is None:
+                return
+            self.begun = True
+            self.deadline = None if limit is None else self.began + limit
+            with contextlib.suppress(OSError):
+                self.channel.sendall(f"{GO}\n".encode())
+
+    def end(self, why: str) -> None:
+        """Ask the supervisor there to end the program: the end of its input tells it."""
+        with self.changing:
+            if self.why:
+                return
+            self.why = why
+            if self.channel is not None:
+                self.deadline = time.monotonic() + PATIENCE
+                self.channel.shutdown_write()
+
+    def look(self, now: float) -> None:
+        """End it at its deadline, and hang up where it does not end."""
+        if self.deadline is None or now < self.deadline:
+            return
+        with self.changing:
+            if not self.begun and not self.why:
+                self.why = NEVER_BEGAN
+        if not self.why:
+            self.end("timeout")
+        elif self.connection is not None and not self.given_up:
+            self.given_up = True
+            self.deadline = None
+            self.connection.close()
+
+
+class Fanout:
+    """The same command on all these nodes."""
+
+    def __init__(
+        self,
+        ssh: Transport,
+        nodes: Sequence[NumberedNode],
+        line_of: Callable[[NumberedNode], str],
+        receiver_of: Callable[[NumberedNode], Receiver],
+        *,
+        limit: float | None = None,
+        given: Input | None = None,
+    ) -> None:
+        self.ssh, self.line_of, self.receiver_of = ssh, line_of, receiver_of
+        self.limit, self.given = limit, given
+        self.visits = [Visit(node) for node in nodes]
+        self.orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def end(self, why: str) -> None:
+        """End it everywhere; may be called from a signal handler."""
+        self.orders.put(why)
+
+    def go(self) -> list[Outcome]:
+        """Run it on all nodes, and return in their order how it ended."""
+        lines = [self.line_of(visit.node) for visit in self.visits]  # a mistake in it comes first
+        watch = threading.Thread(target=self._watch, daemon=True)
+        watch.start()
+        work = fleet.everywhere(
+            list(zip(self.visits, lines, strict=True)), lambda pair: self._visit(*pair)
+        )
+        self.orders.put(None)
+        return [
+            Outcome(visit.node, problem=result.what, fix=result.fix, lost=True)
+            if isinstance(result, OrchestratorError)
+            else result
+            for visit, result in zip(self.visits, work, strict=True)
+        ]
+
+    def _watch(self) -> None:
+        """Carry out orders and deadlines, until all is over."""
+        while True:
+            deadlines = [visit.deadline for visit in self.visits if visit.deadline is not None]
+            wait = 1.0  # a deadline may begin meanwhile
+            if deadlines:
+                wait = min(wait, max(0.0, min(deadlines) - time.monotonic()))
+            try:
+                why = self.orders.get(timeout=wait)
+                if why is None:
+                    return
+                for visit in self.visits:
+                    visit.end(why)
+            except queue.Empty:
+                for visit in self.visits:
+                    visit.look(time.monotonic())
+
+    def _visit(self, visit: Visit, line: str) -> Outcome:
+        connection = self.ssh.connect(self.ssh.config.of_node(visit.node.node))
+        notice_loss(connection, SILENCE)
+        if not visit.start(connection, line, self.ssh.timeout):
+            return Outcome(visit.node, problem=f"not started ({visit.why})")
+        assert visit.channel is not None
+        channel, receiver = visit.channel, self.receiver_of(visit.node)
+        out, err = Prologue(receiver, errors=False), Prologue(receiver, errors=True)
+        complaints = threading.Thread(target=receive, args=(channel.recv_stderr, err), daemon=True)
+        complaints.start()
+        try:
+            if receive(channel.recv, out, until_it_begins=True):
+                visit.begin(self.limit)
+                if self.given is not None and visit.begun:
+                    feed(channel, self.given)
+            receive(channel.recv, out)
+            complaints.join()
+            code = channel.recv_exit_status()
+            lost = not connection.alive
+        finally:
+            receiver.close()
+            connection.close()
+        return outcome_of(visit, code, lost=lost, said=err.said or out.said)
+
+
+def outcome_of(visit: Visit, code: int, *, lost: bool, said: bytes) -> Outcome:
+    seconds = time.monotonic() - visit.began
+    if visit.why == NEVER_BEGAN:
+        return Outcome(
+            visit.node, None, seconds, server_command.WAITS, server_command.IF_SLOW, lost=True
+        )
+    if not visit.begun and not visit.why and code >= 0:
+        problem, fix = why_not_begun(code, said)
+        return Outcome(visit.node, None, seconds, problem, fix, lost=True)
+    ended = Outcome(visit.node, code if code >= 0 else None, seconds)
+    if visit.given_up:
+        look = f"look there: orchestrator ssh {visit.node.index}"
+        return Outcome(visit.node, None, seconds, "it does not end, and may still run", look, True)
+    if visit.why == "timeout":
+        return Outcome(visit.node, TIMED_OUT, seconds, "ended after its time-out")
+    if visit.why and code < 0:
+        return Outcome(visit.node, None, seconds, f"ended ({visit.why})")
+    if code < 0 and lost:
+        return Outcome(visit.node, None, seconds, "the connection broke", lost=True)
+    if code < 0:
+        return Outcome(visit.node, None, seconds, "somebody killed its shell")
+    return ended
+
+
+def why_not_begun(code: int, said: bytes) -> tuple[str, str]:
+    """Say why a login shell has ended without coming to the command, and what to try."""
+    if server_command.TAKEN.encode() in said:
+        return server_command.INPUT_TAKEN
+    last = server_command.last_line(said.decode(errors="replace"))
+    problem = f"its login shell ends before the command, with exit code {code}"
+    return problem + (f": {last}" if last else ""), server_command.LOOK_FOR_EXIT
+
+
+def receive(
+    read: Callable[[int], bytes], stream: Prologue, *, until_it_begins: bool = False
+) -> bool:
+    """Hand over what comes, no faster than the receiver takes it; False once the stream ends."""
+    while not (until_it_begins and stream.begun):
+        try:
+            data = read(PIECE)
+        except OSError:
+            return False
+        if not data:
+            return False
+        stream.take(data)
+    return True
+
+
+def feed(channel: Channel, given: Input) -> None:
+    """Send a file; a program that is gone already needs none of it."""
+    at, end = given.offset, given.offset + given.size
+    try:
+        while at < end:
+            data = os.pread(given.descriptor, min(PIECE, end - at), at)
+            if not data:
+                raise NodeError("the file on standard input became shorter while it was sent")
+            channel.sendall(data)
+            at += len(data)
+    except OSError:
+        return

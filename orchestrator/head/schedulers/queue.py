@@ -1,0 +1,245 @@
+"""Slurm's own commands: look up a job in the queue, submit, signal, cancel and requeue it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from orchestrator.common import slurm_environment
+from orchestrator.common.errors import CheckFailed, NodeError
+from orchestrator.head.connect.subprocess_transport import SrunTransport
+from orchestrator.head.nodes.node_list import Node
+from orchestrator.records import experiment, experiments
+from orchestrator.records.experiment import Experiment, JobRecord
+
+PATIENCE = 30.0  # Slurm's controller may be busy; its commands retry by themselves
+OVER = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "REVOKED", "TIMEOUT"),
+)
+UNKNOWN = "Invalid job id"
+
+
+@dataclass(frozen=True)
+class QueueEntry:
+    """A job in the queue: its state and why it has it. Without a state it has left the queue."""
+
+    state: str = ""
+    reason: str = ""
+
+    @property
+    def over(self) -> bool:
+        return not self.state or self.state in OVER
+
+    def __str__(self) -> str:
+        known = self.reason not in ("", "None")
+        return f"{self.state or 'no longer known'}{f' ({self.reason})' if known else ''}"
+
+
+def run(*command: str, stdin: str | None = None, env: Mapping[str, str] | None = None) -> str:
+    """Run a command of Slurm and return its output; its complaint becomes an error."""
+    if shutil.which(command[0]) is None:
+        raise CheckFailed(
+            f"there is no {command[0]} here",
+            "run this where Slurm's commands are installed: a login node",
+        )
+    try:
+        done = subprocess.run(
+            command,
+            input=stdin or "",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+            env=env,
+        )
+    except subprocess.TimeoutExpired:
+        raise NodeError(
+            f"Slurm does not answer ({command[0]}, {PATIENCE:.0f} s)", "try: scontrol ping"
+        ) from None
+    if done.returncode:
+        complaint = re.sub(r"^\w+: (error: )?", "", done.stderr.strip(), flags=re.MULTILINE)
+        raise NodeError(f"{command[0]}: {complaint or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def look_up(job: str) -> QueueEntry:
+    try:
+        output = run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%r")
+    except NodeError as error:
+        if UNKNOWN in error.what:
+            return QueueEntry()
+        raise
+    lines = output.splitlines()
+    return QueueEntry(*lines[0].strip().split("|", 1)) if lines else QueueEntry()
+
+
+def ask_to_stop(job: str) -> None:
+    """Signal only the batch script, which ends the ranks in order."""
+    run("scancel", "--batch", "--signal=TERM", job)
+
+
+def cancel(job: str) -> None:
+    run("scancel", job)
+
+
+def requeue(job: str) -> None:
+    run("scontrol", "requeue", job)
+
+
+def restarts(job: str) -> int:
+    """Return how often Slurm has taken a job back into the queue, by which it is not over."""
+    (count,) = fields(job, "Restarts")
+    return int(count) if count.isdecimal() else 0
+
+
+def ran(job: str) -> tuple[float, float]:
+    """Return the seconds since Slurm started a job, and its limit; infinite where it says none."""
+    since, limit = fields(job, "RunTime", "TimeLimit")
+    return seconds(since), seconds(limit)
+
+
+def fields(job: str, *names: str) -> list[str]:
+    """Return what Slurm says of a job under these names, nothing for one that it leaves out."""
+    text = run("scontrol", "--oneliner", "show", "job", job)
+    found = (re.search(rf"\b{name}=(\S+)", text) for name in names)
+    return [each[1] if each else "" for each in found]
+
+
+def seconds(time: str) -> float:
+    """Return the seconds of a time as Slurm writes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S."""
+    days, dash, rest = time.rpartition("-")
+    try:
+        parts = [int(part) for part in rest.split(":")]
+    except ValueError:
+        return math.inf  # UNLIMITED, or nothing
+    if not dash and len(parts) < 3:
+        parts.insert(0, 0)  # no hours
+    hours, minutes, more = [*parts, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + more
+
+
+def submit(file: str, env: Mapping[str, str]) -> str:
+    """Submit a batch file with more variables, and return the number of its job."""
+    output = run("sbatch", "--parsable", file, env={**os.environ, **env}).strip()
+    return output.partition(";")[0]  # behind it the cluster's name, where there are several
+
+
+# -- nodes ------------------------------------------------------------------------------------
+
+
+def hostnames(text: str) -> list[str] | None:
+    """Let Slurm expand a list of hosts, if it can be asked here."""
+    if shutil.which("scontrol") is None:
+        return None
+    return run("scontrol", "show", "hostnames", text).split()
+
+
+def addresses(names: Sequence[str]) -> dict[str, str]:
+    """Return node -> IP address, from the address that Slurm uses or else the node's name."""
+    known: dict[str, str] = {}
+    if shutil.which("scontrol") is not None:
+        for line in run("scontrol", "--oneliner", "show", "node", ",".join(names)).splitlines():
+            name = re.search(r"\bNodeName=(\S+)", line)
+            address = re.search(r"\bNodeAddr=(\S+)", line)
+            if name and address:
+                known[name[1]] = address[1]
+    return {name: resolved(known.get(name, name)) for name in names}
+
+
+def resolved(name: str) -> str:
+    """Return the IP address that a name has on this machine, or nothing."""
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return ""
+
+
+# -- allocation ---------------------------------------------------------------------------------
+# The nodes of the Slurm allocation that this process runs in, in place of a node list.
+
+
+@dataclass(frozen=True)
+class SlurmNodes:
+    """The nodes of an allocation, the first the master; srun leads to them."""
+
+    job: str
+    nodes: tuple[Node, ...]
+    addresses: Mapping[str, str] = field(default_factory=dict)  # node name -> its IP address
+    batch: bool = False  # this process is the batch script: Slurm warns it of the time limit
+    directory: Path | None = None  # the experiment that was submitted
+
+    def transport(self, timeout: float) -> SrunTransport:
+        return SrunTransport(self.job, self.addresses, timeout=timeout)
+
+    def experiment(self, root: Path, name: str) -> Experiment:
+        """Make a new directory; a batch job that Slurm starts again continues in its own."""
+        if not self.batch:
+            return experiments.create(root, name)
+        mine = experiments.of_slurm_job(root, self.job)
+        if self.directory is not None:
+            mine = Experiment(self.directory)
+        directory = mine.again() if mine else experiments.create(root, name)
+        directory.write(experiment.SLURM_JOB, self.job + "\n")
+        return directory
+
+    def mark(self, record: JobRecord) -> JobRecord:
+        return replace(record, slurm_job=self.job, batch=self.batch)
+
+
+def allocated(*, asked: bool) -> SlurmNodes | None:
+    """Return Slurm's nodes if we are inside an allocation; if not, that is an error if `asked`."""
+    given = slurm_environment.given(os.environ)
+    if given is None:
+        if not asked:
+            return None  # the reader of node lists says what is missing
+        raise CheckFailed(
+            "--nodes-from slurm, but this is not inside an allocation of Slurm",
+            "run it inside `salloc --nodes=2`; or: orchestrator submit slurm --nnodes 2 ...",
+        )
+    check_called_once()
+    expanded = hostnames(os.environ["SLURM_JOB_NODELIST"])
+    if expanded is not None and tuple(expanded) != given.nodes:
+        raise CheckFailed(
+            f"SLURM_JOB_NODELIST is {' '.join(given.nodes)} to us and {' '.join(expanded)} to"
+            " scontrol",
+            "write the nodes into a list and name it with --nodes",
+        )
+    tasks = given.tasks_per_node
+    slots = tasks if tasks and tasks > 1 and not os.environ.get("SLURM_GPUS_ON_NODE") else None
+    nodes = tuple(Node(name, slots=slots) for name in given.nodes)
+    batch = in_batch()
+    if batch:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the time limit: too early to save anything
+    directory = os.environ.get("ORCHESTRATOR_SUBMITTED") if batch else None
+    return SlurmNodes(
+        given.job,
+        nodes,
+        addresses(given.nodes),
+        batch,
+        Path(directory) if directory else None,
+    )
+
+
+def in_batch() -> bool:
+    """Tell whether this process is the batch script of a Slurm job."""
+    return os.environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in os.environ
+
+
+def check_called_once() -> None:
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if "SLURM_STEP_ID" in os.environ and tasks != "1":
+        rank = os.environ.get("SLURM_PROCID", "?")
+        raise CheckFailed(
+            f"srun started this command {tasks} times (this is task {rank}); it has to run once,"
+            " and starts the nodes itself",
+            "leave out srun: master_launch ... in the batch script or at salloc's prompt",
+        )

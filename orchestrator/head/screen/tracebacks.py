@@ -1,0 +1,79 @@
+"""Hides the launcher's own frames in the stacks that faulthandler prints.
+
+Our code calls a rank's program, and in a fast start torchrun's code calls ours: some thirty frames
+below the two that matter. The log keeps them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+OURS = "orchestrator/node/job/rank.py"
+# As faulthandler writes them; a traceback has a comma before "in".
+FRAME = re.compile(r'  File "(?P<file>[^"]*)", line [0-9]+ in ')
+THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+")
+SIGNS = (b"hread 0x", b'rank.py", line ')  # one of these begins what is of interest here
+
+
+class CrashDump:
+    """Watches the lines of one stream."""
+
+    def __init__(self) -> None:
+        self.held = ""  # the heading of a thread, which may have no frames but ours
+        self.below = False  # these frames are ours, and of what called us
+        self.nothing_left = False  # of this thread
+
+    def concerns(self, data: bytes) -> bool:
+        """Tell whether these bytes need own_lines(): nearly all do not."""
+        return self.below or bool(self.held) or any(sign in data for sign in SIGNS)
+
+    def own_lines(self, lines: list[str]) -> list[str]:
+        """Return the lines without our frames, and without threads that have no others."""
+        shown: list[str] = []
+        for line in lines:
+            frame = FRAME.match(line)
+            if frame and (self.below or frame["file"].endswith(OURS)):
+                self.nothing_left = self.nothing_left or bool(self.held)
+                self.below, self.held = True, ""
+                continue
+            if self.nothing_left and not line:
+                self.nothing_left = self.below = False
+                continue  # what divided it from the next
+            self.nothing_left = self.below = False
+            shown += self.rest()
+            if THREAD.match(line):
+                self.held = line
+            else:
+                shown.append(line)
+        return shown
+
+    def rest(self) -> list[str]:
+        """Return the line that waited for the next one."""
+        held, self.held = self.held, ""
+        return [held] if held else []
+
+
+# -- own paths ----------------------------------------------------------------------------------
+# Shows files of a snapshot by the paths that the user knows: those of the working tree. Pure.
+
+SNAPSHOT = r"(?<![^\s\"'(:=,])/[^\s\"':]*?/code/snapshots/[0-9a-f]{8}-[0-9]{1,6}/"  # on a node
+SHOWN = ("message", "traceback", "where")
+
+
+def in_text(text: str, tree: str) -> str:
+    """Replace each path of a snapshot of this directory by that of the directory itself."""
+    if not tree or "/code/snapshots/" not in text:
+        return text
+    title = re.escape(PurePosixPath(tree).name or "root")
+    return re.sub(f"{SNAPSHOT}{title}(?![^/\\s\"':,;)])", lambda _: tree.rstrip("/"), text)
+
+
+def in_verdict(verdict: Mapping[str, Any], tree: str) -> dict[str, Any]:
+    """Return the verdict as it is shown; the record keeps what the nodes said."""
+    return {
+        name: in_text(value, tree) if name in SHOWN and isinstance(value, str) else value
+        for name, value in verdict.items()
+    }

@@ -1,1 +1,0 @@
-"""One machine's part of a job, started by hand on each machine."""

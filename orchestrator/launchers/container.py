@@ -1,0 +1,289 @@
+"""The command that every container of a job runs, `orchestrator run-node`, and YAML for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.common.errors import EXIT_DONE, UsageError
+from orchestrator.common.text import parse_size
+from orchestrator.config.launch import LaunchArguments, Where
+from orchestrator.head.plan.plan import DEFAULT_PORT
+from orchestrator.head.screen.output import complain, tell
+from orchestrator.head.start.request import resolve
+from orchestrator.head.start.user_env import matching
+
+EXPERIMENTS = "/experiments"  # a volume in every container, which outlives them
+WAIT = 1800  # seconds for all nodes to be there: an image of many GB may have to come first
+MARGIN = 30  # seconds beyond the ranks' grace before a container is killed
+# The options of master_launch that make no sense in a container, and why.
+NOT_HERE = {
+    "detach": "a container ends with its program",
+    "dry_run": "it runs where the containers do",
+    "as_json": "it goes with --dry-run",
+}
+
+
+@dataclass(frozen=True)
+class ContainerOptions:
+    """The number of containers, their image and their resources."""
+
+    nnodes: int
+    image: str
+    gpus: int | None  # per node
+    shm_size: str
+    name: str | None  # of the whole; else that of the experiments
+    arguments: tuple[str, ...]  # of run-node in each container
+    gpu_kind: str = "nvidia"  # or amd
+
+
+@dataclass(frozen=True)
+class ContainerCommand:
+    """The command of each container, and its environment except for its rank."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str | None]  # None: the value is taken where the container is started
+    port: int
+    name: str
+    stop_seconds: int
+
+
+def command_of(
+    asked: ContainerOptions, launch: LaunchArguments, *, again: bool = False
+) -> ContainerCommand:
+    """Write the command of every container; a wrong option is an error now.
+
+    With `again`, a container may be restarted and finds the files of its last start.
+    """
+    check_options(launch)
+    passed = [word for word in launch.env if "=" not in word]  # need not be set here
+    given = tuple(word for word in launch.env if "=" in word)
+    passed += [name for pattern in launch.env_pass for name in matching(pattern, os.environ)]
+    passed += launch.secret
+    request = resolve(replace(launch, env=given, env_pass=(), secret=()))
+    chosen = request.config.launch
+    command = ["orchestrator", "run-node", "--wait", str(WAIT), "--experiments", EXPERIMENTS]
+    if request.config_file is not None:
+        if str(request.config_file) not in asked.arguments:
+            command += ["--config", str(request.config_file)]  # from CONFIG_FILE, or the default
+        if request.config_file.is_absolute():
+            complain(f"note: {request.config_file} has to be in the image, too")
+    name = asked.name or chosen.name
+    if "name" not in launch.launch:
+        command += ["--name", name]
+    engine = request.target.kind == "engine"
+    if again and engine and request.config.checkpoint.resume == "never":
+        command += ["--set", "checkpoint.resume=auto"]  # from experiments of this name alone
+    for word in (*asked.arguments, asked.image):
+        check_text(word)
+    env: dict[str, str | None] = {"MASTER_PORT": str(chosen.master_port or DEFAULT_PORT)}
+    env["NNODES"] = str(asked.nnodes)
+    nproc = chosen.nproc or asked.gpus
+    if nproc:
+        env["NPROC_PER_NODE"] = str(nproc)
+    env.update(dict.fromkeys(passed))
+    return ContainerCommand(
+        argv=(*command, *asked.arguments),
+        env=env,
+        port=chosen.master_port or DEFAULT_PORT,
+        name=name,
+        stop_seconds=round(chosen.grace) + MARGIN,
+    )
+
+
+def check_options(launch: LaunchArguments) -> None:
+    """Refuse the options that have no place in a container."""
+    for name, why in NOT_HERE.items():
+        if getattr(launch, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} makes no sense here: {why}", "leave it out"
+            )
+    if launch.nodes_from is not None:
+        raise UsageError(
+            f"--nodes-from {launch.nodes_from}: each container starts its own part",
+            "leave it out",
+        )
+    if launch.where.ssh_config is not None:
+        raise UsageError(
+            "--ssh-config makes no sense here: containers are not reached by SSH", "leave it out"
+        )
+    if launch.where.experiments != Where().experiments:
+        raise UsageError(f"--experiments is {EXPERIMENTS} in the containers", "leave it out")
+
+
+def check_text(word: str) -> None:
+    try:
+        word.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{word!r} is not UTF-8, and YAML allows nothing else",
+            "put it into a file in the image",
+        ) from error
+
+
+def size(shm_size: str) -> tuple[int, str]:
+    """Return (8, "g") for 8g, 8G, 8gb or 8Gi; (512, "m") for 512m."""
+    mebibytes = parse_size("--shm-size", shm_size) >> 20
+    if not mebibytes:
+        raise UsageError(f"--shm-size {shm_size}: less than 1 MiB", "write 8g, or 512m")
+    return (mebibytes >> 10, "g") if mebibytes % 1024 == 0 else (mebibytes, "m")
+
+
+def literal(text: str) -> str:
+    """Escape $: Compose and Kubernetes replace $NAME, ${NAME} and $(NAME), and read $$ as $."""
+    return text.replace("$", "$$")
+
+
+def dumped(document: Mapping[str, Any]) -> str:
+    """Return YAML with every text quoted: other readers take some unquoted texts for numbers."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+            super().increase_indent(flow, False)
+
+    class Quoted(str):
+        pass
+
+    def quote(node: Any) -> Any:
+        if isinstance(node, Mapping):
+            return {key: quote(inner) for key, inner in node.items()}
+        if isinstance(node, (list, tuple)):
+            return [quote(inner) for inner in node]
+        return Quoted(node) if isinstance(node, str) else node
+
+    def as_quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"')
+
+    Dumper.add_representer(Quoted, as_quoted)
+    return str(
+        yaml.dump(
+            quote(document), Dumper=Dumper, sort_keys=False, width=float("inf"), allow_unicode=True
+        )
+    )
+
+
+# -- dockerfile ---------------------------------------------------------------------------------
+# An image for the containers: torch, this package, and the directory it is built in.
+
+BASE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
+CLONE = Path(__file__).parents[2]
+NEEDED = ("pyproject.toml", "README.md", "orchestrator")  # what pip needs of our clone
+
+TEXT = """\
+# syntax=docker/dockerfile:1
+#   docker build --build-context orchestrator={clone} -t train .
+# Everything here goes into the image: put .git, .venv and experiments into .dockerignore.
+FROM {base}
+
+COPY --from=orchestrator {files} /opt/orchestrator/
+COPY --from=orchestrator {package} /opt/orchestrator/{package}
+RUN pip install --no-cache-dir /opt/orchestrator
+
+WORKDIR /workspace
+COPY . .
+"""
+
+
+def generate_dockerfile(base: str = BASE) -> int:
+    tell(dockerfile(base))
+    return EXIT_DONE
+
+
+def dockerfile(base: str) -> str:
+    if any(character.isspace() for character in base) or not base:
+        raise UsageError(f"--base {base!r} cannot name an image")
+    for name in NEEDED:
+        if not (CLONE / name).exists():
+            raise UsageError(
+                f"there is no {name} in {CLONE}: this is an installed copy, not a clone",
+                "run it from a clone that was installed with pip install -e .",
+            )
+    *files, package = NEEDED
+    where = shlex.quote(str(CLONE))
+    return TEXT.format(clone=where, base=base, files=" ".join(files), package=package)
+
+
+# -- compose ------------------------------------------------------------------------------------
+# A job as a Compose file: a service per node, on one machine.
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+NETWORK = "training"
+
+
+def generate_compose(options: ContainerOptions, launch: LaunchArguments) -> int:
+    tell(compose_file(options, command_of(options, launch)))
+    return EXIT_DONE
+
+
+def compose_file(options: ContainerOptions, command: ContainerCommand) -> str:
+    if not NAME.fullmatch(command.name):
+        raise UsageError(
+            f"{command.name!r} cannot name a Compose project",
+            "lower-case letters, digits, _ and -: --name my-run before the launch options",
+        )
+    document = {
+        "name": command.name,
+        "services": {host(rank): service(options, command, rank) for rank in range(options.nnodes)},
+        "networks": {NETWORK: {}},
+    }
+    return (
+        f"# {options.nnodes} nodes on this machine; save it as compose.yaml.\n"
+        "#   docker compose up --abort-on-container-exit --exit-code-from node0\n"
+        "# Ctrl-C asks the ranks to save and stop. What they write is in ./experiments.\n"
+        + dumped(document)
+    )
+
+
+def host(rank: int) -> str:
+    return f"node{rank}"
+
+
+def service(options: ContainerOptions, command: ContainerCommand, rank: int) -> dict[str, Any]:
+    number, unit = size(options.shm_size)
+    own = {"MASTER_ADDR": host(0), "NODE_RANK": str(rank), **command.env}
+    service: dict[str, Any] = {
+        "image": literal(options.image),
+        "hostname": host(rank),
+        # Replaces the entrypoint of the image.
+        "entrypoint": [literal(word) for word in command.argv],
+        "init": True,  # a process 1 that reaps ended processes
+        "environment": own,
+        "networks": [NETWORK],
+        "volumes": [
+            {
+                "type": "bind",
+                "source": "./experiments",
+                "target": EXPERIMENTS,
+                "bind": {"create_host_path": True},
+            }
+        ],
+        "shm_size": f"{number}{unit}b",  # NCCL and data loaders; Docker gives 64 MB
+        "ulimits": {"memlock": -1, "stack": 64 << 20},
+        "stop_grace_period": f"{command.stop_seconds}s",
+        "healthcheck": {
+            "test": ["CMD", "orchestrator", "status", "--experiments", EXPERIMENTS],
+            "interval": "30s",
+            "timeout": "10s",
+            "retries": 3,
+            "start_period": f"{WAIT}s",  # all nodes have to be there first
+        },
+    }
+    if rank:
+        service["depends_on"] = {host(0): {"condition": "service_started"}}
+    if options.gpus:
+        # By number: `count` would give every service the same first ones.
+        ids = [str(rank * options.gpus + gpu) for gpu in range(options.gpus)]
+        if options.gpu_kind == "amd":
+            service["devices"] = ["/dev/kfd", "/dev/dri"]  # of all GPUs: ROCm picks by number
+            service["group_add"] = ["video"]
+            service["environment"] = {**own, "ROCR_VISIBLE_DEVICES": ",".join(ids)}
+            return service
+        device = {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
+        service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+    return service

@@ -1,1 +1,0 @@
-"""The job in containers: Compose, Kubernetes, and their image."""

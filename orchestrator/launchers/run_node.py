@@ -1,0 +1,293 @@
+"""`orchestrator run-node`: one machine's part of a job, started by hand, without SSH.
+
+It is the head of this one node: the same supervisor, log, events, verdict and exit codes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.common import interrupt
+from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.config.launch import LaunchArguments
+from orchestrator.config.parse import waiting_time
+from orchestrator.head.commands.follow import follow_launched
+from orchestrator.head.connect import reach as reaching
+from orchestrator.head.connect.reach import Reached
+from orchestrator.head.connect.subprocess_transport import LocalTransport
+from orchestrator.head.nodes.facts import ProbedNode, is_loopback
+from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.plan import accelerate, plan
+from orchestrator.head.plan.accelerate import Accelerate
+from orchestrator.head.plan.model import Plan
+from orchestrator.head.plan.plan import Layout
+from orchestrator.head.schedulers import queue
+from orchestrator.head.screen.output import say
+from orchestrator.head.start.launch import Launched, start
+from orchestrator.head.start.nodes import Nodes, settled
+from orchestrator.head.start.planning import make_plan
+from orchestrator.head.start.prepare import Prepared, discarded_on_error
+from orchestrator.head.start.record import record_job
+from orchestrator.head.start.request import Request, resolve
+from orchestrator.head.start.spec import Meeting
+from orchestrator.launchers import rendezvous
+from orchestrator.launchers.rendezvous import Master
+from orchestrator.protocol.meeting import Agreed, Hello
+from orchestrator.protocol.requests.machine import PortWish, Probe, ProbeTarget
+from orchestrator.records import experiments
+from orchestrator.records.experiment import Experiment, JobRecord
+
+INDEX = "JOB_COMPLETION_INDEX"  # the same from Kubernetes, in an Indexed Job
+NAMES = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE", "WORLD_SIZE")
+
+
+@dataclass(frozen=True)
+class Part:
+    """This machine's part of the job."""
+
+    master: str
+    port: int
+    nnodes: int
+    rank: int
+    world: int | None
+
+
+@dataclass(frozen=True)
+class ThisMachine:
+    """The one node whose part is started here, of a job of so many."""
+
+    count: int
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (Node(socket.gethostname()),)
+
+    def transport(self, timeout: float) -> LocalTransport:
+        return LocalTransport()
+
+    def experiment(self, root: Path, name: str) -> Experiment:
+        return experiments.create(root, name)
+
+    def mark(self, record: JobRecord) -> JobRecord:
+        return replace(record, part_of=self.count)
+
+
+def part(environ: Mapping[str, str]) -> Part:
+    """Read the environment; one error names every variable that is missing or wrong."""
+    wrong: list[str] = []
+
+    def number(name: str, least: int, default: int | None = None) -> int:
+        text = environ.get(name, "").strip()
+        if text.isdigit() and int(text) >= least:
+            return int(text)
+        if text:
+            wrong.append(f"{name} is {text!r}; it must be a number from {least} up")
+        elif default is None:
+            wrong.append(f"{name} is not set{misspelt(name, environ)}")
+        return default or 0
+
+    nnodes = number("NNODES", 1)
+    indexed = environ.get(INDEX, "") and not environ.get("NODE_RANK", "").strip()
+    rank = number(INDEX if indexed else "NODE_RANK", 0, 0 if nnodes == 1 else None)
+    if environ.get(INDEX, str(rank)) != str(rank):
+        wrong.append(f"NODE_RANK is {rank}, but {INDEX} is {environ[INDEX]}")
+    port = number("MASTER_PORT", 1, plan.DEFAULT_PORT)
+    world = number("WORLD_SIZE", 1, 0)
+    number("NPROC_PER_NODE", 1, 0)  # read again with the other options
+    master = environ.get("MASTER_ADDR", "").strip() or ("127.0.0.1" if nnodes == 1 else "")
+    if not master:
+        wrong.append(f"MASTER_ADDR is not set{misspelt('MASTER_ADDR', environ)}")
+    if nnodes and rank >= nnodes:
+        name = INDEX if indexed else "NODE_RANK"
+        wrong.append(f"{name} is {rank}, but with NNODES={nnodes} the last is {nnodes - 1}")
+    if wrong:
+        raise UsageError(
+            "the environment does not say which node of the job this machine is:\n    "
+            + "\n    ".join(wrong),
+            "MASTER_ADDR=10.0.0.1 NNODES=2 NODE_RANK=0 orchestrator run-node train.py"
+            "   (NODE_RANK=1 on the other)",
+        )
+    return Part(master, port, nnodes, rank, world or None)
+
+
+def misspelt(name: str, environ: Mapping[str, str]) -> str:
+    """Suggest a variable that may have been meant for this one."""
+    near = difflib.get_close_matches(
+        name, [variable for variable in environ if variable not in NAMES], 1, 0.8
+    )
+    return f", but {near[0]} is" if near else ""
+
+
+def run(mine: Part, patience: float, arguments: LaunchArguments) -> int:
+    for name in ("dry_run", "detach"):
+        if getattr(arguments, name):
+            raise UsageError(f"--{name.replace('_', '-')} is not for run-node", "leave it out")
+    waiting_time("--wait", patience)
+    request = resolve(arguments)
+    mine = replace(mine, port=request.config.launch.master_port or mine.port)
+    reached = reach(request, mine, patience)
+    if request.accelerate is not None:
+        request = checked(request, request.accelerate, mine, reached.probed)
+    count, _ = plan.count_ranks(reached.probed, request.config.launch.nproc)
+    program = (
+        request.target.name if request.target.kind != "module" else f"-m {request.target.name}"
+    )
+    own = Hello(
+        rank=mine.rank,
+        nnodes=mine.nnodes,
+        nproc=count,
+        host=socket.gethostname(),
+        program=program,
+        world=mine.world,
+        secret=bool(os.environ.get(rendezvous.SECRET)),
+    )
+    problem = rendezvous.disagreement([own])
+    if problem:
+        raise rendezvous.refusal(problem)
+    if mine.rank:
+        agreed = rendezvous.join(own, (mine.master, mine.port), patience, say)
+        launched = follow_lead(request, mine, reached, agreed)
+    else:
+        launched = lead(request, mine, reached, own, patience)
+    return follow_launched(launched, arguments.view)
+
+
+def checked(request: Request, by: Accelerate, mine: Part, node: ProbedNode) -> Request:
+    """Check accelerate's file as far as this machine can, before it meets the others."""
+    accelerate.check_installed([node])
+    accelerate.check_known(by, [node])
+    rank = by.number("machine_rank") or 0  # 0 is in a file that serves all nodes
+    if rank not in (0, mine.rank):
+        raise CheckFailed(
+            f"machine_rank is {rank} in {by.file}, but NODE_RANK is {mine.rank}",
+            "leave machine_rank out of the file: it is computed",
+        )
+    config = accelerate.counted(request.config, by, [node], mine.nnodes)
+    return replace(request, config=config)
+
+
+def address_of(master: str, patience: float) -> str:
+    """Return its IP address; a container's name is known only once the container has started."""
+    deadline, remind = time.monotonic() + patience, time.monotonic() + 1
+    while not (address := queue.resolved(master)):
+        now = time.monotonic()
+        if now > deadline:
+            raise UsageError(
+                f"MASTER_ADDR {master!r} could not be resolved here within {patience:.0f} s",
+                "write the master's IP address, or correct its name",
+            )
+        if now > remind:
+            remind = now + rendezvous.REMIND
+            say(f"MASTER_ADDR {master!r} cannot be resolved here yet")
+        time.sleep(rendezvous.RETRY)
+    return address
+
+
+def reach(request: Request, mine: Part, patience: float) -> Reached:
+    """Start the server on this machine and probe it; it holds the port of torchrun from here on."""
+    address = address_of(mine.master, patience)
+    port = PortWish(wanted=mine.port, exact=True, peers=mine.nnodes > 1)
+    asked = Probe(
+        cwd=os.getcwd(),  # noqa: PTH109  (as the shell has it, links included)
+        workdir=request.config.launch.workdir,
+        peers=(address,),
+        target=ProbeTarget(kind=request.target.kind, name=request.target.name),
+        accelerate=request.accelerate is not None,
+        port=port if mine.rank == 0 else None,
+    )
+    node = settled(Node(socket.gethostname()), request.config.launch)
+    reached = reaching.reach(LocalTransport(), node, asked)
+    if mine.rank == 0:
+        check_master(mine, reached, address)
+    return reached
+
+
+def check_master(mine: Part, reached: Reached, address: str) -> None:
+    """Check that NODE_RANK=0 is at MASTER_ADDR, and only once."""
+    own = [entry.address for entry in reached.facts.addresses]
+    here = address in own or is_loopback(address)
+    if here and reached.facts.port:
+        return
+    hello = Hello(rank=0, nnodes=mine.nnodes, nproc=1, host=socket.gethostname())
+    try:
+        rendezvous.join(hello, (mine.master, mine.port), 2.0, lambda _: None)
+    except CheckFailed:
+        raise
+    except OrchestratorError:
+        pass  # no other node 0 is there
+    if here:
+        raise CheckFailed(
+            f"port {mine.port} is taken on this machine, the master",
+            "set MASTER_PORT to another one, the same on all nodes",
+        )
+    say(
+        f"MASTER_ADDR {mine.master} is not an address of this machine ({', '.join(own)}): right"
+        " behind NAT, otherwise NODE_RANK=0 belongs on another machine"
+    )
+
+
+def lead(request: Request, mine: Part, reached: Reached, own: Hello, patience: float) -> Launched:
+    """As node 0, wait for all nodes, and send them the job's name and its experiment."""
+    with Master(own, mine.port) as master:
+        hellos = master.gather(patience, say)
+        experiment = experiments.create(request.where.experiments, request.config.launch.name)
+        interrupt.undo_with(experiment.discard)
+        agreed = Agreed(
+            job=f"{experiment.name}-{secrets.token_hex(3)}",
+            experiment=str(experiment.path),
+            counts=tuple(hello.nproc for hello in hellos),
+            token=secrets.token_hex(32),
+            peers_port=reached.facts.peers_port or 0,
+        )
+        nodes = alone(mine, reached)
+        with discarded_on_error(experiment):
+            plan = make(request, mine, nodes, agreed)
+        prepared = Prepared(request, nodes, experiment, plan)
+        record = record_job(prepared)
+        master.go(agreed)  # the others know by the record whether they see this very directory
+    return begin(prepared, mine, record, agreed)
+
+
+def follow_lead(request: Request, mine: Part, reached: Reached, agreed: Agreed) -> Launched:
+    """Start this machine's part as any other node."""
+    nodes = alone(mine, reached)
+    plan = make(request, mine, nodes, agreed)
+    name = f"{request.config.launch.name}-node{mine.rank}"
+    interrupt.hold()
+    experiment = experiments.create(request.where.experiments, name)
+    prepared = Prepared(request, nodes, experiment, plan)
+    return begin(prepared, mine, record_job(prepared), agreed)
+
+
+def alone(mine: Part, reached: Reached) -> Nodes:
+    """Return this machine as the nodes of a launch."""
+    return Nodes(ThisMachine(mine.nnodes), LocalTransport(), (reached,))
+
+
+def begin(prepared: Prepared, mine: Part, record: JobRecord, agreed: Agreed) -> Launched:
+    """Start this machine's part of a job that was written down."""
+    # Supervisors ask no name server: one that hangs would hold up all that they do.
+    address = queue.resolved(mine.master) or mine.master
+    meeting = Meeting(address, agreed.peers_port, rendezvous.token_of(agreed, os.environ))
+    return start(prepared, record, meeting, say)
+
+
+def make(request: Request, mine: Part, nodes: Nodes, agreed: Agreed) -> Plan:
+    """Plan this node's part; the other machines plan theirs."""
+    counts = agreed.counts
+    layout = Layout(
+        counts=counts,
+        whys=("its own",) * len(counts),
+        master=mine.master,
+        port=mine.port,
+        master_ip=queue.resolved(mine.master),
+        index=mine.rank,
+    )
+    return make_plan(request, nodes, agreed.job, agreed.experiment, layout)

@@ -1,0 +1,243 @@
+"""Write a job as a Slurm batch file, and submit it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.common.errors import EXIT_DONE, OrchestratorError, UsageError
+from orchestrator.config.launch import Launch, LaunchArguments
+from orchestrator.head.commands.follow import tell_end
+from orchestrator.head.plan import redact
+from orchestrator.head.schedulers import queue
+from orchestrator.head.schedulers.batch_job import EARLY, LEAST_SECONDS, MARGIN, OUTPUT
+from orchestrator.head.screen.output import complain, say, tell
+from orchestrator.head.start.request import Request, resolve
+from orchestrator.head.status.backend import watch_batch
+from orchestrator.records import experiment, experiments
+from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.experiments import check_name
+
+TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+|infinite|UNLIMITED")
+ONE_WORD = re.compile(r"[A-Za-z0-9_.,:@%+=/\[\]*&|()!~^-]+")
+
+
+@dataclass(frozen=True)
+class SbatchOptions:
+    """The options of sbatch."""
+
+    nnodes: int
+    gpus: int | None = None  # per node
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    requeue: bool = True
+    more: tuple[str, ...] = ()  # other options of sbatch
+    setup: tuple[str, ...] = ()  # lines of shell before the command: modules, conda
+
+    def __post_init__(self) -> None:
+        if self.time is not None and not TIME.fullmatch(self.time):
+            raise UsageError(
+                f"--time {self.time} is not a time that Slurm understands",
+                "minutes, or HH:MM:SS, or DAYS-HH:MM:SS: 24:00:00",
+            )
+        for option in self.more:
+            if not option.startswith("-"):
+                raise UsageError(
+                    f"--sbatch {option!r}: an option begins with -", "such as --sbatch=--qos=long"
+                )
+
+
+def text(
+    asked: SbatchOptions, launch: Launch, command: Sequence[str], *, directory: Path | None = None
+) -> str:
+    """Write the batch file that runs this command; `directory` is its experiment."""
+    lead = round(launch.grace) + MARGIN
+    check_time(asked, lead)
+    options = [
+        f"--job-name={launch.name}",
+        f"--nodes={asked.nnodes}",
+        "--ntasks-per-node=1",  # one supervisor per node, which starts the ranks
+        *([f"--gres=gpu:{asked.gpus}"] if asked.gpus else []),
+        *([f"--cpus-per-task={asked.cpus_per_task}"] if asked.cpus_per_task else []),
+        *([f"--mem={asked.mem}"] if asked.mem else []),
+        *([f"--time={asked.time}"] if asked.time else []),
+        *([f"--partition={asked.partition}"] if asked.partition else []),
+        *([f"--account={asked.account}"] if asked.account else []),
+        f"--output={(directory / OUTPUT) if directory else launch.name + '_%j.out'}",
+        "--open-mode=append",
+        *asked.more,
+    ]
+    if asked.requeue:
+        options += ["--requeue", f"--signal=B:USR1@{lead}"]
+    lines = ["#!/bin/bash"]
+    lines += [f"#SBATCH {quoted(option)}" for option in options]
+    lines.append("")
+    if asked.requeue:
+        lines += [
+            f"# {lead} s before the time limit Slurm signals this script: the ranks save and stop,",
+            "# and the job is queued again. The next attempt has the same experiment: the engine",
+            "# resumes there; your own program finds what it saved in $ORCHESTRATOR_EXPERIMENT.",
+        ]
+    lines += ["set -e", *asked.setup]
+    if directory is not None:
+        lines.append(f"export ORCHESTRATOR_SUBMITTED={shlex.quote(str(directory))}")
+    lines += [f"exec {shlex.join(command)}", ""]
+    return "\n".join(lines)
+
+
+def check_time(asked: SbatchOptions, lead: int) -> None:
+    """Refuse a job that would be queued again and again before it has trained anything."""
+    limit = queue.seconds(asked.time) if asked.time and asked.requeue else math.inf
+    if limit < lead + EARLY + LEAST_SECONDS:
+        raise UsageError(
+            f"--time {asked.time} is too short: {lead} s before the limit, or a minute earlier,"
+            " Slurm signals that the ranks are to save, and the job goes back into the queue",
+            "ask for more time, or for one attempt: --no-requeue",
+        )
+
+
+def quoted(option: str) -> str:
+    """Quote an option as Slurm reads it: like a shell, but without escapes inside quotes."""
+    if "\n" in option or ('"' in option and "'" in option):
+        raise UsageError(f"{option!r} cannot be written into a batch file")
+    if ONE_WORD.fullmatch(option):
+        return option
+    return f"'{option}'" if "'" not in option else f'"{option}"'
+
+
+def check_export(asked: SbatchOptions, env: Mapping[str, str]) -> None:
+    """Refuse --env NAME=VALUE where the environment that has it is not copied to the job."""
+    given = [word.partition("=")[2] for word in asked.more if word.startswith("--export=")]
+    exported = (given or [os.environ.get("SBATCH_EXPORT", "ALL")])[-1].split(",")
+    missing = [name for name in env if name not in exported] if "ALL" not in exported else []
+    if missing:
+        names = ",".join([*(name for name in exported if name not in ("NONE", "NIL")), *missing])
+        raise UsageError(
+            f"--env {missing[0]}: its value travels in the environment, of which sbatch copies"
+            f" {','.join(exported)} only",
+            f"--sbatch=--export={names}",
+        )
+
+
+def queue_job(
+    asked: SbatchOptions,
+    launch: Launch,
+    command: Sequence[str],
+    root: Path,
+    env: Mapping[str, str],
+) -> Experiment:
+    """Submit a job; its experiment says that it is queued before Slurm can start it.
+
+    The values of `env` travel in the environment that sbatch copies, and are in no file of ours.
+    """
+    check_export(asked, env)
+    submitted = experiments.create(root, launch.name)
+    record = JobRecord(
+        job=submitted.name,
+        experiment=str(submitted.path),
+        state="queued",
+        command=redact.redacted_command(sys.argv),
+        nodes=[],
+        started=time.time(),
+        head=experiment.this_head(),
+        launch=launch,
+        batch=True,
+    )
+    files = ("batch.sh", "job.json")
+    try:
+        submitted.write("batch.sh", text(asked, launch, command, directory=submitted.path))
+        submitted.write_signed(record)
+        job = queue.submit(str(submitted.path / "batch.sh"), env)
+    except OrchestratorError:
+        for name in files:
+            (submitted.path / name).unlink(missing_ok=True)
+        submitted.discard()
+        raise
+    submitted.write(experiment.SLURM_JOB, job + "\n")
+    return submitted
+
+
+# -- batch file ---------------------------------------------------------------------------------
+# `orchestrator generate slurm` and `submit slurm`: write the options as a batch file.
+
+
+def generate(asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments) -> int:
+    refuse_urls(arguments)
+    options = {name: value for name, value in launch.launch.items() if name != "notify"}
+    request = checked(replace(launch, secret=(), env_pass=(), launch=options))  # the job reads them
+    command = command_line(asked, arguments, request)
+    tell(text(asked, request.config.launch, command))
+    return EXIT_DONE
+
+
+def submit(
+    asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments, *, detach: bool
+) -> int:
+    refuse_urls(arguments)
+    request = checked(launch)
+    words, env = redact.env_apart(arguments, launch.program)
+    env |= {setting.name: setting.value for setting in request.env if setting.secret}
+    env |= {target.variable: target.to for target in request.told if target.variable}
+    command = command_line(asked, words, request)
+    queued = queue_job(asked, request.config.launch, command, request.where.experiments, env)
+    if not detach:
+        return watch_batch(queued, queued.read_record(), say, tell_end, anew=True)
+    say(f"{queued.name} is Slurm's job {queued.slurm_job()}")
+    say(f"follow it: orchestrator attach {queued.name}")
+    return EXIT_DONE
+
+
+def refuse_urls(arguments: Sequence[str]) -> None:
+    """Refuse a webhook that the batch file would show."""
+    if any(word.removeprefix("--notify=").startswith("webhook:http") for word in arguments):
+        raise UsageError(
+            "--notify webhook: its URL would stand in the batch file",
+            "put it into a variable or a file: --notify webhook:env:NAME or webhook:file:PATH",
+        )
+
+
+def checked(launch: LaunchArguments) -> Request:
+    """Resolve the options of the launch, so that a wrong one is an error now."""
+    for name in ("detach", "dry_run"):
+        if getattr(launch, name):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} cannot go into a batch file", "leave it out")
+    if launch.nodes_from == "list":
+        raise UsageError("--nodes-from list: a batch job gets its nodes from Slurm", "leave it out")
+    request = resolve(launch)
+    check_name(request.config.launch.name)
+    return request
+
+
+def command_line(asked: SbatchOptions, given: Sequence[str], request: Request) -> list[str]:
+    """Write the command line of master_launch inside the job."""
+    command = [*program(), "--nodes-from", "slurm"]
+    if request.config_file is not None and str(request.config_file) not in given:
+        command += ["--config", str(request.config_file)]  # from CONFIG_FILE, or the default
+    resumes = request.config.checkpoint.resume != "never"
+    if asked.requeue and request.target.kind == "engine" and not resumes:
+        command += ["--set", "checkpoint.resume=auto"]
+    if asked.cpus_per_task is None and "--cpus-per-task" not in " ".join(asked.more):
+        complain(
+            "note: without --cpus-per-task Slurm may give each node one processor only, for all of"
+            " its ranks and their data loaders"
+        )
+    return [*command, *given]
+
+
+def program() -> list[str]:
+    """Name this installation by its path: on the compute node, PATH may be another one."""
+    beside = Path(sys.executable).with_name("master_launch")
+    if os.access(beside, os.X_OK):
+        return [str(beside)]
+    return [sys.executable, "-m", "orchestrator", "launch"]

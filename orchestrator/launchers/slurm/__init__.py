@@ -1,1 +1,0 @@
-"""Nodes from a Slurm allocation; a job as a batch file."""

@@ -1,0 +1,19 @@
+"""What a script reads of a command on many nodes."""
+
+from __future__ import annotations
+
+from orchestrator.head.exec.collected import Kept, as_json
+from orchestrator.head.exec.execution import Outcome
+from orchestrator.head.nodes.node_list import Node, NumberedNode
+
+
+def test_every_node_has_the_same_keys() -> None:
+    """A script need not know which of them could be reached."""
+    node = NumberedNode(0, Node("n"))
+    kept = Kept()
+    kept.take(b"hi\xff\n", errors=False)
+    reached = as_json(Outcome(node, 0), kept)
+    assert (reached["stdout"], reached["stdout_bytes"]) == ("hi\N{REPLACEMENT CHARACTER}\n", 4)
+    lost = as_json(Outcome(node, problem="it is down", lost=True), None)
+    assert (lost["stdout"], lost["stdout_bytes"], lost["stderr_bytes"]) == ("", 0, 0)
+    assert list(lost) == list(reached)

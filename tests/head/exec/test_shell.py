@@ -1,0 +1,20 @@
+"""The command line of the system's ssh, as ssh itself reads it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from orchestrator.head.exec.shell import Login, ssh_command
+from orchestrator.head.nodes.node_list import Node, NumberedNode
+
+
+def test_a_command_of_the_config_is_not_in_the_way(tmp_path: Path) -> None:
+    """A RemoteCommand (`tmux attach`) is for people who type `ssh gpu01`."""
+    config = tmp_path / "config"
+    config.write_text("Host *\n  RemoteCommand tmux attach\n  RequestTTY force\n")
+    node = NumberedNode(0, Node("gpu01"))
+    words = ssh_command(Login(config, 10.0, strict=False), node, "hostname", terminal=False)
+    done = subprocess.run([words[0], "-G", *words[1:]], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "requesttty false" in done.stdout.splitlines()

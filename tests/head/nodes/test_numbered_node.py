@@ -1,0 +1,37 @@
+"""Which nodes a number or a name means."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.common.errors import UsageError
+from orchestrator.head.nodes.node_list import choose, in_words, parse_nodes
+
+NODES = parse_nodes("gpu1\ngpu2 spare\nbob@gpu3\ngpu3:2222\n7\n", "list")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        ([], [0, 1, 2, 3, 4]),
+        (["0"], [0]),
+        (["gpu2"], [4]),  # a spare, after all others, as in a job
+        (["bob@gpu3"], [1]),
+        (["gpu3"], [1, 2]),
+        (["2", "gpu1"], [0, 2]),
+        (["7"], [3]),  # a name goes before a number
+    ],
+)
+def test_names_and_numbers(wanted: list[str], chosen: list[int]) -> None:
+    assert [each.index for each in choose(NODES, wanted)] == chosen
+
+
+@pytest.mark.parametrize("wanted", ["5", "-1", "gpu", "²"])
+def test_what_is_no_node_is_named(wanted: str) -> None:
+    with pytest.raises(UsageError, match=r"no such node(.|\n)*0 to 4"):
+        choose(NODES, [wanted])
+
+
+def test_numbers_in_words() -> None:
+    assert in_words([3]) == "node 3"
+    assert in_words([0, 1, 2, 5]) == "nodes 0-2, 5"

@@ -1,0 +1,60 @@
+"""Tables whose columns are known: how they are laid out, and that no column lacks page or test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.head.commands.machines.nodes import MACHINES
+from orchestrator.head.commands.machines.who import USERS
+from orchestrator.head.screen.output import PLAIN, Terminal
+from orchestrator.head.screen.table import Column, Table
+from orchestrator.views.top import table as top
+
+ROOT = Path(__file__).parents[3]
+GUIDE = (ROOT / "docs/guide.md").read_text()
+# Each table, and the test that compares all cells of its rows.
+TABLES = {
+    "nodes": (MACHINES, "tests/head/commands/test_nodes.py"),
+    "who": (USERS, "tests/head/commands/test_who.py"),
+    "nodes of top": (top.NODES, "tests/views/top/test_table.py"),
+    "jobs of top": (top.job_table(0.0), "tests/views/top/test_table.py"),
+    "ranks of top": (top.RANKS, "tests/views/top/test_table.py"),
+}
+
+
+@pytest.mark.parametrize(("table", "test"), TABLES.values(), ids=TABLES)
+def test_every_column_is_in_the_guide_and_in_a_test(table: Table[Any], test: str) -> None:
+    headings = [heading for heading in table.headings if heading]
+    heads = [line.split("  ") for line in GUIDE.splitlines() if line.startswith(headings[0])]
+    assert headings in [[cell.strip() for cell in line if cell] for line in heads]
+    cases = (ROOT / test).read_text()
+    assert all(f'"{heading}": ' in cases for heading in headings), "compare the new column, too"
+
+
+def shown(rows: Sequence[int], terminal: Terminal = PLAIN, **options: Any) -> list[str]:
+    columns = (
+        Column[int]("N", str, absent=lambda _: "none", right=True),
+        Column[int]("SQUARE", lambda n: (str(n * n), "red")),
+        Column[int]("CUBE", lambda n: str(n**3)),
+    )
+    return Table(columns, is_absent=lambda n: n < 0, **options).text(rows, terminal).splitlines()
+
+
+def test_rows_stand_below_their_headings() -> None:
+    assert shown([2, -1, 30]) == [
+        "   N  SQUARE  CUBE",
+        "   2  4       8",
+        "none  -       -",
+        "  30  900     27000",
+    ]
+    assert shown([], indent=2) == ["  N  SQUARE  CUBE"]
+
+
+def test_a_table_that_is_too_wide_becomes_two() -> None:
+    wide, narrow = Terminal(width=80), Terminal(width=14)
+    assert [line.rstrip() for line in shown([2], wide, second=2)] == shown([2])
+    assert shown([2], narrow, second=2) == ["N  SQUARE", "2  4", "", "N  CUBE", "2  8"]
