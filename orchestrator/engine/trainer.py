@@ -22,12 +22,18 @@ from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.files import expanded
 from orchestrator.config.parse import at_least
 from orchestrator.config.schema import Config
-from orchestrator.engine.core import evaluation, global_batch, settings, stopping
+from orchestrator.engine.core import evaluation, settings, stopping
 from orchestrator.engine.core import loop as training_loop
 from orchestrator.engine.core.loop import Loop
 from orchestrator.engine.core.optimizer import Factory, LrScheduler, configured, schedule
-from orchestrator.engine.core.parts import ExtraState, Parts
-from orchestrator.engine.core.progress import is_endless, not_taken, save_checkpoint, state_of
+from orchestrator.engine.core.parts import (
+    ExtraState,
+    Parts,
+    is_endless,
+    not_taken,
+    save_checkpoint,
+    state_of,
+)
 from orchestrator.engine.core.step import Stepper, names_of
 from orchestrator.engine.core.stopping import Best, Duration, Limit, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data import sharded_loader, sources
@@ -161,7 +167,8 @@ class Trainer:
         names = names_of(model)
         fill = self._filling(model, weights, everyone)
         shape, whole = mesh.spread_own(model, strategy, everyone, self.config, fill)
-        lr_scale = ranks_of_batch(self.config, everyone, accumulate) if scale_lr else 1.0
+        micros = everyone.world * self.config.training.gradient_accumulation
+        lr_scale = micros / accumulate if scale_lr else 1.0  # the ranks that have this batch
         stepper = Stepper(
             optimizer, names, model, shape, self.config.training,
             lr_factor=lambda step: lr_scale * min(1.0, step / max(1, warmup_steps)),
@@ -518,7 +525,7 @@ class Trainer:
                 )
 
     def _shared(self, loader: Any, name: str) -> sharded_loader.Shard:
-        seed, first = self.config.training.seed, global_batch.first_world(self.ranks.world)
+        seed, first = self.config.training.seed, settings.first_world(self.ranks.world)
         return sharded_loader.shared(loader, self.ranks, seed, self._stream, name, first)
 
     def _limits(self, max_period: str | None) -> list[Limit]:
@@ -699,7 +706,7 @@ class Trainer:
         searches = named is None and wanted == "auto"
         find = loading.newest(directory, searches=searches, accept=self._accept_own, say=self._say)
         loaded = None
-        if wanted == "auto" or found is not None or memory.is_restart():
+        if wanted == "auto" or found is not None or ownership.attempt() > 1:
             # What an earlier attempt saved is this run's own.
             loaded = self._newest(find, found, directory)
             if loaded is None and wanted == "auto":
@@ -755,12 +762,7 @@ def counted(config: Config, losses: Loss) -> str:
 def kept_batch(config: Config, everyone: Ranks, *, loader: bool) -> Config:
     """Keep the batch that this job began with, on whatever ranks it is now."""
     say_it = functools.partial(say, everyone)
-    return global_batch.keep_batch(config, everyone.world, say_it, loader=loader)
-
-
-def ranks_of_batch(config: Config, everyone: Ranks, accumulate: int) -> float:
-    """Return how many ranks with `accumulate` micro-batches each have this batch."""
-    return everyone.world * config.training.gradient_accumulation / accumulate
+    return settings.keep_batch(config, everyone.world, say_it, loader=loader)
 
 
 def as_path(directory: str | Path) -> Path:

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
 from orchestrator.engine.core.evaluation import add, evaluate, refuse_other_names
 from orchestrator.engine.core.optimizer import LrScheduler, unsaved
-from orchestrator.engine.core.parts import Parts
-from orchestrator.engine.core.progress import progress_of, save_checkpoint
+from orchestrator.engine.core.parts import Parts, progress_of, save_checkpoint
 from orchestrator.engine.core.stopping import PROFILE, Best, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data.batch import Batches, Micro, Randomness, seed_all, to_device
 from orchestrator.engine.observe.profile import Profile

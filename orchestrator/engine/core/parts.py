@@ -1,8 +1,9 @@
-"""Hold together the model on its ranks, what trains it, and what a program keeps besides."""
+"""Hold together the model on its ranks and what trains it, and what is saved of them."""
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import functools
 import io
 import pickle
@@ -15,11 +16,16 @@ from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import Config
+from orchestrator.engine.core.optimizer import HOW, LrScheduler
 from orchestrator.engine.core.step import Stepper
+from orchestrator.engine.core.stopping import TrainState
 from orchestrator.engine.models.losses import Loss
-from orchestrator.engine.ranks import plain_names
+from orchestrator.engine.ranks import agreement, plain_names
 from orchestrator.engine.ranks.ranks import Ranks
+from orchestrator.engine.saving import ownership, weights
+from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.in_memory.memory_checkpoint import decoded, encoded
+from orchestrator.engine.sharding import mesh
 from orchestrator.engine.sharding.mesh import Mesh, plain_class
 
 # -- what a program keeps besides model and optimizer ----------------------------------------------
@@ -188,3 +194,114 @@ class Parts:
     def auxiliary(self) -> AuxiliaryState:
         """The optimizer's state, and what the program keeps beside it."""
         return AuxiliaryState(self.stepper)
+
+
+# -- what a checkpoint has of them that is no tensor -----------------------------------------------
+
+
+def save_checkpoint(
+    checkpoints: Checkpoints,
+    parts: Parts,
+    state: TrainState,
+    scheduler: LrScheduler,
+    endless: bool,
+) -> None:
+    agreement.take_buffers_of_first(parts.bare)
+    progress = {
+        **progress_of(parts, state, scheduler, endless, checkpoints.run),
+        "aliases": aliases_of(parts.bare),
+        "configs": configs_of(parts.bare) if checkpoints.writers.first else {},
+    }
+    best = state.best is not None and state.best_step == state.step
+    checkpoints.save(state.step, parts.bare, parts.auxiliary, progress, best=best)
+
+
+def progress_of(
+    parts: Parts, state: TrainState, scheduler: LrScheduler, endless: bool, run: ownership.Run
+) -> dict[str, Any]:
+    """Give all of the state that is no tensor, as JSON keeps it."""
+    return {
+        "step": state.step,
+        "position": state.position,
+        "tokens": state.tokens,
+        "stepper": parts.auxiliary.progress(),
+        "state": dataclasses.asdict(state),
+        "scheduler": scheduler.state(),
+        "given": {
+            "optimizer": parts.stepper.initial_settings,
+            "scheduler": scheduler.initial_settings,
+        },
+        "endless": endless,
+        "run": dataclasses.asdict(run),
+    }
+
+
+def state_of(progress: Mapping[str, Any]) -> TrainState:
+    """Read where a checkpoint was saved, also by earlier versions."""
+    if "state" not in progress:  # the engine's, which had no epochs
+        return TrainState(
+            step=progress["step"], position=progress["position"], tokens=progress["tokens"]
+        )
+    saved = {"position": -1, **progress["state"]}  # the Trainer's once counted batches alone
+    return TrainState(**{"epoch_sums": progress.get("epoch_sums", {}), **saved})
+
+
+def aliases_of(model: nn.Module) -> dict[str, str]:
+    """Map each further name of a tensor, such as a tied weight, to the name it is saved under."""
+    kept = plain_names.state_dict(model).keys()
+    first: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    for named in (plain_names.parameters, plain_names.buffers):
+        for name, value in named(model, every=True):
+            saved = first.setdefault(id(value), name)
+            if saved != name and name in kept:
+                aliases[name] = saved
+    return aliases
+
+
+def configs_of(model: nn.Module) -> dict[str, str]:
+    """Give the files that Hugging Face has beside the weights, for an export of the checkpoint."""
+    try:
+        return weights.configs_of(model, mesh.plain_class(model).__name__)
+    except Exception:  # noqa: BLE001 (code of a user's; the weights are worth more than this)
+        return {}
+
+
+def is_endless(progress: Mapping[str, Any]) -> bool:
+    return bool(progress.get("endless", "state" not in progress))
+
+
+# -- settings that a resume does not take ----------------------------------------------------------
+
+
+SHOWN = (bool, int, float, str)
+
+
+def not_taken(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
+    """Name the settings that the program has changed since the checkpoint's training began."""
+    if not saved:  # of an earlier version
+        return ""
+    groups = list(zip(saved.get("optimizer") or [], now["optimizer"], strict=False))
+    changes = list(dict.fromkeys(text for pair in groups for text in changed(*pair)))
+    changes += changed(saved.get("scheduler") or {}, now["scheduler"] or {})
+    return ", ".join(changes)
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in now.items():
+        if key in HOW or key.startswith("_") or key not in before or same(before[key], value):
+            continue
+        shown = isinstance(value, SHOWN) and isinstance(before[key], SHOWN)
+        yield f"{key} {number(before[key])}, not {number(value)}" if shown else key
+
+
+def same(before: Any, now: Any) -> bool:
+    """Compare, where one side went through JSON, which has no tuples."""
+    if isinstance(now, (list, tuple)):
+        alike = isinstance(before, (list, tuple)) and len(before) == len(now)
+        return alike and all(same(*pair) for pair in zip(before, now, strict=True))
+    return bool(before == now)
+
+
+def number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

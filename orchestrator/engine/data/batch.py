@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import multiprocessing
+import os
 import random
+import signal
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 
 class Micro(NamedTuple):
@@ -143,3 +148,50 @@ def randomness_kept() -> Iterator[None]:
         yield
     finally:
         before.restore()
+
+
+# -- the workers of a DataLoader, which outlive a signal to the whole group ------------------------
+
+
+HELD = {signal.SIGTERM, signal.SIGINT}
+
+
+class Shield:
+    """A worker's first function, in front of the user's own."""
+
+    def __init__(self, user_init: Callable[[int], Any] | None = None) -> None:
+        self.user_init = user_init
+
+    def __call__(self, worker: int) -> None:
+        # They are blocked since the process began; where it was forked from an older server, now.
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+        threading.Thread(target=obey_parent, daemon=True).start()
+        if self.user_init is not None:
+            self.user_init(worker)
+
+
+def obey_parent() -> None:
+    """End when the rank itself asks for it, as DataLoader does with a worker that it gives up."""
+    parent = multiprocessing.parent_process()
+    while True:
+        sender = signal.sigwaitinfo(HELD).si_pid
+        if parent is None or sender == parent.pid:
+            os._exit(0)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Block the signals for processes that are started meanwhile: there is no moment without."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def begin(loader: Any) -> Iterator[Any]:
+    """Begin an epoch of a loader that may have workers."""
+    if not isinstance(loader, DataLoader) or not loader.num_workers:
+        return iter(loader)
+    with held():
+        return iter(loader)

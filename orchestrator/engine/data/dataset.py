@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from orchestrator.config.schema import Config
-from orchestrator.engine.data import workers
-from orchestrator.engine.data.batch import Micro
+from orchestrator.engine.data.batch import Micro, Shield, begin
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.data.sources import Source
 from orchestrator.engine.ranks.ranks import Ranks
@@ -128,10 +127,10 @@ def loaded(samples: Samples, places: Iterable[Place], config: Config) -> Iterato
         num_workers=wanted.num_workers,
         prefetch_factor=wanted.prefetch_factor,
         pin_memory=pinned,
-        worker_init_fn=workers.Shield(),
+        worker_init_fn=Shield(),
         generator=torch.Generator(),  # else it would draw from the one that the model uses
     )
-    yield from workers.begin(loader)
+    yield from begin(loader)
 
 
 class Places:

@@ -28,7 +28,7 @@ from torch.utils.data import (
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.parse import one_of
-from orchestrator.engine.data import workers
+from orchestrator.engine.data import batch
 from orchestrator.engine.data.batch import Micro, randomness_kept, seed_all
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
@@ -94,7 +94,7 @@ def copied(loader: Any, **changes: Any) -> Any:
     again = copy.copy(loader)
     always = {"_iterator": None, "generator": None, "persistent_workers": False, "in_order": True}
     if getattr(again, "num_workers", 0):
-        changes["worker_init_fn"] = workers.Shield(again.worker_init_fn)
+        changes["worker_init_fn"] = batch.Shield(again.worker_init_fn)
     # DataLoader lets nobody exchange these after it was made, for fear of a stale iterator.
     vars(again).update(always | changes)
     return again
@@ -231,7 +231,7 @@ class MapShard(Shard):
     def _draws(self, number: int, position: int) -> Iterator[Micro]:
         self.rounds, self.begun = self._rounds(number, position), deque()
         self._seed(number, -1)
-        for data in self._seeded(workers.begin(self.copy), number, position // self.round_size):
+        for data in self._seeded(batch.begin(self.copy), number, position // self.round_size):
             items, real = self.begun.popleft()
             content = items if self.batch_size else items[0]
             size = len(content) if isinstance(content, (list, tuple)) else None
@@ -455,7 +455,7 @@ class UserShard(Shard):
             )
 
     def _draws(self, number: int, position: int) -> Iterator[Micro]:
-        drawn = self._seeded(workers.begin(self.copy), number, 0)
+        drawn = self._seeded(batch.begin(self.copy), number, 0)
         for index, data in itertools.islice(enumerate(drawn), position // self.round_size, None):
             left = self.part - index * (self.batch_size or 1)
             size = min(self.batch_size, left) if self.batch_size and left > 0 else None
@@ -492,7 +492,7 @@ class IterableShard(Shard):
 
     def _draws(self, number: int, position: int) -> Iterator[Micro]:
         # The seed of rank 0 for all: streams that are dealt out have to be the same.
-        drawn = self._seeded(workers.begin(self.copy), number, 0)
+        drawn = self._seeded(batch.begin(self.copy), number, 0)
         rank, world = self.ranks.rank, self.ranks.world
         if world == 1:
             for data in itertools.islice(drawn, position, None):

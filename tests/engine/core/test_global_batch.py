@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from orchestrator.config.schema import Config, Training
-from orchestrator.engine.core.global_batch import VARIABLE, Share, in_words, kept, share
+from orchestrator.engine.core.settings import VARIABLE, Share, in_words, kept, share
 from tests.engine.core.test_parity import accumulate, config, fsdp
 from tests.engine.worlds import Job, run
 

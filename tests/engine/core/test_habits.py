@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.engine.core.progress import not_taken
+from orchestrator.engine.core.parts import not_taken
 from tests.engine.worlds import Job, run
 
 

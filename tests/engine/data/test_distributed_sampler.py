@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from orchestrator.engine.core.global_batch import VARIABLE
+from orchestrator.engine.core.settings import VARIABLE
 from orchestrator.engine.data.sharded_loader import MapShard, Parts, knows_ranks
 from tests.engine.data.test_loaders import ranks
 from tests.engine.worlds import Job, run

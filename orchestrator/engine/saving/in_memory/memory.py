@@ -41,7 +41,7 @@ from orchestrator.engine.saving.in_memory.memory_file import (
 )
 from orchestrator.engine.saving.in_memory.search import Found, Search
 from orchestrator.engine.saving.in_memory.shards import Members
-from orchestrator.engine.saving.ownership import Run, attempt
+from orchestrator.engine.saving.ownership import Run
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor
 
 Say = Callable[[str], None]
@@ -55,11 +55,6 @@ def directory() -> Path | None:
     """Return where states outlive the ranks; None where the launch gave no such place."""
     value = os.environ.get(VARIABLE)
     return Path(value) if value else None
-
-
-def is_restart() -> bool:
-    """Tell whether this is a further attempt of the job: what it saved on disk is its own."""
-    return attempt() > 1
 
 
 class Memory:
