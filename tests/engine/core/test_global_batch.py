@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from orchestrator.config.schema import Config, Training
-from orchestrator.engine.core.settings import VARIABLE, Share, in_words, kept, share
+from orchestrator.engine.core.settings import VARIABLE, Share, in_words, keep_batch, share
 from tests.engine.core.test_parity import accumulate, config, fsdp
 from tests.engine.worlds import Job, run
 
@@ -93,11 +93,11 @@ def test_an_evaluation_sees_as_much_as_before(
     """Else its losses are those of other samples, and the best of all attempts is no best."""
     training = Training(batch_size=8, eval_steps=1, eval_batches=before)
     monkeypatch.setenv(VARIABLE, str(first))
-    found = kept(Config(training=training), world, lambda _: None, loader=loader)
+    found = keep_batch(Config(training=training), world, lambda _: None, loader=loader)
     assert found.training.eval_batches == after
     monkeypatch.setenv(VARIABLE, str(world))
     same = Config(training=training)
-    assert kept(same, world, lambda _: None, loader=loader) == same
+    assert keep_batch(same, world, lambda _: None, loader=loader) == same
 
 
 STEPS = 9
