@@ -167,8 +167,7 @@ class Trainer:
         names = names_of(model)
         fill = self._filling(model, weights, everyone)
         shape, whole = mesh.spread_own(model, strategy, everyone, self.config, fill)
-        micros = everyone.world * self.config.training.gradient_accumulation
-        lr_scale = micros / accumulate if scale_lr else 1.0  # the ranks that have this batch
+        lr_scale = ranks_of_batch(self.config, everyone, accumulate) if scale_lr else 1.0
         stepper = Stepper(
             optimizer, names, model, shape, self.config.training,
             lr_factor=lambda step: lr_scale * min(1.0, step / max(1, warmup_steps)),
@@ -763,6 +762,11 @@ def kept_batch(config: Config, everyone: Ranks, *, loader: bool) -> Config:
     """Keep the batch that this job began with, on whatever ranks it is now."""
     say_it = functools.partial(say, everyone)
     return settings.keep_batch(config, everyone.world, say_it, loader=loader)
+
+
+def ranks_of_batch(config: Config, everyone: Ranks, accumulate: int) -> float:
+    """Return how many ranks with `accumulate` micro-batches each have this batch."""
+    return everyone.world * config.training.gradient_accumulation / accumulate
 
 
 def as_path(directory: str | Path) -> Path:
