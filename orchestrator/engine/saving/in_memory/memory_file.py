@@ -197,6 +197,9 @@ class State:
     def tensors(self) -> dict[str, Tensor]:
         return {name: tensor for name, (_, tensor) in self.placed().items()}
 
+    def parts(self) -> list[State]:
+        return [self] if self.constant is None else [self, self.constant]
+
     def placed(self) -> dict[str, tuple[Place, Tensor]]:
         """Return all tensors, and the place of each."""
         tensors = self.notes.tensors

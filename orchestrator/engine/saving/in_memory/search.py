@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -17,9 +18,9 @@ from torch import Tensor
 from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.saving.in_memory import memory_file
-from orchestrator.engine.saving.in_memory.exchange import Exchange, pieces_for
+from orchestrator.engine.saving.in_memory.exchange import Exchange, Mail, pieces_for
 from orchestrator.engine.saving.in_memory.files import Files
-from orchestrator.engine.saving.in_memory.memory_file import Damaged, Notes, Place
+from orchestrator.engine.saving.in_memory.memory_file import Damaged, Notes, State
 from orchestrator.engine.saving.in_memory.shards import (
     Entry,
     Members,
@@ -84,22 +85,43 @@ class Found:
             raise CheckFailed(
                 f"the state of step {self.notes.step} in {where} does not fit this model: {problem}"
             )
-        opened = functools.cache(self._opened)
-        exchange = Exchange(wanted, self._server, opened, self.members.rank, self.search.group)
-        brought = exchange.bring({place.name: place for place in targets})
-        if self.alike and self.notes.constant is not None:
-            self.constant = {
-                place.name: brought[place.name] for place in self.notes.constant.tensors
-            }
+        if not self.alike:
+            opened = functools.cache(lambda shard: self._state(shard).placed())
+            exchange = Exchange(wanted, self._server, opened, self.members.rank, self.search.group)
+            return exchange.bring({place.name: place for place in targets})
+        brought = self._whole_shard().tensors()
+        if self.notes.constant is not None:
+            names = [place.name for place in self.notes.constant.tensors]
+            self.constant = {name: brought[name] for name in names}
         return brought
+
+    def _whole_shard(self) -> State:
+        """Open this rank's own shard, or receive it; no rank asks all others what they hold."""
+        members, mail = self.members, Mail(self.search.group)
+        for rank, (place, shard) in enumerate(zip(members.places, members.shards, strict=True)):
+            far = self.sources[place, shard][0] != place
+            if far and self._server(shard, rank) == members.rank:
+                for part in self._state(shard).parts():
+                    mail.send(rank, part.payload)
+        shard = members.shard
+        if self.is_here:
+            state = self._state(shard)
+        else:
+            _, entry = self.sources[members.place, shard]
+            source = self._server(shard, members.rank)
+            payloads = [mail.receive(source, head.size) for _, head in entry.files]
+            state, *constant = (State(self.notes, payload) for payload in payloads)
+            state = replace(state, constant=next(iter(constant), None))
+        mail.wait()
+        return state
 
     def _server(self, shard: int, rank: int) -> int:
         """Choose the rank that gives a shard to another one: itself, if its node has it."""
         there = self.members.at(self.sources[self.members.places[rank], shard][0])
         return rank if rank in there else there[rank % len(there)]
 
-    def _opened(self, shard: int) -> dict[str, tuple[Place, Tensor]]:
-        return memory_file.assembled(*self.search.files.contents(self.here[shard])).placed()
+    def _state(self, shard: int) -> State:
+        return memory_file.assembled(*self.search.files.contents(self.here[shard]))
 
 
 class Search:

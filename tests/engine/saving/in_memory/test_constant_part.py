@@ -292,7 +292,24 @@ def damaged_at_the_neighbour(rank: int, directory: Path) -> None:
                 of_rank(rank, {**tensors(), "head": torch.full((5, 3), 4.0)}))  # fmt: skip
 
 
-@pytest.mark.parametrize("function", [sent_once, a_node_is_lost, damaged_at_the_neighbour])
+def ranks_hold_other_tensors(rank: int, directory: Path) -> None:
+    """As the ranks of a script may; one of the nodes is lost."""
+    state = {
+        f"of {rank}": torch.arange(5.0 + 90 * rank),
+        "all": torch.full((2, 1 + rank), 1.0 + rank),
+    }
+    save(attempt(rank, directory)[0], 1, state, ())
+    torch.distributed.barrier()
+    if rank == 0:
+        shutil.rmtree(directory / "node0")
+    torch.distributed.barrier()
+    assert same(attempt(rank, directory)[1], state)
+
+
+TWO_NODES = [sent_once, a_node_is_lost, damaged_at_the_neighbour, ranks_hold_other_tensors]
+
+
+@pytest.mark.parametrize("function", TWO_NODES)
 def test_two_nodes(tmp_path: Path, function: object) -> None:
     assert callable(function)
     pair.run(function, tmp_path)
