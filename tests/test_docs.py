@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -47,3 +51,71 @@ def test_links_between_pages_lead_somewhere() -> None:
             if not (page.parent / link).exists():
                 wrong.append(f"{page.relative_to(ROOT)}: {link}")
     assert wrong == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
+
+
+def test_links_into_pages_find_their_heading() -> None:
+    wrong = []
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/*.md")]:
+        text = page.read_text(encoding="utf-8")
+        for link, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", text):
+            target = page.parent / link if link else page
+            if target.suffix == ".md" and anchor not in anchors(target):
+                wrong.append(f"{page.relative_to(ROOT)}: {link}#{anchor}")
+    assert wrong == []
+
+
+# Names of files in docstrings and comments that are the user's, or another package's.
+NOT_OURS = {
+    "train.py",
+    "script.py",
+    "os.py",
+    "json.py",
+    "version.py",
+    "test_rank.py",
+    "resource.py",
+}
+
+
+def remarks(path: Path) -> Iterator[str]:
+    """The docstrings and comments of a file."""
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield ast.get_docstring(node) or ""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def stale_pointers(path: Path, text: str) -> list[str]:
+    """The files that a remark names and that are nowhere it could mean."""
+    named = re.findall(r"(?<![\w./~$<-])[a-z_]+(?:/[a-z_]+)*\.py\b", text)
+    places = (ROOT, ROOT / "orchestrator", path.parent)
+    return [
+        name
+        for name in named
+        if name not in NOT_OURS and not any((place / name).exists() for place in places)
+    ]
+
+
+def test_docstrings_and_comments_point_to_what_is_there() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "orchestrator").rglob("*.py"))
+        for text in remarks(path)
+        for name in stale_pointers(path, text)
+    ]
+    assert wrong == []
+
+
+def test_a_stale_pointer_is_seen() -> None:
+    path = ROOT / "orchestrator/node/main.py"
+    assert stale_pointers(path, "See node/gone.py and main.py, and errors.py.") == [
+        *("node/gone.py", "errors.py")
+    ]
