@@ -16,7 +16,7 @@ from orchestrator.common.errors import EXIT_CHECK, EXIT_USAGE, OrchestratorError
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no defect of ours, wherever it is met
 # What the user's files are like: said where it is known, and here wherever else it is met.
 CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
-GONE = (errno.EPIPE, errno.EIO)  # as in screen/output.py
+GONE = (errno.EPIPE, errno.EIO)  # as in head/screen/output.py
 
 
 def complain(text: str) -> None:

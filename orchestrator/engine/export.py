@@ -36,7 +36,9 @@ from orchestrator.engine.sharding.low_precision import DTYPES
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import shown
 
-WEIGHTS = "model."  # what engine/checkpoint.py puts before the names of parameters and buffers
+WEIGHTS = (
+    "model."  # what engine/saving/checkpoint.py puts before the names of parameters and buffers
+)
 LAYOUTS = ("file", "huggingface")
 
 

@@ -1,7 +1,7 @@
 """Runs first on a node: has the rest of our program sent, once per version, and hands over to it.
 
-Arrives on standard input after the text of permissions.py and is executed as it is, so it imports
-nothing else of ours.
+Arrives on standard input after the text of common/permissions.py and is executed as it is, so it
+imports nothing else of ours.
 """
 
 import binascii

@@ -1,7 +1,7 @@
 """`orchestrator prune`: which experiments go, and why the others stay.
 
-Reading the directory, asking the nodes, the table, the question. prune/choice.py chooses by the
-rules, prune/remove.py removes experiments, prune/node_runs.py what nodes have of them.
+Reads the directory, asks the nodes, shows the table, and asks. head/prune/choice.py chooses,
+head/prune/remove.py removes experiments, head/prune/node_runs.py what nodes have of them.
 """
 
 from __future__ import annotations

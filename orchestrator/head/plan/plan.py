@@ -1,7 +1,7 @@
 """Turn facts about the nodes into what each of them will run. Pure: nothing is started here.
 
 Ranks are counted, the start method and the master's port chosen; nccl_env.py adds the network's
-settings, dry_run.py and explain.py print the result.
+settings, dry_run.py prints the result.
 """
 
 from __future__ import annotations

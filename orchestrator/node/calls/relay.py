@@ -1,6 +1,6 @@
 """Passes calls from the head on to this node's ranks, and their answers back.
 
-Every rank of a Pool listens in the run directory (node/job/serve.py).
+Every rank of a Pool listens in the run directory (node/calls/serve.py).
 """
 
 from __future__ import annotations

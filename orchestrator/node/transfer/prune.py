@@ -19,7 +19,7 @@ def snapshots_of(runs: Iterable[Run]) -> dict[Run, bytes]:
     store = Store()
     held = {}
     for job, node in runs:
-        with contextlib.suppress(ValueError):  # no name of a job: cleanup.py says so
+        with contextlib.suppress(ValueError):  # no name of a job: node/job/cleanup.py says so
             own = snapshot.of_run(store, RunDir(job, node))
             if own:
                 held[job, node] = own

@@ -41,7 +41,7 @@ else:
     process_title = load("process_title", os.pardir, "job")
 
 PR_SET_PDEATHSIG = 1
-# As in rank.py: what a live context holds open; NVML alone does not.
+# As in node/job/rank.py: what a live context holds open; NVML alone does not.
 CONTEXT_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 # A package that reads one of these when it is imported has to be imported by each rank itself.
 OF_A_RANK = {
