@@ -6,10 +6,11 @@ Shipped to the nodes, where the engine uses it: the standard library alone, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from orchestrator.common.errors import UsageError, nearest
 
+Say = Callable[[str], None]  # tells the user a line
 # A unit of time and its seconds. Other spellings, and the plural, are understood as well.
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 TIME_UNITS = {

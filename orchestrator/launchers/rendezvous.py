@@ -13,9 +13,10 @@ import hmac
 import selectors
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
+from orchestrator.common.text import Say
 from orchestrator.protocol.meeting import (
     LONGEST_LINE,
     Agreed,
@@ -28,7 +29,6 @@ from orchestrator.protocol.meeting import (
 )
 from orchestrator.protocol.message import Nonsense
 
-Say = Callable[[str], None]
 SECRET = "ORCHESTRATOR_SECRET"
 STRANGERS = 64  # connections that have not said hello yet
 RETRY = 0.2  # seconds between two attempts to reach node 0

@@ -6,8 +6,9 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from orchestrator.common.text import Say
 from orchestrator.trackers.known import Opened
 
 WAITING = 10_000  # lines that may wait for a tracker; later ones are left out
@@ -18,7 +19,7 @@ LOOK = 0.2  # seconds between two looks whether it still takes anything
 class Sending:
     """One tracker and its thread. What fails costs the curves there, and one warning."""
 
-    def __init__(self, name: str, tracker: Opened, say: Callable[[str], None]) -> None:
+    def __init__(self, name: str, tracker: Opened, say: Say) -> None:
         self.name, self.tracker, self.say = name, tracker, say
         self.lines: queue.Queue[tuple[Mapping[str, float], int, float] | None] = queue.Queue(
             WAITING

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from orchestrator.common.errors import UsageError
-from orchestrator.common.text import plural
+from orchestrator.common.text import Say, plural
 from orchestrator.config import parse
 from orchestrator.config.parse import at_least, one_of
 from orchestrator.config.schema import SHARDED, Config
@@ -182,7 +182,7 @@ def first_world(world: int) -> int:
     return int(value) if value.isdecimal() and int(value) else world
 
 
-def keep_batch(config: Config, world: int, say: Callable[[str], None], *, loader: bool) -> Config:
+def keep_batch(config: Config, world: int, say: Say, *, loader: bool) -> Config:
     """Return the config for this number of ranks, and say what a step is made of if it is another.
 
     `loader`: the batches are those of a user's own DataLoader.

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
+from orchestrator.common.text import Say
 from orchestrator.config.schema import Profiling
 from orchestrator.engine.ranks.ranks import Ranks, host_group
 from orchestrator.protocol import profiling
@@ -57,7 +58,7 @@ class Profile:
         profiling: Profiling,
         outputs: Path | None,
         ranks: Ranks,
-        say: Callable[[str], None],
+        say: Say,
         *,
         marks: Callable[[bool], None] = lambda _: None,
         about: Mapping[str, Any] | None = None,

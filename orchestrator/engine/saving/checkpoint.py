@@ -17,7 +17,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from orchestrator.common import text
 from orchestrator.common.errors import CheckFailed, JobFailed, OrchestratorError
+from orchestrator.common.text import Say
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.agreement import Copies
@@ -42,7 +43,6 @@ from orchestrator.engine.sharding.used_parts import shards_again
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, FileRecord
 
-Say = Callable[[str], None]
 PROBE_BYTES = 1 << 16
 SEEN_WITHIN_SECONDS = 3.0  # a file of another node shows up on a shared disk (NFS caches)
 

@@ -28,12 +28,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from orchestrator.common import text
 from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.common.text import Say
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.engine.saving import placing
 from orchestrator.engine.saving.checkpoint import (
     SEEN_WITHIN_SECONDS,
     Auxiliary,
-    Say,
     first_cause,
     state_of,
 )

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.common.errors import JobFailed
+from orchestrator.common.text import Say
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks.agreement import hash_there
 from orchestrator.engine.ranks.ranks import Ranks, device_name, gather, own_group
@@ -131,7 +132,7 @@ class Comparison:
         )
         self.thread.start()
 
-    def poll(self, say: Callable[[str], None]) -> None:
+    def poll(self, say: Say) -> None:
         """End this rank if its own bits are odd: it has to be the first to fail, and says why.
 
         The others miss it in their next collective, and end because of it.
@@ -143,7 +144,7 @@ class Comparison:
         if own is not None:
             raise JobFailed(in_words(own, self.ranks, self.equal, self.found_at), FIX)
 
-    def finish(self, say: Callable[[str], None]) -> None:
+    def finish(self, say: Say) -> None:
         """Wait for the last one: nobody leaves with weights that are not equal."""
         self._join()
         self.poll(say)
@@ -187,7 +188,7 @@ def start(
     mesh: Mesh,
     step: int,
     distrust: Callable[[int], None],
-    say: Callable[[str], None],
+    say: Say,
 ) -> Comparison | None:
     """Make the comparison that the config asks for, if there is something to compare."""
     every = config.distributed.compare_copies

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.common.errors import EMPTY, OrchestratorError, UsageError
+from orchestrator.common.text import Say
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
@@ -116,7 +117,7 @@ def push(
     *,
     dry_run: bool,
     passing_on: PassingOn = PassingOn(),  # noqa: B008  it has no state
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> list[Pushed]:
     """Send to all nodes at once, and return in their order what each lacked.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
-from orchestrator.common.text import plural, size
+from orchestrator.common.text import Say, plural, size
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.environments import wheels
@@ -34,8 +34,6 @@ POLL_SECONDS = 0.2
 LIBC = r"glibc [0-9]{1,3}\.[0-9]{1,3}|musl"
 NO_KEY = "0" * 16  # of no environment: what is asked is the machine
 TOOLS = frozenset(("pip", "setuptools", "wheel"))  # venv brings them, uv does not
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

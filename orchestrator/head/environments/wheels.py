@@ -14,13 +14,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed
+from orchestrator.common.text import Say
 from orchestrator.head.environments import hashes
 from orchestrator.head.environments.requirements import LOCK, Requirements
 from orchestrator.head.transfer import index
@@ -179,7 +180,7 @@ def put_in_place(new: Path, path: Path) -> None:
 # -- wheels -----------------------------------------------------------------------------------
 
 
-def wheels_for(kind: Kind, key: str, sources: Requirements, say: Callable[[str], None]) -> Path:
+def wheels_for(kind: Kind, key: str, sources: Requirements, say: Say) -> Path:
     """Download the wheels for one kind of node, unless they are here from an earlier call."""
     how = "index" if sources.from_index else "wheels"
     own = cache() / how / f"{key}-{kind.libc.replace(' ', '-')}"
@@ -242,7 +243,7 @@ def pins(kind: Kind, sources: Requirements, new: Path, what: str) -> tuple[str, 
     return pinned, ["--no-deps", *where(sources)]
 
 
-def check_projects(pinned: Path, say: Callable[[str], None]) -> None:
+def check_projects(pinned: Path, say: Say) -> None:
     """Refuse directories to install; say of editable ones that their code travels by itself."""
     lines = []
     for line in pinned.read_text().splitlines(keepends=True):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
-from orchestrator.common.text import duration, plural, size
+from orchestrator.common.text import Say, duration, plural, size
 from orchestrator.head.chores.pull import LIST_SECONDS
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import serving
@@ -27,8 +27,6 @@ from orchestrator.records import checkpoint_parts
 from orchestrator.records.checkpoint_parts import Candidate, Holding
 
 LATE_SECONDS = 10.0  # after which it is said who has not answered
-
-Say = Callable[[str], None]
 
 
 class Search:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.common.errors import UsageError
+from orchestrator.common.text import Say
 from orchestrator.config.launch import Where
 from orchestrator.config.schema import Checkpoint
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.resume.holder import Holder
-from orchestrator.head.resume.search import Say, Search, others_than
+from orchestrator.head.resume.search import Search, others_than
 from orchestrator.protocol.requests.transfer import Checkpoints
 from orchestrator.records import experiments
 from orchestrator.records.experiment import STAMP, Experiment, JobRecord

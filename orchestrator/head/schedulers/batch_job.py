@@ -10,10 +10,10 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from orchestrator.common.errors import EXIT_FAILED, EXIT_NODE, EXIT_STOPPED, OrchestratorError
+from orchestrator.common.text import Say
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.stop import Receipt
 from orchestrator.head.schedulers import queue
@@ -90,7 +90,7 @@ def why_terminated(record: JobRecord) -> str:
     return ""
 
 
-def again_later(experiment: Experiment, record: JobRecord, say: Callable[[str], None]) -> bool:
+def again_later(experiment: Experiment, record: JobRecord, say: Say) -> bool:
     """Queue the job again, from inside it, unless Slurm has done so by itself."""
     taken_back = is_taken_back(record)
     if not taken_back and has_too_short_a_limit(record):
@@ -129,9 +129,7 @@ def begun(experiment: Experiment, record: JobRecord) -> JobRecord:
 class SlurmJobView:
     """Shows what the head prints until the job is over, or the user leaves it."""
 
-    def __init__(
-        self, experiment: Experiment, record: JobRecord, say: Callable[[str], None], *, anew: bool
-    ) -> None:
+    def __init__(self, experiment: Experiment, record: JobRecord, say: Say, *, anew: bool) -> None:
         self.experiment, self.record, self.say = experiment, record, say
         self.interrupts: list[int] = []
         self.answered = 0

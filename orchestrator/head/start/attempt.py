@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError, StoppedEarly, UsageError
+from orchestrator.common.text import Say
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.transport import Transport
@@ -24,7 +25,6 @@ from orchestrator.head.start.gather import (
     Gathered,
     Gathering,
     NotBack,
-    Say,
     bounds_of,
     first_error,
     prove_the_end,

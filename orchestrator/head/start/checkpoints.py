@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.common.text import Say
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.resume.holder import Holder
 from orchestrator.head.resume.search import Search, others_than
-from orchestrator.head.start.gather import Gathered, Say, refuse_if_stopped
+from orchestrator.head.start.gather import Gathered, refuse_if_stopped
 from orchestrator.protocol.requests.transfer import Checkpoints
 from orchestrator.records.experiment import Experiment, JobRecord
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +18,7 @@ from orchestrator.common.errors import (
     nearest,
 )
 from orchestrator.common.program import program_at
-from orchestrator.common.text import plural, size
+from orchestrator.common.text import Say, plural, size
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.reach import Reached
@@ -42,7 +42,6 @@ CHECK_OUT_SECONDS = 300.0  # 50,000 files on a slow disk
 LOOK_SECONDS = 1.0  # for a directory that nodes share: a comparison is not worth more
 HOME = "~/.orchestrator/code/snapshots"  # on a node, as it is shown
 
-Say = Callable[[str], None]
 R = TypeVar("R")
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from orchestrator.common import interrupt
 from orchestrator.common.errors import NodeError, OrchestratorError, StoppedEarly
+from orchestrator.common.text import Say
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
@@ -27,7 +28,6 @@ PROOF_SECONDS = 3 * SWEEP_PATIENCE
 LOOK_SECONDS = 1.0  # between two tries to reach a node that is away
 AWAY_SECONDS = 3.0  # before another takes the place of a node that was there a moment ago
 
-Say = Callable[[str], None]
 A = TypeVar("A", bound=Message)
 
 

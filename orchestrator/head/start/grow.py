@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.common.text import plural
+from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached, kept_if_well, serving
@@ -35,8 +35,6 @@ CHECKED = ("torch", "gpus", "disk", "shm", "limits")  # of a node that is to joi
 SETTLED_SECONDS = 60.0  # after which a job that has kept nothing is not expected to
 CHECKPOINT_LOOK = 2.0  # between two questions whether something new was kept
 UNWANTED_SECONDS = 10.0  # after which a head that does not look any more wants nothing
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.common.text import plural
+from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.follow.node_logs import NodeLogs, open_logs
 from orchestrator.head.nodes.facts import by_value
@@ -27,8 +27,6 @@ from orchestrator.records.experiment import Experiment, JobRecord
 
 START_TIMEOUT = 30.0
 END_TIMEOUT = 10.0
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from orchestrator.common.errors import CheckFailed, NodeError, UsageError
+from orchestrator.common.text import Say
 from orchestrator.config import resolved
 from orchestrator.head.resume.beats import Beats
 from orchestrator.head.resume.holder import Holder
@@ -19,7 +20,7 @@ from orchestrator.head.saved.bring import Bringing
 from orchestrator.head.saved.decide import Decide, Decision
 from orchestrator.head.saved.view import View, look
 from orchestrator.head.screen.output import printable
-from orchestrator.head.start.gather import Gathered, Say
+from orchestrator.head.start.gather import Gathered
 from orchestrator.records.experiment import Experiment, JobRecord
 
 LAG_SECONDS = 70.0  # NFS keeps attributes for 60 s at most, unless it is told otherwise

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.common.text import Say
 from orchestrator.config.schema import Config
 from orchestrator.head.connect import fleet
 from orchestrator.head.doctor import examination, report
@@ -20,7 +20,7 @@ from orchestrator.records import cordons
 IN_THE_PLAN = ("port",)  # what the notes of the plan say anyhow
 
 
-def check(request: Request, nodes: Nodes, say: Callable[[str], None]) -> None:
+def check(request: Request, nodes: Nodes, say: Say) -> None:
     """Raise an error with all findings if one of them would make the job fail or mislead."""
     thoroughness = request.config.launch.check
     if thoroughness == "none":

@@ -8,7 +8,6 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from orchestrator.common import interrupt
 from orchestrator.common.errors import OrchestratorError, StoppedEarly, UsageError
+from orchestrator.common.text import Say
 from orchestrator.common.version import __version__
 from orchestrator.config import load
 from orchestrator.head.follow.notify import target
@@ -100,7 +100,7 @@ def record_job(prepared: Prepared) -> JobRecord:
 
 
 def record_failure(
-    place: Experiment, record: JobRecord, error: OrchestratorError, say: Callable[[str], None]
+    place: Experiment, record: JobRecord, error: OrchestratorError, say: Say
 ) -> None:
     """Record that the job could not be started, or was stopped before it had."""
     from orchestrator.head.follow import verdict  # a start that goes well does without these

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError
+from orchestrator.common.text import Say
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached, reach
 from orchestrator.head.nodes.node_list import Node
@@ -23,8 +24,6 @@ from orchestrator.protocol.requests.start import StandBy
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
 STAND_BY_SECONDS = 30.0
-
-Say = Callable[[str], None]
 
 
 def keep(prepared: Prepared, meeting: Meeting, say: Say) -> list[NodeRecord]:

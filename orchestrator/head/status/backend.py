@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from orchestrator.common.errors import EXIT_DONE
+from orchestrator.common.text import Say
 from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.subprocess_transport import LocalTransport, SrunTransport
@@ -21,7 +22,6 @@ from orchestrator.head.schedulers import batch_job, queue
 from orchestrator.head.status.status import UNSCHEDULED, Scheduled
 from orchestrator.records.experiment import Experiment, JobRecord
 
-Say = Callable[[str], None]
 Conclude = Callable[[Experiment, JobRecord], int]  # prints the end, returns the exit code
 
 

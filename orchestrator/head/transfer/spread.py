@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from orchestrator.common.errors import NodeError, OrchestratorError
-from orchestrator.common.text import plural
+from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached
@@ -38,7 +38,6 @@ LONGEST_SECONDS = 86400.0  # of one transfer: terabytes over a slow line
 MOST_ADDRESSES = 3  # of one node, tried one after the other
 READERS = 8  # files that are read at the same time for their checksums
 
-Say = Callable[[str], None]
 T = TypeVar("T")
 
 

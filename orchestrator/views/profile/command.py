@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -19,7 +19,7 @@ from orchestrator.common.errors import (
     UsageError,
 )
 from orchestrator.common.folder import Folder
-from orchestrator.common.text import plural, size
+from orchestrator.common.text import Say, plural, size
 from orchestrator.config.launch import Where
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
@@ -75,9 +75,7 @@ def profile(where: Where, wanted: str | None, options: ProfileOptions) -> int:
     return EXIT_DONE
 
 
-def of_experiment(
-    experiment: Experiment, where: Where, options: ProfileOptions, say: Callable[[str], None]
-) -> Path:
+def of_experiment(experiment: Experiment, where: Where, options: ProfileOptions, say: Say) -> Path:
     """Return the directory with the traces: new ones of a running job, the newest of another."""
     record = experiment.read_record()
     if record.state in ("queued", "starting", "restarting"):
@@ -99,7 +97,7 @@ def of_running(
     record: JobRecord,
     where: Where,
     options: ProfileOptions,
-    say: Callable[[str], None],
+    say: Say,
 ) -> Path:
     """Have all ranks trace the same steps, and fetch what they wrote."""
     experiment.check_launched(record)
@@ -187,7 +185,7 @@ class Asked:
 
 
 def wait_for_traces(
-    channel: NodeChannel, record: JobRecord, steps: int, patience: float, say: Callable[[str], None]
+    channel: NodeChannel, record: JobRecord, steps: int, patience: float, say: Say
 ) -> ProfileNews:
     """Have all ranks trace some steps; return where the traces are."""
     node, unseen = first_node(record.nodes), UNSEEN

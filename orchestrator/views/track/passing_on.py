@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.common.files import open_plain
+from orchestrator.common.text import Say
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.goodput import ahead_at
 from orchestrator.records.metrics import samples, trainers
@@ -43,7 +44,7 @@ class PassingOn:
         record: JobRecord,
         tracker: str,
         options: Mapping[str, Any],
-        say: Callable[[str], None],
+        say: Say,
     ) -> None:
         self.experiment, self.record = experiment, record
         self.kept_in = KEPT.format(self.kind, tracker)

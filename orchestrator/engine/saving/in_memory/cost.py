@@ -6,10 +6,11 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from orchestrator.common import text
+from orchestrator.common.text import Say
 from orchestrator.engine.ranks.ranks import free_host_memory
 
 KEPT_FREE = 0.1  # of what is free now: for others, and for what is not counted
@@ -60,7 +61,7 @@ class Pace:
         now = time.perf_counter()
         self.lap, self.step_seconds = now, now - self.lap
 
-    def due(self, step: int, say: Callable[[str], None]) -> bool:
+    def due(self, step: int, say: Say) -> bool:
         if self.every is None:
             if len(self.measures) < MEASURED_STATES:
                 return True

@@ -14,7 +14,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from orchestrator.common import text
 from orchestrator.common.errors import UsageError
+from orchestrator.common.text import Say
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks.ranks import Ranks, gather, own_group
 from orchestrator.engine.saving.in_memory import memory_file
@@ -44,7 +45,6 @@ from orchestrator.engine.saving.in_memory.shards import Members
 from orchestrator.engine.saving.ownership import Run
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor
 
-Say = Callable[[str], None]
 T = TypeVar("T")
 VARIABLE = "ORCHESTRATOR_RESUME_DIR"
 LEAVING_SECONDS = 5.0  # at the end of the program

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.common.text import Say
 from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.saving.in_memory import memory_file
 from orchestrator.engine.saving.in_memory.exchange import Exchange, Mail, pieces_for
@@ -134,7 +135,7 @@ class Search:
         fingerprint: Mapping[str, str],
         layout: str,
         group: dist.ProcessGroup | None,
-        say: Callable[[str], None],
+        say: Say,
     ) -> None:
         self.files, self.members, self.fingerprint = files, members, fingerprint
         self.layout, self.group, self.say = layout, group, say

@@ -6,12 +6,12 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
-from orchestrator.common.text import duration, parse_seconds
+from orchestrator.common.text import Say, duration, parse_seconds
 from orchestrator.config.launch import Where
 from orchestrator.head.background.process import Answers, Background
 from orchestrator.head.connect.held import control
@@ -113,7 +113,7 @@ def held_connections(answers: Answers, idle: float, patience: float) -> None:
         answers.tell(pid=None)
 
 
-def keep_after(launched: Launched, say: Callable[[str], None]) -> threading.Thread:
+def keep_after(launched: Launched, say: Say) -> threading.Thread:
     """Hold the connections of a job with --warm open for the commands after it, meanwhile."""
 
     def hold() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from orchestrator.common import files
+from orchestrator.common.text import Say
 from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.monitors import hang_report
 from orchestrator.head.follow.monitors.hang_report import StuckRank
@@ -24,9 +25,7 @@ class HangMonitor:
     spins). After such a silence its ranks are asked too, and the age of a collective decides.
     """
 
-    def __init__(
-        self, timeout: float, experiment: Experiment, job: str, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, timeout: float, experiment: Experiment, job: str, say: Say) -> None:
         self.timeout, self.experiment, self.job, self.say = timeout, experiment, job, say
         self.asked_at = 0.0
         self.settled_at = self.looked_at = time.monotonic()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.common.errors import UsageError
+from orchestrator.common.text import Say
 from orchestrator.head.follow.notify import notice, target
 from orchestrator.head.follow.notify.notice import Notice
 from orchestrator.head.follow.notify.target import Target
@@ -18,8 +19,6 @@ from orchestrator.records.experiment import Experiment, JobRecord
 WAITING = 32  # notices for one target; what is more is not told
 SECONDS = 10.0  # that one notice may take
 LAST_SECONDS = SECONDS + 2.0  # a head that leaves waits so long for what it has told
-
-Say = Callable[[str], None]
 
 
 class Notifier:
