@@ -66,8 +66,8 @@ def stop(answers: Answers, where: Where, experiment: str, grace: float | None) -
 
 def nodes(answers: Answers, arguments: LaunchArguments) -> None:
     """Describe the machines, as `orchestrator nodes --json` does."""
+    from orchestrator.head.commands.machines.nodes import find_machines
     from orchestrator.head.nodes import machine
-    from orchestrator.head.start.machines import find_machines
     from orchestrator.head.start.request import resolve
 
     machines = find_machines(resolve(arguments))

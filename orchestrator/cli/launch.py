@@ -138,7 +138,7 @@ def verify_command(
 def doctor_command(
     quick: bool, history: bool, hints: bool, as_json: bool, color: bool | None, **params: Any
 ) -> int:
-    """Examine all nodes, alone and with each other; exit code 3 if a launch would fail.
+    """Check every node and the network between them; exit code 3 if a launch would fail.
 
     With SCRIPT, its copies on the nodes are compared too.
     """
@@ -212,7 +212,7 @@ def nodes_command(as_json: bool, color: bool | None, **params: Any) -> int:
     "--color/--no-color", default=None, help="Colour the output. [default: on a terminal]"
 )
 def who_command(as_json: bool, color: bool | None, **params: Any) -> int:
-    """Show who uses each GPU, or each node that has none: user, job, since when, how much.
+    """Show who uses each GPU, or each node that has none: user, job, age, use.
 
     Processes of others are shown, too. Exit code 4 if a node cannot be reached.
     """

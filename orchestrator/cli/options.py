@@ -336,5 +336,5 @@ def translated(flag: str, known: dict[str, click.Option]) -> str:
     if dashed in known:
         return dashed
     if dashed in INSTEAD:
-        raise UsageError(f"{flag} is no option here", INSTEAD[dashed])
+        raise UsageError(f"unknown option {flag}", INSTEAD[dashed])
     return flag

@@ -274,7 +274,7 @@ def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = 
     took = f"{record.ended - record.started:.1f} s"
     cause = record.verdict
     if words := goodput.in_words({} if screen is None else record.goodput):
-        say(f"its time: {words}")
+        say(f"time spent: {words}")
     if cause is None or record.state == "stopped":
         why = str(cause["message"]) if cause else ""
         by_user = why in (verdict.STOPPED_BY_USER, verdict.KILLED_BY_USER)  # who reads that knows

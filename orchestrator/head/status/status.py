@@ -138,7 +138,7 @@ def to_text(
     heading += f", {scheduled.text}" if scheduled.text else ""
     lines = [heading, STATES_THERE.text(rows_of(record, states), output.terminal()).rstrip()]
     if words := goodput.in_words(time_of(record)):
-        lines.append(f"  its time: {words}")
+        lines.append(f"  time spent: {words}")
     lines += [f"  {output.printable(found.get('text', ''))}" for found in record.slow]
     lines += [f"  {output.printable(line)}" for line in cause_of(record)]
     return "\n".join([*lines, *left_warm(record)]).rstrip()

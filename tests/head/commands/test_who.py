@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.commands.machines.who import USERS, gpu_rows, to_json, to_text
+from orchestrator.head.commands.machines.who import USERS, Used, gpu_rows, to_json, to_text
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen.output import PLAIN
-from orchestrator.head.start.machines import Used
 from orchestrator.protocol.facts import Checkup, Gpu, Holder, Load, User
 
 NOW = 1_800_000_000.0

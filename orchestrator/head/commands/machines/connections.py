@@ -37,7 +37,7 @@ NODE_PATIENCE_SECONDS = 2.0  # with a node whose connection may be dead
 def connections(where: Where, *, idle: str | None, close: bool, as_json: bool) -> int:
     """Show the connections that are held, after opening or closing them."""
     if idle is not None and close:
-        raise UsageError("--open and --close: which one?", "give one of them")
+        raise UsageError("--open cannot be combined with --close", "give one of them")
     if close:
         held = control.end()
     elif idle is not None:

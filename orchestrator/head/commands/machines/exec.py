@@ -107,7 +107,7 @@ class ExecOptions:
 def execute(options: ExecOptions) -> int:
     """Run a command on all nodes at once; show what it prints, and the exit codes at the end."""
     if options.fold and options.as_json:
-        raise UsageError("--fold and --json: which one?", "give one of them")
+        raise UsageError("--fold cannot be combined with --json", "give one of them")
     if options.limit is not None:
         waiting_time("--timeout", options.limit)
     nodes = options.chosen.numbered()

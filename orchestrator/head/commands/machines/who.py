@@ -9,18 +9,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.common import text
-from orchestrator.common.errors import EXIT_DONE, EXIT_NODE
+from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError
 from orchestrator.config.launch import LaunchArguments
+from orchestrator.head.commands.machines.nodes import examine
+from orchestrator.head.nodes import clock
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Terminal
 from orchestrator.head.screen.table import Column, Table
-from orchestrator.head.start.machines import Used, find_users
-from orchestrator.head.start.request import resolve
+from orchestrator.head.start.nodes import try_all
+from orchestrator.head.start.request import Request, resolve
 from orchestrator.protocol.facts import Checkup, Gpu, Holder
 from orchestrator.protocol.message import encode
 
 LOST, FREE = "bold red", "green"
 SOME_MEMORY = 0.05  # of a GPU: used by nobody whom the driver names, it is worth a line
+
+
+@dataclass(frozen=True)
+class Used:
+    """Who uses one machine: what it answered, or why it could not be asked."""
+
+    node: Node
+    cpus: int = 0
+    checkup: Checkup | None = None
+    error: OrchestratorError | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,21 @@ def who(arguments: LaunchArguments, *, as_json: bool, color: bool | None) -> int
     else:
         output.tell(to_text(users, time.time(), output.terminal(color)))
     return EXIT_DONE if all(used.error is None for used in users) else EXIT_NODE
+
+
+def find_users(request: Request) -> list[Used]:
+    """Ask all nodes at once who uses them, in the order of the list."""
+    answered = try_all(request)
+    known = {node.name: Used(node, error=error) for node, error in answered.lost}
+    answers = examine(answered.reached, "gpus", "load")
+    for node, answer in zip(answered.reached, answers, strict=True):
+        cpus = node.probed.facts.cpus
+        if isinstance(answer, Checkup):
+            ahead = clock.ahead(node.probed.facts.clock_offset, 0.0)
+            known[node.node.name] = Used(node.node, cpus, clock.of_checkup(answer, ahead))
+        else:
+            known[node.node.name] = Used(node.node, cpus, error=answer)
+    return [known[node.name] for node in answered.source.nodes]
 
 
 def to_json(used: Used) -> dict[str, Any]:
