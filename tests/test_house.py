@@ -19,7 +19,7 @@ FILES = sorted(HOUSE.rglob("*.py"))
 # function. A room is a folder; those of the folders in ROOMS_INSIDE are listed one by one.
 CORE = [
     *("common", "config", "protocol", "records", "traces", "trackers"),
-    *("node/peers", "node/job", "node/calls", "node/server", "node/facts", "node/metrics"),
+    *("node/peers", "node/job", "node/calls", "node/server", "node/machine"),
     *("node/transfer", "node/saved", "node/warm", "node/environments"),
     *("node/start", "node/follow", "node"),
     *("head", "head/nodes", "head/screen", "head/background", "head/connect"),

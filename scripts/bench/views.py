@@ -275,7 +275,7 @@ def ticks(pid: int) -> float:
 
 def sampler() -> None:
     """Take an hour's samples at once: this process's processor time, with its start."""
-    from orchestrator.node.metrics.sampler import Sampler
+    from orchestrator.node.machine.sampler import Sampler
     from orchestrator.protocol.message import decode
     from orchestrator.protocol.spec import Spec
 

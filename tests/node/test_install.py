@@ -15,8 +15,8 @@ import pytest
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel, library, parcel
 from orchestrator.head.nodes.environment import Environment
-from orchestrator.protocol.requests.machine import Hook
 from orchestrator.protocol.requests.request import Beat
+from orchestrator.protocol.requests.start import Hook
 from orchestrator.protocol.timing import HEAD_PATIENCE
 
 SECONDS = 60.0  # more than it ever takes

@@ -12,7 +12,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import EnvSetting, NodePlan, Plan
 from orchestrator.head.start.nodes import Nodes
-from orchestrator.protocol.requests.machine import Hook, Hooked
+from orchestrator.protocol.requests.start import Hook, Hooked
 
 HOOK_TIMEOUT = 70.0
 

@@ -32,8 +32,6 @@ A = TypeVar("A", bound=Message)
 S = TypeVar("S", bound="RoomState")
 Handler = Callable[["Visit", Any], Message]
 
-FOLDERS = {"machine": "facts"}
-
 HANDLERS: dict[type[Request[Any]], Handler] = {}
 
 
@@ -60,7 +58,7 @@ def answers(
 def handler_of(kind: type[Request[Any]]) -> Handler:
     """Return the function that answers such requests, and load its room where nobody did."""
     if kind not in HANDLERS:
-        importlib.import_module(f"orchestrator.node.{FOLDERS.get(kind.room, kind.room)}.requests")
+        importlib.import_module(f"orchestrator.node.{kind.room}.requests")
     return HANDLERS[kind]
 
 

@@ -15,6 +15,8 @@ from orchestrator.protocol.requests.request import Nothing
 from orchestrator.protocol.requests.start import (
     AskKept,
     GetReady,
+    Hook,
+    Hooked,
     Kept,
     Release,
     Released,
@@ -25,6 +27,14 @@ from orchestrator.protocol.requests.start import (
     TakenPorts,
     TakePorts,
 )
+
+
+@answers(Hook)
+def hook(visit: Visit, request: Hook) -> Hooked:
+    from orchestrator.node.start.hook import run_hook  # not for every job
+
+    changed, unset = run_hook(request.text, request.env, request.workdir, visit.umask)
+    return Hooked(env=changed, unset=tuple(unset))
 
 
 @answers(Start)

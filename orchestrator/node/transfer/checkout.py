@@ -32,8 +32,8 @@ class CodeVisit(RoomState):
 
     def check_out(self, request: CheckOut) -> CheckedOut:
         """Make a snapshot; Incomplete where contents have to come first."""
-        from orchestrator.node.facts.disks import disk
-        from orchestrator.node.facts.probe import resolve_target
+        from orchestrator.node.machine.disks import disk
+        from orchestrator.node.machine.probe import resolve_target
 
         if not self.tidied:
             self.tidied = True

@@ -132,18 +132,3 @@ class Dial(Request[Dialed], do="dial"):
 
     places: tuple[tuple[str, int, str], ...]  # address, port, word
     seconds: float
-
-
-class Hooked(Message):
-    """The changes that the hook made to the environment."""
-
-    env: dict[str, str]
-    unset: tuple[str, ...]
-
-
-class Hook(Request[Hooked], do="hook"):
-    """Run the user's shell file for this node."""
-
-    text: str
-    env: dict[str, str]
-    workdir: str

@@ -8,6 +8,21 @@ from orchestrator.protocol.requests.request import Nothing, Request
 from orchestrator.protocol.spec import Attempt, Spec
 
 
+class Hooked(Message):
+    """The changes that the hook made to the environment."""
+
+    env: dict[str, str]
+    unset: tuple[str, ...]
+
+
+class Hook(Request[Hooked], do="hook"):
+    """Run the user's shell file for this node."""
+
+    text: str
+    env: dict[str, str]
+    workdir: str
+
+
 class WarmStart(Message):
     """Tell whether a start took a warm process, or why not where one was expected."""
 

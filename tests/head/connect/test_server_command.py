@@ -20,7 +20,7 @@ from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.subprocess_transport import ProcessConnection
 from orchestrator.head.nodes.environment import check
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.protocol.requests.machine import Hook
+from orchestrator.protocol.requests.start import Hook
 from tests.node.running import wait_until
 
 SECONDS = 30.0

@@ -18,7 +18,7 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import accelerate, dry_run, plan
 from orchestrator.head.plan.accelerate import KEYS, Accelerate
 from orchestrator.head.plan.model import Plan, Target
-from orchestrator.node.facts import software
+from orchestrator.node.machine import software
 from tests.head.plan.probed import facts as machine
 
 SEED = {

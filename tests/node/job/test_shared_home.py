@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.facts import unfinished_jobs
 from orchestrator.node.job import processes, stop_job
 from orchestrator.node.job.run_directory import RunDir, machine
+from orchestrator.node.machine import probe
 from orchestrator.node.server.visit import Visit
 from orchestrator.protocol.events import Ended, Started
 from orchestrator.protocol.requests.follow import Jobs, StopAll
@@ -35,7 +35,7 @@ def test_a_job_of_another_machine_is_left_alone(
 ) -> None:
     spare_others(monkeypatch, set())
     theirs, ours = started_on("gpu02 f00d", "theirs"), started_on(machine(), "ours")
-    assert [left.job for left in unfinished_jobs.leftovers()] == ["ours"]
+    assert [left.job for left in probe.leftovers()] == ["ours"]
     assert [state.job for state in Visit().answer(Jobs()).jobs] == ["ours"]
     named = Visit().answer(Jobs(job="theirs")).jobs
     assert [state.job for state in named] == ["theirs"], "who names it knows its machine"

@@ -35,9 +35,9 @@ from orchestrator.protocol.requests.follow import (
     StopAll,
     StopReceipt,
 )
-from orchestrator.protocol.requests.machine import Hook, Hooked, PortWish, Probe, ProbeTarget
+from orchestrator.protocol.requests.machine import PortWish, Probe, ProbeTarget
 from orchestrator.protocol.requests.request import Beat
-from orchestrator.protocol.requests.start import Start
+from orchestrator.protocol.requests.start import Hook, Hooked, Start
 from orchestrator.protocol.timing import SERVER_PATIENCE
 from tests.node.running import (
     PATIENCE,
@@ -233,12 +233,12 @@ def test_a_login_that_hangs_is_not_waited_for() -> None:
 
 def test_a_probe_pays_for_nothing_that_it_does_not_need() -> None:
     """A head asks many nodes at once, and often: these take a quarter of the server's start."""
-    names = "orchestrator.node.server.server, orchestrator.node.facts.requests"
+    names = "orchestrator.node.server.server, orchestrator.node.machine.requests"
     code = f"import sys, {names}; print(*sys.modules)"
     repository = Path(__file__).parents[3]
     command = [PYTHON, "-S", "-c", f"import sys; sys.path.insert(0, {str(repository)!r}); {code}"]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert "orchestrator.node.facts.probe" in loaded
+    assert "orchestrator.node.machine.probe" in loaded
     assert not {"concurrent.futures", "hmac", "secrets", "tempfile", "logging"} & set(loaded)
 
 
@@ -781,7 +781,7 @@ NO_PROCESS = """
 import os, resource, sys, tempfile
 sys.path.insert(0, {root!r})
 from orchestrator.node.server.visit import Refusal, Visit
-from orchestrator.node.facts import requests
+from orchestrator.node.machine import requests
 from orchestrator.node.server import hook, reachability
 from orchestrator.protocol.requests.machine import Hook, Listen
 session = Visit()

@@ -1,1 +1,0 @@
-"""Find out what this machine is: from files at each launch, from tools when examined."""

@@ -1,0 +1,1 @@
+"""Describes and samples this machine: processors, memory, disks, networks, GPUs, software."""

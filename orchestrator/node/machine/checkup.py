@@ -1,0 +1,287 @@
+"""Looks closer at this machine, with commands: GPUs and who uses them, Xids, code, torch itself.
+
+Not for a launch: it takes as long as its slowest command. Each part has a limit; why something
+cannot be found out is in `problems`, by the name of the part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, NamedTuple
+
+from orchestrator.node.machine.gpus import amd, nvidia
+from orchestrator.node.machine.load import load, owner, started
+from orchestrator.node.machine.probe import gather
+from orchestrator.protocol.facts import Checkup
+from orchestrator.protocol.message import decode, encode
+from orchestrator.protocol.requests.machine import Examine
+
+PARTS = ("gpus", "xids", "code", "torch", "names")  # where none is named; `load` has to be
+GPU_SECONDS = 20.0  # without persistence mode the driver is loaded for every query
+LOG_SECONDS = 5.0
+GIT_SECONDS = 10.0  # `git status` of a large tree on a network disk
+TORCH_SECONDS = 60.0
+NAME_SECONDS = 5.0
+LARGEST_FILE = 64 << 20
+TORCH = """
+import json, sys
+out = {"python": sys.executable}
+try:
+    import torch
+    out["torch"] = torch.__version__
+    out["cuda"], out["hip"] = torch.version.cuda or "", torch.version.hip or ""
+    out["available"] = torch.cuda.is_available()
+    out["gpus"] = torch.cuda.device_count()
+    if out["cuda"] or out["hip"]:
+        out["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+except Exception as error:
+    out["error"] = f"{type(error).__name__}: {error}"
+print("\\n" + json.dumps(out))
+"""
+
+
+def checkup(request: Examine, root: str = "") -> Checkup:
+    """Return what was asked for, part by part. `root` stands before /sys and /proc, for tests."""
+    wanted = request.parts or PARTS
+    workdir = os.path.expanduser(request.workdir)
+    script = request.script
+    outputs = together(commands(wanted, workdir, root))
+    fields: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    if "gpus" in wanted:
+        fields["gpus"], fields["holders"], problems["gpus"] = gpu_part(outputs, root)
+    if "xids" in wanted:
+        fields["xids"], problems["xids"] = xid_part(outputs)
+    if "code" in wanted:
+        fields["code"], problems["code"] = code_part(outputs)
+    if "torch" in wanted:
+        fields["torch"], problems["torch"] = torch_part(outputs)
+    others: dict[str, Callable[[], Any]] = {"load": load} if "load" in wanted else {}
+    if "code" in wanted and script:
+        others["script"] = lambda: digest(workdir, script)
+    if "names" in wanted:
+        others["names"] = own_name
+    more, failed = gather(NAME_SECONDS, others)
+    problems.update(failed)
+    problems = {part: why for part, why in problems.items() if why}
+    return decode(Checkup, {**fields, **more, "problems": problems})
+
+
+def commands(wanted: Any, workdir: str, root: str) -> dict[str, Command]:
+    tools: dict[str, Command] = {}
+    nvidia_here = bool(nvidia.cards(root)) or any_nvidia(root)
+    if "gpus" in wanted and nvidia_here:
+        tools["gpus"] = Command(nvidia.query("gpu", nvidia.GPU_FIELDS), GPU_SECONDS)
+        tools["more"] = Command(nvidia.query("gpu", nvidia.MORE_FIELDS), GPU_SECONDS)
+        tools["apps"] = Command(nvidia.query("compute-apps", nvidia.APP_FIELDS), GPU_SECONDS)
+    if "gpus" in wanted and amd.count(root):
+        tools["rocm"] = Command(amd.ROCM_SMI, GPU_SECONDS)
+    if "xids" in wanted and nvidia_here:
+        tools["dmesg"] = Command(["dmesg"], LOG_SECONDS)
+        journal = ["journalctl", "-k", "-b", "--no-pager", "-q", "-o", "short", "-g", "NVRM: Xid"]
+        tools["journal"] = Command(journal, LOG_SECONDS)
+    if "code" in wanted and os.path.isdir(workdir):  # else a launch sends it
+        git = ["git", "-C", workdir]
+        tools["commit"] = Command([*git, "log", "-1", "--format=%H"], GIT_SECONDS)
+        tools["top"] = Command([*git, "rev-parse", "--show-toplevel"], GIT_SECONDS)
+        tools["status"] = Command([*git, "status", "--porcelain"], GIT_SECONDS)
+        tools["diff"] = Command([*git, "diff", "HEAD"], GIT_SECONDS)
+    if "torch" in wanted:
+        quiet = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
+        tools["torch"] = Command([sys.executable, "-c", TORCH], TORCH_SECONDS, quiet)
+    return tools
+
+
+def any_nvidia(root: str) -> bool:
+    return os.path.exists(f"{root}/dev/nvidiactl") or os.path.isdir(f"{root}/proc/driver/nvidia")
+
+
+# -- the parts ------------------------------------------------------------------------------------
+
+
+def gpu_part(
+    outputs: dict[str, Output], root: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+    """Return (GPUs, who holds them, what went wrong)."""
+    known: list[dict[str, Any]] = []
+    holders: list[dict[str, Any]] = []
+    problems = []
+    if "gpus" in outputs:
+        text = outputs["gpus"].out
+        known = nvidia.gpus(text)
+        extra = nvidia.more(outputs["more"].out)
+        known = [{**gpu, **extra.get(gpu["uuid"], {})} for gpu in known]
+        holders = nvidia.processes(outputs["apps"].out)
+        problems += [outputs["gpus"].problem, *nvidia.lost(text)]
+        if not outputs["gpus"].problem:
+            problems.append(outputs["apps"].problem)
+    if "rocm" in outputs:
+        cards = {card.pci: card for card in amd.cards(root)}
+        amd_gpus = amd.gpus(outputs["rocm"].out)
+        if not amd_gpus:  # without rocm-smi the driver's files know all but the processes
+            amd_gpus = [{**encode(card), "index": i} for i, card in enumerate(cards.values())]
+        driver = amd.driver(outputs["rocm"].out)
+        known += [
+            {**g, "driver": driver, "ecc_errors": amd.ecc_errors(g["pci"], root)} for g in amd_gpus
+        ]
+        holders += amd.processes(outputs["rocm"].out)
+        problems.append(outputs["rocm"].problem)
+    whose = [
+        {**holder, **(owner(holder["pid"]) or {}), "since": started(holder["pid"])}
+        for holder in holders
+    ]
+    return known, whose, "; ".join(filter(None, problems))
+
+
+def xid_part(outputs: dict[str, Output]) -> tuple[list[dict[str, Any]], str]:
+    """Read the kernel's log, or the journal: often a user may read only one of them, or none."""
+    if "dmesg" not in outputs:
+        return [], ""
+    for name in ("dmesg", "journal"):
+        if not outputs[name].problem:
+            return nvidia.xids(outputs[name].out), ""
+    if outputs["journal"].problem.endswith("exit code 1"):  # grep's: it found none
+        return [], ""
+    return [], "; ".join(outputs[name].problem for name in ("dmesg", "journal"))
+
+
+def code_part(outputs: dict[str, Output]) -> tuple[dict[str, Any] | None, str]:
+    """Return the revision of the workdir and a hash of its changes; None without git."""
+    if "commit" not in outputs:
+        return None, ""
+    if outputs["commit"].problem:
+        text = outputs["commit"].problem
+        return None, "" if "not a git repository" in text else text
+    status = outputs["status"]
+    changed = [line[3:] for line in status.out.splitlines()]
+    problem = "; ".join(filter(None, (outputs[name].problem for name in ("top", "status", "diff"))))
+    diff = outputs["diff"].out
+    return {
+        "commit": outputs["commit"].out.strip(),
+        "top": outputs["top"].out.strip(),
+        "changed": changed[:100],
+        "changes": len(changed),
+        "diff": hashlib.sha256(diff.encode("utf-8", "replace")).hexdigest()[:16] if diff else "",
+    }, problem
+
+
+def digest(workdir: str, script: str) -> str:
+    """Return the sha256 of the program, to compare where there is no git."""
+    path = os.path.join(workdir, script)
+    if not os.path.isfile(path) or os.path.getsize(path) > LARGEST_FILE:
+        return ""
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def torch_part(outputs: dict[str, Output]) -> tuple[dict[str, Any] | None, str]:
+    """Return what importing torch gives: the last line, because site files may print others."""
+    output = outputs["torch"]
+    lines = output.out.strip().splitlines()
+    with contextlib.suppress(ValueError, IndexError):
+        result = json.loads(lines[-1])
+        if isinstance(result, dict):
+            return result, str(result.get("error", "")) or output.problem
+    return None, output.problem or "it said nothing"
+
+
+def own_name() -> list[str]:
+    """Resolve this machine's own name: 127.0.1.1 misleads whoever is sent there."""
+    name = socket.gethostname()
+    return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)})
+
+
+MOST = 4 << 20  # of output
+DIES = 1.0  # seconds to go after SIGKILL; what does not is stuck in a driver
+CLEAN = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+
+
+class Command(NamedTuple):
+    argv: Sequence[str]
+    seconds: float
+    env: Mapping[str, str] = {}
+
+
+class Output(NamedTuple):
+    """The output of a tool; `problem` is empty if it ended by itself with exit code 0."""
+
+    out: str
+    problem: str
+
+
+class Running:
+    def __init__(self, command: Command) -> None:
+        self.name = os.path.basename(command.argv[0])
+        self.seconds = command.seconds
+        self.deadline = time.monotonic() + command.seconds
+        self.process: subprocess.Popen[bytes] | None = None
+        self.problem = ""
+        if shutil.which(command.argv[0]) is None:
+            self.problem = f"{self.name} is not installed"
+            return
+        self.out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self.err: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            self.process = subprocess.Popen(
+                command.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=self.out,
+                stderr=self.err,
+                env={**os.environ, **CLEAN, **command.env},
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.problem = f"{self.name} cannot be run: {error.strerror}"
+
+    def finish(self) -> Output:
+        if self.process is None:
+            return Output("", self.problem)
+        try:
+            code = self.process.wait(max(0.0, self.deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return Output("", self._late())
+        finally:
+            out, err = self._content(self.out), self._content(self.err)
+        if code == 0:
+            return Output(out, "")
+        lines = (err.strip() or out.strip()).splitlines()
+        last = f": {' '.join(lines[:3])[:300]}" if lines else ""
+        return Output(out, f"{self.name} ended with exit code {code}{last}")
+
+    def _late(self) -> str:
+        assert self.process is not None
+        self._kill()
+        try:
+            self.process.wait(DIES)
+        except subprocess.TimeoutExpired:
+            return f"{self.name} hangs in the kernel: not even SIGKILL ends it"
+        return f"{self.name} did not end within {self.seconds:g} s"
+
+    def _kill(self) -> None:
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    @staticmethod
+    def _content(file: IO[bytes]) -> str:
+        with file:
+            file.seek(0)
+            return file.read(MOST).decode("utf-8", "replace")
+
+
+def together(commands: Mapping[str, Command]) -> dict[str, Output]:
+    """Run them side by side: it takes as long as the slowest."""
+    running: dict[str, Any] = {name: Running(command) for name, command in commands.items()}
+    return {name: tool.finish() for name, tool in running.items()}

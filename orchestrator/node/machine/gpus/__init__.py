@@ -1,0 +1,1 @@
+"""Reads GPUs, for each vendor: what they are, how they are, what they do now."""

@@ -1,0 +1,202 @@
+"""Finds this machine's network interfaces, its addresses, and its routes to other machines.
+
+From the kernel alone, so nothing can hang. `root` stands before /sys, so that tests can bring one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+from collections.abc import Iterator
+
+from orchestrator.node.machine import sysfs
+from orchestrator.protocol.facts import Address, Gid, Interface, RdmaPort
+
+RTM_GETADDR = 22
+RTM_NEWADDR = 20
+NLMSG_DONE = 3
+NLM_F_REQUEST_DUMP = 0x301
+IFA_ADDRESS = 1
+IFA_LOCAL = 2
+IFF_UP = 1
+KINDS = {32: "infiniband", 772: "loopback"}  # ARPHRD_*
+DEVTYPES = {"bridge": "bridge", "bond": "bond", "vlan": "vlan", "wlan": "wireless"}
+
+
+def interfaces(root: str = "") -> tuple[Interface, ...]:
+    net = f"{root}/sys/class/net"
+    return tuple(
+        interface(f"{net}/{name}", name)
+        for name in sysfs.names(net)
+        if os.path.isdir(f"{net}/{name}")  # bonding_masters is a file
+    )
+
+
+def interface(path: str, name: str) -> Interface:
+    inside = sysfs.names(path)
+    state = sysfs.text(f"{path}/operstate")
+    if state in ("", "unknown"):  # loopback, tun and some others never tell
+        state = "up" if (sysfs.number(f"{path}/flags") or 0) & IFF_UP else "down"
+    speed = sysfs.number(f"{path}/speed") if state == "up" else None
+    card = f"{path}/device" if "device" in inside else ""
+    return Interface(
+        name=name,
+        kind=kind_of(path, inside),
+        state=state,
+        speed=speed if speed is not None and speed > 0 else None,  # -1: it does not know
+        mtu=sysfs.number(f"{path}/mtu") or 0,
+        mac=sysfs.text(f"{path}/address"),
+        master=sysfs.target(f"{path}/master") if "master" in inside else "",
+        members=tuple(entry[6:] for entry in inside if entry.startswith("lower_")),
+        driver=sysfs.target(f"{card}/driver") if card else "",
+        vendor=sysfs.text(f"{card}/vendor") if card else "",
+        pci=sysfs.target(card) if card else "",
+        numa=sysfs.number(f"{card}/numa_node") if card else None,
+    )
+
+
+def kind_of(path: str, inside: list[str]) -> str:
+    """Return ethernet, infiniband, loopback, bridge, bond, vlan, wireless, or virtual."""
+    known = KINDS.get(sysfs.number(f"{path}/type") or 0)
+    if known:
+        return known
+    for name, kind in (("bridge", "bridge"), ("bonding", "bond"), ("wireless", "wireless")):
+        if name in inside:
+            return kind
+    match = re.search(r"^DEVTYPE=(\S+)", sysfs.text(f"{path}/uevent"), re.MULTILINE)
+    if match and match.group(1) in DEVTYPES:
+        return DEVTYPES[match.group(1)]
+    return "ethernet" if "device" in inside else "virtual"
+
+
+# -- addresses --------------------------------------------------------------------------------
+
+
+def interface_addresses() -> list[Address]:
+    """Return all addresses, from the kernel over netlink."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as link:
+        link.settimeout(2)
+        header = struct.pack("=LHHLL", 17, RTM_GETADDR, NLM_F_REQUEST_DUMP, 1, 0)
+        link.send(header + struct.pack("=B", socket.AF_UNSPEC))
+        addresses: list[Address] = []
+        while True:
+            data = link.recv(1 << 18)
+            while data:
+                size, kind = struct.unpack_from("=LH", data)
+                if kind == NLMSG_DONE or size < 16:
+                    return addresses
+                if kind == RTM_NEWADDR:
+                    addresses.extend(address_of(data[16:size]))
+                data = data[(size + 3) & ~3 :]
+
+
+def address_of(message: bytes) -> Iterator[Address]:
+    family, prefix, _, _, index = struct.unpack_from("=BBBBL", message)
+    attributes = {}
+    rest = message[8:]
+    while len(rest) >= 4:
+        size, kind = struct.unpack_from("=HH", rest)
+        if size < 4:
+            break
+        attributes[kind] = rest[4:size]
+        rest = rest[(size + 3) & ~3 :]
+    raw = attributes.get(IFA_LOCAL) or attributes.get(IFA_ADDRESS)
+    if raw and family in (socket.AF_INET, socket.AF_INET6):
+        yield Address(socket.if_indextoname(index), socket.inet_ntop(family, raw), prefix)
+
+
+def route(peer: str, addresses: list[Address]) -> tuple[str, str]:
+    """Return (interface, own address) by which the kernel sends to a peer; empty if it cannot."""
+    family = socket.AF_INET6 if ":" in peer else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe_socket:
+            probe_socket.connect((peer, 9))  # a UDP connect sends nothing
+            own: str = probe_socket.getsockname()[0]
+    except OSError:
+        return "", ""
+    for address in addresses:
+        if address.address == own:
+            return address.interface, own
+    return ("lo", own) if own.startswith("127.") else ("", own)
+
+
+ZERO = re.compile(r"(fe80:0000:0000:0000:)?(0000:)*0000")  # an entry that nobody filled in
+INFINIBAND_GIDS = 2  # the port's own, and the routable one; RoCE has one per address and version
+
+
+def ports(root: str = "") -> tuple[RdmaPort, ...]:
+    top = f"{root}/sys/class/infiniband"
+    return tuple(
+        port(f"{top}/{device}", device, int(number))
+        for device in sysfs.names(top)
+        for number in sorted(sysfs.names(f"{top}/{device}/ports"))
+        if number.isdigit()
+    )
+
+
+def port(path: str, device: str, number: int) -> RdmaPort:
+    here = f"{path}/ports/{number}"
+    link_layer = sysfs.text(f"{here}/link_layer")
+    addresses = gids(here, INFINIBAND_GIDS if link_layer == "InfiniBand" else None)
+    return RdmaPort(
+        device=device,
+        port=number,
+        link_layer=link_layer,
+        state=word(sysfs.text(f"{here}/state")),
+        physical=word(sysfs.text(f"{here}/phys_state")),
+        rate=rate(sysfs.text(f"{here}/rate")),
+        netdev=next((gid.netdev for gid in addresses if gid.netdev), "")
+        or own_netdev(path, number),
+        gids=tuple(addresses),
+        node_type=word(sysfs.text(f"{path}/node_type")),
+        software="/virtual/" in os.path.realpath(path),  # rxe, siw: a driver without a card
+        board=sysfs.text(f"{path}/board_id"),
+        firmware=sysfs.text(f"{path}/fw_ver"),
+        guid=sysfs.text(f"{path}/node_guid"),
+        pci=sysfs.target(f"{path}/device"),
+        numa=sysfs.number(f"{path}/device/numa_node"),
+    )
+
+
+def word(text: str) -> str:
+    """Turn `4: ACTIVE` into ACTIVE."""
+    return text.partition(":")[2].strip() or text
+
+
+def rate(text: str) -> float:
+    """Turn `400 Gb/sec (4X NDR)` into 400.0; 0 where it is not known."""
+    match = re.match(r"\d+(\.\d+)?(?= ?Gb)", text)
+    return float(match.group()) if match else 0.0
+
+
+def gids(here: str, most: int | None) -> list[Gid]:
+    """Return the addresses of a port: a RoCE port has two per IP address, one for each version."""
+    addresses = []
+    indexes = sorted(int(name) for name in sysfs.names(f"{here}/gids") if name.isdigit())
+    for index in indexes[:most]:
+        gid = sysfs.text(f"{here}/gids/{index}")
+        if not gid or ZERO.fullmatch(gid):
+            continue
+        attributes = f"{here}/gid_attrs"
+        addresses.append(
+            Gid(
+                index=index,
+                gid=gid,
+                type=sysfs.text(f"{attributes}/types/{index}"),
+                netdev=sysfs.text(f"{attributes}/ndevs/{index}"),
+            )
+        )
+    return addresses
+
+
+def own_netdev(path: str, number: int) -> str:
+    """Return the network interface of a port: of several on a card, the one of its number."""
+    net = f"{path}/device/net"
+    netdevs = sysfs.names(net)
+    for name in netdevs:
+        index = sysfs.number(f"{net}/{name}/dev_port") or sysfs.number(f"{net}/{name}/dev_id") or 0
+        if index == number - 1:
+            return name
+    return netdevs[0] if len(netdevs) == 1 else ""

@@ -1,0 +1,49 @@
+"""Answers what a head asks about this machine."""
+
+from __future__ import annotations
+
+import time
+
+from orchestrator.node.machine import reachability
+from orchestrator.node.machine.probe import probe
+from orchestrator.node.server.ports import Ports
+from orchestrator.node.server.visit import LIBRARY, Visit, answers
+from orchestrator.protocol.requests.machine import (
+    CheckedUp,
+    Dial,
+    Dialed,
+    Examine,
+    Listen,
+    Listening,
+    Probe,
+    Probed,
+)
+
+
+@answers(Probe)
+def probed(visit: Visit, request: Probe) -> Probed:
+    facts = probe(request)
+    if request.port:
+        ports = visit.of(Ports)
+        ports.hold(request.port)
+        facts["port"] = ports.number
+        if request.port.peers:
+            facts["peers_port"] = ports.peers_number
+    return Probed(**facts, library=LIBRARY, time=time.time())
+
+
+@answers(Examine)
+def examine(visit: Visit, request: Examine) -> CheckedUp:
+    from orchestrator.node.machine.checkup import checkup  # a launch does without it
+
+    return CheckedUp(checkup=checkup(request), time=time.time())
+
+
+@answers(Listen)
+def listen(visit: Visit, request: Listen) -> Listening:
+    return Listening(ports=reachability.listen(request))
+
+
+@answers(Dial)
+def dial(visit: Visit, request: Dial) -> Dialed:
+    return Dialed(answers=reachability.dial(request))

@@ -1,0 +1,167 @@
+"""nvidia-smi's output as drivers 470 to 570 print it, healthy and sick; the kernel's Xid lines."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.node.machine.gpus import nvidia
+from orchestrator.protocol.facts import Gpu, Holder, Xid
+from orchestrator.protocol.message import decode
+
+UUID = "GPU-6c35a82c-6ee1-5a9b-1b5a-2f6f7ad4f9a1"
+HEALTHY = f"""\
+0, {UUID}, NVIDIA H100 80GB HBM3, 00000000:1B:00.0, 81559, 4, 0, 31, 550.127.05, Default, \
+Disabled, Enabled, 0
+1, GPU-0b1c2d3e-4f50-6172-8394-a5b6c7d8e9f0, NVIDIA H100 80GB HBM3, 00000000:43:00.0, 81559, \
+77013, 100, 64, 550.127.05, Default, Disabled, Enabled, 2
+"""
+GEFORCE = (
+    f"0, {UUID}, NVIDIA GeForce RTX 4090, 00000000:01:00.0, 24564, 1, 0, 35, 535.183.01, "
+    "Default, [N/A], [N/A], [N/A]\n"
+)
+OLD = (
+    f"0, {UUID}, Tesla K80, 00000000:05:00.0, 11441, 0, 0, 34, 470.256.02, Exclusive_Process, "
+    "[Not Supported], Enabled, 0\n"
+)
+MIG = (
+    f"0, {UUID}, NVIDIA A100-SXM4-40GB, 00000000:07:00.0, 40960, [Insufficient Permissions], "
+    "[N/A], 30, 535.161.08, Default, Enabled, Enabled, 0\n"
+)
+SICK = (
+    f"3, {UUID}, NVIDIA H100 80GB HBM3, 00000000:BA:00.0, 81559, 0, [GPU requires reset], "
+    "[GPU requires reset], 550.127.05, Default, [GPU requires reset], Enabled, 0\n"
+)
+ERR = (
+    f"4, {UUID}, ERR!, 00000000:BB:00.0, ERR!, ERR!, ERR!, ERR!, 550.127.05, Default, "
+    "ERR!, ERR!, ERR!\n"
+)
+LOST = "Unable to determine the device handle for GPU0000:CA:00.0: Unknown Error\n"
+GONE = (
+    "Unable to determine the device handle for GPU 0000:4F:00.0: GPU is lost.  "
+    "Reboot the system to recover this GPU\n"
+)
+
+
+def gpus(text: str) -> list[Gpu]:
+    return [decode(Gpu, gpu) for gpu in nvidia.gpus(text)]
+
+
+def test_healthy_gpus() -> None:
+    first, second = gpus(HEALTHY)
+    assert first == Gpu(
+        "nvidia", 0, "NVIDIA H100 80GB HBM3", UUID, "0000:1b:00", memory=81559 << 20,
+        used=4 << 20, busy=0, temperature=31, driver="550.127.05", compute_mode="Default",
+        mig=False, ecc=True, ecc_errors=0,
+    )  # fmt: skip
+    assert (second.used, second.busy, second.ecc_errors) == (77013 << 20, 100, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "mig", "ecc", "errors", "used"),
+    [
+        (GEFORCE, None, None, None, 1 << 20),
+        (OLD, None, True, 0, 0),
+        (MIG, True, True, 0, None),
+    ],
+    ids=["a card without ECC", "an old one", "MIG"],
+)
+def test_what_a_model_does_not_say_is_none_and_no_sickness(
+    text: str, mig: bool | None, ecc: bool | None, errors: int | None, used: int | None
+) -> None:
+    (gpu,) = gpus(text)
+    assert (gpu.mig, gpu.ecc, gpu.ecc_errors, gpu.used) == (mig, ecc, errors, used)
+    assert gpu.problem == ""
+    assert gpu.memory
+
+
+def test_a_sick_gpu_says_so() -> None:
+    (gpu,) = gpus(SICK)
+    assert gpu.problem == "nvidia-smi says 'GPU requires reset' for its utilization.gpu"
+    assert (gpu.index, gpu.busy, gpu.temperature, gpu.memory) == (3, None, None, 81559 << 20)
+    (broken,) = gpus(ERR)
+    assert broken.problem == "nvidia-smi says 'ERR!' for its name"
+    assert (broken.model, broken.memory) == ("", None)
+
+
+@pytest.mark.parametrize("message", [LOST, GONE])
+def test_a_lost_gpu_is_a_line_among_the_others(message: str) -> None:
+    assert [gpu.index for gpu in gpus(HEALTHY + message)] == [0, 1]
+    assert nvidia.lost(HEALTHY + message) == [message.strip()]
+    assert nvidia.lost(HEALTHY) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "No devices were found\n",
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure "
+        "that the latest NVIDIA driver is installed and running.\n",
+        "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.127",
+    ],
+)
+def test_messages_are_no_gpus(text: str) -> None:
+    assert gpus(text) == []
+
+
+def test_what_newer_drivers_add() -> None:
+    text = f"{UUID}, 0, No, 0, 0, 16, 16\nGPU-2, [N/A], Yes, Yes, 1, 8, 16\n"
+    text += "GPU-3, 1, [N/A], No, No, 4, 4\n"
+    found = nvidia.more(text)
+    assert found[UUID] == {
+        "ecc_errors_ever": 0, "pages_pending": False, "rows_pending": False, "rows_failed": False,
+        "pcie_width": 16, "pcie_width_most": 16,
+    }  # fmt: skip
+    assert (found["GPU-2"]["pages_pending"], found["GPU-2"]["rows_failed"]) == (True, True)
+    assert found["GPU-3"]["rows_failed"] is False
+    assert nvidia.more('Field "remapped_rows.failure" is not a valid field to query.\n') == {}
+
+
+def test_who_computes() -> None:
+    text = f"""\
+67849, {UUID}, 76842, /home/alice/venv/bin/python3
+70001, {UUID}, [N/A], [Insufficient Permissions]
+70002, {UUID}, 3, python3 -c print(1, 2, 3)
+70003, {UUID}, 12, [Not Found]
+No running processes found
+"""
+    found = [decode(Holder, one) for one in nvidia.processes(text)]
+    assert found == [
+        Holder(67849, UUID, "/home/alice/venv/bin/python3", 76842 << 20),
+        Holder(70001, UUID, "", None),
+        Holder(70002, UUID, "python3 -c print(1, 2, 3)", 3 << 20),
+        Holder(70003, UUID, "", 12 << 20),
+    ]
+
+
+def test_xids_of_dmesg_and_of_the_journal() -> None:
+    text = """\
+[    4.1] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.127.05
+[  812.1] NVRM: Xid (PCI:0000:3b:00): 31, pid=79749, name=python3, Ch 0000000a, intr 00000000.
+[  900.0] NVRM: Xid (PCI:0000:3b:00): 31, pid=80001, name=python3, Ch 0000000b, intr 00000000.
+Nov 03 01:02:03 gpu07 kernel: NVRM: Xid (PCI:0000:4F:00): 79, GPU has fallen off the bus.
+[ 1000.0] NVRM: Xid (0000:05:00): 62, 1d9c(25e8) 00000000 00000000
+"""
+    found = [decode(Xid, one) for one in nvidia.xids(text)]
+    assert [(one.pci, one.xid, one.count) for one in found] == [
+        *(("0000:3b:00", 31, 2), ("0000:4f:00", 79, 1)),
+        ("0000:05:00", 62, 1),
+    ]
+    assert "80001" in found[0].words
+    assert found[1].words == "GPU has fallen off the bus."
+
+
+@given(
+    st.text(alphabet=st.sampled_from(list("0123456789,[]N/A Xid(PCI:)-.\nGPU-ERR!é")), max_size=300)
+)
+def test_no_text_is_too_odd(text: str) -> None:
+    for one in (text, HEALTHY + text, text + SICK, f"NVRM: Xid (PCI:0000:3b:00): {text}"):
+        for gpu in gpus(one):
+            assert gpu.index is not None
+        for holder in nvidia.processes(one):
+            assert decode(Holder, holder).pid is not None
+        nvidia.more(one)
+        nvidia.xids(one)
+        nvidia.lost(one)

@@ -1,0 +1,259 @@
+"""The checkup with tools that print what the real ones do, and with none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.node.machine.checkup import Command, checkup, together
+from orchestrator.protocol.facts import Checkup, Code, Holder, Torch
+from orchestrator.protocol.message import decode, encode
+from orchestrator.protocol.requests.machine import Examine
+from tests.node.job.trees import plant
+from tests.node.machine.gpus.test_nvidia import HEALTHY, LOST, UUID
+
+SMI = f"""#!/bin/sh
+case "$1" in
+*query-compute-apps=*) echo "$PPID, {UUID}, 512, python3";;
+*remapped*) echo "{UUID}, 0, No, 0, 0, 8, 16";;
+*) cat <<'END'
+{HEALTHY}END
+esac
+"""
+DMESG = "#!/bin/sh\necho '[ 9.1] NVRM: Xid (PCI:0000:43:00): 48, pid=1, DBE'\n"
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of tools that stand before the machine's own."""
+    directory = tmp_path / "tools"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+    return directory
+
+
+def tool(directory: Path, name: str, text: str) -> None:
+    (directory / name).write_text(text)
+    (directory / name).chmod(0o755)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """The root of one with NVIDIA's driver."""
+    plant(tmp_path, {"root/dev/nvidiactl": "", "root/dev/nvidia0": ""})
+    return tmp_path / "root"
+
+
+def look(root: Path | str = "", **request: Any) -> Checkup:
+    found = checkup(Examine(**{"workdir": "/", **request}), str(root))
+    assert decode(Checkup, json.loads(json.dumps(encode(found)))) == found
+    return found
+
+
+def test_gpus_and_who_holds_them(tools: Path, machine: Path) -> None:
+    tool(tools, "nvidia-smi", SMI)
+    tool(tools, "dmesg", DMESG)
+    found = look(machine, parts=["gpus", "xids"])
+    assert found.gpus is not None and found.holders is not None and found.xids is not None
+    first, second = found.gpus
+    assert (first.pcie_width, first.pcie_width_most, first.rows_failed) == (8, 16, False)
+    assert (second.pcie_width, second.ecc_errors) == (None, 2)
+    (holder,) = found.holders
+    assert (holder.name, holder.used) == ("python3", 512 << 20)
+    assert holder.user  # of a process that is here
+    assert [(xid.pci, xid.xid) for xid in found.xids] == [("0000:43:00", 48)]
+    assert found.problems == {}
+    assert (found.code, found.torch, found.names) == (None, None, None)
+
+
+def test_whose_job_holds_it(tools: Path, machine: Path) -> None:
+    child = subprocess.Popen(["sleep", "1000"], env={"ORCHESTRATOR_JOB": "mine-1"})
+    try:
+        tool(tools, "nvidia-smi", SMI.replace("$PPID", str(child.pid)))
+        found = look(machine, parts=["gpus"])
+    finally:
+        child.kill()
+        child.wait()
+    (holder,) = found.holders or ()
+    assert isinstance(holder, Holder) and holder.job == "mine-1"
+
+
+def test_a_driver_without_its_tool(tools: Path, machine: Path) -> None:
+    tool(
+        tools,
+        "dmesg",
+        "#!/bin/sh\necho 'dmesg: read kernel buffer failed: not permitted' >&2; exit 1",
+    )
+    tool(tools, "journalctl", "#!/bin/sh\necho 'No journal files were opened' >&2; exit 1")
+    found = look(machine, parts=["gpus", "xids"])
+    assert (found.gpus, found.holders, found.xids) == ((), (), ())
+    assert found.problems["gpus"] == "nvidia-smi is not installed"
+    assert "not permitted" in found.problems["xids"] and "No journal" in found.problems["xids"]
+
+
+def test_the_journal_where_the_log_may_not_be_read(tools: Path, machine: Path) -> None:
+    tool(tools, "dmesg", "#!/bin/sh\nexit 1")
+    tool(tools, "journalctl", "#!/bin/sh\nexit 1")  # grep's word for nothing found
+    assert "xids" not in look(machine, parts=["xids"]).problems
+    tool(tools, "journalctl", DMESG)
+    assert len(look(machine, parts=["xids"]).xids or ()) == 1
+
+
+def test_a_sick_driver_is_in_words(tools: Path, machine: Path) -> None:
+    said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    tool(tools, "nvidia-smi", f'#!/bin/sh\necho "{said}"; exit 9\n')
+    assert look(machine, parts=["gpus"]).problems == {
+        "gpus": f"nvidia-smi ended with exit code 9: {said}"
+    }
+    tool(tools, "nvidia-smi", SMI.replace("END\nesac", f"{LOST}END\nesac"))
+    found = look(machine, parts=["gpus"])
+    assert len(found.gpus or ()) == 2
+    assert found.problems == {"gpus": LOST.strip()}
+
+
+def test_a_machine_without_gpus_has_no_problem(tools: Path, tmp_path: Path) -> None:
+    found = look(tmp_path, parts=["gpus", "xids"])
+    assert (found.gpus, found.xids, found.problems) == ((), (), {})
+
+
+def test_amd_without_its_tool_by_the_drivers_files(tools: Path, tmp_path: Path) -> None:
+    device = {"vendor": "0x1002", "mem_info_vram_total": "100", "mem_info_vram_used": "7"}
+    plant(tmp_path, {f"sys/class/drm/card0/device/{name}": text for name, text in device.items()})
+    plant(tmp_path, {"sys/class/kfd/kfd/topology/nodes/1/properties": "simd_count 304"})
+    found = look(tmp_path, parts=["gpus"])
+    (gpu,) = found.gpus or ()
+    assert (gpu.vendor, gpu.memory, gpu.used) == ("amd", 100, 7)
+    assert found.problems == {"gpus": "rocm-smi is not installed"}
+
+
+# -- code and torch ---------------------------------------------------------------------------
+
+
+def git(directory: Path, *words: str) -> None:
+    who = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "init.defaultBranch=main"]
+    subprocess.run(["git", "-C", str(directory), *who, *words], check=True, capture_output=True)
+
+
+def code(directory: Path) -> Code:
+    found = look(workdir=str(directory), parts=["code"]).code
+    assert found is not None
+    return found
+
+
+def test_equal_code_is_equal_and_a_change_is_seen(tmp_path: Path) -> None:
+    git(tmp_path, "init")
+    assert "code" in look(workdir=str(tmp_path), parts=["code"]).problems  # no commit yet
+    (tmp_path / "train.py").write_text("x = 1\n")
+    git(tmp_path, "add", "train.py")
+    git(tmp_path, "commit", "-m", "first")
+    clean = code(tmp_path)
+    assert len(clean.commit) == 40 and (clean.changes, clean.diff) == (0, "")
+    (tmp_path / "train.py").write_text("x = 2\n")
+    (tmp_path / "new.py").write_text("")
+    edited = code(tmp_path)
+    assert edited.changed == ("train.py", "new.py")
+    assert edited.diff and edited.commit == clean.commit
+    (tmp_path / "train.py").write_text("x = 3\n")
+    assert code(tmp_path).diff != edited.diff
+
+
+def test_a_directory_without_git(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("x = 1\n")
+    found = look(workdir=str(tmp_path), script="train.py", parts=["code"])
+    assert found.code is None and found.script and len(found.script) == 64
+    assert found.problems == {}
+    assert look(workdir=str(tmp_path), script="gone.py", parts=["code"]).script == ""
+    sent_later = look(workdir=str(tmp_path / "none"), script="train.py", parts=["code"])
+    assert (sent_later.code, sent_later.problems) == (None, {})
+
+
+def test_without_git_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert look(parts=["code"]).problems == {"code": "git is not installed"}
+
+
+def test_torch_as_it_really_is() -> None:
+    found = look(parts=["torch", "names"])
+    import torch
+
+    assert isinstance(found.torch, Torch)
+    assert (found.torch.torch, found.torch.error) == (torch.__version__, "")
+    assert found.torch.gpus == torch.cuda.device_count()
+    assert found.names is not None
+
+
+def test_a_torch_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = "print('noise'); raise ImportError('libcudart.so.12: no such file')"
+    plant(tmp_path, {"torch/__init__.py": broken})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = look(parts=["torch"])
+    assert found.torch is not None
+    assert found.torch.error == "ImportError: libcudart.so.12: no such file"
+    assert found.problems == {"torch": found.torch.error}
+
+
+def run(*argv: str, seconds: float = 20.0, **env: str) -> tuple[str, str]:
+    output = together({"it": Command(argv, seconds, env)})["it"]
+    return output.out, output.problem
+
+
+def test_what_a_command_says() -> None:
+    assert run("sh", "-c", "echo hello $NAME; echo noise >&2", NAME="you") == ("hello you\n", "")
+    assert run("printf", r"\377") == ("\ufffd", "")
+
+
+def test_why_it_failed() -> None:
+    out, problem = run("sh", "-c", "echo some; echo 'no driver' >&2; exit 9")
+    assert (out, problem) == ("some\n", "sh ended with exit code 9: no driver")
+    assert (
+        run("sh", "-c", "echo 'No devices'; exit 6")[1] == "sh ended with exit code 6: No devices"
+    )
+    assert run("no-such-tool-here") == ("", "no-such-tool-here is not installed")
+
+
+def test_a_tool_that_cannot_be_run(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\x7fELF")
+    broken.chmod(0o755)
+    assert run(str(broken))[1] == "broken cannot be run: Exec format error"
+
+
+def test_one_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+    script = f"sleep 1000 & echo $! > {tmp_path}/child; echo begun; trap '' TERM; sleep 1000"
+    out, problem = run("sh", "-c", script, seconds=0.5)
+    assert (out, problem) == ("", "sh did not end within 0.5 s")
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 10
+    while "Z" not in _state(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    except OSError:
+        return "Z"
+
+
+def test_what_a_tool_leaves_behind_holds_nothing_up() -> None:
+    """A daemon that a tool starts keeps its output open; nobody waits for that."""
+    assert run("sh", "-c", "sleep 15 & echo done") == ("done\n", "")
+
+
+def test_all_run_side_by_side(tmp_path: Path) -> None:
+    """Each waits for the other, which no order of one after the other could satisfy."""
+    wait = "touch {}; while [ ! -e {} ]; do sleep 0.01; done"
+    one, two = tmp_path / "one", tmp_path / "two"
+    found = together(
+        {
+            "a": Command(["sh", "-c", wait.format(one, two)], 20.0),
+            "b": Command(["sh", "-c", wait.format(two, one)], 20.0),
+        }
+    )
+    assert [output.problem for output in found.values()] == ["", ""]

@@ -1,0 +1,67 @@
+"""Who uses the processors, found out on this machine with processes that really compute."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from orchestrator.node.machine import load
+from orchestrator.protocol.facts import Load
+from orchestrator.protocol.message import decode
+
+SPIN = "print(flush=True)\nwhile True: pass"
+WAIT = "import signal; print(flush=True); signal.pause()"
+
+
+@contextmanager
+def program(text: str, **variables: str) -> Iterator[int]:
+    environment = {**os.environ, **variables}
+    command = [sys.executable, "-c", text]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_a_job_that_computes_and_one_that_waits_are_named() -> None:
+    begun = time.time()
+    spins = {"ORCHESTRATOR_JOB": "spins-1"}
+    waits = {"ORCHESTRATOR_JOB": "waits-1"}
+    with program(SPIN, **spins) as busy, program(WAIT, **waits) as idle:
+        found = decode(Load, load.load(1.0))
+    by_job = {user.job: user for user in found.users}
+    assert by_job["spins-1"].pid == busy and by_job["spins-1"].cores > 0.05
+    assert by_job["spins-1"].cores <= found.cores
+    assert by_job["waits-1"].pid == idle and by_job["waits-1"].cores < 0.05
+    assert by_job["waits-1"].memory > 1 << 20
+    assert abs(by_job["spins-1"].since - begun) < 5.0
+    assert list(found.users) == sorted(found.users, key=lambda user: -user.cores)
+
+
+def test_a_job_is_no_older_than_its_directory_although_a_warm_process_waited(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "spec.json").touch()
+    later = time.time() + 1000
+    os.utime(tmp_path / "spec.json", (later, later))
+    with program(WAIT, ORCHESTRATOR_JOB="warm-1", ORCHESTRATOR_RUN=str(tmp_path)):
+        waited_until = time.time()
+        found = decode(Load, load.load(0.1))
+    [user] = [user for user in found.users if user.job == "warm-1"]
+    assert user.since >= waited_until
+
+
+def test_what_is_gone_has_no_owner_and_no_beginning() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert load.owner(process.pid) is None and load.started(process.pid) is None
+    own = load.started(os.getpid())
+    assert own is not None and own < time.time()

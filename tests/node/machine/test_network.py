@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.machine import network as interfaces
+from orchestrator.protocol.facts import Address, Interface
+from tests.node.job.trees import plant
+
+
+def net(root: Path, name: str, *, kind: int = 1, state: str = "up", **files: str) -> None:
+    """
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import struct
+import subprocess
+from pathlib import Path
+import pytest
+from orchestrator.node.machine import network as interfaces
+from orchestrator.protocol.facts import Address, Interface
+from tests.node.job.trees import plant
+from pathlib import Path
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from orchestrator.node.machine import network as interfaces
+from orchestrator.protocol.facts import RdmaPort
+from tests.node.job.trees import LOCAL, hca, mapped, plant, roce
+
+def net(root: Path, name: str, *, kind: int = 1, state: str = "up", **files: str) -> None:
+    """An interface, with what every one has."""
+    usual = {"type": str(kind), "operstate": state, "mtu": "1500", "flags": "0x1003"}
+    given = {key.replace("__", "/"): text for key, text in files.items()}
+    plant(root / "sys/class/net" / name, {**usual, "address": "0c:42:a1:00:00:01", **given})
+
+
+def card(
+    root: Path, name: str, pci: str, vendor: str = "0x15b3", driver: str = "mlx5_core"
+) -> None:
+    device = root / "sys/devices" / pci
+    plant(device, {"vendor": vendor, "numa_node": "0", "driver": f"-> ../../bus/drivers/{driver}"})
+    (root / "sys/class/net" / name / "device").symlink_to(device)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """Two cards in a bond with a VLAN, a bridge, a container's end, InfiniBand, and more."""
+    net(tmp_path, "lo", kind=772, state="unknown", flags="0x9", mtu="65536")
+    for number in (0, 1):
+        net(tmp_path, f"eth{number}", speed="100000", master="-> ../bond0", mtu="9000")
+        card(tmp_path, f"eth{number}", f"0000:4b:00.{number}")
+    net(
+        tmp_path, "bond0", speed="200000", bonding__mode="802.3ad 4", uevent="DEVTYPE=bond",
+        lower_eth0="-> ../eth0", lower_eth1="-> ../eth1",
+    )  # fmt: skip
+    net(
+        tmp_path, "bond0.42", speed="200000", uevent="DEVTYPE=vlan\nINTERFACE=bond0.42",
+        lower_bond0="-> ../bond0",
+    )  # fmt: skip
+    net(tmp_path, "docker0", state="down", bridge__bridge_id="8000", uevent="DEVTYPE=bridge")
+    net(tmp_path, "veth12", speed="10000")
+    net(tmp_path, "ib0", kind=32, mtu="4092", speed="400000")
+    net(tmp_path, "eth9", state="down", speed="-1")
+    card(tmp_path, "eth9", "0000:5e:00.0", vendor="0x8086", driver="ice")
+    net(tmp_path, "wlan0", uevent="DEVTYPE=wlan")
+    net(tmp_path, "tun0", kind=65534, state="unknown", flags="0x11d1")
+    plant(tmp_path, {"sys/class/net/bonding_masters": "bond0"})
+    return tmp_path
+
+
+def test_kinds(machine: Path) -> None:
+    found = {one.name: one.kind for one in interfaces.interfaces(str(machine))}
+    assert found == {
+        "lo": "loopback", "eth0": "ethernet", "eth1": "ethernet", "eth9": "ethernet",
+        "bond0": "bond", "bond0.42": "vlan", "docker0": "bridge", "veth12": "virtual",
+        "ib0": "infiniband", "wlan0": "wireless", "tun0": "virtual",
+    }  # fmt: skip
+
+
+def test_one_interface(machine: Path) -> None:
+    found = {one.name: one for one in interfaces.interfaces(str(machine))}
+    assert found["eth0"] == Interface(
+        name="eth0", kind="ethernet", state="up", speed=100000, mtu=9000,
+        mac="0c:42:a1:00:00:01", master="bond0", members=(), driver="mlx5_core",
+        vendor="0x15b3", pci="0000:4b:00.0", numa=0,
+    )  # fmt: skip
+    assert found["bond0"].members == (
+        "eth0",
+        "eth1",
+    )
+    assert found["bond0.42"].members == ("bond0",)
+    assert (found["eth9"].state, found["eth9"].speed) == ("down", None)
+    assert (found["lo"].state, found["tun0"].state) == ("up", "up")
+
+
+def test_this_machine_has_loopback() -> None:
+    (found,) = [one for one in interfaces.interfaces() if one.kind == "loopback"]
+    assert (found.name, found.state) == ("lo", "up")
+
+
+# -- addresses --------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("ip") is None, reason="no ip(8) to compare with")
+def test_addresses_are_those_that_ip_shows() -> None:
+    shown = json.loads(subprocess.check_output(["ip", "-j", "address"]))
+    wanted = {
+        Address(link["ifname"], address["local"], address["prefixlen"])
+        for link in shown
+        for address in link["addr_info"]
+    }
+    assert set(interfaces.interface_addresses()) == wanted
+
+
+def test_an_address_of_a_point_to_point_link_is_its_own_end() -> None:
+    """IFA_ADDRESS is the other end there; only IFA_LOCAL is ours."""
+
+    def attribute(kind: int, address: str) -> bytes:
+        return struct.pack("=HH", 8, kind) + socket.inet_aton(address)
+
+    message = struct.pack("=BBBBL", socket.AF_INET, 32, 0, 0, 1)
+    both = attribute(1, "10.0.0.2") + attribute(2, "10.0.0.1")
+    assert list(interfaces.address_of(message + both)) == [Address("lo", "10.0.0.1", 32)]
+    assert list(interfaces.address_of(message + attribute(1, "10.0.0.2"))) == [
+        Address("lo", "10.0.0.2", 32)
+    ]
+    assert list(interfaces.address_of(message)) == []
+    assert list(interfaces.address_of(message + b"\0\0\0\0")) == []
+
+
+@pytest.mark.parametrize(
+    ("peer", "found"),
+    [
+        ("127.0.0.1", ("lo", "127.0.0.1")),
+        ("127.0.0.77", ("lo", "127.0.0.1")),
+        ("localhost", ("lo", "127.0.0.1")),
+        ("no.such.host.invalid", ("", "")),
+        ("", ("lo", "127.0.0.1")),
+        ("255.255.255.255", ("", "")),
+    ],
+)
+def test_the_way_to_a_peer(peer: str, found: tuple[str, str]) -> None:
+    assert interfaces.route(peer, interfaces.interface_addresses()) == found
+
+
+def found(root: Path) -> list[RdmaPort]:
+    return list(interfaces.ports(str(root)))
+
+
+def test_a_machine_without_any(tmp_path: Path) -> None:
+    assert found(tmp_path) == []
+
+
+def test_an_infiniband_card(tmp_path: Path) -> None:
+    hca(tmp_path, "mlx5_0")
+    (port,) = found(tmp_path)
+    assert (port.name, port.link_layer, port.state, port.physical) == (
+        *("mlx5_0:1", "InfiniBand"),
+        *("ACTIVE", "LinkUp"),
+    )
+    assert (port.rate, port.pci, port.numa, port.node_type) == (400.0, "0000:1a:00.0", 1, "CA")
+    assert (port.board, port.firmware) == ("MT_0000000838", "28.39.1002")
+    assert [gid.gid for gid in port.gids] == ["fe80:0000:0000:0000:b8ce:f603:0012:0001"]
+    assert port.active and not port.software
+
+
+def test_ports_in_order_of_their_numbers(tmp_path: Path) -> None:
+    hca(tmp_path, "mlx5_1", port=1)
+    hca(tmp_path, "mlx5_1", port=2, state="1: DOWN", physical="3: Disabled", rate="10 Gb/sec (4X)")
+    hca(tmp_path, "mlx5_0", pci="0000:1b:00.0", state="2: INIT", physical="4: PortConfigurationTr")
+    assert [(port.name, port.state, port.rate) for port in found(tmp_path)] == [
+        ("mlx5_0:1", "INIT", 400.0),
+        ("mlx5_1:1", "ACTIVE", 400.0),
+        ("mlx5_1:2", "DOWN", 10.0),
+    ]
+
+
+def test_a_roce_card(tmp_path: Path) -> None:
+    """Two versions for each address; empty entries and the default one are left out."""
+    roce(tmp_path, "mlx5_2", "10.1.0.7", "ens1f0np0")
+    (port,) = found(tmp_path)
+    assert (port.link_layer, port.rate, port.netdev) == ("Ethernet", 100.0, "ens1f0np0")
+    assert [(gid.index, gid.type) for gid in port.gids] == [
+        *((0, "IB/RoCE v1"), (1, "RoCE v2")),
+        *((2, "IB/RoCE v1"), (3, "RoCE v2")),
+    ]
+    assert [str(gid.ip) for gid in port.gids if gid.is_routable_v2] == ["10.1.0.7"]
+
+
+def test_a_table_with_holes_and_a_vlan(tmp_path: Path) -> None:
+    gids = {
+        1: (LOCAL, "RoCE v2", "eth1"),
+        7: (mapped("10.1.0.7"), "RoCE v2", "eth1.100"),
+        9: ("fe80:0000:0000:0000:0000:0000:0000:0000", "RoCE v2", "eth1"),
+    }
+    hca(tmp_path, "mlx5_0", link_layer="Ethernet", gids=gids)
+    (port,) = found(tmp_path)
+    assert [(gid.index, gid.netdev) for gid in port.gids] == [(1, "eth1"), (7, "eth1.100")]
+
+
+def test_the_network_interface_of_a_bond_and_of_a_port_that_is_down(tmp_path: Path) -> None:
+    """The GID table names bond0; a port that is down has no table, but a place on the card."""
+    roce(tmp_path, "mlx5_bond_0", "10.5.0.1", "bond0")
+    hca(
+        tmp_path, "mlx5_3", link_layer="Ethernet", state="1: DOWN", gids={},
+        pci="0000:1c:00.0", netdev="eth3",
+    )  # fmt: skip
+    assert [port.netdev for port in found(tmp_path)] == ["eth3", "bond0"]
+
+
+def test_the_network_interfaces_of_a_card_with_two_ports(tmp_path: Path) -> None:
+    """By their numbers, not by their order: port 1 is dev_port 0."""
+    for port, netdev in ((1, "eth9"), (2, "eth1")):
+        hca(tmp_path, "mlx4_0", port=port, netdev=netdev, gids={})
+    assert [port.netdev for port in found(tmp_path)] == ["eth9", "eth1"]
+
+
+def test_software_rdma_is_known(tmp_path: Path) -> None:
+    hca(tmp_path, "rxe0", top="sys/devices/virtual/infiniband")
+    (tmp_path / "sys/class/infiniband").mkdir(parents=True)
+    (tmp_path / "sys/class/infiniband/rxe0").symlink_to(
+        tmp_path / "sys/devices/virtual/infiniband/rxe0"
+    )
+    (port,) = found(tmp_path)
+    assert port.software
+
+
+def test_a_card_of_which_nothing_can_be_read(tmp_path: Path) -> None:
+    plant(tmp_path, {"sys/class/infiniband/broken/ports/1/": "", "sys/class/infiniband/none/": ""})
+    (port,) = found(tmp_path)
+    assert (port.name, port.state, port.rate, port.gids) == ("broken:1", "", 0.0, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "gbits"),
+    [
+        ("400 Gb/sec (4X NDR)", 400.0), ("2.5 Gb/sec (1X SDR)", 2.5), ("56 Gb/sec (4X FDR)", 56.0),
+        ("800 Gb/sec (8X NDR)", 800.0), ("", 0.0), ("fast", 0.0), ("10", 0.0),
+    ],
+)  # fmt: skip
+def test_rates(text: str, gbits: float) -> None:
+    assert interfaces.rate(text) == gbits
+
+
+@given(st.text(max_size=30))
+@settings(deadline=None)  # a busy machine is no defect
+def test_no_text_is_too_odd(text: str) -> None:
+    assert interfaces.rate(text) >= 0
+    assert isinstance(interfaces.word(text), str)

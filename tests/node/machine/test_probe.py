@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestrator.head.nodes.facts import Facts
+from orchestrator.node.machine import probe
+from orchestrator.node.machine.probe import firewall, resolve_target
+from orchestrator.protocol.message import decode, encode
+from orchestrator.protocol.requests.machine import Probe, Probed, ProbeTarget
+from tests.node.job.trees import hca, plant
+
+REQUEST = Probe(
+    cwd="/",
+    workdir=None,
+    peers=("127.0.0.1",),
+    target=ProbeTarget(kind="engine", name=""),
+)
+
+
+def test_what_it_finds_is_what_the_plan_wants() -> None:
+    """
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+import pytest
+from orchestrator.head.nodes.facts import Facts
+from orchestrator.node.machine import probe
+from orchestrator.node.machine.probe import firewall, resolve_target
+from orchestrator.protocol.message import decode, encode
+from orchestrator.protocol.requests.machine import Probe, Probed, ProbeTarget
+from tests.node.job.trees import hca, plant
+import json
+import socket
+from pathlib import Path
+import pytest
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.machine import probe
+from orchestrator.protocol.facts import Leftover
+
+REQUEST = Probe(
+    cwd="/",
+    workdir=None,
+    peers=("127.0.0.1",),
+    target=ProbeTarget(kind="engine", name=""),
+)
+
+
+def test_what_it_finds_is_what_the_plan_wants() -> None:
+    """Through JSON, as over the link; the head adds what it alone knows."""
+    found = Probed(**probe.probe(REQUEST), library="/lib", time=0.0)
+    sent = decode(Probed, json.loads(json.dumps(encode(found))))
+    facts = Facts(**vars(sent), clock_offset=0.25)
+    assert facts.hostname == socket.gethostname()
+    assert facts.python == sys.executable
+    assert facts.cpus == len(os.sched_getaffinity(0))
+    assert facts.memory_kb > 100_000
+    assert facts.routes == {"127.0.0.1": ("lo", "127.0.0.1")}
+    assert ("127.0.0.1", 8) in {(one.address, one.prefix) for one in facts.addresses}
+    assert (facts.workdir, facts.workdir_exists) == ("/", True)
+    shown = json.loads(json.dumps(facts.to_json()))
+    assert (shown["hostname"], shown["clock_offset"]) == (facts.hostname, 0.25)
+    assert shown["target_kind"] == facts.target_kind and "target" not in shown
+
+
+def test_a_disk_that_hangs_is_named_and_held_up_by_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A network file system whose server is gone: the call never returns."""
+    for_ever = threading.Event()
+    monkeypatch.setattr(probe, "SECONDS", 0.2)
+    monkeypatch.setattr(probe.rdma, "ports", lambda _: for_ever.wait())
+    try:
+        found = probe.probe(REQUEST)
+        assert found["rdma"] == ()
+        assert found["problems"] == {"rdma": "it did not answer within 0.2 s"}
+        assert found["interfaces"] and found["disk"]
+        monkeypatch.setattr(probe.os.path, "isdir", lambda _: for_ever.wait())
+        with pytest.raises(ValueError, match=r"the directory /: it did not answer .* a disk that"):
+            probe.probe(REQUEST)
+    finally:
+        for_ever.set()
+
+
+def test_the_disk_is_that_on_which_the_job_will_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that is not there is sent, or not needed: then it is the one of ours."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
+    there, gone = str(tmp_path / "there"), "/proc/no/such/directory"
+    (tmp_path / "there").mkdir()
+    found = [probe.probe(REQUEST.replace(workdir=path))["disk"].path for path in (there, gone)]
+    assert found == [there, str(tmp_path)]
+
+
+def test_another_root_is_another_machine(tmp_path: Path) -> None:
+    """What it finds below a root of its own; what is of this process stays this process's."""
+    plant(tmp_path, {
+        "proc/meminfo": "MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable: 900 kB",
+        "proc/sys/kernel/random/boot_id": "b1", "dev/nvidia0": "",
+        "etc/nccl.conf": "# a file\nNCCL_DEBUG=WARN\nNCCL_SOCKET_IFNAME==ens1f0\n\n#NCCL_ALGO=x",
+    })  # fmt: skip
+    hca(tmp_path, "mlx5_0")
+    found = probe.probe(REQUEST, str(tmp_path))
+    assert (found["memory_kb"], found["memory_available_kb"]) == (1000, 900)
+    assert (found["boot"], found["gpus"]) == ("b1", 1)
+    assert [port.device for port in found["rdma"]] == ["mlx5_0"]
+    own = {name: found["environment"].get(name) for name in ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME")}
+    assert own == {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "=ens1f0"}
+    assert "NCCL_ALGO" not in found["environment"]
+
+
+def test_the_environment_wins_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(tmp_path, {"etc/nccl.conf": "NCCL_DEBUG=WARN"})
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("MY_NCCL_THING", "1")
+    own = probe.own_settings(str(tmp_path))
+    assert own["NCCL_DEBUG"] == "INFO" and "MY_NCCL_THING" not in own
+
+
+# -- the program ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name, text, mode in [
+        ("train.py", "print(1)", 0o644),
+        ("run.sh", "#!/bin/sh\n", 0o755),
+        ("readable.sh", "#!/bin/sh\n", 0o644),
+        ("shebang", "#!/usr/bin/env python3\n", 0o755),
+        ("script", "import torch\n", 0o644),
+        ("elf", "\x7fELF\x02", 0o755),
+        ("odd.py", "\x7fELF", 0o755),
+        ("empty", "", 0o644),
+        ("package/__main__.py", "", 0o644),
+        ("directory/other.py", "", 0o644),
+        ("home/mine.py", "", 0o644),
+        ("sleep", "print('the one here comes first')", 0o644),
+    ]:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(mode)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "resolved"),
+    [
+        ("train.py", "script", "train.py"),
+        ("./train.py", "script", "./train.py"),
+        ("{here}/train.py", "script", "{here}/train.py"),
+        ("shebang", "script", "shebang"),
+        ("script", "script", "script"),
+        ("empty", "script", "empty"),
+        ("odd.py", "script", "odd.py"),
+        ("package", "script", "package"),
+        ("~/mine.py", "missing", "{here}/~/mine.py"),  # as python says to a quoted ~
+        ("run.sh", "program", "./run.sh"),
+        ("./run.sh", "program", "./run.sh"),
+        ("elf", "program", "./elf"),
+        ("readable.sh", "not executable", "{here}/readable.sh"),
+        ("cat", "program", "cat"),
+        ("sleep", "script", "sleep"),
+        ("directory", "a directory", "{here}/directory"),
+        ("none.py", "missing", "{here}/none.py"),
+        ("/none.py", "missing", "/none.py"),
+        ("no/cat", "missing", "{here}/no/cat"),
+    ],
+)
+def test_what_kind_of_program_it_is(workdir: Path, name: str, kind: str, resolved: str) -> None:
+    target = ProbeTarget(kind="auto", name=name.format(here=workdir))
+    found = resolve_target(target, str(workdir))
+    assert found == ProbeTarget(kind=kind, name=resolved.format(here=workdir))
+
+
+@pytest.mark.parametrize("kind", ["engine", "module"])
+def test_what_is_no_file_is_taken_as_it_is(kind: str) -> None:
+    target = ProbeTarget(kind=kind, name="a.b")
+    assert resolve_target(target, "/") == target
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_a_program_that_may_not_be_read(workdir: Path) -> None:
+    (workdir / "train.py").chmod(0)
+    found = resolve_target(ProbeTarget(kind="auto", name="train.py"), str(workdir))
+    assert found.kind == "unreadable"
+
+
+def test_the_workdir(workdir: Path) -> None:
+    for wanted, path, there in (
+        (None, workdir, True),
+        ("~", workdir / "home", True),
+        ("~/none", workdir / "home/none", False),
+        (str(workdir / "train.py"), workdir / "train.py", False),
+    ):
+        found = probe.probe(REQUEST.replace(workdir=wanted, cwd=str(workdir)))
+        assert (found["workdir"], found["workdir_exists"]) == (str(path), there)
+
+
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        ({}, ""),
+        ({"etc/ufw/ufw.conf": "# /etc/ufw/ufw.conf\nENABLED=yes\nLOGLEVEL=low\n"}, "ufw"),
+        ({"etc/ufw/ufw.conf": "ENABLED=no\n# ENABLED=yes\n"}, ""),
+        ({"sys/fs/cgroup/system.slice/firewalld.service/cgroup.procs": "1\n"}, "firewalld"),
+        ({"run/firewalld.pid": "1"}, "firewalld"),
+    ],
+)
+def test_the_firewall_that_runs(files: dict[str, str], name: str, tmp_path: Path) -> None:
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert firewall(str(tmp_path)) == name
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
+    return tmp_path
+
+
+def run(job: str, *events: str, spec: bool = True) -> RunDir:
+    made = RunDir(job, 0)
+    made.create()
+    if spec:
+        Path(made.spec).write_text("{}")
+    fields = {
+        "started": {"agent": 1, "supervisor": 2},
+        "ended": {"agent": 0, "why": "", "ranks": {}, "killed": {}, "left": []},
+    }
+    lines = [json.dumps({"event": event, "time": 0.0, **fields[event]}) for event in events]
+    Path(made.events).write_text("\n".join(lines))
+    return made
+
+
+def test_none() -> None:
+    assert probe.leftovers() == ()
+
+
+def test_those_that_have_not_ended() -> None:
+    run("over-1", "started", "ended")
+    run("never-1", spec=False)  # it was never given anything to run
+    run("lost-1", "started")
+    alive = run("alive-1", "started")
+    with socket.socket(socket.AF_UNIX) as supervisor:
+        supervisor.bind(alive.socket)
+        supervisor.listen()
+        found = probe.leftovers()
+    assert sorted(found, key=lambda leftover: leftover.job) == [
+        Leftover(job="alive-1", node=0, alive=True),
+        Leftover(job="lost-1", node=0, alive=False),
+    ]
+
+
+def test_of_many_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "NEWEST", 3)
+    for number in range(5):
+        run(f"job-{number}", "started")
+    assert len(probe.leftovers()) == 3

@@ -1,0 +1,32 @@
+"""One node listens and says a word, others call it."""
+
+from __future__ import annotations
+
+import socket
+
+from orchestrator.node.machine.reachability import dial, listen
+from orchestrator.protocol.requests.machine import Dial, Listen
+from tests.node.running import wait_until
+
+HERE = "127.0.0.1"
+
+
+def called(*places: tuple[int, str]) -> tuple[str, ...]:
+    return dial(Dial(places=tuple((HERE, port, word) for port, word in places), seconds=3.0))
+
+
+def test_only_the_right_word_is_an_answer() -> None:
+    one, other = listen(Listen(ports=(0, 0), word="gpu01"))
+    assert called((one, "gpu01"), (other, "gpu01"), (one, "gpu02")) == (
+        *("", ""),
+        "something else answers there",
+    )
+    with socket.create_server((HERE, 0)) as taken:
+        assert listen(Listen(ports=(taken.getsockname()[1],), word="gpu01")) == (0,)
+
+
+def test_it_listens_for_as_long_as_it_was_told() -> None:
+    (brief,) = listen(Listen(ports=(0,), word="gpu01", seconds=0.3))
+    (longer,) = listen(Listen(ports=(0,), word="gpu01", seconds=60.0))
+    wait_until(lambda: called((brief, "gpu01")) == ("connection refused",), "its end")
+    assert called((longer, "gpu01")) == ("",)

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.machine import software
+from orchestrator.protocol.facts import Software
+from tests.node.job.trees import plant
+
+VERSION = """from typing import Optional
+__all__ = ['__version__', 'debug', 'cuda', 'git_version', 'hip', 'rocm', 'xpu']
+__version__ = '{torch}'
+debug = False
+cuda: Optional[str] = {cuda!r}
+git_version = 'ba56102387ef21a3b04b357e5b183d48f0afefc7'
+hip: Optional[str] = {hip!r}
+"""
+
+
+def test_torch_is_read_not_imported() -> None:
+    code = "import sys; from orchestrator.node.facts import software as s;v = s.software()[0];"
+    code += "assert 'torch' not in sys.modules; print(v); import torch; print(torch.__version__)"
+    read, real = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert read == real
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where packages are, and nothing else is."""
+    plant(tmp_path, {"site/torch/__init__.py": "raise RuntimeError('imported')"})
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "prefix"))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    return tmp_path / "site"
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("__version__ = '2.4.0'\n", "2.4.0"),
+        ('from typing import Final\n__version__: Final[str] = "2.9.1+cu128"\n', "2.9.1+cu128"),
+        ("debug = False\n", ""),
+        ("__version__ = None\ncuda = '1'", ""),
+        (None, ""),
+    ],
+)
+def test_the_version_of_torch(site: Path, text: str | None, version: str) -> None:
+    if text is not None:
+        (site / "torch" / "version.py").write_text(text)
+    assert software.software(str(site))[0] == version
+
+
+def test_no_torch_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert software.software(str(tmp_path)) == ("", Software())
+
+
+def torch(site: Path, cuda: str | None = "12.8", hip: str | None = None) -> None:
+    text = VERSION.format(torch="2.9.1", cuda=cuda, hip=hip)
+    (site / "torch" / "version.py").write_text(text)
+
+
+def test_nccl_of_the_wheel_that_fits(site: Path) -> None:
+    torch(site)
+    for name in ("nvidia_nccl_cu13-2.28.3.dist-info", "nvidia_nccl_cu12-2.27.5.dist-info"):
+        (site / name).mkdir()
+    _, found = software.software(str(site))
+    assert (found.cuda, found.nccl, found.nccl_from) == (
+        *("12.8", "2.27.5"),
+        "nvidia-nccl-cu12",
+    )
+
+
+def test_nccl_of_conda_and_of_the_system(site: Path) -> None:
+    torch(site)
+    root = site.parent
+    assert software.software(str(root))[1].nccl == ""
+    plant(root, {"usr/lib/x86_64-linux-gnu/libnccl.so.2.21.5": "", "usr/lib64/libnccl.so.2.so": ""})
+    assert software.software(str(root))[1].nccl == "2.21.5"
+    plant(root, {"prefix/conda-meta/nccl-2.23.4.1-h03a54cd_3.json": "{}"})
+    assert software.software(str(root))[1].nccl == "2.23.4.1"
+
+
+def test_rccl_and_its_driver(site: Path) -> None:
+    torch(site, cuda=None, hip="6.3.42131-fa1d09cbd")
+    root = site.parent
+    header = "#define NCCL_MAJOR 2\n#define NCCL_MINOR 21\n#define NCCL_PATCH 5\n"
+    plant(root, {"opt/rocm/include/rccl/rccl.h": header, "sys/module/amdgpu/version": "6.10.5"})
+    _, found = software.software(str(root))
+    assert (found.hip, found.nccl, found.amd_driver) == (
+        *("6.3.42131-fa1d09cbd", "2.21.5"),
+        "6.10.5",
+    )
+
+
+def test_a_torch_for_cpus_has_no_nccl(site: Path) -> None:
+    torch(site, cuda=None)
+    (site / "nvidia_nccl_cu12-2.27.5.dist-info").mkdir()
+    assert software.software(str(site))[1].nccl == ""
+
+
+def test_a_torch_in_an_environment_that_was_not_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A login whose .bashrc activates conda for terminals alone has the system's Python here."""
+    home, work = tmp_path / "home [1]", tmp_path / "work"
+    monkeypatch.setenv("HOME", str(home))
+    for prefix in (home / "miniconda3/envs/train", work / ".venv", home / "venv", work / "env"):
+        site = prefix / "lib/python3.11/site-packages/torch"
+        site.mkdir(parents=True)
+        (site / "version.py").write_text("__version__ = '2.9.1'\n")
+        (prefix / "bin").mkdir()
+        (prefix / "bin/python").touch(mode=0o755)
+    (home / "venv/bin/python").chmod(0o644)
+    (work / "env/lib/python3.11/site-packages/torch/version.py").unlink()
+    found = software.pythons_with_torch(str(work))
+    ours = [path for path in found if path.startswith(("~", str(tmp_path)))]
+    assert ours == [f"{work}/.venv/bin/python", "~/miniconda3/envs/train/bin/python"]
