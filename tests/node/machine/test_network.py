@@ -8,34 +8,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from orchestrator.node.machine import network as interfaces
-from orchestrator.protocol.facts import Address, Interface
-from tests.node.job.trees import plant
-
-
-def net(root: Path, name: str, *, kind: int = 1, state: str = "up", **files: str) -> None:
-    """
-
-from __future__ import annotations
-
-import json
-import shutil
-import socket
-import struct
-import subprocess
-from pathlib import Path
-import pytest
-from orchestrator.node.machine import network as interfaces
-from orchestrator.protocol.facts import Address, Interface
-from tests.node.job.trees import plant
-from pathlib import Path
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from orchestrator.node.machine import network as interfaces
-from orchestrator.protocol.facts import RdmaPort
+from orchestrator.node.machine import network as rdma
+from orchestrator.protocol.facts import Address, Interface, RdmaPort
 from tests.node.job.trees import LOCAL, hca, mapped, plant, roce
+
 
 def net(root: Path, name: str, *, kind: int = 1, state: str = "up", **files: str) -> None:
     """An interface, with what every one has."""
@@ -154,7 +134,7 @@ def test_the_way_to_a_peer(peer: str, found: tuple[str, str]) -> None:
 
 
 def found(root: Path) -> list[RdmaPort]:
-    return list(interfaces.ports(str(root)))
+    return list(rdma.ports(str(root)))
 
 
 def test_a_machine_without_any(tmp_path: Path) -> None:
@@ -249,11 +229,11 @@ def test_a_card_of_which_nothing_can_be_read(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_rates(text: str, gbits: float) -> None:
-    assert interfaces.rate(text) == gbits
+    assert rdma.rate(text) == gbits
 
 
 @given(st.text(max_size=30))
 @settings(deadline=None)  # a busy machine is no defect
 def test_no_text_is_too_odd(text: str) -> None:
-    assert interfaces.rate(text) >= 0
-    assert isinstance(interfaces.word(text), str)
+    assert rdma.rate(text) >= 0
+    assert isinstance(rdma.word(text), str)

@@ -6,49 +6,19 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.head.nodes.facts import Facts
-from orchestrator.node.machine import probe
-from orchestrator.node.machine.probe import firewall, resolve_target
-from orchestrator.protocol.message import decode, encode
-from orchestrator.protocol.requests.machine import Probe, Probed, ProbeTarget
-from tests.node.job.trees import hca, plant
-
-REQUEST = Probe(
-    cwd="/",
-    workdir=None,
-    peers=("127.0.0.1",),
-    target=ProbeTarget(kind="engine", name=""),
-)
-
-
-def test_what_it_finds_is_what_the_plan_wants() -> None:
-    """
-
-from __future__ import annotations
-
-import json
-import os
-import socket
-import sys
-import threading
-from pathlib import Path
-import pytest
-from orchestrator.head.nodes.facts import Facts
-from orchestrator.node.machine import probe
-from orchestrator.node.machine.probe import firewall, resolve_target
-from orchestrator.protocol.message import decode, encode
-from orchestrator.protocol.requests.machine import Probe, Probed, ProbeTarget
-from tests.node.job.trees import hca, plant
-import json
-import socket
-from pathlib import Path
-import pytest
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.machine import probe
-from orchestrator.protocol.facts import Leftover
+from orchestrator.node.machine import probe as unfinished_jobs
+from orchestrator.node.machine.probe import firewall, gather, resolve_target
+from orchestrator.protocol.facts import Card, Leftover
+from orchestrator.protocol.message import decode, encode
+from orchestrator.protocol.requests.machine import Probe, Probed, ProbeTarget
+from tests.node.job.trees import hca, plant
 
 REQUEST = Probe(
     cwd="/",
@@ -251,7 +221,7 @@ def run(job: str, *events: str, spec: bool = True) -> RunDir:
 
 
 def test_none() -> None:
-    assert probe.leftovers() == ()
+    assert unfinished_jobs.leftovers() == ()
 
 
 def test_those_that_have_not_ended() -> None:
@@ -262,7 +232,7 @@ def test_those_that_have_not_ended() -> None:
     with socket.socket(socket.AF_UNIX) as supervisor:
         supervisor.bind(alive.socket)
         supervisor.listen()
-        found = probe.leftovers()
+        found = unfinished_jobs.leftovers()
     assert sorted(found, key=lambda leftover: leftover.job) == [
         Leftover(job="alive-1", node=0, alive=True),
         Leftover(job="lost-1", node=0, alive=False),
@@ -270,7 +240,114 @@ def test_those_that_have_not_ended() -> None:
 
 
 def test_of_many_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "NEWEST", 3)
+    monkeypatch.setattr(unfinished_jobs, "NEWEST", 3)
     for number in range(5):
         run(f"job-{number}", "started")
-    assert len(probe.leftovers()) == 3
+    assert len(unfinished_jobs.leftovers()) == 3
+
+
+def fail() -> Any:
+    raise OSError(5, "Input/output error")
+
+
+def test_parts_that_work_and_one_that_does_not() -> None:
+    found, problems = gather(20.0, {"a": lambda: 1, "b": fail, "c": lambda: None})
+    assert found == {"a": 1, "c": None}
+    assert problems == {"b": "[Errno 5] Input/output error"}
+
+
+def test_what_hangs_holds_up_nothing_behind_it() -> None:
+    for_ever = threading.Event()
+    parts: dict[str, Any] = {"a": lambda: 1, "b": for_ever.wait, "c": lambda: 3, "d": for_ever.wait}
+    try:
+        found, problems = gather(0.3, {**parts, "e": lambda: 5})
+    finally:
+        for_ever.set()
+    assert found == {"a": 1, "c": 3, "e": 5}
+    words = "it did not answer within 0.3 s"
+    assert problems == {"b": words, "d": words}
+
+
+def test_a_defect_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        gather(20.0, {"a": lambda: 1 / 0})
+
+
+def test_nothing_at_all() -> None:
+    assert gather(1.0, {}) == ({}, {})
+
+
+INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3
+IRQ:   \t\t 301
+GPU UUID: \t GPU-6c35a82c-6ee1-5a9b-1b5a-2f6f7ad4f9a1
+Video BIOS: \t 96.00.74.00.01
+Bus Type: \t PCIe
+DMA Size: \t 52 bits
+DMA Mask: \t 0xfffffffffffff
+Bus Location: \t 0000:1b:00.0
+Device Minor: \t 0
+GPU Firmware: \t 550.127.05
+GPU Excluded:\t No"""
+
+
+def test_nvidia_devices_are_counted(tmp_path: Path) -> None:
+    names = ["nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-modeset", "null"]
+    plant(tmp_path, {f"dev/{name}": "" for name in names})
+    assert probe.gpu_count(str(tmp_path)) == 3
+
+
+def test_amd_devices_are_counted_without_their_cpus(tmp_path: Path) -> None:
+    nodes = {
+        "0": "cpu_cores_count 64\nsimd_count 0\n",
+        "1": "simd_count 304\n",
+        "2": "simd_count 304",
+    }
+    top = "sys/class/kfd/kfd/topology/nodes"
+    plant(tmp_path, {f"{top}/{node}/properties": text for node, text in nodes.items()})
+    assert probe.gpu_count(str(tmp_path)) == 2
+
+
+def test_a_machine_without_any(tmp_path: Path) -> None:
+    assert probe.gpu_count(str(tmp_path)) == 0
+    assert probe.cards(str(tmp_path)) == []
+
+
+def test_nvidia_cards_by_the_drivers_own_files(tmp_path: Path) -> None:
+    top = "proc/driver/nvidia/gpus"
+    unknown = "Model: \t\t Unknown\nGPU UUID: \t GPU-????????-????-????-????-????????????"
+    plant(
+        tmp_path,
+        {
+            f"{top}/0000:1b:00.0/information": INFORMATION,
+            f"{top}/0000:43:00.0/information": unknown,
+        },
+    )
+    first, second = probe.cards(str(tmp_path))
+    assert first == Card(
+        "nvidia", "NVIDIA H100 80GB HBM3", "GPU-6c35a82c-6ee1-5a9b-1b5a-2f6f7ad4f9a1",
+        "0000:1b:00.0",
+    )  # fmt: skip
+    assert (second.model, second.uuid) == ("Unknown", "")
+
+
+def test_amd_cards_by_sysfs(tmp_path: Path) -> None:
+    """A card of another maker, an output of a card, and a driver that tells no name."""
+    device = tmp_path / "sys/devices/0000:c1:00.0"
+    plant(device, {
+        "vendor": "0x1002", "device": "0x74a1", "mem_info_vram_total": "206141652992",
+        "mem_info_vram_used": "299032576", "product_name": "AMD Instinct MI300X OAM",
+        "unique_id": "8e6b0a5ef2a9d3c1",
+    })  # fmt: skip
+    drm = tmp_path / "sys/class/drm"
+    for name in ("card1", "card1-DP-1", "renderD128"):
+        (drm / name).mkdir(parents=True)
+        (drm / name / "device").symlink_to(device)
+    plant(drm, {"card0/device/vendor": "0x1a03", "card2/device/vendor": "0x1002"})
+    plant(drm / "card3/device", {
+        "vendor": "0x1002", "device": "0x740c", "mem_info_vram_total": "68702699520"})  # fmt: skip
+    first, second = probe.cards(str(tmp_path))
+    assert first == Card(
+        "amd", "AMD Instinct MI300X OAM", "8e6b0a5ef2a9d3c1", "0000:c1:00.0", 206141652992,
+        299032576,
+    )  # fmt: skip
+    assert (second.model, second.memory, second.used) == ("AMD 0x740c", 68702699520, None)

@@ -21,7 +21,7 @@ hip: Optional[str] = {hip!r}
 
 
 def test_torch_is_read_not_imported() -> None:
-    code = "import sys; from orchestrator.node.facts import software as s;v = s.software()[0];"
+    code = "import sys; from orchestrator.node.machine import software as s;v = s.software()[0];"
     code += "assert 'torch' not in sys.modules; print(v); import torch; print(torch.__version__)"
     read, real = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     assert read == real

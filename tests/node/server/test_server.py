@@ -781,8 +781,8 @@ NO_PROCESS = """
 import os, resource, sys, tempfile
 sys.path.insert(0, {root!r})
 from orchestrator.node.server.visit import Refusal, Visit
-from orchestrator.node.machine import requests
-from orchestrator.node.server import hook, reachability
+from orchestrator.node.machine import reachability
+from orchestrator.node.start import hook, requests
 from orchestrator.protocol.requests.machine import Hook, Listen
 session = Visit()
 if os.geteuid() == 0:
