@@ -1,4 +1,4 @@
-"""Looks at the file system that holds a path: its space, its kind, may it be written."""
+"""Measures the file systems of a job: their space, kind and rights; in a thread for sampling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds this machine's network interfaces, its addresses, and its routes to other machines.
+"""Reads the networks of this machine: interfaces, addresses, routes, InfiniBand and RoCE ports.
 
 From the kernel alone, so nothing can hang. `root` stands before /sys, so that tests can bring one.
 """
@@ -126,7 +126,7 @@ ZERO = re.compile(r"(fe80:0000:0000:0000:)?(0000:)*0000")  # an entry that nobod
 INFINIBAND_GIDS = 2  # the port's own, and the routable one; RoCE has one per address and version
 
 
-def ports(root: str = "") -> tuple[RdmaPort, ...]:
+def rdma_ports(root: str = "") -> tuple[RdmaPort, ...]:
     top = f"{root}/sys/class/infiniband"
     return tuple(
         port(f"{top}/{device}", device, int(number))

@@ -1,7 +1,7 @@
 """Reads what this machine is, for the plan: addresses, networks, GPUs, torch, limits, the program.
 
 Reads the kernel and the file system only: every launch asks, so no command is run and no part may
-take long. What needs commands is in deep_probe.py.
+take long. What needs commands is in checkup.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Any
 from orchestrator.common.program import program_at
 from orchestrator.node.job import processes
 from orchestrator.node.job.run_directory import RunDir, all_runs, connect, home
-from orchestrator.node.machine import disks, software, sysfs
-from orchestrator.node.machine import network as interfaces
+from orchestrator.node.machine import disks, network, software, sysfs
 from orchestrator.node.machine.gpus import amd, nvidia
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.facts import Card, Leftover, Limits
@@ -41,7 +40,7 @@ FIREWALLD = (
 def probe(request: Probe, root: str = "") -> dict[str, Any]:
     """Return the fields of a Probed. `root` stands before /sys and /proc, for tests."""
     workdir = os.path.expanduser(request.workdir or request.cwd)
-    addresses = interfaces.interface_addresses()
+    addresses = network.interface_addresses()
     facts, problems = gather(
         SECONDS,
         {
@@ -53,8 +52,8 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
             "shm": lambda: disks.shared_memory(root=root),
             "leftovers": leftovers,
             "cards": lambda: cards(root),
-            "interfaces": lambda: interfaces.interfaces(root),
-            "rdma": lambda: interfaces.ports(root),
+            "interfaces": lambda: network.interfaces(root),
+            "rdma": lambda: network.rdma_ports(root),
         },
     )
     refuse_unknown(problems, workdir)
@@ -75,7 +74,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)),
         "gpus": gpu_count(root),
         "addresses": tuple(addresses),
-        "routes": {peer: interfaces.route(peer, addresses) for peer in request.peers},
+        "routes": {peer: network.route(peer, addresses) for peer in request.peers},
         "workdir": workdir,
         "workdir_exists": facts["workdir_exists"],
         "target": facts["target"],

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.node.machine import network as interfaces
-from orchestrator.node.machine import network as rdma
+from orchestrator.node.machine import network
 from orchestrator.protocol.facts import Address, Interface, RdmaPort
 from tests.node.job.trees import LOCAL, hca, mapped, plant, roce
 
@@ -59,7 +58,7 @@ def machine(tmp_path: Path) -> Path:
 
 
 def test_kinds(machine: Path) -> None:
-    found = {one.name: one.kind for one in interfaces.interfaces(str(machine))}
+    found = {one.name: one.kind for one in network.interfaces(str(machine))}
     assert found == {
         "lo": "loopback", "eth0": "ethernet", "eth1": "ethernet", "eth9": "ethernet",
         "bond0": "bond", "bond0.42": "vlan", "docker0": "bridge", "veth12": "virtual",
@@ -68,7 +67,7 @@ def test_kinds(machine: Path) -> None:
 
 
 def test_one_interface(machine: Path) -> None:
-    found = {one.name: one for one in interfaces.interfaces(str(machine))}
+    found = {one.name: one for one in network.interfaces(str(machine))}
     assert found["eth0"] == Interface(
         name="eth0", kind="ethernet", state="up", speed=100000, mtu=9000,
         mac="0c:42:a1:00:00:01", master="bond0", members=(), driver="mlx5_core",
@@ -84,7 +83,7 @@ def test_one_interface(machine: Path) -> None:
 
 
 def test_this_machine_has_loopback() -> None:
-    (found,) = [one for one in interfaces.interfaces() if one.kind == "loopback"]
+    (found,) = [one for one in network.interfaces() if one.kind == "loopback"]
     assert (found.name, found.state) == ("lo", "up")
 
 
@@ -99,7 +98,7 @@ def test_addresses_are_those_that_ip_shows() -> None:
         for link in shown
         for address in link["addr_info"]
     }
-    assert set(interfaces.interface_addresses()) == wanted
+    assert set(network.interface_addresses()) == wanted
 
 
 def test_an_address_of_a_point_to_point_link_is_its_own_end() -> None:
@@ -110,12 +109,12 @@ def test_an_address_of_a_point_to_point_link_is_its_own_end() -> None:
 
     message = struct.pack("=BBBBL", socket.AF_INET, 32, 0, 0, 1)
     both = attribute(1, "10.0.0.2") + attribute(2, "10.0.0.1")
-    assert list(interfaces.address_of(message + both)) == [Address("lo", "10.0.0.1", 32)]
-    assert list(interfaces.address_of(message + attribute(1, "10.0.0.2"))) == [
+    assert list(network.address_of(message + both)) == [Address("lo", "10.0.0.1", 32)]
+    assert list(network.address_of(message + attribute(1, "10.0.0.2"))) == [
         Address("lo", "10.0.0.2", 32)
     ]
-    assert list(interfaces.address_of(message)) == []
-    assert list(interfaces.address_of(message + b"\0\0\0\0")) == []
+    assert list(network.address_of(message)) == []
+    assert list(network.address_of(message + b"\0\0\0\0")) == []
 
 
 @pytest.mark.parametrize(
@@ -130,11 +129,11 @@ def test_an_address_of_a_point_to_point_link_is_its_own_end() -> None:
     ],
 )
 def test_the_way_to_a_peer(peer: str, found: tuple[str, str]) -> None:
-    assert interfaces.route(peer, interfaces.interface_addresses()) == found
+    assert network.route(peer, network.interface_addresses()) == found
 
 
 def found(root: Path) -> list[RdmaPort]:
-    return list(rdma.ports(str(root)))
+    return list(network.rdma_ports(str(root)))
 
 
 def test_a_machine_without_any(tmp_path: Path) -> None:
@@ -229,11 +228,11 @@ def test_a_card_of_which_nothing_can_be_read(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_rates(text: str, gbits: float) -> None:
-    assert rdma.rate(text) == gbits
+    assert network.rate(text) == gbits
 
 
 @given(st.text(max_size=30))
 @settings(deadline=None)  # a busy machine is no defect
 def test_no_text_is_too_odd(text: str) -> None:
-    assert rdma.rate(text) >= 0
-    assert isinstance(rdma.word(text), str)
+    assert network.rate(text) >= 0
+    assert isinstance(network.word(text), str)

@@ -51,7 +51,7 @@ def test_a_disk_that_hangs_is_named_and_held_up_by_nothing(
     """A network file system whose server is gone: the call never returns."""
     for_ever = threading.Event()
     monkeypatch.setattr(probe, "SECONDS", 0.2)
-    monkeypatch.setattr(probe.rdma, "ports", lambda _: for_ever.wait())
+    monkeypatch.setattr(probe.network, "rdma_ports", lambda _: for_ever.wait())
     try:
         found = probe.probe(REQUEST)
         assert found["rdma"] == ()

@@ -782,8 +782,10 @@ import os, resource, sys, tempfile
 sys.path.insert(0, {root!r})
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.machine import reachability
+from orchestrator.node.machine import requests
 from orchestrator.node.start import hook, requests
-from orchestrator.protocol.requests.machine import Hook, Listen
+from orchestrator.protocol.requests.machine import Listen
+from orchestrator.protocol.requests.start import Hook
 session = Visit()
 if os.geteuid() == 0:
     os.setuid(65534)  # root has no such limit
