@@ -1,4 +1,4 @@
-"""Put a rank's part of each tensor together from the parts that ranks have kept, of any layout.
+"""Put a rank's part of each tensor together from the parts that ranks of another layout kept.
 
 What each rank needs from which shard is worked out first, without touching a tensor. Then all ranks
 send each other those pieces, some tensors at a time.
@@ -131,17 +131,13 @@ class Exchange:
         self.wanted = gather(list(pieces), group) if group is not None else [list(pieces)]
 
     def bring(self, targets: Mapping[str, Place]) -> dict[str, Tensor]:
-        """Return this rank's parts, in host memory; those that lie here whole as they lie here."""
-        parts: dict[str, Tensor] = {}
+        """Return this rank's parts, in host memory."""
+        parts = {name: empty(place) for name, place in targets.items()}
         for names in rounds(targets):
             mail = Mail(self.group)
             for rank in range(len(self.wanted)):
                 if rank != self.rank and (asked := self._pieces(self.rank, rank, names)):
                     mail.send(rank, torch.cat([self._bytes_of(piece) for piece in asked]))
-            for piece in self._pieces(self.rank, self.rank, names):
-                if piece.box == box_of(targets[piece.name]):
-                    parts[piece.name] = self._part(piece)
-            parts |= {name: empty(targets[name]) for name in names - parts.keys()}
             for source in range(len(self.wanted)):
                 self._fill(parts, targets, source, self._pieces(source, self.rank, names), mail)
             mail.wait()
@@ -159,8 +155,7 @@ class Exchange:
         into = [piece.box.of(parts[piece.name], box_of(targets[piece.name])) for piece in pieces]
         if source == self.rank:
             for part, piece in zip(into, pieces, strict=True):
-                if piece.box != box_of(targets[piece.name]):
-                    part.copy_(self._part(piece))
+                part.copy_(self._part(piece))
             return
         sizes = [part.numel() * part.element_size() for part in into]
         message = mail.receive(source, sum(sizes))
