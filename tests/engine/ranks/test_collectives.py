@@ -99,9 +99,9 @@ def test_mistakes_are_explained_on_every_rank(tmp_path: Path) -> None:
     assert results[0] == results[1] == results[2]
     under, shapes, ops, dtypes = results[0]
     assert "JobFailed: the ranks are in different collectives" in under
-    assert "rank 0: gather_tensors of torch.float32 at collected.py:" in under
+    assert "rank 0: gather_tensors of torch.float32 at collectives.py:" in under
     assert "in under_the_if: gather_tensors(torch.ones(2))" in under
-    assert "ranks 1, 2: barrier at collected.py:" in under
+    assert "ranks 1, 2: barrier at collectives.py:" in under
     assert "is under `if is_master_process():` in line" in under
     assert "move it out of the if" in under
     assert "call all_reduce_tensor with arguments that do not match" in shapes
@@ -114,8 +114,8 @@ def test_a_rank_that_does_not_come_is_named_when_the_limit_is_over(tmp_path: Pat
     job = done(tmp_path, [3], "never")
     results = [(job.path / f"results_{rank}").read_text() for rank in range(3)]
     assert "after 0.4 s only some ranks have entered a collective" in results[1]
-    assert "barrier at collected.py:" in results[1]
-    assert "rank 0: has not entered it; the last it entered was barrier at collected" in results[1]
+    assert "barrier at collectives.py:" in results[1]
+    assert "rank 0: has not entered it; the last it entered was barrier at" in results[1]
     assert "ORCHESTRATOR_DEBUG_COLLECTIVES" in results[1]
     assert "after 0.4 s only some ranks" in results[0]  # it came too late, and does not go in alone
 
@@ -166,7 +166,7 @@ def test_what_a_rank_raises_is_raised() -> None:
     with pytest.raises(KeyError, match="the dog ate it") as raised:
         spawn.launch(collected.fails, (), 2)
     assert "on rank 1" in str(raised.value.__cause__)
-    assert "collected.py" in str(raised.value.__cause__)
+    assert "collectives.py" in str(raised.value.__cause__)
 
 
 def test_a_rank_that_is_killed_is_named() -> None:
