@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 
 from orchestrator.common.errors import UsageError
 from orchestrator.protocol.message import Moment, decode
-from orchestrator.records import own_file
-from orchestrator.records.machine_name import Place, machine_of
+from orchestrator.records import machines as remembered
+from orchestrator.records.machines import Place, machine_of
 
 FILE = "cordons.json"
 LONGEST = 200  # characters of a reason
@@ -35,7 +35,7 @@ class Cordon:
 
 def read() -> dict[str, Cordon]:
     """Return every cordon by its machine, the oldest first."""
-    known = [cordon(machine, entry) for machine, entry in own_file.read(FILE).items()]
+    known = [cordon(machine, entry) for machine, entry in remembered.read(FILE).items()]
     return {each.machine: each for each in sorted(known, key=lambda each: each.since)}
 
 
@@ -50,14 +50,14 @@ def cordon(machine: str, entry: object) -> Cordon:
     try:
         return decode(Cordon, {**typing.cast(dict[str, object], entry), "machine": machine})
     except (ValueError, TypeError) as error:
-        path = own_file.directory() / FILE
+        path = remembered.directory() / FILE
         raise UsageError(f"{path} is not a file of ours: {error}", f"rm {path}") from error
 
 
 def add(machines: Sequence[str], reason: str) -> list[Cordon]:
     """Cordon machines; one that is already keeps its time and gets the new reason, if any."""
     cordons = []
-    with own_file.changing(FILE) as data:
+    with remembered.changing(FILE) as data:
         for machine in machines:
             old = (
                 cordon(machine, data[machine]) if machine in data else Cordon(machine, time.time())
@@ -69,7 +69,7 @@ def add(machines: Sequence[str], reason: str) -> list[Cordon]:
 
 
 def remove(machines: Sequence[str]) -> None:
-    with own_file.changing(FILE) as data:
+    with remembered.changing(FILE) as data:
         for machine in machines:
             data.pop(machine, None)
 

@@ -61,6 +61,12 @@ class NodeRecord:
     log_before: int = 0
     ranks_before: int = 0
 
+    @property
+    def place(self) -> list[Any]:
+        """Return how it is reached, and what runs there, as earlier versions signed it, too."""
+        known = [self.index, self.host, self.user, self.port, self.address, self.python]
+        return known + [way for way in (self.activate, self.wrap) if way]
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -156,6 +162,19 @@ class JobRecord:
             return node.first_job, node.first_node
         return (self.attempts[0].job if self.attempts else self.job), node.index
 
+    @property
+    def orders(self) -> dict[str, Any]:
+        """Return what it decides about the commands that run: this is what a login signs."""
+        orders = {
+            "job": self.job,
+            "batch": self.batch,
+            "part_of": self.part_of,
+            "ssh_config": self.ssh_config,
+            "strict_host_keys": self.launch.strict_host_keys,
+            "nodes": [node.place for node in self.nodes],
+        }
+        return {**orders, "spares": [s.place for s in self.spares]} if self.spares else orders
+
     @staticmethod
     def from_json(data: dict[str, Any]) -> JobRecord:
         """Read the record of any version: unknown keys are ignored, missing ones have defaults.
@@ -188,7 +207,7 @@ def read_record(directory: int, path: Path, *, trusted: bool = False) -> JobReco
     with files.open_plain(RECORD, directory) as file:
         problem = others(os.fstat(directory)) or others(os.fstat(file.fileno()))
         record = JobRecord.from_json(parse(file.read(LARGEST_RECORD)))
-    if problem and not trusted and trust.signature(directory, record) != problem:
+    if problem and not trusted and trust.signature(directory, record.orders) != problem:
         raise Untrusted(path, problem)
     return record
 
@@ -244,7 +263,7 @@ class Experiment:
 
     def sign(self, record: JobRecord) -> None:
         """Note that this login launched the job: what the record orders may be done."""
-        trust.sign(self.path, record)
+        trust.sign(self.path, record.orders)
 
     def write_signed(self, record: JobRecord) -> None:
         """Write a record with orders of this login, old or new: there is no moment without."""
@@ -256,7 +275,7 @@ class Experiment:
         if self.trusted:
             return True
         with contextlib.suppress(OSError), files.opened(self.path) as directory:
-            return trust.signature(directory, record) is not None
+            return trust.signature(directory, record.orders) is not None
         return False
 
     def check_launched(self, record: JobRecord) -> None:
@@ -269,7 +288,7 @@ class Experiment:
                 f" another home), or its owner's word will do, add {TRUST}",
             )
         if self.trusted and self.path.stat().st_uid == os.geteuid():
-            trust.sign(self.path, record)
+            trust.sign(self.path, record.orders)
 
     @property
     def elsewhere(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from orchestrator.common.errors import UsageError
 from orchestrator.protocol.message import Moment, decode
-from orchestrator.records import own_file
+from orchestrator.records import machines as remembered
 
 FILE = "history.json"
 MOST = 2000  # incidents; the oldest go first
@@ -32,7 +32,7 @@ class Incident:
 
 def note(incident: Incident) -> None:
     """Remember an incident; UsageError says why that cannot be."""
-    with own_file.changing(FILE) as data:
+    with remembered.changing(FILE) as data:
         incidents = data.setdefault("incidents", [])
         if not isinstance(incidents, list):
             raise no_file_of_ours("it has no list of incidents")
@@ -50,7 +50,7 @@ def key(entry: Mapping[str, object]) -> tuple[object, object, object]:
 
 def read() -> list[Incident]:
     """Return all incidents, the oldest first."""
-    entries = own_file.read(FILE).get("incidents", [])
+    entries = remembered.read(FILE).get("incidents", [])
     try:
         incidents = [decode(Incident, entry, newer=True) for entry in entries]
     except (ValueError, TypeError) as error:
@@ -69,5 +69,5 @@ def by_machine(
 
 
 def no_file_of_ours(why: object) -> UsageError:
-    path = own_file.directory() / FILE
+    path = remembered.directory() / FILE
     return UsageError(f"{path} is not a file of ours: {why}", f"rm {path}")

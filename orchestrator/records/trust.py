@@ -14,14 +14,14 @@ import hmac
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.common import files
 from orchestrator.common.permissions import others
 
-if TYPE_CHECKING:
-    from orchestrator.records.experiment import JobRecord, NodeRecord
+Orders = Mapping[str, Any]  # what a record decides about the commands that run
 
 SIGNATURE = ".launched"  # in the experiment
 KEY = "record.key"
@@ -62,31 +62,13 @@ def make_key() -> bytes | None:
     return read_key()
 
 
-def orders(record: JobRecord) -> dict[str, Any]:
-    """Return what a record decides about the commands that run."""
-    described = {
-        "job": record.job,
-        "batch": record.batch,
-        "part_of": record.part_of,
-        "ssh_config": record.ssh_config,
-        "strict_host_keys": record.launch.strict_host_keys,
-        "nodes": list(map(place, record.nodes)),
-    }
-    return {**described, "spares": list(map(place, record.spares))} if record.spares else described
-
-
-def place(node: NodeRecord) -> list[Any]:
-    known = [node.index, node.host, node.user, node.port, node.address, node.python]
-    return known + [way for way in (node.activate, node.wrap) if way]  # as earlier versions signed
-
-
-def code(key: bytes, record: JobRecord, exposed: str) -> str:
-    text = json.dumps({**orders(record), "exposed": exposed}, sort_keys=True)
+def code(key: bytes, orders: Orders, exposed: str) -> str:
+    text = json.dumps({**orders, "exposed": exposed}, sort_keys=True)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
-def sign(directory: Path, record: JobRecord) -> None:
-    """Mark a record as one that this login launched; on a disk without room it stays unmarked."""
+def sign(directory: Path, orders: Orders) -> None:
+    """Mark a record's orders as this login's; on a disk without room they stay unmarked."""
     key = make_key()
     if key is None:
         return
@@ -94,7 +76,7 @@ def sign(directory: Path, record: JobRecord) -> None:
         # Some file systems (CIFS, NFS that maps all users to one) keep no modes or owners: there
         # a directory that was just made 0700 looks as if others could write it.
         exposed = others(directory.stat())
-        signed = {"exposed": exposed, "hmac": code(key, record, exposed)}
+        signed = {"exposed": exposed, "hmac": code(key, orders, exposed)}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             signed["before"] = str(read(directory)["hmac"])  # of the record that is still there
         files.replace(directory / SIGNATURE, json.dumps(signed) + "\n")
@@ -108,8 +90,8 @@ def read(directory: int | Path) -> dict[str, Any]:
         return dict(json.loads(file.read(4096)))
 
 
-def signature(directory: int, record: JobRecord) -> str | None:
-    """Return how exposed the directory was when this login signed the record; None: it did not.
+def signature(directory: int, orders: Orders) -> str | None:
+    """Return how exposed the directory was when this login signed the orders; None: it did not.
 
     The record before this one counts, too: it stands there until the new one is written.
     """
@@ -121,5 +103,5 @@ def signature(directory: int, record: JobRecord) -> str | None:
         return None
     if key is None:
         return None
-    right = code(key, record, exposed).encode()
+    right = code(key, orders, exposed).encode()
     return exposed if any(hmac.compare_digest(one.encode(), right) for one in known) else None

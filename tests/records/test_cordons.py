@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.records import cordons
-from orchestrator.records.machine_name import machine_of
+from orchestrator.records.machines import machine_of
 
 
 def test_a_cordon_is_kept_until_it_is_lifted(login: Path) -> None:

@@ -1,7 +1,7 @@
-"""`orchestrator prune`: which experiments go, and why the others stay.
+"""`orchestrator prune`: remove old experiments; list, pin or unpin some.
 
-Reads the directory, asks the nodes, shows the table, and asks. head/prune/choice.py chooses,
-head/prune/remove.py removes experiments, head/prune/node_runs.py what nodes have of them.
+The choice is head/prune/plan.py, the removal head/prune/removal.py; here are the words and the
+question.
 """
 
 from __future__ import annotations
@@ -11,35 +11,29 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common import text
 from orchestrator.common.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_NODE,
     EXIT_STOPPED,
-    OrchestratorError,
     UsageError,
     nearest,
 )
+from orchestrator.common.text import parse_seconds, plural, size
 from orchestrator.config.launch import Where
-from orchestrator.head.prune import remove as removal
-from orchestrator.head.prune.choice import Rules, choose
-from orchestrator.head.prune.remove import InTheWay
-from orchestrator.head.prune.report import conclusion, foreign, show, table, to_json
-from orchestrator.head.prune.scan import OVER, PrunePlan, ScannedExperiment, scan, settled
-from orchestrator.head.schedulers import queue
+from orchestrator.head.prune import remove
+from orchestrator.head.prune.plan import Entry, Plan, Rules, Scan, choose, decide, scan
+from orchestrator.head.prune.removal import FAILED, KEPT, REMOVED, Removal
 from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress
 from orchestrator.records.checkpoint_store import shown
-from orchestrator.records.experiment import TRUST, Experiment, JobRecord
 
-BATCH = 100  # experiments held at a time; each takes two file descriptors
+STATES = {"done": "green", "failed": "red", "lost": "red"}
 
 
 @dataclass(frozen=True)
@@ -64,72 +58,16 @@ class PruneOptions:
     def directory(self) -> Path:
         return self.where.experiments.absolute()
 
-
-# -- deciding ---------------------------------------------------------------------------------
-
-
-def decide(root: int, options: PruneOptions, rules: Rules) -> PrunePlan:
-    """Choose by the rules, ask about those that would go, and choose again."""
-    entries, hidden = scan(root, trusted=options.where.trust_record)
-    now, directory, on_nodes = time.time(), options.directory, options.on_nodes
-    first = [entry for entry, why in choose(entries, now, rules) if why is None]
-    busy = {
-        entry.name: removal.in_use(root, entry.name)
-        or in_queue(directory / entry.name, entry.record)
-        or unasked(entry, on_nodes=on_nodes)
-        for entry in first
-    }
-    to_ask = [
-        entry.record
-        for entry in first
-        if entry.record and not busy[entry.name] and (on_nodes or not settled(entry.record))
-        if entry.launched_here and not entry.record.scheduled
-    ]
-    plan = PrunePlan(directory, [], hidden, on_nodes)
-    if to_ask:
-        from orchestrator.head.prune import node_runs  # paramiko takes 0.1 s
-
-        survey = node_runs.survey(to_ask, options.where.ssh_config)
-        for entry in first:
-            assert entry.record is not None
-            busy[entry.name] = busy[entry.name] or runs(entry.record, survey)
-            for node in entry.record.nodes:
-                if (entry.record.job, node.index) in survey.unreached and on_nodes:
-                    plan.unreached[node.name] = survey.unreached[entry.record.job, node.index]
-    asked = [replace(entry, busy=busy.get(entry.name, "")) for entry in entries]
-    plan.decided = choose(asked, now, rules)
-    for name in [entry.name for entry in plan.going] + hidden:
-        plan.measured[name] = removal.measure(root, name, directory / name)
-    return plan
-
-
-def in_queue(path: Path, record: JobRecord | None) -> str:
-    """Return why a job of Slurm's must be taken for running, or nothing."""
-    if record is None or settled(record):
-        return ""
-    job = record.slurm_job or Experiment(path).slurm_job()
-    if job is None:
-        return ""
-    try:
-        entry = queue.look_up(job)
-    except OrchestratorError as error:
-        return f"its record says {record.state}, and Slurm cannot be asked: {error.what}"
-    return "" if entry.over else f"it is Slurm's job {job}: {entry}"
-
-
-def runs(record: JobRecord, survey: Any) -> str:
-    """Return why a job must be taken for running, or nothing; one recorded as over need not be."""
-    for node in record.nodes:
-        if (record.job, node.index) in survey.living:
-            return f"it runs, on node {node.index} ({node.name})"
-    for node in record.nodes:
-        if record.state not in OVER and (record.job, node.index) in survey.unreached:
-            why = survey.unreached[record.job, node.index]
-            return f"its record says {record.state}, and {node.name} cannot be asked: {why}"
-    return ""
-
-
-# -- the command ------------------------------------------------------------------------------
+    @property
+    def rules(self) -> Rules:
+        if self.keep is None:
+            raise UsageError(
+                "say how many experiments to keep",
+                "orchestrator prune --keep N; --keep 0 --older-than 14d removes by age alone",
+            )
+        age = self.older_than
+        seconds = parse_seconds("--older-than", age) if age else 0.0
+        return Rules(self.keep, seconds, self.keep_failed)
 
 
 def prune(options: PruneOptions) -> int:
@@ -140,45 +78,47 @@ def prune(options: PruneOptions) -> int:
         raise UsageError(f"{options.names[0]!r}: names go with --pin or --unpin")
     if options.list_all:
         return listed(options)
-    if options.keep is None:
-        raise UsageError(
-            "say how many experiments to keep",
-            "orchestrator prune --keep N; --keep 0 --older-than 14d removes by age alone",
-        )
-    age = options.older_than
-    older_than = text.parse_seconds("--older-than", age) if age else 0.0
-    rules = Rules(options.keep, older_than, options.keep_failed)
-    experiments = options.where.experiments
-    with opened(experiments) as root:
+    where, rules = options.where, options.rules
+    with opened(where.experiments) as root:
         if root is None:
-            tell(options, f"nothing to remove: there is no directory {experiments}")
-            tell_json(options, PrunePlan(options.directory, [], []))
-            return EXIT_DONE
-        plan = decide(root, options, rules)
+            tell(options, f"nothing to remove: there is no directory {where.experiments}")
+            return concluded(options, Removal(-1, Plan(options.directory)))
+        plan = decide(
+            root,
+            options.directory,
+            rules,
+            trusted=where.trust_record,
+            ssh_config=where.ssh_config,
+            on_nodes=options.on_nodes,
+        )
+        removal = Removal(root, plan, where.ssh_config)
         if not options.as_json:
             show(plan, verbose=options.verbose)
-        if options.dry_run or not (plan.going or plan.hidden):
-            tell_json(options, plan)
-            return EXIT_DONE
+        if options.dry_run or not plan.measured:
+            return concluded(options, removal)
         if not (options.yes or agreed(on_nodes=options.on_nodes)):
             tell(options, "nothing was removed")
             return EXIT_STOPPED
-        remove(root, plan, options.where.ssh_config)
-    tell_json(options, plan)
-    tell(options, conclusion(plan))
-    if plan.unreached:
+        progress = Progress("removing", sum(measured.size for measured in plan.measured.values()))
+        removal.go(progress.add)
+        progress.clear()
+    tell(options, conclusion(removal))
+    return concluded(options, removal)
+
+
+def concluded(options: PruneOptions, removal: Removal) -> int:
+    if options.as_json:
+        output.tell(to_json(removal, dry_run=options.dry_run))
+    if not removal.outcomes:
+        return EXIT_DONE
+    if removal.unreached or removal.plan.unreached:
         return EXIT_NODE
-    return EXIT_FAILED if plan.failed else EXIT_DONE
+    return EXIT_FAILED if removal.ended(FAILED) else EXIT_DONE
 
 
 def tell(options: PruneOptions, message: str) -> None:
     if not options.as_json:
         output.tell(message)
-
-
-def tell_json(options: PruneOptions, plan: PrunePlan) -> None:
-    if options.as_json:
-        output.tell(to_json(plan, dry_run=options.dry_run))
 
 
 @contextlib.contextmanager
@@ -208,111 +148,7 @@ def agreed(*, on_nodes: bool) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-# -- removing ---------------------------------------------------------------------------------
-
-
-def remove(root: int, plan: PrunePlan, ssh_config: Path | None) -> None:
-    """Remove what the plan selects, and note in the plan how each removal ended."""
-    total = sum(measured.size for measured in plan.measured.values())
-    progress = Progress("removing", total)
-    for hidden in plan.hidden:
-        attempt(plan, hidden, partial(removal.finish, root, hidden, progress.add))
-    going = plan.going
-    for start in range(0, len(going), BATCH):
-        remove_batch(root, plan, going[start : start + BATCH], ssh_config, progress)
-    progress.clear()
-
-
-def remove_batch(
-    root: int,
-    plan: PrunePlan,
-    batch: Sequence[ScannedExperiment],
-    ssh_config: Path | None,
-    progress: Progress,
-) -> None:
-    held = {}
-    for entry in batch:
-        if plan.measured[entry.name].obstacle:
-            plan.failed[entry.name] = plan.measured[entry.name].obstacle
-            continue
-        with noted(plan, entry.name):
-            held[entry.name] = removal.hold(root, entry.name, entry.identity)
-    try:
-        if plan.on_nodes:
-            clean_nodes(plan, [entry for entry in batch if entry.name in held], ssh_config)
-        for name, lock in held.items():
-            if name in plan.failed or name in plan.spared:
-                continue
-            attempt(plan, name, partial(removal.take, root, lock, progress.add))
-    finally:
-        for lock in held.values():
-            lock.release()
-
-
-def attempt(plan: PrunePlan, name: str, work: Callable[[], list[str]]) -> None:
-    with noted(plan, name):
-        problems = work()
-        if problems:
-            more = f", and {len(problems) - 1} more" if problems[1:] else ""
-            plan.failed[name] = f"some of it could not be deleted: {shown(problems[0])}{more}"
-            return
-        plan.removed.add(name)
-        plan.freed += plan.measured[name].size
-
-
-@contextlib.contextmanager
-def noted(plan: PrunePlan, name: str) -> Iterator[None]:
-    """Note in the plan why an experiment could not be removed."""
-    try:
-        yield
-    except InTheWay as why:
-        plan.spared[name] = str(why)
-    except FileNotFoundError:
-        plan.spared[name] = "another process has removed it"
-    except OSError as error:
-        plan.failed[name] = f"{error.strerror}, in {shown(plan.directory)}"
-
-
-def unasked(entry: ScannedExperiment, *, on_nodes: bool) -> str:
-    """Say why the nodes of a job are not asked whether it still runs, where they would have to."""
-    assert entry.record is not None
-    if entry.launched_here or entry.record.scheduled:
-        return ""
-    if entry.record.state in OVER and not (on_nodes and entry.record.nodes):
-        return ""
-    return f"this login did not launch it: its nodes are not asked ({TRUST} asks them)"
-
-
-def clean_nodes(
-    plan: PrunePlan, batch: Sequence[ScannedExperiment], ssh_config: Path | None
-) -> None:
-    """Remove what these jobs left on their nodes, before their records are removed.
-
-    Only the record says which nodes a job ran on: it stays until all of them were cleaned, or the
-    rest would never be found again. A job whose record was also copied to an experiment that stays
-    keeps its files on the nodes.
-    """
-    from orchestrator.head.prune import node_runs
-
-    shared = {entry.record.job for entry, why in plan.ours if why is not None and entry.record}
-    records = {
-        entry.name: entry.record
-        for entry in batch
-        if entry.record and entry.record.job not in shared
-    }
-    result = node_runs.remove(list(records.values()), ssh_config)
-    plan.freed_on_nodes += result.freed
-    for name, record in records.items():
-        for node in record.nodes:
-            run = (record.job, node.index)
-            if run in result.unreached:
-                plan.unreached[node.name] = result.unreached[run]
-            problem = result.unreached.get(run) or result.problems.get(run)
-            if problem:
-                plan.failed.setdefault(name, f"on node {node.name}: {problem}")
-
-
-# -- pins -------------------------------------------------------------------------------------
+# -- pins, and the list -----------------------------------------------------------------------
 
 
 def pins(options: PruneOptions) -> int:
@@ -322,9 +158,7 @@ def pins(options: PruneOptions) -> int:
     if not options.names:
         raise UsageError("which experiments?", "orchestrator prune --pin NAME...")
     with opened(options.where.experiments) as root:
-        trusted = options.where.trust_record
-        entries = scan(root, trusted=trusted)[0] if root is not None else []
-        known = {entry.name for entry in entries if entry.record is not None}
+        known = [entry.name for entry in content_of(root, options).entries]
         names = [name.rstrip("/") for name in options.names]
         for name in names:
             if name not in known:
@@ -333,7 +167,7 @@ def pins(options: PruneOptions) -> int:
         for name in names:
             assert root is not None
             try:
-                removal.pin(root, name, wanted=options.pin)
+                remove.pin(root, name, wanted=options.pin)
             except OSError as error:
                 raise UsageError(f"{shown(name)}: {error.strerror}") from error
     change = "pinned" if options.pin else "not pinned any more"
@@ -347,16 +181,116 @@ def pins(options: PruneOptions) -> int:
 def listed(options: PruneOptions) -> int:
     """List all experiments, the newest first, without asking a node or removing anything."""
     with opened(options.where.experiments) as root:
-        trusted = options.where.trust_record
-        entries = scan(root, trusted=trusted)[0] if root is not None else []
-        decided = choose(entries, 0.0, Rules(len(entries)))
-        plan = PrunePlan(options.directory, decided, [])
-        for entry, _ in plan.ours:
-            assert root is not None
-            path = plan.directory / entry.name
-            plan.measured[entry.name] = removal.measure(root, entry.name, path)
+        content, directory = content_of(root, options), options.directory
+        decided = choose(content.entries, 0.0, Rules(len(content.entries)))
+        measured = {
+            entry.name: remove.measure(root, entry.name, directory / entry.name)
+            for entry, _ in decided
+            if root is not None
+        }
+    plan = Plan(directory, decided, content, measured=measured)
     if not options.as_json:
-        table(plan, [entry for entry, _ in plan.ours])
+        table(plan, [entry for entry, _ in decided])
         foreign(plan, verbose=options.verbose)
-    tell_json(options, plan)
-    return EXIT_DONE
+    return concluded(options, Removal(-1, plan))
+
+
+def content_of(root: int | None, options: PruneOptions) -> Scan:
+    return Scan() if root is None else scan(root, trusted=options.where.trust_record)
+
+
+# -- words ------------------------------------------------------------------------------------
+
+
+def show(plan: Plan, *, verbose: bool) -> None:
+    """Print what would be removed, and what stays although the rules select it."""
+    going, hidden = plan.going, plan.scan.hidden
+    if going:
+        table(plan, going)
+    for name in hidden:
+        left = size(plan.measured[name].size)
+        output.tell(f"{shown(name)}: left by a prune that was interrupted, {left}")
+    for entry in going:
+        if obstacle := plan.measured[entry.name].obstacle:
+            output.tell(f"cannot be removed: {shown(entry.name)}: {obstacle}")
+    for entry, why in plan.decided:
+        if why is not None and (verbose or entry.name in plan.busy):
+            output.tell(f"kept: {shown(entry.name)}: {why}")
+    foreign(plan, verbose=verbose)
+    for node, why in plan.unreached.items():
+        output.tell(f"not reached: {shown(node)}: {why}")
+    if going or hidden:
+        total = sum(measured.size for measured in plan.measured.values())
+        output.tell(f"{plural(len(going), 'experiment')}, {size(total)}")
+    else:
+        count = plural(len(plan.decided), "experiment")
+        output.tell(f"nothing to remove: {count} in {shown(plan.directory)}")
+
+
+def foreign(plan: Plan, *, verbose: bool) -> None:
+    for name, why in plan.scan.foreign.items() if verbose else ():
+        output.tell(f"not ours: {shown(name)}: {why}")
+
+
+def table(plan: Plan, entries: Sequence[Entry]) -> None:
+    rows: list[list[output.Cell]] = [["experiment", "state", "when", "size", ""]]
+    for entry in entries:
+        state, pin = shown(entry.record.state), "pinned" if entry.pinned else ""
+        cell = (state, STATES.get(state, ""))
+        measured = size(plan.measured[entry.name].size)
+        rows.append([shown(entry.name), cell, clock(entry)[:16], measured, pin])
+    output.tell(output.table(rows, output.terminal(), right={3}, headed=True))
+
+
+def clock(entry: Entry) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.when))
+
+
+def conclusion(removal: Removal) -> str:
+    """Return the outcome."""
+    lines = [f"kept: {shown(name)}: {why}" for name, why in removal.ended(KEPT).items()]
+    lines += [f"NOT REMOVED: {shown(name)}: {why}" for name, why in removal.ended(FAILED).items()]
+    gone = len([entry for entry in removal.plan.going if entry.name in removal.ended(REMOVED)])
+    summary = f"removed {plural(gone, 'experiment')}, {size(removal.freed)} freed"
+    if removal.plan.on_nodes:
+        summary += f" here and {size(removal.freed_on_nodes)} on their nodes"
+    elif gone:
+        summary += "; what they left on their nodes stays there (--on-nodes removes that too)"
+    return "\n".join([*lines, summary])
+
+
+def to_json(removal: Removal, *, dry_run: bool) -> str:
+    """Return all that is known of the experiments, and what became of each."""
+    plan = removal.plan
+    whole = {
+        "directory": str(plan.directory),
+        "dry_run": dry_run,
+        "experiments": [about(removal, entry, why) for entry, why in plan.decided],
+        "left_over": [
+            {"name": name, "size": plan.measured[name].size, **outcome(removal, name)}
+            for name in plan.scan.hidden
+        ],
+        "not_ours": [{"name": name, "reason": why} for name, why in plan.scan.foreign.items()],
+        "nodes_not_cleaned": {**plan.unreached, **removal.unreached},
+        "freed": removal.freed,
+        "freed_on_nodes": removal.freed_on_nodes,
+    }
+    return json.dumps(whole, indent=1)
+
+
+def about(removal: Removal, entry: Entry, why: str | None) -> dict[str, Any]:
+    measured = removal.plan.measured.get(entry.name)
+    kept = {"action": KEPT, "reason": why}
+    return {
+        "name": entry.name,
+        "state": entry.record.state,
+        "when": clock(entry),
+        "size": measured.size if measured else None,
+        "pinned": entry.pinned,
+        **(outcome(removal, entry.name) if why is None else kept),
+    }
+
+
+def outcome(removal: Removal, name: str) -> dict[str, Any]:
+    action, why = removal.outcomes.get(name, ("", removal.plan.measured[name].obstacle))
+    return {"action": action or (FAILED if why else "would be removed"), "reason": why or None}

@@ -11,7 +11,7 @@ from orchestrator.head.follow.failure_kinds import of_a_machine
 from orchestrator.records import history
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.history import Incident
-from orchestrator.records.machine_name import machine_of
+from orchestrator.records.machines import machine_of
 
 
 def note(experiment: str, record: JobRecord, verdict: dict[str, Any] | None) -> str:

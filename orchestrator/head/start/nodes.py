@@ -29,7 +29,7 @@ from orchestrator.protocol.requests.machine import PortWish, Probe, ProbeTarget
 from orchestrator.records import cordons, experiments
 from orchestrator.records.cordons import Cordon
 from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.records.machine_name import machine_of
+from orchestrator.records.machines import machine_of
 
 
 class NodeSource(Protocol):

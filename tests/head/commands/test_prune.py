@@ -19,11 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.config.launch import Where
 from orchestrator.head.commands import prune
-from orchestrator.head.commands.prune import PruneOptions
 from orchestrator.head.prune import remove
-from orchestrator.head.prune.choice import Rules
+from orchestrator.head.prune.plan import Rules, decide
+from orchestrator.head.prune.removal import KEPT, REMOVED, Removal
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 ORCHESTRATOR = str(Path(sys.executable).parent / "orchestrator")
@@ -387,18 +386,19 @@ def test_one_that_is_in_use(root: Path, typed: Typed) -> None:
 def test_one_that_is_taken_up_while_the_question_waits(root: Path) -> None:
     with prune.opened(root) as fd:
         assert fd is not None
-        plan = prune.decide(fd, PruneOptions(Where(experiments=root)), Rules(0))
-        assert len(plan.going) == 3
+        removal = Removal(fd, decide(fd, root, Rules(0)))
+        assert len(removal.plan.going) == 3
         place = Experiment(root / "m_20260101_000000")
         assert place.lock() is None
         other = os.open(root / "m_20260102_000000", os.O_RDONLY)
         fcntl.flock(other, fcntl.LOCK_EX)
-        prune.remove(fd, plan, None)
+        removal.go()
     place.unlock()
     os.close(other)
     assert days(root) == "12"
-    assert "in use" in plan.spared["m_20260101_000000"]
-    assert plan.spared["m_20260102_000000"] == "another prune is removing it"
+    kept = removal.ended(KEPT)
+    assert "in use" in kept["m_20260101_000000"]
+    assert kept["m_20260102_000000"] == "another prune is removing it"
 
 
 def test_a_record_that_says_running_and_a_node_that_does_not_answer(
@@ -559,10 +559,10 @@ def test_any_name(tmp_path_factory: pytest.TempPathFactory, prefix: str) -> None
     before = snapshot(root)
     with prune.opened(root) as fd:
         assert fd is not None
-        plan = prune.decide(fd, PruneOptions(Where(experiments=root)), Rules(0))
-        prune.remove(fd, plan, None)
+        removal = Removal(fd, decide(fd, root, Rules(0)))
+        removal.go()
     ours = prefix != "" and not prefix.startswith(".")
-    assert plan.removed == ({name} if ours else set())
+    assert set(removal.ended(REMOVED)) == ({name} if ours else set())
     assert snapshot(root) == ({} if ours else before)
     assert (directory / "neighbour").exists()
 

@@ -12,7 +12,7 @@ from orchestrator.common.errors import EXIT_DONE, OrchestratorError, UsageError,
 from orchestrator.head.nodes.node_list import choose, read_nodes
 from orchestrator.head.screen import output
 from orchestrator.records import cordons
-from orchestrator.records.machine_name import machine_of
+from orchestrator.records.machines import machine_of
 
 
 def cordon(node_list: Path, hosts: Sequence[str], reason: str) -> int:

@@ -19,7 +19,7 @@ from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.preflight import diagnose
 from orchestrator.head.start.request import resolve
 from orchestrator.records import cordons, history
-from orchestrator.records.machine_name import machine_of
+from orchestrator.records.machines import machine_of
 
 
 def examine(

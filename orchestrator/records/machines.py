@@ -1,23 +1,55 @@
-"""Small JSON files that this login keeps between commands, under ~/.orchestrator on the head.
+"""What this login remembers of machines: the name of each, and small JSON files on the head.
 
-What they say decides where jobs run, so they count only if nobody else can write them.
+The files are under ~/.orchestrator. What they say decides where jobs run, so they count only if
+nobody else can write them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.common.permissions import others
 
-LARGEST = 16 << 20
+LARGEST_BYTES = 16 << 20
+
+
+class Place(Protocol):
+    """A node of a list or of a record."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int | None: ...
+
+
+def machine_of(node: Place) -> str:
+    """Write host:port, or [v6]:port; the host alone where the list gives no port."""
+    host = node.host.lower()
+    if ":" in host:
+        host = canonical(host)
+    if node.port is None:
+        return host
+    return f"[{host}]:{node.port}" if ":" in host else f"{host}:{node.port}"
+
+
+def canonical(host: str) -> str:
+    try:
+        return str(ipaddress.IPv6Address(host))
+    except ValueError:
+        return host
+
+
+# -- the files --------------------------------------------------------------------------------
 
 
 def directory() -> Path:
@@ -30,7 +62,7 @@ def read(name: str) -> dict[str, Any]:
     try:
         with files.open_plain(path) as file:
             problem = others(os.fstat(file.fileno()))
-            text = file.read(LARGEST)
+            text = file.read(LARGEST_BYTES)
     except FileNotFoundError:
         return {}
     except OSError as error:
