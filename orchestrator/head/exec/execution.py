@@ -135,7 +135,7 @@ class Visit:
             self.connection.close()
 
 
-class Fanout:
+class Execution:
     """The same command on all these nodes."""
 
     def __init__(

@@ -102,9 +102,9 @@ def to_text(sample: Sample) -> str:
 
 
 def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
-    from orchestrator.views.top.screen import Deeds, Top  # textual takes 0.2 s
+    from orchestrator.views.top.screen import Actions, Top  # textual takes 0.2 s
 
-    deeds = Deeds(
+    actions = Actions(
         log=partial(log_lines, where),
         stack=partial(stack_lines, where, watch.transport),
         events=partial(event_lines, where),
@@ -117,7 +117,7 @@ def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
 
     watch.patience = PATIENCE
     interrupt.undo_with(output.restorer())  # else a kill leaves the mouse and no cursor behind
-    Top(watch.look, watch.seen(), seconds, deeds, closer, alone).run()
+    Top(watch.look, watch.seen(), seconds, actions, closer, alone).run()
     interrupt.undo_with(None)
     return EXIT_DONE
 

@@ -28,7 +28,7 @@ from orchestrator.views.top.sample import JobSample, Sample
 
 
 @dataclass(frozen=True)
-class Deeds:
+class Actions:
     """The actions of the keys; each may take a while, and may raise an OrchestratorError."""
 
     log: Callable[[JobSample, RankProgress | None], Sequence[str]]
@@ -129,13 +129,13 @@ class Ranks(ModalScreen[None]):
 
     def action_log(self) -> None:
         rank, job = self.chosen, self.job
-        self.top.read(title(job, rank), lambda: self.top.deeds.log(job, rank))
+        self.top.read(title(job, rank), lambda: self.top.actions.log(job, rank))
 
     def action_stack(self) -> None:
         rank, job = self.chosen, self.job
         if rank is not None:
             heading = f"{title(job, rank)}: stack"  # the line that runs stands first
-            self.top.read(heading, lambda: self.top.deeds.stack(job, rank), from_end=False)
+            self.top.read(heading, lambda: self.top.actions.stack(job, rank), from_end=False)
 
     def action_events(self) -> None:
         self.top.events(self.job)
@@ -179,13 +179,13 @@ class Top(App[None]):
         look: Callable[[], Sample],
         first: Sample,  # shown until the first look is over
         seconds: float,
-        deeds: Deeds,
+        actions: Actions,
         closer: Callable[[str], None] = lambda _: None,
         alone: str = "",  # the one job that is shown; the screen ends with it
     ) -> None:
         super().__init__()
         self.look, self.first, self.seconds = look, first, seconds
-        self.deeds, self.closer, self.alone = deeds, closer, alone
+        self.actions, self.closer, self.alone = actions, closer, alone
         self.seen = False  # the one job has been there
         self.sample: Sample | None = None
         self.over = Event()
@@ -240,7 +240,7 @@ class Top(App[None]):
                 self.push_screen(Ranks(job, alone=True))
             elif job is None and self.seen:
                 answered = all(node.checkup for node in sample.nodes)
-                if answered or self.deeds.over(self.alone):
+                if answered or self.actions.over(self.alone):
                     self.exit()
         for screen in self.screen_stack:
             if isinstance(screen, Ranks):
@@ -275,7 +275,7 @@ class Top(App[None]):
     def action_log(self) -> None:
         job = self.chosen_or_told
         if job is not None:
-            self.read(f"{title(job, None)}: last lines", lambda: self.deeds.log(job, None))
+            self.read(f"{title(job, None)}: last lines", lambda: self.actions.log(job, None))
 
     def action_events(self) -> None:
         job = self.chosen_or_told
@@ -283,7 +283,7 @@ class Top(App[None]):
             self.events(job)
 
     def events(self, job: JobSample) -> None:
-        self.read(f"{title(job, None)}: events", lambda: self.deeds.events(job))
+        self.read(f"{title(job, None)}: events", lambda: self.actions.events(job))
 
     def action_stop(self) -> None:
         job = self.chosen_or_told
@@ -312,7 +312,7 @@ class Top(App[None]):
     @work(thread=True)
     def end(self, job: JobSample) -> None:
         try:
-            said = self.deeds.stop(job)
+            said = self.actions.stop(job)
         except OrchestratorError as error:
             said = str(error)
         self.call_from_thread(self.notify, Text(printable(said)).plain)

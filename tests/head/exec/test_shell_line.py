@@ -16,7 +16,7 @@ from orchestrator.head.connect import server_command
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
 from orchestrator.head.exec.collected import Kept
-from orchestrator.head.exec.execution import Fanout, Input
+from orchestrator.head.exec.execution import Execution, Input
 from orchestrator.head.exec.shell import BEGINS, GO, Directory, shell_line
 from orchestrator.head.nodes.node_list import Node, NumberedNode
 from tests.node.running import wait_until
@@ -138,14 +138,14 @@ def test_what_an_rc_file_does(tmp_path: Path, shell: str, text: str, problem: st
     kept = Kept()
     with given.open("rb") as file:
         words = ["sh", "-c", f"cat; touch {mark}"]
-        fanout = Fanout(
+        execution = Execution(
             RcFile(tmp_path, shell, text),
             [NumberedNode(0, Node("n"))],
             lambda _: shell_line(words, Directory("/"), given.stat().st_size),
             lambda _: kept,
             given=Input(file.fileno(), 0, given.stat().st_size),
         )
-        (outcome,) = fanout.go()
+        (outcome,) = execution.go()
     shown = b"".join(kept.out.pieces()), b"".join(kept.err.pieces())
     assert problem in outcome.problem and outcome.lost == bool(problem)
     assert (outcome.code, mark.exists()) == ((None, False) if problem else (0, True))
@@ -160,10 +160,10 @@ def test_what_was_given_up_does_not_run_later(tmp_path: Path) -> None:
     ssh.timeout = 0.2
     node = NumberedNode(0, Node("n"))
     line = shell_line(["touch", str(tmp_path / "ran")], Directory("/"))
-    fanout = Fanout(ssh, [node], lambda _: line, lambda _: Kept())
+    execution = Execution(ssh, [node], lambda _: line, lambda _: Kept())
     with ThreadPoolExecutor() as threads:
-        outcomes = threads.submit(fanout.go)
-        wait_until(lambda: fanout.visits[0].given_up, "the limit")
+        outcomes = threads.submit(execution.go)
+        wait_until(lambda: execution.visits[0].given_up, "the limit")
         (tmp_path / "gate").write_text("\n")
         (outcome,) = outcomes.result(timeout=60)  # of a process, its end is waited for
     assert outcome.problem == server_command.WAITS

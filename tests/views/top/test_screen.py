@@ -13,13 +13,13 @@ from textual.widgets import RichLog
 
 from orchestrator.common.errors import NodeError
 from orchestrator.views.top.sample import JobSample, Sample
-from orchestrator.views.top.screen import Deeds, Lines, Question, Ranks, Top
+from orchestrator.views.top.screen import Actions, Lines, Question, Ranks, Top
 from orchestrator.views.top.watched_node import NodeSample
 from tests.views.top.samples import NOW, job, rank, sample
 
 EVERY = 0.2  # a walk waits until nothing is to be drawn
 FIRST = Sample(NOW, (NodeSample("one", problem="connecting ..."),), ())
-DEEDS = Deeds(
+ACTIONS = Actions(
     log=lambda *_: [], stack=lambda *_: [], events=lambda _: [], stop=str, over=lambda _: False
 )
 Walk = Callable[[Top, Pilot[None]], Awaitable[None]]
@@ -43,14 +43,14 @@ def drive(
         return next(left, shown[0])
 
     async def run() -> None:
-        deeds = Deeds(
+        actions = Actions(
             log=lambda _, rank: [*lines, f"of {rank.rank if rank else 'all'}"],
             stack=lambda _, rank: [f"stack of {rank.rank}", *map(str, range(40))],
             events=lambda _: ["it began"],
             stop=stop,
             over=over,
         )
-        app = Top(look, FIRST, EVERY, deeds, closer or (lambda _: None), alone)
+        app = Top(look, FIRST, EVERY, actions, closer or (lambda _: None), alone)
         async with app.run_test(size=size) as pilot:
             async with asyncio.timeout(30):
                 await until(pilot, lambda: app.sample is samples[-1])
@@ -200,7 +200,7 @@ def test_the_nodes_are_named_before_any_has_answered() -> None:
         return sample()
 
     async def run() -> None:
-        app = Top(look, FIRST, EVERY, DEEDS)
+        app = Top(look, FIRST, EVERY, ACTIONS)
         try:
             async with app.run_test() as pilot, asyncio.timeout(30):
                 await until(

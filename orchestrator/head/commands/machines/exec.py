@@ -28,7 +28,7 @@ from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.exec import collected
 from orchestrator.head.exec.collected import Folding, Kept, Live, PrefixedOutput
-from orchestrator.head.exec.execution import Fanout, Input, Outcome, Receiver
+from orchestrator.head.exec.execution import Execution, Input, Outcome, Receiver
 from orchestrator.head.exec.shell import (
     Directory,
     JobPart,
@@ -124,12 +124,12 @@ def execute(options: ExecOptions) -> int:
         size = given.size if given is not None else None
         return shell_line(options.words, directory(node, options.workdir), size)
 
-    fanout = Fanout(
+    execution = Execution(
         options.chosen.transport(), nodes, line_of, receiver_of, limit=options.limit, given=given
     )
-    shown.when_broken = lambda: fanout.end("nobody reads its output")
-    stopped = answer_interrupts(fanout)
-    outcomes = fanout.go()
+    shown.when_broken = lambda: execution.end("nobody reads its output")
+    stopped = answer_interrupts(execution)
+    outcomes = execution.go()
     if unread_pipe():
         output.complain(NOT_GIVEN)
     code = EXIT_STOPPED if stopped else NOBODY_READS if shown.broken else exit_code(outcomes)
@@ -169,7 +169,7 @@ def unread_pipe() -> bool:
         return False
 
 
-def answer_interrupts(fanout: Fanout) -> list[int]:
+def answer_interrupts(execution: Execution) -> list[int]:
     """End the programs at the first Ctrl-C, and leave at the second; return those that came."""
     came: list[int] = []
 
@@ -177,7 +177,7 @@ def answer_interrupts(fanout: Fanout) -> list[int]:
         came.append(number)
         if len(came) > 1:
             interrupt.leave(EXIT_STOPPED)  # with the connections the programs end all the same
-        fanout.end(STOPPED)
+        execution.end(STOPPED)
 
     for number in interrupt.SIGNALS:
         signal.signal(number, answer)
