@@ -48,7 +48,7 @@ SLOW = [
     "tests/node/machine/test_software.py::test_torch_is_read_not_imported",
     "tests/node/job/test_hang.py::test_an_earlier_answer",
     "tests/node/job/test_interleaving.py",
-    "tests/node/job/test_pace.py::test_a_rank_that_is_late",
+    "tests/node/follow/test_pace.py::test_a_rank_that_is_late",
     "tests/node/job/test_programs.py",
     "tests/node/job/test_rank.py::test_a_program_",
     "tests/node/job/test_rank.py::test_forked_ranks_draw_different_numbers[torch",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import platform
+import sys
+
 from orchestrator.node.environments.build import Build
-from orchestrator.node.environments.look import look
 from orchestrator.node.environments.place import Environments
 from orchestrator.node.server.visit import Refusal, RoomState, Visit, answers
 from orchestrator.protocol.requests.environments import (
@@ -51,3 +55,28 @@ def ask_build(visit: Visit, request: AskBuild) -> BuildProgress:
 def prune_environments(visit: Visit, request: PruneEnvironments) -> PrunedEnvironments:
     removed, freed = Environments(request.root).prune()
     return PrunedEnvironments(removed=tuple(removed), freed=freed)
+
+
+def look(request: LookAtEnvironment) -> EnvironmentState:
+    """Look whether an environment is whole; where it is, names lead to it from now on."""
+    here = Environments(request.root)
+    packages = here.packages(request.key)
+    if packages is not None:
+        here.link_all(request.name, request.key)
+    return EnvironmentState(
+        path=here.path(request.key),
+        python=sys.executable,
+        version=sys.version_info[:2],
+        machine=platform.machine(),
+        libc=libc(),
+        packages=packages,
+    )
+
+
+def libc() -> str:
+    """Return glibc 2.36, or musl."""
+    with contextlib.suppress(OSError, ValueError):
+        name = os.confstr("CS_GNU_LIBC_VERSION")
+        if name:
+            return name
+    return "musl"

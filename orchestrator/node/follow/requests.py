@@ -91,7 +91,7 @@ def stuck(visit: Visit, request: AskStuck) -> Stuck:
 
 @answers(AskPaces)
 def paces(visit: Visit, request: AskPaces) -> Paces:
-    from orchestrator.node.job.beside import pace  # a minute after the start, and later
+    from orchestrator.node.follow import pace
 
     run = RunDir(request.job, request.node)
     return Paces(paces=pace.read(run) if request.read else pace.ask(run))

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from orchestrator.common import files
-from orchestrator.node.job import processes
-from orchestrator.node.job.attempts import resume_dir
+from orchestrator.node.job import processes, resume_dir
 from orchestrator.node.job.run_directory import RunDir, all_runs, home
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.follow import RemovedRun, RemovedRuns

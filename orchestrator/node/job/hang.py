@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
+import subprocess
 import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from orchestrator.node.job import processes
-from orchestrator.node.job.beside import py_spy
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.events import RankStarted, Started
@@ -130,11 +134,11 @@ def collect(run: RunDir) -> dict[int, RankStacks]:
 
 def seen(run: RunDir, silent: dict[int, int], ours: list[Process]) -> dict[int, str]:
     """Return what py-spy sees of the Pythons of ranks that say nothing: rank -> PID."""
-    asked = py_spy.program(run.read_spec().agent[0]) if silent else None
+    asked = py_spy_of(run.read_spec().agent[0]) if silent else None
     if asked is None:
         return {}
-    of_rank = {rank: py_spy.pythons(pid, ours) for rank, pid in silent.items()}
-    found = py_spy.stacks(asked, [one for some in of_rank.values() for one in some], SEEN_IN)
+    of_rank = {rank: pythons(pid, ours) for rank, pid in silent.items()}
+    found = py_spy_stacks(asked, [one for some in of_rank.values() for one in some], SEEN_IN)
     # The oldest comes last, as the main thread does: it is the program, others work for it.
     return {
         rank: "\n".join(found[one.pid] for one in reversed(some) if one.pid in found)
@@ -180,3 +184,61 @@ def read(path: str, start: int) -> str:
             return file.read(LARGEST)
     except OSError:
         return ""
+
+
+PY_SPY = "py-spy"
+MOST_PYTHONS = 4  # Pythons of one rank, the oldest first
+
+
+def py_spy_of(python: str) -> str | None:
+    """Return py-spy of the job's environment, or else the one on the path."""
+    return shutil.which(PY_SPY, path=os.path.dirname(python)) or shutil.which(PY_SPY)
+
+
+def pythons(rank: int, processes: Sequence[Process]) -> list[Process]:
+    """Return the process of a rank and those below it, as far as they are Pythons."""
+    below = {rank}
+    for process in sorted(processes, key=lambda process: (process.started, process.pid)):
+        if process.parent in below:
+            below.add(process.pid)
+    found = [process for process in processes if process.pid in below and is_python(process.pid)]
+    return sorted(found, key=lambda process: process.started)[:MOST_PYTHONS]
+
+
+def is_python(pid: int) -> bool:
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
+    except OSError:
+        return False
+
+
+def py_spy_stacks(asked: str, wanted: Sequence[Process], seconds: float) -> dict[int, str]:
+    """Return the stacks of these processes that py-spy can tell within so many seconds."""
+    running = {
+        process: subprocess.Popen(
+            [asked, "dump", "--nonblocking", "--json", "--pid", str(process.pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        for process in wanted
+    }
+    deadline = time.monotonic() + seconds
+    found = {}
+    for process, dump in running.items():
+        try:
+            said, _ = dump.communicate(timeout=max(0.0, deadline - time.monotonic()))
+            found[process.pid] = "".join(lines_of_threads(process, json.loads(said)))
+        except (subprocess.TimeoutExpired, ValueError, LookupError, TypeError):
+            dump.kill()
+            dump.communicate()
+    return found
+
+
+def lines_of_threads(process: Process, threads: list[dict[str, Any]]) -> Iterator[str]:
+    """Write py_spy_stacks as faulthandler does, the main thread last."""
+    yield f"Process {process.pid} ({process.name}), as {PY_SPY} sees it:\n"
+    for thread in sorted(threads, key=lambda thread: thread["os_thread_id"] == process.pid):
+        yield f"Thread 0x{int(thread['thread_id']):016x} (most recent call first):\n"
+        for frame in thread["frames"]:
+            yield f'  File "{frame["filename"]}", line {int(frame["line"])} in {frame["name"]}\n'

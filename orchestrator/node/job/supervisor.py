@@ -22,13 +22,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.common import files
-from orchestrator.node.job import processes
-from orchestrator.node.job.attempts import resume_dir
-from orchestrator.node.job.beside.sampler import SamplerProcess
+from orchestrator.node.job import processes, resume_dir
 from orchestrator.node.job.job_log import NO_RANK, JobLog
 from orchestrator.node.job.oom_evidence import Evidence, last_words
 from orchestrator.node.job.processes import JobProcesses
 from orchestrator.node.job.run_directory import RunDir, listen_in
+from orchestrator.node.job.sampling import SamplerProcess
 from orchestrator.node.peers.lease import Lease
 from orchestrator.protocol import control, events
 from orchestrator.protocol.control import HeadNews

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from orchestrator.common import files
-from orchestrator.node.job.attempts import kept
-from orchestrator.node.job.attempts.resume_dir import attempts_of
+from orchestrator.node.job import resume_dir
+from orchestrator.node.job.resume_dir import attempts_of
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.saved.places import OUTPUTS, began, experiment, one_disk, roots
 from orchestrator.node.transfer.copies import Copies, Copy, look_of
@@ -54,7 +54,7 @@ def saved(run: RunDir, given: Iterable[str] = ()) -> Saved:
         roots=places,
         whole=whole and len(found) <= MOST_NAMED,
         shared=one_disk(run, spec),
-        kept=kept.last(run) > 0,
+        kept=resume_dir.last_kept(run) > 0,
     )
 
 

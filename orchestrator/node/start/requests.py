@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from orchestrator.node.job.attempts import resume_dir
+from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.ports import Ports
 from orchestrator.node.server.visit import Visit, answers
@@ -63,9 +63,9 @@ def take_ports(visit: Visit, request: TakePorts) -> TakenPorts:
 
 @answers(AskKept)
 def kept(visit: Visit, request: AskKept) -> Kept:
-    from orchestrator.node.job.attempts import kept  # not for every job
+    from orchestrator.node.job import resume_dir
 
-    return Kept(at=kept.last(RunDir(request.job, request.node)))
+    return Kept(at=resume_dir.last_kept(RunDir(request.job, request.node)))
 
 
 @answers(GetReady)

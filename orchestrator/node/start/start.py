@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from orchestrator.node.job.attempts import resume_dir
+from orchestrator.node.job import resume_dir
 from orchestrator.node.job.processes import OPTIONS
 from orchestrator.node.job.run_directory import RunDir, home, machine
 from orchestrator.node.server.ports import Ports

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator.head.follow.monitors.late_rank import Late, late_rank
+from orchestrator.node.follow import pace
 from orchestrator.node.job import hang
-from orchestrator.node.job.beside import pace
 from orchestrator.protocol.requests.follow import Pace
 from tests.node.running import Job, script, wait_until
 
