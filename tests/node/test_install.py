@@ -129,7 +129,7 @@ def test_it_is_sent_only_to_a_node_that_lacks_it(node: Node) -> None:
 
 def test_what_is_damaged_is_unpacked_anew(node: Node) -> None:
     node.visit()
-    victim = node.library / "orchestrator/node/job/stop_job.py"
+    victim = node.library / "orchestrator/node/follow/stop_job.py"
     whole = victim.read_bytes()
     for damage in (b"", whole[:-9], b"\0" * len(whole)):
         victim.write_bytes(damage)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 
+from orchestrator.node.follow import stop_job
 from orchestrator.node.follow.job_state import job_state
-from orchestrator.node.job import processes, stop_job
+from orchestrator.node.job import processes
 from orchestrator.node.job.hang import Activity, collect
 from orchestrator.node.job.run_directory import RunDir, all_runs
 from orchestrator.node.server.stream import FileStreamer

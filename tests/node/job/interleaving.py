@@ -25,7 +25,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.job import processes, stop_job, supervisor
+from orchestrator.node.follow import stop_job
+from orchestrator.node.job import processes, supervisor
 from orchestrator.node.job.processes import JobProcesses, Process
 from orchestrator.node.job.run_directory import RunDir, listen_in
 from orchestrator.node.job.supervisor import Supervisor

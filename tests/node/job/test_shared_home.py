@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.job import processes, stop_job
+from orchestrator.node.follow import stop_job
+from orchestrator.node.job import processes
 from orchestrator.node.job.run_directory import RunDir, machine
 from orchestrator.node.machine import probe
 from orchestrator.node.server.visit import Visit
 from orchestrator.protocol.events import Ended, Started
 from orchestrator.protocol.requests.follow import Jobs, StopAll
 from orchestrator.protocol.requests.start import StandBy
-from tests.node.job.test_stop_job import WAITS, spare_others
+from tests.node.follow.test_stop_job import WAITS, spare_others
 from tests.node.running import Job, bare_spec, script, wait_until
 
 NewJob = Callable[..., Job]

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.job import processes, stop_job
+from orchestrator.node.follow import stop_job
+from orchestrator.node.job import processes
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.warm import frames, handover, pairs, setting
 from orchestrator.node.warm.visit import WarmVisit

@@ -18,7 +18,6 @@ from functools import partial
 from typing import NamedTuple
 
 from orchestrator.node.job import processes, resume_dir
-from orchestrator.node.job.port import port_is_free
 from orchestrator.node.job.processes import JobProcesses, Process, Tagged
 from orchestrator.node.job.run_directory import (
     RunDir,
@@ -27,6 +26,7 @@ from orchestrator.node.job.run_directory import (
     connect_in,
     note_stop_of_all,
 )
+from orchestrator.node.server.ports import port_is_free
 from orchestrator.protocol import control
 from orchestrator.protocol.events import Ended, EndOrder, Started
 from orchestrator.protocol.requests.follow import PortState, Stop, StopAll, StopReceipt

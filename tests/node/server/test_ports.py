@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.job import port as port_module
-from orchestrator.node.job.port import Port
+from orchestrator.node.server import ports as module
+from orchestrator.node.server.ports import Port
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_names_that_somebody_takes_away_take_no_port_away(
     ports: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any user of the machine can take the names of all the ports that would be tried."""
-    monkeypatch.setattr(port_module, "PORTS_TO_TRY", 5)
+    monkeypatch.setattr(module, "PORTS_TO_TRY", 5)
     start = BASE + 200
     with contextlib.ExitStack() as stack:
         for number in range(start, start + 5):

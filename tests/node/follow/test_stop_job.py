@@ -7,23 +7,26 @@ import socket
 import subprocess
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.head.saved.bring import Parcel
-from orchestrator.node.job import cleanup, processes, stop_job
+from orchestrator.node.follow import stop_job
+from orchestrator.node.follow.stop_job import Stopped
+from orchestrator.node.job import cleanup, processes
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.job.stop_job import Stopped
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.start import start as node_start
+from orchestrator.protocol import manifest
 from orchestrator.protocol.events import Ended, RankAtEnd
 from orchestrator.protocol.requests.follow import PortState, Stop, StopAll
 from orchestrator.protocol.requests.request import STOPPED
 from orchestrator.protocol.requests.start import Start
+from orchestrator.protocol.requests.transfer import HANDED, Offer, Place
 from tests.node.running import (
     PATIENCE,
     PYTHON,
@@ -68,7 +71,9 @@ def test_what_was_stopped_first_never_starts(new_job: NewJob, tmp_path: Path) ->
     assert not receipt.known and not receipt.left  # nothing was there, so nothing is proved
     assert refused(Visit(), spec)
     with pytest.raises(Refusal) as refusal:  # a large one, on its way
-        Visit().answer(Parcel(job=job.run.job, node=0, name="call.pkl"))
+        visit = Visit()
+        visit.piece += zlib.compress(manifest.packed([]))
+        visit.answer(Offer(into=Place(kind=HANDED, job=job.run.job, node=0)))
     assert refusal.value.kind == STOPPED
     assert not list(Path(job.run.path).parent.glob("0*/*"))
     stop_job.end(other.run, "not started", 0.0)
