@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.screen.progress import Progress
-from orchestrator.head.transfer.send import Outbox, Sender, Sent
-from orchestrator.head.transfer.spread import PassingOn, Peer, Spread, kept_alive
+from orchestrator.head.transfer.send import Outbox, Sender
+from orchestrator.head.transfer.spread import PassingOn, Peer, kept_alive, send_to_all
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
 from orchestrator.protocol.requests.transfer import Place
@@ -123,48 +123,79 @@ def push(
 
     Where many nodes lack much, they pass it on to each other.
     """
-    outbox, place = Outbox(cargo.tree), Place(directory=cargo.directory)
-    progress.size = len(targets) * cargo.tree.size
+    outbox, into = Outbox(cargo.tree), Place(directory=cargo.directory)
     together = passing_on.pays(len(targets), cargo.tree.size) and not dry_run
-
     senders: list[Sender] = []
 
-    with contextlib.ExitStack() as connections:
-        connections.callback(outbox.close)
+    with contextlib.ExitStack() as opened:
+        opened.callback(outbox.close)
 
         def begin(target: NumberedNode) -> Sender:
             connection = transport.connect(transport.config.of_node(target.node))
-            connections.callback(connection.close)
+            opened.callback(connection.close)
             channel = open_channel(connection, target.node, transport.timeout)
-            sender = Sender(outbox, channel, place, progress.add)
+            sender = Sender(outbox, channel, into, progress.add)
             with sender.lock:
                 senders.append(sender)
                 sender.offer(dry_run=dry_run)
+                progress.size += sender.size
                 if not (together or dry_run):
                     sender.go()
             return sender
 
         with kept_alive(senders):
             begun = fleet.everywhere(targets, begin)
-        results = [sender.result if isinstance(sender, Sender) else sender for sender in begun]
-        lacking = {at: s for at, s in enumerate(begun) if isinstance(s, Sender) and s.numbers()}
-        if together and lacking:
-            peers = [Peer(targets[at].label, s.channel, place) for at, s in lacking.items()]
-            done = Spread(peers, list(lacking.values()), passing_on, say).run()
-            for at, result in zip(lacking, done, strict=True):
-                results[at] = result
-    wanted = [s.numbers() if dry_run and isinstance(s, Sender) else [] for s in begun]
+        if together:
+            peers = {
+                at: Peer(targets[at].label, sender.channel, into)
+                for at, sender in enumerate(begun)
+                if isinstance(sender, Sender) and sender.numbers()
+            }
+            begun = pass_on(begun, peers, passing_on, say)
     return [
-        Pushed(target, error=result)
-        if isinstance(result, OrchestratorError)
-        else pushed(target, cargo.tree, result, numbers)
-        for target, result, numbers in zip(targets, results, wanted, strict=True)
+        Pushed(target, error=sender)
+        if isinstance(sender, OrchestratorError)
+        else pushed(target, sender, dry_run=dry_run)
+        for target, sender in zip(targets, begun, strict=True)
     ]
 
 
-def pushed(target: NumberedNode, tree: Tree, result: Sent, wanted: Sequence[int]) -> Pushed:
+def pass_on(
+    begun: Sequence[Sender | OrchestratorError],
+    peers: Mapping[int, Peer],
+    passing_on: PassingOn,
+    say: Say,
+) -> list[Sender | OrchestratorError]:
+    """Let those nodes that lack something pass it on, if that pays."""
+    senders = {at: sender for at, sender in enumerate(begun) if isinstance(sender, Sender)}
+    lacking = [senders[at] for at in peers]
+    numbers = set[int]().union(*(sender.numbers() for sender in lacking))
+    results: list[Sender | OrchestratorError] = list(begun)
+    if not lacking:
+        return results
+    outbox = lacking[0].outbox
+    entries = [outbox.tree.entries[number] for number in sorted(numbers)]
+    if passing_on.pays(len(peers), sum(entry.size for entry in entries)):
+        with kept_alive(lacking):
+            part, failed = outbox.sums.part(entries)
+        for sender in lacking:
+            paths = {outbox.tree.entries[at].path for at in sender.numbers()}
+            sender.result.failed.update({path: failed[path] for path in paths & failed.keys()})
+        done = send_to_all(list(peers.values()), part, lacking[0].seen, passing_on, say)
+    else:
+        done = fleet.everywhere(lacking, Sender.go)
+    for at, sent in zip(peers, done, strict=True):
+        if isinstance(sent, OrchestratorError):
+            results[at] = sent
+        elif sent is not senders[at].result:
+            senders[at].result = sent.after(senders[at].result)
+    return results
+
+
+def pushed(target: NumberedNode, sender: Sender, *, dry_run: bool) -> Pushed:
     """Count what was sent, or would be, and what was there."""
-    sent = result.sent or [tree.entries[number].path for number in wanted]
+    tree, result = sender.outbox.tree, sender.result
+    sent = [tree.entries[at].path for at in sender.numbers()] if dry_run else result.sent
     files = {entry.path for entry in tree.entries if entry.kind == FILE}
     return Pushed(
         target,

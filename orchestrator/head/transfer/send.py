@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import NodeError
 from orchestrator.common.files import digest
@@ -17,6 +18,9 @@ from orchestrator.protocol.manifest import FILE, numbers_in
 from orchestrator.protocol.message import Nonsense
 from orchestrator.protocol.requests import transfer
 from orchestrator.protocol.requests.transfer import Begun, Lacking, Offer, Place, Taken
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 PUT_SECONDS = 60.0  # for a piece to go
 COMPARE_SECONDS = 3600.0  # a node may have to read terabytes
@@ -38,28 +42,36 @@ class Sent:
     def files(self) -> int:
         return len(self.sent)
 
+    def after(self, other: Sent) -> Sent:
+        """Return the sum of this and of what was sent before."""
+        failed = {**other.failed, **self.failed}
+        return Sent([*other.sent, *self.sent], other.size + self.size, failed)
+
 
 class Outbox:
     """What several nodes are sent: those that lack the same share its batches."""
 
     def __init__(self, tree: Tree, sums: Sums | None = None) -> None:
-        from concurrent.futures import ThreadPoolExecutor  # brings logging: 5 ms
-
         self.tree, self.sums = tree, sums or Sums(tree)
         self.packed = zlib.compress(tree.listing, 1)
         self.lock = threading.Lock()  # of the contents
         self.contents: dict[tuple[tuple[int, int], ...], Contents] = {}
-        self.pool = ThreadPoolExecutor(os.cpu_count() or 1)  # zlib lets other threads run
+        self.pool: ThreadPoolExecutor | None = None
 
     def contents_from(self, starts: Starts) -> Contents:
+        from concurrent.futures import ThreadPoolExecutor  # brings logging: 5 ms
+
         key = tuple(sorted(starts.items()))
         with self.lock:
+            if self.pool is None:  # zlib lets other threads run
+                self.pool = ThreadPoolExecutor(os.cpu_count() or 1)
             if key not in self.contents:
                 self.contents[key] = Contents(self.tree, self.sums, starts, self.pool)
             return self.contents[key]
 
     def close(self) -> None:
-        self.pool.shutdown(cancel_futures=True)
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
         self.sums.keep()
 
 
@@ -80,11 +92,11 @@ class Sender:
         """Offer the files, unless that was done, and send what is lacking."""
         return self.deliver(self.lacking or self.offer())
 
-    def offer(self, *, dry_run: bool = False) -> Lacking:
+    def offer(self, *, dry_run: bool = False, seconds: float = COMPARE_SECONDS) -> Lacking:
         """Send the list, and hear what is lacking, which is checked."""
         entries = self.outbox.tree.entries
         self.channel.put(self.outbox.packed, PUT_SECONDS)
-        lacking = self.channel.ask(Offer(into=self.into, dry_run=dry_run), COMPARE_SECONDS)
+        lacking = self.channel.ask(Offer(into=self.into, dry_run=dry_run), seconds)
         try:
             numbers = list(numbers_in(lacking.ranges, len(entries)))
         except Nonsense:
@@ -94,15 +106,8 @@ class Sender:
             raise NodeError("it lacks files that the list does not have")
         self.result.failed.update({entries[at].path: why for at, why in lacking.failed.items()})
         self.lacking = lacking
-        self.begin_with(numbers)
+        self.lacked = set(numbers) if self.lacked is None else self.lacked
         return lacking
-
-    def begin_with(self, numbers: Sequence[int]) -> None:
-        """Note what the node lacks, once; what is there needs no sending."""
-        if self.lacked is None:
-            entries = self.outbox.tree.entries
-            self.lacked = set(numbers)
-            self.seen(self.outbox.tree.size - sum(entries[number].size for number in numbers))
 
     def took(self, taken: Taken) -> None:
         """Note what has come to the node from another one."""
@@ -110,26 +115,23 @@ class Sender:
         self.lacking = None  # what it still lacks has to be heard anew
         self.result.size += taken.size
         if taken.lacking is not None:
-            self.begin_with(list(numbers_in(taken.lacking.ranges, len(entries))))
+            if self.lacked is None:
+                self.lacked = set(numbers_in(taken.lacking.ranges, len(entries)))
             if not taken.problem:
                 failed = taken.lacking.failed.items()
                 self.result.failed.update({entries[at].path: why for at, why in failed})
                 self.count()
 
-    def going_on_with(self, outbox: Outbox, failed: Mapping[bytes, str]) -> Sender:
-        """Return a sender of other files to the same place, by what is known already."""
-        sender = Sender(outbox, self.channel, self.into, self.seen)
-        sender.result, sender.lock = self.result, self.lock
-        lacked = {self.outbox.tree.entries[number].path for number in self.numbers()}
-        sender.result.failed.update({path: why for path, why in failed.items() if path in lacked})
-        entries = outbox.tree.entries
-        sender.lacked = {at for at, entry in enumerate(entries) if entry.path in lacked}
-        return sender
-
     def numbers(self) -> list[int]:
         """Return the numbers of what the node lacks."""
         ranges = self.lacking.ranges if self.lacking else ()
         return list(numbers_in(ranges, len(self.outbox.tree.entries)))
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes the node lacks."""
+        there = sum(half.have for half in self.lacking.begun) if self.lacking else 0
+        return sum(self.outbox.tree.entries[at].size for at in self.numbers()) - there
 
     def deliver(self, lacking: Lacking) -> Sent:
         """Send what the node lacks, batch after batch."""
@@ -188,7 +190,6 @@ class Sender:
                     self.result.failed[entries[at].path] = error.strerror or str(error)
                     del starts[at]
                 else:
-                    self.seen(starts[at])
                     if begun[at].whole and starts[at] == entries[at].size:
                         self.settled.add(at)
         return starts

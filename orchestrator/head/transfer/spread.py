@@ -12,7 +12,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,7 +26,6 @@ from orchestrator.head.transfer.send import Outbox, Seen, Sender, Sent
 from orchestrator.head.transfer.take import QUICK_SECONDS, take
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.facts import Address
-from orchestrator.protocol.manifest import Entry
 from orchestrator.protocol.requests.request import Beat
 from orchestrator.protocol.requests.transfer import EndGiving, Give, GivingNode, Place, Take, Taken
 from orchestrator.protocol.timing import HEAD_BEAT
@@ -36,7 +34,6 @@ AUTO_NODES = 5  # fewer are served directly,
 AUTO_BYTES = 32 << 20  # and so is what is no burden: before compression, for all nodes together
 LONGEST_SECONDS = 86400.0  # of one transfer: terabytes over a slow line
 MOST_ADDRESSES = 3  # of one node, tried one after the other
-READERS = 8  # files that are read at the same time for their checksums
 
 T = TypeVar("T")
 
@@ -95,7 +92,10 @@ def send_to_all(
     passing_on: PassingOn = NEVER,
     say: Say = lambda _: None,
 ) -> list[Sent | OrchestratorError]:
-    """Send a tree to nodes; return what each lacked, or its error. seen() hears of the bytes."""
+    """Send a tree to nodes; return what each lacked, or its error. seen() hears of the bytes.
+
+    The tree has all checksums, or nodes do not pass it on.
+    """
     outbox = Outbox(tree)
     senders = [Sender(outbox, peer.channel, peer.into, seen) for peer in peers]
     try:
@@ -191,37 +191,14 @@ class Spread:
             size = sum(self.outbox.tree.entries[number].size for number in lacked)
             if not self.passing_on.pays(len(self.senders), size + len(self.outbox.packed)):
                 return fleet.everywhere(self.senders, Sender.go)
-            own = None if self.outbox.tree.has_sums else self.summed(sorted(lacked))
             try:
                 results = carry_out(self.schedule, self.serve, self.let_give)
             finally:
                 self.end_giving()
-                if own is not None:
-                    own.close()
         if len(self.direct) > 1:
             others = plural(len(self.direct) - 1, "other node")
             self.say(f"files were sent from here to {others}, too: {listed(self.direct[1:])}")
         return [results[at] for at in range(len(self.peers))]
-
-    def summed(self, lacked: Sequence[int]) -> Outbox:
-        """Go on with what is lacking alone, by a list that has the checksums."""
-        tree, sums = self.outbox.tree, self.outbox.sums
-        failed: dict[bytes, str] = {}
-
-        def named(number: int) -> Entry | None:
-            entry = tree.entries[number]
-            try:
-                return sums.named(entry)
-            except OSError as error:
-                failed[entry.path] = error.strerror or str(error)
-                return None
-
-        with ThreadPoolExecutor(READERS) as pool:
-            entries = [entry for entry in pool.map(named, lacked) if entry is not None]
-        self.outbox = Outbox(tree.part(entries), sums)
-        for at, sender in enumerate(self.senders):
-            self.senders[at] = sender.going_on_with(self.outbox, failed)
-        return self.outbox
 
     # -- from node to node -------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ from orchestrator.head.transfer.index import Index, signature
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, Entry
 
+READERS = 8  # files that are read at the same time for their checksums
+
 
 class Changed(Exception):
     """A file is not what it was when the tree was read."""
@@ -57,10 +59,6 @@ class Tree:
     def size(self) -> int:
         return sum(entry.size for entry in self.entries)
 
-    @property
-    def has_sums(self) -> bool:
-        return all(entry.value for entry in self.entries if entry.kind == FILE)
-
     def where(self, entry: Entry) -> bytes:
         return os.path.join(self.directory, self.names.get(entry.path, entry.path))
 
@@ -76,10 +74,6 @@ class Tree:
             if hashlib.sha256(data).hexdigest().encode() == entry.value:
                 return data
         raise Changed(entry.path)
-
-    def part(self, entries: Iterable[Entry]) -> Tree:
-        """Return the tree with these of its entries alone."""
-        return Tree.of(self.directory, entries, self.notes, self.names)
 
 
 def of_files(directory: Path, mode: Callable[[Path], int]) -> Tree:
@@ -126,15 +120,26 @@ class Sums:
                 self.index.note(path, status, total, now)
         return total
 
-    def named(self, entry: Entry) -> Entry:
-        """Return the entry with its checksum; OSError where the file cannot be read."""
-        if entry.kind != FILE or entry.value:
-            return entry
-        descriptor = self.tree.open(entry)
-        try:
-            return entry._replace(value=self.of(entry, descriptor).encode())
-        finally:
-            os.close(descriptor)
+    def part(self, entries: Iterable[Entry]) -> tuple[Tree, dict[bytes, str]]:
+        """Return the tree of these entries with their checksums, and why others have none."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        failed: dict[bytes, str] = {}
+
+        def named(entry: Entry) -> Entry | None:
+            try:
+                descriptor = self.tree.open(entry)
+            except OSError as error:
+                failed[entry.path] = error.strerror or str(error)
+                return None
+            try:
+                return entry._replace(value=self.of(entry, descriptor).encode())
+            finally:
+                os.close(descriptor)
+
+        with ThreadPoolExecutor(READERS) as pool:
+            known = [entry for entry in pool.map(named, entries) if entry is not None]
+        return Tree.of(self.tree.directory, known, names=self.tree.names), failed
 
     def keep(self) -> None:
         """Remember them, and those of files that nobody asked for this time."""

@@ -1,23 +1,18 @@
-"""Does what one head asks about code: makes snapshots, compares shared directories."""
+"""Makes snapshots for the jobs of one head, and leaves none that no job has taken up."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import threading
 import time
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import RoomState, Visit
 from orchestrator.node.transfer import snapshot
-from orchestrator.node.transfer.receive import unzip
-from orchestrator.node.transfer.store import Store, hash_of
-from orchestrator.protocol.manifest import LARGEST_LIST_BYTES, is_inside
-from orchestrator.protocol.requests.transfer import CheckedOut, CheckOut, Compared
+from orchestrator.node.transfer.store import Store
+from orchestrator.protocol.requests.transfer import CheckedOut, CheckOut
 from orchestrator.protocol.spec import Spec
-
-MOST_DIFFERENCES = 1000
 
 
 class CodeVisit(RoomState):
@@ -71,24 +66,3 @@ class CodeVisit(RoomState):
         for own in self.unused:
             with contextlib.suppress(OSError):
                 snapshot.remove(own)
-
-
-def compare(directory: str, packed: bytes | bytearray) -> Compared:
-    """Look at files that the head named with size and time; hash those that look otherwise."""
-    fields = unzip(packed, LARGEST_LIST_BYTES).split(b"\0")[:-1]
-    differ: dict[str, str] = {}
-    for path, size, mtime in zip(fields[::3], fields[1::3], fields[2::3]):  # noqa: B905  3.9
-        if not is_inside(path):
-            raise ValueError(f"a path that leads out of the tree: {path[:60]!r}")
-        where = os.path.join(os.fsencode(directory), path)
-        try:
-            status = os.stat(where)
-            if (b"%d" % status.st_size, b"%d" % status.st_mtime_ns) == (size, mtime):
-                continue
-            state = hash_of(where).decode() if stat.S_ISREG(status.st_mode) else "not a file"
-        except OSError as error:
-            state = os.strerror(error.errno or 0).lower()
-        differ[os.fsdecode(path)] = state
-        if len(differ) == MOST_DIFFERENCES:
-            break
-    return Compared(differ=differ)

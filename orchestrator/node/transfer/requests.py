@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Refusal, RoomState, Visit, answers
 from orchestrator.node.transfer import outputs
-from orchestrator.node.transfer.checkout import CodeVisit, compare
+from orchestrator.node.transfer.checkout import CodeVisit
 from orchestrator.node.transfer.moving import Moving
 from orchestrator.node.transfer.store import Incomplete
 from orchestrator.protocol.requests.request import LACKING, Nothing
@@ -14,8 +14,6 @@ from orchestrator.protocol.requests.transfer import (
     CheckedOut,
     CheckOut,
     Checkpoints,
-    Compare,
-    Compared,
     Contents,
     EndGiving,
     Files,
@@ -105,11 +103,6 @@ def check_out(visit: Visit, request: CheckOut) -> CheckedOut:
         return visit.of(CodeVisit).check_out(request)
     except Incomplete:
         raise Refusal("contents of the tree are lacking", LACKING) from None
-
-
-@answers(Compare)
-def compared(visit: Visit, request: Compare) -> Compared:
-    return compare(request.directory, visit.take_piece())
 
 
 @answers(MakeRoom)

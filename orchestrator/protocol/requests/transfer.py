@@ -196,18 +196,6 @@ class CheckOut(Request[CheckedOut], do="check_out"):
     outputs: tuple[str, ...] = ()  # directories there that the program writes: made and linked
 
 
-class Compared(Message):
-    """Files that the node sees otherwise than the head: path -> SHA-256, or why there is none."""
-
-    differ: dict[str, str]
-
-
-class Compare(Request[Compared], do="compare"):
-    """Look whether a shared directory is here as the head sees it: pieces hold sizes and times."""
-
-    directory: str
-
-
 # -- files ------------------------------------------------------------------------------------
 
 

@@ -124,3 +124,20 @@ def test_an_error_of_one_batch_is_said_with_the_next(
         moving.offer(Offer(into=Place(directory="relative")), packed)
     with pytest.raises(ValueError, match="damaged"):
         moving.contents(Contents(size=3, last=True), b"xxx")
+
+
+def test_a_directory_is_compared_and_left_as_it_is(tmp_path: Path) -> None:
+    """As a shared disk is: by size and time, and where the time differs by the content."""
+    (tmp_path / "a.py").write_text("a")
+    (tmp_path / "b.py").write_text("b")
+    changed = (tmp_path / "a.py").stat().st_mtime_ns
+    offered = (
+        Entry(b"a.py", FILE, 0o600, 1, b"", changed),
+        Entry(b"b.py", FILE, 0o600, 1, b"", 7),
+        Entry(b"c/c.py", FILE, 0o600, 1, b"", 7),
+    )
+    lacking = Directory(tmp_path, offered, 0o022).compare(dry_run=True)
+    assert lacking.ranges == ((1, 2),)
+    assert [(begun.number, begun.sum) for begun in lacking.begun] == [(1, sum_of(b"b"))]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.py", "b.py"]
+    assert (tmp_path / "b.py").stat().st_mtime_ns != 7

@@ -17,7 +17,7 @@ import pytest
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Visit
 from orchestrator.node.transfer import outputs, prune, snapshot
-from orchestrator.node.transfer.checkout import CodeVisit, compare
+from orchestrator.node.transfer.checkout import CodeVisit
 from orchestrator.node.transfer.moving import Moving
 from orchestrator.node.transfer.store import Incomplete, Store
 from orchestrator.protocol import manifest
@@ -336,15 +336,3 @@ def test_what_nobody_used_for_long_goes(store: Store) -> None:
     assert store.collect(later) > 0
     with pytest.raises(Incomplete):
         check_out(visit, "z-0")
-
-
-def test_a_shared_directory_is_compared(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("a")
-    (tmp_path / "b.py").write_text("b")
-    state = (tmp_path / "a.py").stat()
-    rows = [(b"a.py", state.st_size, state.st_mtime_ns), (b"b.py", 7, 7), (b"c.py", 1, 1)]
-    packed = zlib.compress(b"".join(b"%s\0%d\0%d\0" % row for row in rows))
-    assert compare(str(tmp_path), packed).differ == {
-        "b.py": hashlib.sha256(b"b").hexdigest(),
-        "c.py": "no such file or directory",
-    }

@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import stat
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -16,8 +15,10 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.transfer.code.listing import MARKER
 from orchestrator.head.transfer.index import signature
-from orchestrator.head.transfer.send import PUT_SECONDS
-from orchestrator.protocol.requests.transfer import Compare
+from orchestrator.head.transfer.send import Outbox, Sender
+from orchestrator.head.transfer.tree import Tree
+from orchestrator.protocol.manifest import FILE, Entry
+from orchestrator.protocol.requests.transfer import Place
 
 COMPARE_SECONDS = 60.0
 NEWEST = 500  # files; a cache of a network disk forgets within minutes, so older ones are right
@@ -66,20 +67,30 @@ def check_same(
     newest = sorted(code, key=lambda path: code[path].st_mtime_ns)[-NEWEST:]
     if not newest or not reached:
         return
-    rows = [(path, b"%d" % code[path].st_size, b"%d" % code[path].st_mtime_ns) for path in newest]
-    packed = zlib.compress(b"".join(field + b"\0" for row in rows for field in row), 1)
-    request = Compare(directory=os.fsdecode(directory))
+    entries = [
+        Entry(path, FILE, 0o600, code[path].st_size, b"", code[path].st_mtime_ns) for path in newest
+    ]
+    outbox = Outbox(Tree.of(directory, entries))
+    into = Place(directory=os.fsdecode(directory))
 
-    def ask(node: Reached) -> Mapping[str, str]:
-        node.channel.put(packed, PUT_SECONDS)
-        return node.channel.ask(request, COMPARE_SECONDS).differ
+    def ask(node: Reached) -> dict[bytes, str]:
+        """Return what the node sees otherwise: its checksum, where the size is the same."""
+        sender = Sender(outbox, node.channel, into)
+        lacking = sender.offer(dry_run=True, seconds=COMPARE_SECONDS)
+        sums = {begun.number: begun.sum for begun in lacking.begun}
+        numbers = [*sender.numbers(), *lacking.failed]
+        return {outbox.tree.entries[at].path: sums.get(at, "") for at in numbers}
 
     answers = fleet.everywhere(reached, ask)
     lines = []
     for node, answer in zip(reached, answers, strict=True):
         if isinstance(answer, OrchestratorError):
             raise NodeError(f"{node.node.name}: {answer.what}", answer.fix)
-        differ = [name for name, seen in answer.items() if is_other(directory, name, seen, code)]
+        differ = [
+            os.fsdecode(path)
+            for path, seen in answer.items()
+            if is_other(os.path.join(directory, path), seen, code[path])
+        ]
         if differ:
             more = f" and {len(differ) - 5} more" if len(differ) > 5 else ""
             lines.append(f"{node.node.name}: {', '.join(sorted(differ)[:5])}{more}")
@@ -91,18 +102,12 @@ def check_same(
         )
 
 
-def is_other(
-    directory: bytes, name: str, seen: str, states: Mapping[bytes, os.stat_result]
-) -> bool:
+def is_other(path: bytes, seen: str, status: os.stat_result) -> bool:
     """Tell whether a node's content is another than the head's, which has stayed as it was."""
-    path = os.fsencode(name)
-    where = os.path.join(directory, path)
-    if path not in states:
-        return False
     try:
-        with open(where, "rb") as file:
+        with open(path, "rb") as file:
             digest = files.digest(file.fileno())
-            same = signature(os.fstat(file.fileno())) == signature(states[path])
+            same = signature(os.fstat(file.fileno())) == signature(status)
     except OSError:
         return False  # it has gone here, too
     return same and digest != seen
