@@ -64,11 +64,10 @@ class Moving(RoomState):
     def target(self, place: Place, entries: Sequence[Entry], listing: bytes) -> Target:
         """Return the place for files, with its policy; ValueError where there is none."""
         if place.kind == STORE:
-            from orchestrator.node.transfer.store import Store, ToStore
+            from orchestrator.node.transfer.checkout import CodeVisit
+            from orchestrator.node.transfer.store import ToStore
 
-            store = Store()
-            store.prepare()
-            return ToStore(store, entries, listing)
+            return ToStore(self.visit.of(CodeVisit).store, entries, listing)
         if place.kind == HANDED:
             run = RunDir(place.job, place.node)
             self.visit.refuse_if_stopped(run)

@@ -21,7 +21,15 @@ from typing import NamedTuple
 
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.transfer.store import READ, Incomplete, Store, hash_of, is_as_kept, moment
+from orchestrator.node.transfer.store import (
+    READ,
+    Incomplete,
+    Store,
+    hash_of,
+    is_as_kept,
+    key_of,
+    moment,
+)
 from orchestrator.protocol import manifest as tree
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, is_inside
@@ -57,6 +65,10 @@ def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
     known = {root}
     try:
         put = way_to_put(store, own, entries)
+        contents = {key_of(entry): entry for entry in entries if entry.kind == FILE}.values()
+        if put is not copy:  # which reads every byte itself
+            for entry in contents:
+                store.check(entry)
         for entry in entries:
             path = root + b"/" + entry.path
             make_directories(path if entry.kind == DIRECTORY else path.rpartition(b"/")[0], known)
@@ -67,6 +79,8 @@ def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
         digest, differ = look(root, entries)
         if differ:
             discard(store, entries, differ)
+        if put is not copy:
+            store.note(contents)  # now that they may have another name
     except FileNotFoundError as error:
         remove(own)
         raise Incomplete(name) from error
@@ -309,7 +323,14 @@ def remove_old(store: Store) -> None:
         with contextlib.suppress(OSError, ValueError, Incomplete):
             run = owner(own)
             if run is not None and run.last(Ended) is not None and is_untouched(store, own):
-                remove(own)
+                with store.unlinking(sent(store, own)):
+                    remove(own)
+
+
+def sent(store: Store, own: bytes) -> tuple[Entry, ...]:
+    """Return the list of what was sent for a snapshot."""
+    with files.open_plain(os.fsdecode(os.path.join(own, TREE))) as file:
+        return store.tree(file.read(64).decode())
 
 
 def is_untouched(store: Store, own: bytes) -> bool:
@@ -322,8 +343,7 @@ def written(store: Store, root: bytes, until: float = math.inf) -> Iterator[byte
 
     A TimeoutError ends a look that takes longer.
     """
-    with files.open_plain(os.fsdecode(os.path.join(os.path.dirname(root), TREE))) as file:
-        expected = {entry.path: entry for entry in store.tree(file.read(64).decode())}
+    expected = {entry.path: entry for entry in sent(store, os.path.dirname(root))}
     for directory, names, others in os.walk(root):
         names[:] = sorted(name for name in names if name != b"__pycache__")
         if time.monotonic() > until:

@@ -4,14 +4,15 @@
     trees/DIGEST            the list of a tree that was here
     snapshots/NAME/TITLE/   the tree of one launch (snapshot.py)
 
-A file's time is made from its digest. One that somebody changed in place has another size or time,
-is thrown away and comes again.
+A file's time is made from its digest. One that somebody changed in place has another size, time or
+time of change, is thrown away and comes again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import stat
 import zlib
@@ -41,6 +42,33 @@ class Incomplete(Exception):
     """A tree's list or contents are not here, or not what they were: they have to come first."""
 
 
+class Checked:
+    """Remembers which contents were right when they were read, by their state, as git's index does.
+
+    A program may write into a file of its snapshot, which may be the content itself, and put the
+    time back. The time of the inode's change is the kernel's.
+    """
+
+    def __init__(self, path: bytes) -> None:
+        self.path = os.fsdecode(path)
+        self.rows: dict[str, list[int]] = {}
+        with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+            self.rows = json.load(file)
+
+    def has(self, name: bytes, status: os.stat_result) -> bool:
+        row = self.rows.get(os.fsdecode(name))
+        return row == [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+    def note(self, name: bytes, status: os.stat_result) -> None:
+        row = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+        self.rows[os.fsdecode(name)] = row
+
+    def save(self) -> None:
+        """Keep the notes; without them contents are read again."""
+        with contextlib.suppress(OSError):
+            files.replace(self.path, json.dumps(self.rows))
+
+
 class Store:
     """The contents that this node has."""
 
@@ -49,6 +77,7 @@ class Store:
         self.objects = os.path.join(self.root, b"objects")
         self.trees = os.path.join(self.root, b"trees")
         self.snapshots = os.path.join(self.root, b"snapshots")
+        self.checked = Checked(os.path.join(self.root, b"checked"))
 
     def prepare(self) -> None:
         """Make the directories, and refuse those that somebody else could change."""
@@ -95,6 +124,38 @@ class Store:
                 if not self.has(entry):
                     positions.append(position)
         return positions
+
+    def check(self, entry: Entry) -> None:
+        """Read a content, unless it is as it was when that was done last; Incomplete if it is bad.
+
+        Who links it afterwards changes its state, and notes that.
+        """
+        path = self.path_of(entry)
+        if not self.checked.has(key_of(entry), os.lstat(path)):
+            if hash_of(path) != entry.value:
+                os.unlink(path)
+                raise Incomplete(os.fsdecode(entry.path))
+            self.checked.note(key_of(entry), os.lstat(path))
+
+    @contextlib.contextmanager
+    def unlinking(self, entries: Iterable[Entry]) -> Iterator[None]:
+        """Note what contents are like after other names of theirs have gone."""
+        known = [entry for entry in entries if entry.kind == FILE and self._is_checked(entry)]
+        yield
+        self.note(known)
+
+    def note(self, entries: Iterable[Entry]) -> None:
+        """Note what contents are like that are known to be right."""
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                self.checked.note(key_of(entry), os.lstat(self.path_of(entry)))
+        self.checked.save()
+
+    def _is_checked(self, entry: Entry) -> bool:
+        try:
+            return self.checked.has(key_of(entry), os.lstat(self.path_of(entry)))
+        except OSError:
+            return False
 
     def discard(self, entry: Entry) -> None:
         """Throw a content away that is not what its name says."""
@@ -169,6 +230,10 @@ def hash_of(path: bytes) -> bytes:
         return files.digest(file.fileno()).encode()
 
 
+def key_of(entry: Entry) -> bytes:
+    return b"%b-%o" % (entry.value, entry.mode)
+
+
 class ToStore:
     """The store as a place for the files of a manifest: each content once, by its digest."""
 
@@ -234,6 +299,7 @@ class Content:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(os.path.dirname(path), 0o700)
                 os.rename(self.new, path)
+            self.store.checked.note(key_of(self.entry), os.lstat(path))
 
     def abandon(self) -> None:
         """Forget a content that did not come whole."""

@@ -17,9 +17,10 @@ import pytest
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Visit
 from orchestrator.node.transfer import outputs, prune, snapshot
+from orchestrator.node.transfer import store as stores
 from orchestrator.node.transfer.checkout import CodeVisit
 from orchestrator.node.transfer.moving import Moving
-from orchestrator.node.transfer.store import Incomplete, Store
+from orchestrator.node.transfer.store import Incomplete, Store, hash_of
 from orchestrator.protocol import manifest
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
@@ -138,6 +139,42 @@ def test_a_content_that_somebody_changed_comes_again(store: Store, way: str, how
     assert not list(Path(os.fsdecode(store.snapshots)).iterdir())
     assert send(visit) == 1
     assert check_out(visit).tree == DIGEST
+
+
+def test_a_program_that_puts_the_time_back_is_found_out(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its file is the content itself: a linked one of its snapshot."""
+    monkeypatch.setattr(snapshot, "COPIED", -1)
+    read: list[bytes] = []
+    monkeypatch.setattr(stores, "hash_of", lambda path: read.append(path) or hash_of(path))
+    visit = Visit().of(CodeVisit)
+    send(visit)
+    path = Path(check_out(visit).workdir) / "a.py"
+    first = len(read)
+    assert check_out(visit, "y-0").tree == DIGEST
+    assert len(read) == first, "what is as it was is not read again"
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"print(2)")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(Incomplete):
+        check_out(visit, "z-0")
+    assert send(visit) == 1
+    assert check_out(visit, "z-0").tree == DIGEST
+
+
+def test_a_snapshot_that_goes_leaves_no_doubt(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "COPIED", -1)
+    visit = Visit().of(CodeVisit)
+    send(visit)
+    root = check_out(visit).workdir
+    with visit.store.unlinking(ENTRIES):
+        snapshot.remove(os.fsencode(Path(root).parent))
+    monkeypatch.setattr(stores, "hash_of", lambda path: pytest.fail("it was read again"))
+    assert check_out(visit, "y-0").tree == DIGEST
 
 
 @pytest.fixture
