@@ -6,6 +6,6 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
 
 need_apt sshd openssh-server
-need_venv
+need_venv views
 cd -- "$ROOT"
 exec .venv/bin/orchestrator demo "$@"

@@ -1,21 +1,42 @@
-"""Finds a view when a command asks for it: what it needs may not be installed."""
+"""Find a view when a command asks for it: what it needs may not be installed."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.util
+from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.common.errors import UsageError
 
-VIEWS = "pip install textual starlette uvicorn"  # what the extra [views] installs
+OURS = "orchestrator"
+VIEWS = "pip install 'orchestrator[views]'   (or: pip install textual starlette uvicorn)"
 
 
 def view(room: str) -> Any:
     """Return the command of a room of `orchestrator/views`."""
+    with needed(room):
+        return importlib.import_module(f"{OURS}.views.{room}.command")
+
+
+@contextlib.contextmanager
+def needed(room: str) -> Iterator[None]:
+    """Say in one line which package a view needs that is not installed here, and what to type."""
     try:
-        return importlib.import_module(f"orchestrator.views.{room}.command")
+        yield
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
+        if missing == OURS:  # a defect of ours, and no package to install
+            raise
         raise UsageError(
             f"`orchestrator {room}` needs {missing}, which is not installed here", VIEWS
         ) from None
+
+
+def installed(package: str) -> bool:
+    """Tell whether a package that only some need is here."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ModuleNotFoundError, ValueError):
+        return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE
-from orchestrator.common.wings import view
+from orchestrator.common.wings import installed, view
 from orchestrator.config.launch import Where
 from orchestrator.head.screen.output import clear, tell
 from orchestrator.head.status import status as job_status
@@ -14,7 +14,8 @@ from orchestrator.head.status.find_job import FoundJob, find_job
 
 def status(where: Where, wanted: str | None, *, watch: bool, as_json: bool) -> int:
     job = find_job(where, wanted)
-    if watch and not as_json and isinstance(job, FoundJob) and job.record.state == "running":
+    running = isinstance(job, FoundJob) and job.record.state == "running"
+    if watch and not as_json and running and installed("textual"):
         top = view("top")
         if top.can_be_live():
             top.of_job(where, job)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.common.errors import EXIT_DONE, UsageError
+from orchestrator.common.errors import EXIT_DONE
+from orchestrator.common.wings import needed
 from orchestrator.config.launch import Where
 from orchestrator.head.commands.experiments import diff
 from orchestrator.head.screen.output import say
@@ -31,13 +32,8 @@ class DashboardOptions:
 
 def dashboard(where: Where, options: DashboardOptions) -> int:
     """Serve the pages until Ctrl-C."""
-    try:
+    with needed("dashboard"):
         from orchestrator.views.dashboard import app, serve
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"the dashboard needs {error.name}, which is not installed here",
-            "pip install 'orchestrator[dashboard]'   (or: pip install starlette uvicorn)",
-        ) from None
     from orchestrator.views.dashboard.guard import Guard
     from orchestrator.views.dashboard.listing import Listing
 

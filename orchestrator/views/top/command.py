@@ -13,6 +13,7 @@ from functools import partial
 
 from orchestrator.common import interrupt
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
+from orchestrator.common.wings import needed
 from orchestrator.config.launch import Where
 from orchestrator.head.commands.machines.exec import NOBODY_READS
 from orchestrator.head.commands.stop import end_job
@@ -102,7 +103,8 @@ def to_text(sample: Sample) -> str:
 
 
 def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
-    from orchestrator.views.top.screen import Actions, Top  # textual takes 0.2 s
+    with needed("top"):
+        from orchestrator.views.top.screen import Actions, Top  # textual takes 0.2 s
 
     actions = Actions(
         log=partial(log_lines, where),

@@ -176,12 +176,3 @@ def search_and_stop(browser: Browser) -> None:
     browser.press("Enter")
     # This login launched no such job, and so its record is not believed.
     browser.until("document.getElementById('stopping').textContent.includes('not launched by')")
-
-
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('no', name='uvicorn')")
-    words = [str(BIN / "orchestrator"), "dashboard"]
-    command = Command(words, tmp_path, {"PYTHONPATH": str(tmp_path)})
-    assert command.finish() == 2
-    assert "pip install 'orchestrator[dashboard]'" in command.text
-    assert "Traceback" not in command.text
