@@ -1,4 +1,4 @@
-"""The core does without what views and the engine need, and a view says in one line what it lacks."""
+"""The core does without what its wings need, and a view says in one line what it lacks."""
 
 from __future__ import annotations
 

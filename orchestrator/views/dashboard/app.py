@@ -1,4 +1,4 @@
-"""The pages and the JSON of the dashboard, over HTTP."""
+"""The pages and the JSON of the dashboard, over HTTP, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import gzip
 import json
+import os
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
@@ -21,7 +24,7 @@ from starlette.routing import Route
 from orchestrator.common.errors import UsageError
 from orchestrator.common.own_names import is_own
 from orchestrator.records.experiment import Experiment
-from orchestrator.views.dashboard import logs, shell
+from orchestrator.views.dashboard import logs, pages
 from orchestrator.views.dashboard.guard import HEADERS, Guard
 from orchestrator.views.dashboard.hub import Topic, either, event, following
 from orchestrator.views.dashboard.listing import Listing
@@ -42,6 +45,8 @@ MOST_COMPARED = 8
 LIST_SECONDS, PAGE_SECONDS, LOG_SECONDS = 1.0, 3.0, 0.5
 ALIVE_SECONDS = 15.0
 THREADS = 3
+PORT = 8321
+GOODBYE_SECONDS = 1  # that clients have who look on when it ends
 
 # Stops a job, and returns what its receipts say; it may take as long as the job's grace.
 Stop = Callable[[str], Awaitable[str]]
@@ -192,15 +197,15 @@ class Guarded:
         if given is not None and request.method == "GET":
             return self.enter(given, request.url.path)
         if not guard.knows(request.cookies, headers.get("authorization", "")):
-            return HTMLResponse(shell.refused(), 401)
+            return HTMLResponse(pages.refused(), 401)
         if request.method not in ("GET", "HEAD") and not guard.may_change(headers):
             return Response("this did not come from a page of this server\n", 403)
         return None
 
     def enter(self, given: str, path: str) -> Response:
         if not self.guard.is_token(given):
-            return HTMLResponse(shell.refused(), 401)
-        answer = HTMLResponse(shell.entered(path))
+            return HTMLResponse(pages.refused(), 401)
+        answer = HTMLResponse(pages.entered(path))
         answer.set_cookie(
             self.guard.cookie, self.guard.session, httponly=True, samesite="strict", path="/"
         )
@@ -217,7 +222,7 @@ class Handlers:
 
     async def home(self, _: Request) -> Response:
         root = str(self.board.listing.root.absolute())
-        return HTMLResponse(shell.home(root, self.board.guard.form))
+        return HTMLResponse(pages.home(root, self.board.guard.form))
 
     async def experiment(self, request: Request) -> Response:
         found = await self.board.find(request.path_params["name"])
@@ -225,13 +230,13 @@ class Handlers:
             nodes = [(node.index, node.name) for node in found.read_record().nodes]
         except UsageError:
             nodes = []
-        return HTMLResponse(shell.experiment(found.name, nodes, self.board.guard.form))
+        return HTMLResponse(pages.experiment(found.name, nodes, self.board.guard.form))
 
     async def compare(self, request: Request) -> Response:
         names = chosen(request)
         for name in names:
             await self.board.find(name)
-        return HTMLResponse(shell.compare(names, self.board.guard.form))
+        return HTMLResponse(pages.compare(names, self.board.guard.form))
 
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -347,3 +352,33 @@ def chosen(request: Request) -> list[str]:
     if not 1 <= len(names) <= MOST_COMPARED:
         raise Answer(400, f"?e=NAME&e=NAME chooses 1 to {MOST_COMPARED} experiments")
     return names
+
+
+# -- the socket -------------------------------------------------------------------------------
+
+
+def listen(host: str, port: int | None) -> socket.socket:
+    """Open the port; where none is wanted, the usual one or any that is free."""
+    try:
+        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "no name of a machine"
+        raise UsageError(f"--host {host}: {why}", "give an address of this machine") from None
+    for wanted in [PORT, 0] if port is None else [port]:
+        try:
+            return socket.create_server((host, wanted), family=family)
+        except OSError as error:
+            problem = os.strerror(error.errno) if error.errno else str(error)
+    raise UsageError(f"{host} port {port or PORT}: {problem}", "choose another: --port 0 takes any")
+
+
+def serve(app: Starlette, listening: socket.socket) -> None:
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,  # the first address has the token
+        server_header=False,
+        timeout_graceful_shutdown=GOODBYE_SECONDS,
+        limit_concurrency=400,
+    )
+    uvicorn.Server(config).run(sockets=[listening])

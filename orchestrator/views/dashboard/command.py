@@ -33,11 +33,11 @@ class DashboardOptions:
 def dashboard(where: Where, options: DashboardOptions) -> int:
     """Serve the pages until Ctrl-C."""
     with needed("dashboard"):
-        from orchestrator.views.dashboard import app, serve
+        from orchestrator.views.dashboard import app
     from orchestrator.views.dashboard.guard import Guard
     from orchestrator.views.dashboard.listing import Listing
 
-    listening = serve.listen(options.host, options.port)
+    listening = app.listen(options.host, options.port)
     port = listening.getsockname()[1]
     guard = Guard(port, frozenset(name.lower() for name in (options.host, *options.names)))
     board = app.Board(
@@ -53,7 +53,7 @@ def dashboard(where: Where, options: DashboardOptions) -> int:
         say("anyone with this address can see and stop jobs; the connection is not encrypted")
     if options.opened and not webbrowser.open(url):
         say("no browser could be started here")
-    serve.serve(app.app(board), listening)
+    app.serve(app.app(board), listening)
     return EXIT_DONE
 
 

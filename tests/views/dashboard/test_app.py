@@ -16,8 +16,8 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.records.experiment import Experiment
-from orchestrator.views.dashboard import logs, serve
-from orchestrator.views.dashboard.app import MOST_STREAMS, MOST_TOPICS
+from orchestrator.views.dashboard import logs
+from orchestrator.views.dashboard.app import MOST_STREAMS, MOST_TOPICS, listen
 from orchestrator.views.dashboard.hub import Topic, following
 from tests.views.dashboard.client import PATIENCE, Got, Site
 from tests.views.report.stories import experiment, line
@@ -424,11 +424,11 @@ def test_records_that_did_not_change_are_not_read_again(
 def test_a_host_that_is_none_is_a_sentence() -> None:
     for host in ("a..b", "x" * 70, "999.1.1.1"):
         with pytest.raises(UsageError, match=f"--host {re.escape(host)}: "):
-            serve.listen(host, 0)
+            listen(host, 0)
 
 
 def test_a_port_that_is_taken_is_said_once() -> None:
-    with serve.listen("127.0.0.1", 0) as taken:
+    with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"^127.0.0.1 port {port}: Address already in use\n"):
-            serve.listen("127.0.0.1", port)
+            listen("127.0.0.1", port)
