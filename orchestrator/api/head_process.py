@@ -20,9 +20,7 @@ def launch(answers: Answers, arguments: LaunchArguments, command: list[str]) -> 
     """Launch a job as `master_launch` does, and follow it; `command` is shown in its record."""
     from orchestrator.head.commands import follow
     from orchestrator.head.commands.machines import connections
-    from orchestrator.head.start import launch as launching
-    from orchestrator.head.start.code import reach_with_code
-    from orchestrator.head.start.prepare import prepare
+    from orchestrator.head.start import stages
     from orchestrator.head.start.request import resolve
 
     def say(text: str) -> None:
@@ -31,7 +29,7 @@ def launch(answers: Answers, arguments: LaunchArguments, command: list[str]) -> 
     keys = Pipe()
     try:
         request = resolve(arguments, command)
-        launched = launching.launch(prepare(*reach_with_code(request, say)), say)
+        launched = stages.launch(request, say)
         if request.config.launch.warm:
             connections.keep_after(launched, lambda _: None)
     finally:

@@ -30,13 +30,11 @@ from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import Layout
 from orchestrator.head.schedulers import queue
 from orchestrator.head.screen.output import say
-from orchestrator.head.start.launch import Launched, start
 from orchestrator.head.start.nodes import Nodes, settled
-from orchestrator.head.start.planning import make_plan
-from orchestrator.head.start.prepare import Prepared, discarded_on_error
+from orchestrator.head.start.planning import Meeting, Prepared, discarded_on_error, make_plan
 from orchestrator.head.start.record import record_job
 from orchestrator.head.start.request import Request, resolve
-from orchestrator.head.start.spec import Meeting
+from orchestrator.head.start.stages import Launched, start
 from orchestrator.launchers import rendezvous
 from orchestrator.launchers.rendezvous import Master
 from orchestrator.protocol.meeting import Agreed, Hello

@@ -47,6 +47,21 @@ class Attempt(Message):
     ranks: int = 0  # of the first attempt, on all nodes; 0: nobody knows
 
 
+class Placement(Message):
+    """A node's place in one attempt of a job: all that changes from one attempt to the next."""
+
+    job: str
+    node: int
+    nnodes: int
+    first_rank: int
+    master: str  # the address where the ranks meet,
+    port: int  # and the port there
+    supervisors: str = ""  # the address of node 0's supervisor,
+    supervisors_port: int = 0  # which listens here; 0: there are no others, or it cannot
+    token: str = ""  # known to the supervisors alone
+    attempt: Optional[Attempt] = None
+
+
 class Spec(Message):
     """One node's part of a job."""
 
@@ -57,14 +72,16 @@ class Spec(Message):
     nproc: int
     first_rank: int
     start: str  # fork or plain: how torchrun starts the ranks
-    agent: tuple[str, ...]  # torchrun's command line
+    agent: tuple[str, ...]  # torchrun's command line, without the options that `placed` names
     env: dict[str, str]
     unset: tuple[str, ...]
     workdir: str
     target: Target
     config: Optional[dict[str, Any]] = None  # the user's own, which the engine reads
     lease: Optional[LeaseTerms] = None
-    port: int = 0  # the master's, on its node: free again when the job is over
+    placed: tuple[tuple[str, str], ...] = ()  # fields of this spec, the agent's options for them
+    master: str = ""  # the address where the ranks meet,
+    port: int = 0  # and the port there: on node 0 it is free again when the job is over
     files: tuple[tuple[str, str], ...] = ()  # name and text, for torchrun to find
     library: str = ""  # on the node: where the supervisor's program is
     warm: float = 0.0  # seconds for which processes stay ready after the job; 0: none do
@@ -74,3 +91,36 @@ class Spec(Message):
     attempt: Optional[Attempt] = None
     version: Version = Version()  # of the supervisor
     machine: str = ""  # that it was started on: others may share its home
+
+    @property
+    def command(self) -> list[str]:
+        """Return the agent's whole command line, up to the program."""
+        return [*self.agent, *(f"{option}={getattr(self, name)}" for name, option in self.placed)]
+
+    def at(self, place: Placement) -> Spec:
+        """Return the spec of this node's part in an attempt of the job, at its place there."""
+        names = {
+            "ORCHESTRATOR_JOB": place.job,
+            "NODE_RANK": str(place.node),
+            "NNODES": str(place.nnodes),
+        }
+        later = place.attempt is not None and place.attempt.number > 1
+        lease = self.lease and self.lease.replace(
+            address=place.supervisors,
+            port=place.supervisors_port,
+            token=place.token,
+            attached=later or self.lease.attached,
+            fd=None,
+        )
+        return self.replace(
+            job=place.job,
+            node=place.node,
+            nnodes=place.nnodes,
+            first_rank=place.first_rank,
+            master=place.master,
+            port=place.port,
+            attempt=place.attempt,
+            env={**self.env, **names},
+            lease=lease,
+            fresh=self.fresh and not later,
+        )

@@ -29,6 +29,7 @@ SLURM_JOB = "slurm_job"  # a file with the number, there before anything else is
 SHOWN = ".shown"
 NO_RESTART = ".no_restart"
 NOTIFY = ".notify"  # whom the heads of this job tell, with what is secret of that
+RESTARTING = "restarting"  # the state of a job between two attempts
 RESIZED = "resized"  # the state of an attempt that was ended to go on with more nodes
 NOT_STARTED = "not started"  # the state of the nodes of a job that was given up at its start
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
@@ -82,6 +83,7 @@ class Attempt:
     nodes: list[str]  # names
     codes: list[int] = field(default_factory=list)  # exit codes of its ranks, each once
     step: int | None = None  # that it had reached, where that is known
+    printed: int | None = None  # the step that its lines told last
     restarted: bool = False
     why: str = ""  # it was started again, or not
     ran: float | None = None  # seconds since all of its ranks had begun; 0: they never did
@@ -144,7 +146,12 @@ class JobRecord:
 
     @property
     def over(self) -> bool:
-        return self.state not in ("queued", "starting", "running", "restarting")
+        return self.state not in ("queued", "starting", "running", RESTARTING)
+
+    @property
+    def goes_on(self) -> bool:
+        """Tell whether an attempt has ended, and the next one is to be started."""
+        return self.state == RESTARTING
 
     @property
     def attempt(self) -> int:

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.common import files
 from orchestrator.common.errors import EXIT_DONE, EXIT_STOPPED, OrchestratorError
 from orchestrator.config.launch import View, Where
 from orchestrator.head.background.process import Answers, Background, Pipe
-from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
-from orchestrator.head.follow.follower import NodeFollower
-from orchestrator.head.follow.node_logs import NodeLogs, log_files, open_logs
-from orchestrator.head.follow.notify.notifier import Notifier, notifier_of
-from orchestrator.head.follow.run import Growth, Run
+from orchestrator.head.follow.node_logs import log_files
+from orchestrator.head.follow.notify.notifier import notifier_of
+from orchestrator.head.follow.run import Run
+from orchestrator.head.screen import output
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.log_reader import last_words
-from orchestrator.head.screen.output import say, tell
-from orchestrator.head.screen.screen import Display, Screen
-from orchestrator.head.start.judge import judged
-from orchestrator.head.start.launch import Launched
+from orchestrator.head.screen.output import say
+from orchestrator.head.screen.screen import Screen
+from orchestrator.head.start.job import Ending, Followed, Stay, make_screen
 from orchestrator.head.status import status
 from orchestrator.head.status.backend import backend_of
 from orchestrator.head.status.find_job import adopt_job
@@ -35,10 +32,8 @@ from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, this_head
 
 if TYPE_CHECKING:
-    from orchestrator.head.start.attempt import Begun
-    from orchestrator.head.start.grow import Latecomers
+    from orchestrator.head.start.stages import Launched
 
-SHORTEST = 4.0  # seconds of silence that a busy machine may need: it beats once a second at most
 EXCERPT = 60  # lines
 
 
@@ -49,13 +44,16 @@ def follow_launched(
 
     With `where`, a head that leaves the job running leaves another one behind in the background.
     """
-    notifier = notifier_of(launched.experiment, launched.record, say)
-    late = launched.latecomers
-    stay = Stay(launched.experiment, notifier, view, keys, where, latecomers=late)
-    screen = make_screen(launched.experiment, launched.record, view)
-    nodes = launched.nodes
-    channels = [node.channel for node in nodes.reached]
-    return stay.go(launched.record, nodes.transport, channels, launched.logs, screen)
+    running = launched.running
+    stay = Stay(
+        *(launched.experiment, launched.nodes.transport, backend_of),
+        *(notifier_of(launched.experiment, running.record, say), view, say),
+        keys=keys,
+        latecomers=launched.latecomers,
+    )
+    screen = make_screen(launched.experiment, running.record, view)
+    attempt = Followed(running.record, running.channels, running.logs)
+    return tell(stay, stay.follow(attempt, screen), where)
 
 
 def follow_again(
@@ -69,170 +67,39 @@ def follow_again(
     left_behind: bool = False,
     looks_on: bool = False,
 ) -> int:
-    """Follow a job that runs already; lines that were shown are not shown again.
-
-    One that only looks on is not missed by the job when it is gone.
-    """
-    notifier = notifier_of(experiment, record, say)
-    stay = Stay(experiment, notifier, view, keys, where, left_behind, looks_on)
-    if record.state == "restarting":  # its head was lost before it could
-        following = stay.again(record, transport, {})
-        if isinstance(following, JobRecord):
-            experiment.unlock()
-            return stay.tell_end(following)
-        screen = make_screen(experiment, following.record, view)
-        screen.skip_to({node.index: node.log_before for node in following.record.nodes})
-        return stay.go(following.record, transport, following.channels, following.logs, screen)
-    screen = make_screen(experiment, record, view)
-    screen.skip_to((None if view.quiet else experiment.take_shown()) or {})
-    logs = open_logs(experiment, record.nodes)
-    return stay.go(record, transport, [None] * len(logs), logs, screen)
+    """Follow a job that runs already."""
+    stay = Stay(
+        *(experiment, transport, backend_of, notifier_of(experiment, record, say), view, say),
+        keys=keys,
+        left_behind=left_behind,
+        looks_on=looks_on,
+    )
+    return tell(stay, stay.join(record), where)
 
 
-@dataclass(frozen=True)
-class Stay:
-    """One head's stay with a job, over all its attempts."""
-
-    experiment: Experiment
-    notifier: Notifier
-    view: View
-    keys: Keys | None
-    where: Where | None
-    left_behind: bool = False
-    looks_on: bool = False
-    latecomers: Latecomers | None = None  # of the head that has launched the job
-
-    def go(
-        self,
-        record: JobRecord,
-        transport: Transport,
-        channels: Sequence[NodeChannel | None],
-        logs: Sequence[NodeLogs],
-        screen: Screen,
-    ) -> int:
-        """Follow an attempt, and those that come after it."""
-        while True:
-            running = self.run(record, screen, transport)
-            head = None if self.looks_on else running.since
-            followers = followers_of(running, transport, channels, logs, head=head)
-            follow(running, followers, self.keys)
-            if running.record.state != "restarting" or running.end.left:
-                return self.end(running, screen, transport)
-            self.notifier.over(running.record)
-            following = self.again(running.record, transport, running.channels)
-            if isinstance(following, JobRecord):
-                return self.end(running, screen, transport, following)
-            record, channels, logs = following.record, following.channels, following.logs
-            self.notifier.report()
-            screen = make_screen(self.experiment, record, self.view)
-            screen.skip_to({node.index: node.log_before for node in record.nodes})
-
-    def again(
-        self, record: JobRecord, transport: Transport, channels: Mapping[int, NodeChannel]
-    ) -> Begun | JobRecord:
-        from orchestrator.head.start.attempt import again  # not for every job
-
-        return again(self.experiment, record, transport, channels, say)
-
-    def run(self, record: JobRecord, screen: Screen, transport: Transport) -> Run:
-        display = Display(screen)
-        return Run(
-            self.experiment,
-            record,
-            display,
-            backend_of(record),
-            left_behind=self.left_behind,
-            judge=judged if record.launch.max_restarts else None,
-            straggler=self.notifier.straggler,
-            growth=growth_of(record, transport, display, self.latecomers),
-        )
-
-    def end(
-        self, running: Run, screen: Screen, transport: Transport, record: JobRecord | None = None
-    ) -> int:
-        """Say how the stay has ended, with the job or without."""
-        experiment, record = self.experiment, record or running.record
-        if record.over and running.channels:
-            from orchestrator.head.start.release import release
-
-            release(record, running.channels, transport)
-        for channel in running.channels.values():
-            channel.connection.close()
-        experiment.unlock()
-        if running.end.left:
-            self.notifier.close()
-        if running.thief is not None:
-            say(f"{head_name(running.thief)} has taken over; this head ends, the job goes on")
-            return EXIT_STOPPED  # not 0: what waits for this command must not take it for done
-        if running.end.left:
-            leave(running, screen, self.where)
-            return EXIT_DONE
-        backend = backend_of(record)
-        if running.stopped_in_time and backend.start_again(experiment, record, say):
-            return EXIT_STOPPED
-        return self.tell_end(record, screen)
-
-    def tell_end(self, record: JobRecord, screen: Screen | None = None) -> int:
-        """Tell the end of the job here, and to whom else wants to know."""
-        self.notifier.over(record)
-        code = tell_end(self.experiment, record, screen)
-        self.notifier.close()
-        return code
+def tell(stay: Stay, ending: Ending, where: Where | None) -> int:
+    """Say how a head's stay has ended, with the job or without, here and to whom it concerns."""
+    experiment, record, run = stay.experiment, ending.record, ending.run
+    if run is not None and run.thief is not None:
+        say(f"{head_name(run.thief)} has taken over; this head ends, the job goes on")
+        return EXIT_STOPPED  # not 0: what waits for this command must not take it for done
+    if run is not None and run.end.left:
+        leave(run, ending.screen, where)
+        return EXIT_DONE
+    again = run is not None and run.stopped_in_time
+    if again and backend_of(record).start_again(experiment, record, say):
+        return EXIT_STOPPED
+    stay.notifier.over(record)
+    code = tell_end(experiment, record, ending.screen)
+    stay.notifier.close()
+    return code
 
 
-def growth_of(
-    record: JobRecord, transport: Transport, display: Display, latecomers: Latecomers | None
-) -> Growth | None:
-    """Return what looks for further nodes, for a job that may have more than it has."""
-    if not record.launch.max_restarts:
-        return None
-    from orchestrator.head.start import grow
-
-    if not grow.may_grow(record, latecomers):
-        return None
-    return grow.Growth(record, transport, display.say, latecomers)
-
-
-def followers_of(
-    running: Run,
-    transport: Transport,
-    channels: Sequence[NodeChannel | None],
-    logs: Sequence[NodeLogs],
-    *,
-    head: float | None,
-) -> list[NodeFollower]:
-    record, launch = running.record, running.record.launch
-    needed = head is not None and launch.on_head_loss == "stop"
-    patience = max(SHORTEST, launch.node_loss_timeout) if needed else None
-    return [
-        NodeFollower(
-            *(transport, record.job, node, running.experiment, running.post, channel),
-            logs=opened,
-            head=head,
-            patience=patience,
-            former_end=record.former_end,
-        )
-        for node, channel, opened in zip(record.nodes, channels, logs, strict=True)
-    ]
-
-
-def follow(running: Run, followers: Sequence[NodeFollower], keys: Keys | None) -> None:
-    """Follow one attempt to its end, or until this head leaves."""
-    running.display.start()
-    try:
-        running.go(followers, keys)
-    except BaseException:
-        running.experiment.unlock()
-        raise
-    finally:
-        running.display.finish()
-
-
-def leave(running: Run, screen: Screen, where: Where | None) -> None:
+def leave(running: Run, screen: Screen | None, where: Where | None) -> None:
     """Leave a job running, and say who goes on writing its logs, if anybody does."""
     experiment, words = running.experiment, ""
     if where is not None and not running.record.head_elsewhere:
-        if not screen.quiet:
+        if screen is not None and not screen.quiet:
             experiment.keep_shown(screen.positions)
         on_purpose = running.left_on_purpose
         words = f"; {leave_behind(experiment, where, on_purpose=on_purpose)}"
@@ -248,21 +115,6 @@ def show_unseen(experiment: Experiment, record: JobRecord, view: View) -> None:
         while screen.pump():
             pass
         screen.close()
-
-
-def make_screen(experiment: Experiment, record: JobRecord, view: View) -> Screen:
-    tty = sys.stdout.isatty()
-    logs = log_files(experiment, record.nodes)
-    return Screen(
-        logs,
-        sys.stdout,
-        tty=tty,
-        color=tty if view.color is None else view.color,
-        quiet=view.quiet,
-        node=view.node,
-        rank=view.rank,
-        ranks=sum(node.nproc for node in record.nodes),
-    )
 
 
 def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = None) -> int:
@@ -292,7 +144,7 @@ def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = 
         lines = cause["traceback"].splitlines() or last_words(log, rank)
         shown = 0 if screen is None else screen.still_shows(lines, node.index, rank)
         lines = shortened([crash_dump.in_text(line, tree) for line in lines[shown:]])
-        tell("".join(f"{prefix}{line}\n" for line in lines))
+        output.tell("".join(f"{prefix}{line}\n" for line in lines))
     for line in verdict.to_lines(crash_dump.in_verdict(cause, tree)):
         say(line)
     return record.exit_code

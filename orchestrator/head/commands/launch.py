@@ -9,12 +9,9 @@ from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.plan import dry_run
 from orchestrator.head.screen.keyboard import KEYS, in_foreground
 from orchestrator.head.screen.output import say, tell
-from orchestrator.head.start import launch as launching
-from orchestrator.head.start.code import expect_code, reach_with_code
-from orchestrator.head.start.launch import Launched
-from orchestrator.head.start.nodes import reach_all
-from orchestrator.head.start.prepare import prepare
-from orchestrator.head.start.request import Request, resolve
+from orchestrator.head.start import stages
+from orchestrator.head.start.request import resolve
+from orchestrator.head.start.stages import Launched
 
 
 def launch(arguments: LaunchArguments) -> int:
@@ -23,16 +20,10 @@ def launch(arguments: LaunchArguments) -> int:
         raise UsageError("--json goes with --dry-run", "the running job is described in job.json")
     request = resolve(arguments)
     if arguments.dry_run:
-        prepared = prepare(*expect_code(request, reach_all(request)), dry_run=True)
         show = dry_run.to_json if arguments.as_json else dry_run.to_text
-        tell(show(prepared.plan))
+        tell(show(stages.rehearse(request).plan))
         return EXIT_DONE
-    return follow_up(start(request), arguments)
-
-
-def start(request: Request) -> Launched:
-    """Start a job on all its nodes."""
-    return launching.launch(prepare(*reach_with_code(request, say)), say)
+    return follow_up(stages.launch(request, say), arguments)
 
 
 def follow_up(launched: Launched, arguments: LaunchArguments) -> int:
@@ -40,7 +31,7 @@ def follow_up(launched: Launched, arguments: LaunchArguments) -> int:
     from orchestrator.head.commands import follow  # while the ranks meet: 40 ms less before that
     from orchestrator.head.commands.machines import connections
 
-    keeping = connections.keep_after(launched, say) if launched.record.launch.warm else None
+    keeping = connections.keep_after(launched, say) if launched.running.record.launch.warm else None
     if arguments.detach and not interrupt.end_is_wanted():
         code = detach(launched, arguments.where)
     else:
@@ -56,9 +47,9 @@ def detach(launched: Launched, where: Where) -> int:
     """Leave a job that has just been started to a head in the background."""
     from orchestrator.head.commands import follow
 
-    experiment, record = launched.experiment, launched.record
-    for node in (*launched.nodes.reached, *launched.nodes.spares):
-        node.channel.connection.close()
+    experiment, record = launched.experiment, launched.running.record
+    for channel in launched.running.channels:
+        channel.connection.close()
     experiment.keep_shown(dict.fromkeys((node.index for node in record.nodes), 0))
     experiment.unlock()
     words = f"{record.job} runs on {plural(len(record.nodes), 'node')}"
@@ -72,7 +63,7 @@ def detach(launched: Launched, where: Where) -> int:
 def plan(arguments: LaunchArguments, *, as_json: bool, explained: bool) -> int:
     """Print what a launch would run, or where each of its settings comes from; start nothing."""
     request = resolve(arguments)
-    prepared = prepare(*expect_code(request, reach_all(request)), dry_run=True)
+    prepared = stages.rehearse(request)
     show = dry_run.explained if explained else dry_run.to_text
     tell(dry_run.to_json(prepared.plan) if as_json else show(prepared.plan))
     return EXIT_DONE

@@ -7,11 +7,11 @@ import time
 
 from orchestrator.common.errors import EXIT_DONE
 from orchestrator.config.launch import View, Where
-from orchestrator.head.commands.follow import make_screen
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.news import Failed, News, Over, Unknown
 from orchestrator.head.screen.output import say
+from orchestrator.head.start.job import make_screen
 from orchestrator.head.status import status
 from orchestrator.head.status.backend import SshBackend
 from orchestrator.head.status.find_job import adopt_job

@@ -11,6 +11,7 @@ from orchestrator.config.parse import waiting_time
 from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.follow import stop as stopping
+from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.stop import Receipt
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen.output import complain, tell
@@ -46,7 +47,7 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
         return Ended(record, None)
     if isinstance(job, FoundJob):
         job.experiment.check_launched(record)
-        if record.launch.max_restarts and not record.over:
+        if Restarts(record).allowed and not record.over:
             job.experiment.forbid_restarts()
     receipts = stopping.stop_job(job.transport, record, nodes, grace)
     if not isinstance(job, FoundJob):

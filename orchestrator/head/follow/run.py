@@ -28,6 +28,7 @@ from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor
 from orchestrator.head.follow.monitors.start_monitor import DIALS_WITHIN, OPEN_ALL, StartMonitor
 from orchestrator.head.follow.news import News
 from orchestrator.head.follow.node_state import NodeState
+from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.outputs import beside
 from orchestrator.head.outputs.beside import Beside
@@ -67,14 +68,6 @@ class Backend(Protocol):
         """Say why the scheduler ends the job, if it does so by itself."""
 
 
-class Judge(Protocol):
-    """Decides whether the end of an attempt is that of the job; `stopped`: the user wants it."""
-
-    def __call__(
-        self, experiment: Experiment, record: JobRecord, *, stopped: bool, resized: str
-    ) -> JobRecord: ...
-
-
 class Larger(Protocol):
     """A job that can go on with more nodes: why, and who stands by then."""
 
@@ -102,12 +95,11 @@ class Run:
         backend: Backend,
         *,
         left_behind: bool = False,
-        judge: Judge | None = None,
         straggler: Callable[[JobRecord, dict[str, Any]], None] = lambda *_: None,
         growth: Growth | None = None,
     ) -> None:
         self.straggler = straggler  # who wants to hear of those that hold the others up
-        self.judge = judge  # of an end: whether it is the job's, or only that of this attempt
+        self.restarts = Restarts(record)
         self.growth = growth  # for a job that runs on fewer nodes than it may have
         self.resized = ""  # why this attempt makes way for one with more nodes
         self.channels: dict[int, NodeChannel] = {}  # still open when all is over
@@ -175,7 +167,7 @@ class Run:
 
     def open_channels(self) -> dict[int, NodeChannel]:
         """Take over the channels to the nodes that have ended, if there may be more to ask."""
-        if self.judge is None or self.end.left:
+        if not self.restarts.allowed or self.end.left:
             return {}
         given = {
             follower.node.index: follower.give_channel()
@@ -439,7 +431,7 @@ class Run:
             self.say(f"asking all ranks to save and stop ({self.grace:g} s); Ctrl-C again to kill")
             self.end_all(verdict.STOPPED_BY_USER, self.grace)
         else:
-            if self.end.open or self.judge is not None:  # else it would be started again
+            if self.end.open or self.restarts.allowed:  # else it would be started again
                 self.end.outcome = Outcome.STOPPED
             self.say("killing all ranks")
             self.end_all(verdict.KILLED_BY_USER, 0.0)
@@ -618,11 +610,9 @@ class Run:
             ended=time.time(),
             verdict=conclusion,
         )
-        if self.judge is not None:
-            stopped = bool(self.interrupts)
-            self.record = self.judge(
-                self.experiment, self.record, stopped=stopped, resized=self.resized
-            )
+        self.record = Restarts(self.record).after(
+            self.experiment, stopped=bool(self.interrupts), resized=self.resized
+        )
         now = self.record.ended or time.time()
         known = goodput.of(self.record, self.experiment.path, now)
         self.record = replace(self.record, goodput=known)
@@ -643,7 +633,7 @@ class Run:
         # A rank that lost those that were asked to end before it has failed, and is no cause.
         broke = any(failure.kind != "ended_early" for failure in self.failures)
         broke = broke and self.end.outcome is Outcome.RESIZED
-        if self.judge is not None and RESIZED in reasons and (broke or len(reasons) == 1):
+        if self.restarts.allowed and RESIZED in reasons and (broke or len(reasons) == 1):
             return RESIZED, EXIT_STOPPED
         if broke:
             return "failed", EXIT_FAILED

@@ -310,7 +310,10 @@ def of_node(by: Accelerate, node: NodePlan, machines: Machines, cpu: bool) -> No
     setting = EnvSetting("ACCELERATE_USE_CPU", "true", "no GPU, or use_cpu in accelerate's file")
     return replace(
         node,
-        agent=(*command, f"--main_process_port={machines.port}"),  # another one at a restart
+        agent=command,
+        placed=(
+            ("port", "--main_process_port"),
+        ),  # another one at a restart; the file has the rest
         paste=(*command, *node.program),
         settings=(*([setting] if cpu else []), *node.settings),
         files=((file, text(by, node.index, machines, cpu)),),

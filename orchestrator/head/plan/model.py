@@ -49,7 +49,8 @@ class NodePlan:
     workdir: str
     target: Target  # kind: "engine", "script", "module" or "program"
     settings: tuple[EnvSetting, ...]  # in order; later ones win
-    agent: tuple[str, ...]  # torchrun, as the supervisor starts it, up to the program
+    agent: tuple[str, ...]  # torchrun, as the supervisor starts it, up to what `placed` adds
+    placed: tuple[tuple[str, str], ...] = ()  # fields of the spec, and its options for them
     library: str = ""  # where this package is on the node
     unset: tuple[str, ...] = ()  # variables that the hook removed from the environment
     program: tuple[str, ...] = ()  # how torchrun's command line names the program

@@ -21,6 +21,11 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import nccl_env
 from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan, Target
 
+# Fields of the spec that say where a node is among the others, and torchrun's options for them.
+OF_TORCHRUN = (
+    *(("nnodes", "--nnodes"), ("node", "--node-rank")),
+    *(("master", "--master-addr"), ("port", "--master-port")),
+)
 DEFAULT_PORT = 29500
 COPY = (
     "copy it to the same path there, or name the directory that it is in: --workdir DIR for all"
@@ -280,19 +285,19 @@ class Draft:
         target = Target(self.kind, resolve_name(self.kind, self.target, facts), self.target.args)
         workdir = facts.workdir if facts.workdir_exists else "/"
         count = layout.counts[index]
-        options: tuple[str, ...] = (
+        options = (f"--nproc-per-node={count}", f"--local-addr={own.address}")
+        place = (
             *(f"--nnodes={len(layout.counts)}", f"--node-rank={index}"),
-            *(f"--nproc-per-node={count}", f"--master-addr={layout.master}"),
-            *(f"--master-port={layout.port}", f"--local-addr={own.address}"),
+            *(f"--master-addr={layout.master}", f"--master-port={layout.port}"),
         )
         program = program_words(target, workdir, facts.library)
         torchrun: tuple[str, ...] = (facts.python, "-u", "-m", "torch.distributed.run")
-        agent, paste = (*torchrun, *options), (*torchrun, *options, *program)
+        agent, paste = (*torchrun, *options), (*torchrun, *place, *options, *program)
         if self.start == "fork":
             fork = ("--run-path", "--start-method=fork")
             agent = (facts.python, "-u", posixpath.join(facts.library, AGENT), *options, *fork)
             if self.kind != "module":  # which torchrun by itself cannot fork
-                paste = (*torchrun, *options, *fork, *program)
+                paste = (*torchrun, *place, *options, *fork, *program)
         return NodePlan(
             index=index,
             node=probed.node,
@@ -305,6 +310,7 @@ class Draft:
             target=target,
             settings=(*computed, *self.settings(index, facts, own, count)),
             agent=agent,
+            placed=OF_TORCHRUN,
             program=program,
             paste=paste,
             library=facts.library,

@@ -9,7 +9,7 @@ from orchestrator.common.text import Say
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.resume.holder import Holder
 from orchestrator.head.resume.search import Search, others_than
-from orchestrator.head.start.gather import Gathered, refuse_if_stopped
+from orchestrator.head.start.recovery.gather import Gathered, refuse_if_stopped
 from orchestrator.protocol.requests.transfer import Checkpoints
 from orchestrator.records.experiment import Experiment, JobRecord
 

@@ -20,7 +20,7 @@ from orchestrator.head.saved.bring import Bringing
 from orchestrator.head.saved.decide import Decide, Decision
 from orchestrator.head.saved.view import View, look
 from orchestrator.head.screen.output import printable
-from orchestrator.head.start.gather import Gathered
+from orchestrator.head.start.recovery.gather import Gathered
 from orchestrator.records.experiment import Experiment, JobRecord
 
 LAG_SECONDS = 70.0  # NFS keeps attributes for 60 s at most, unless it is told otherwise

@@ -1,18 +1,75 @@
-"""Plan a job on the nodes that were reached, with what the user's hook exports on each of them."""
+"""Plan a job on the nodes that were reached, and say what each node's supervisor has to know."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from orchestrator.common import interrupt
+from orchestrator.common.errors import OrchestratorError
+from orchestrator.common.text import parse_seconds
+from orchestrator.config import load
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.plan import accelerate, nccl_env, plan
 from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import Layout
-from orchestrator.head.start import hook
+from orchestrator.head.start import hook, payload, selection
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.request import Request
+from orchestrator.protocol.spec import Attempt, LeaseTerms, Spec, Target
+from orchestrator.records.experiment import Experiment
+from orchestrator.records.experiments import check_name
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that can be started: its nodes, its directory, and what each node will run."""
+
+    request: Request
+    nodes: Nodes
+    experiment: Experiment
+    plan: Plan
+    times: dict[str, float] = field(default_factory=dict)  # when each step of the start was done
+
+
+def prepare(request: Request, nodes: Nodes, *, dry_run: bool = False) -> Prepared:
+    """Make the experiment's directory and plan the job; a dry run makes no directory."""
+    now = time.time()
+    times = {"begin": request.begun, "reached": nodes.at or now, "synced": now}
+    nodes = selection.choose(request, nodes)
+    if request.payload is not None:
+        payload.check_python(nodes.probed)
+    root, name = request.where.experiments, request.config.launch.name
+    if dry_run:
+        check_name(name)
+        job = f"{name}_dry-run"
+        experiment = Experiment(root.absolute() / job)
+    else:
+        interrupt.hold()
+        experiment = nodes.source.experiment(root, name)
+        interrupt.undo_with(experiment.discard)  # until the job is recorded
+        interrupt.answer_now()
+        job = f"{experiment.name}-{secrets.token_hex(3)}"
+    with contextlib.nullcontext() if dry_run else discarded_on_error(experiment):
+        plan = make_plan(request, nodes, job, str(experiment.path))
+    return Prepared(request, nodes, experiment, plan, {**times, "planned": time.time()})
+
+
+@contextlib.contextmanager
+def discarded_on_error(experiment: Experiment) -> Iterator[None]:
+    """Remove the directory of a job that cannot be started."""
+    try:
+        yield
+    except OrchestratorError:
+        experiment.discard()
+        raise
+
+
+# -- the plan ---------------------------------------------------------------------------------
 
 
 def make_plan(
@@ -57,3 +114,64 @@ def warned(planned: Plan, probed: Sequence[ProbedNode]) -> Plan:
             " timeout= of setup_distributed or init_process_group"
         )
     return replace(planned, notes=(*planned.notes, *notes))
+
+
+# -- for the supervisors ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The address where the supervisors of a job meet, and the secret that they share."""
+
+    address: str
+    port: int
+    token: str
+
+
+def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
+    """Return the specs of all nodes of the plan, in order."""
+    launch, config = request.config.launch, load.as_data(request.config)
+    lease = LeaseTerms(
+        address=meeting.address,
+        port=meeting.port,
+        token=meeting.token,
+        seconds=launch.node_loss_timeout,
+        wait=launch.on_node_loss == "wait",
+        head=launch.on_head_loss,
+        attached=not request.detached,
+        grace=launch.grace,
+    )
+    most = launch.max_restarts
+    return [
+        Spec(
+            job=plan.job,
+            node=node.index,
+            nnodes=int(node.env["NNODES"]),
+            experiment=Path(node.env["ORCHESTRATOR_EXPERIMENT"]).name,
+            nproc=node.nproc,
+            first_rank=node.first_rank,
+            start=plan.start,
+            warm=parse_seconds("--warm", launch.warm) if launch.warm else 0.0,
+            fresh=request.fresh,
+            agent=node.agent,
+            placed=node.placed,
+            master=plan.master_address,
+            port=plan.master_port,
+            files=tuple(node.files),
+            env=node.env,
+            unset=tuple(node.unset),
+            secrets=tuple(setting.name for setting in node.settings if setting.secret),
+            workdir=node.workdir,
+            target=Target(kind=node.target.kind, name=node.target.name, args=node.target.args),
+            config=config,
+            lease=lease,
+            attempt=first_attempt(node.index, plan, most) if most else None,
+        )
+        for node in plan.nodes
+    ]
+
+
+def first_attempt(node: int, plan: Plan, restarts: int) -> Attempt:
+    """Describe the attempt that a launch begins with, for one of its nodes."""
+    ranks = plan.world_size
+    return Attempt(number=1, restarts=restarts, first_job=plan.job, first_node=node, ranks=ranks)

@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,13 @@ from orchestrator.common.errors import OrchestratorError, StoppedEarly, UsageErr
 from orchestrator.common.text import Say
 from orchestrator.common.version import __version__
 from orchestrator.config import load
+from orchestrator.head.follow.node_logs import NodeLogs
 from orchestrator.head.follow.notify import target
 from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan
 from orchestrator.head.plan.plan import ENGINE
-from orchestrator.head.start import timeline
-from orchestrator.head.start.prepare import Prepared
+from orchestrator.head.screen.log_reader import NO_RANK
+from orchestrator.head.start.planning import Prepared
 from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code import archive, git_info
 from orchestrator.head.transfer.code.scan import MEGABYTE
@@ -103,12 +105,22 @@ def record_failure(
     place: Experiment, record: JobRecord, error: OrchestratorError, say: Say
 ) -> None:
     """Record that the job could not be started, or was stopped before it had."""
-    from orchestrator.head.follow import verdict  # a start that goes well does without these
-    from orchestrator.head.follow.notify.notifier import notifier_of
+    from orchestrator.head.follow.notify.notifier import notifier_of  # most starts go well
 
-    now = time.time()
-    stopped = isinstance(error, StoppedEarly)
-    failed = replace(
+    failed = not_started(record, error)
+    with contextlib.suppress(OSError):  # a full disk must not hide why it did not start
+        place.write_record(failed)
+    notifier = notifier_of(place, failed, say)
+    notifier.over(failed)
+    notifier.close()
+
+
+def not_started(record: JobRecord, error: OrchestratorError) -> JobRecord:
+    """Return the record of an attempt that came to nothing: failed, or stopped by the user."""
+    from orchestrator.head.follow import verdict  # a start that goes well does without it
+
+    now, stopped = time.time(), isinstance(error, StoppedEarly)
+    return replace(
         record,
         state="stopped" if stopped else "failed",
         exit_code=error.exit_code,
@@ -116,11 +128,116 @@ def record_failure(
         verdict=(verdict.stopped if stopped else verdict.not_started)(error.what, now),
         nodes=[replace(node, state=experiment.NOT_STARTED) for node in record.nodes],
     )
-    with contextlib.suppress(OSError):  # a full disk must not hide why it did not start
-        place.write_record(failed)
-    notifier = notifier_of(place, failed, say)
-    notifier.over(failed)
-    notifier.close()
+
+
+def has_started(place: Experiment, record: JobRecord) -> JobRecord:
+    """Record that torchrun is on its way on every node, whoever follows the job or nobody."""
+    nodes = [replace(node, state="running") for node in record.nodes]
+    record = replace(record, state="running", nodes=nodes)
+    with contextlib.suppress(OSError):  # a full disk: the head that follows it tries again
+        # Spares may be given orders, too; without any the orders are those that are signed.
+        (place.write_signed if record.spares else place.write_record)(record)
+    return record
+
+
+# -- further attempts -------------------------------------------------------------------------
+
+
+def record_again(
+    place: Experiment,
+    ended: JobRecord,
+    nodes: Sequence[NodeRecord],
+    spares: Sequence[NodeRecord],
+    port: int,
+    line: str,
+) -> JobRecord:
+    """Write down that the next attempt starts, and a line about it into each log."""
+    begun = [with_line(place, as_before_a_start(node), line) for node in nodes]
+    starting = replace(
+        ended,
+        job=next_job(ended),
+        state="starting",
+        nodes=begun,
+        spares=list(spares),
+        master=f"{begun[0].address}:{port}",
+        head=experiment.this_head(),
+    )
+    try:
+        place.write_signed(starting)
+    except OSError as error:
+        raise UsageError(f"{place.path} cannot be written: {error.strerror}") from error
+    return starting
+
+
+def next_job(record: JobRecord) -> str:
+    return f"{record.attempts[0].job}.{len(record.attempts) + 1}"
+
+
+def as_before_a_start(node: NodeRecord) -> NodeRecord:
+    return replace(
+        node,
+        state="starting",
+        exit_code=None,
+        ranks={},
+        times={},
+        clock=0.0,
+        log_before=0,
+        ranks_before=0,
+    )
+
+
+def with_line(place: Experiment, node: NodeRecord, line: str) -> NodeRecord:
+    """Write a line into a node's log; return the record with what its files hold before it."""
+    logs = NodeLogs.of(place, node)
+    try:
+        own_line = "" if ends_whole(logs.text.path) else "\n"
+        text = f"{own_line}orchestrator: {line}\n".encode()
+        size, ranks = logs.text.size, logs.ranks.size
+        rest = logs.ranks.append(memoryview(f"{size} {NO_RANK}\n".encode()))
+        if rest or logs.text.append(memoryview(text)):  # a full disk: nothing of it, then
+            os.ftruncate(logs.text.fd, size)
+            os.ftruncate(logs.ranks.fd, ranks)
+    finally:
+        logs.text.close()
+        logs.ranks.close()
+    sizes = [path.stat().st_size for path in (logs.text.path, logs.ranks.path)]
+    return replace(node, log_before=sizes[0], ranks_before=sizes[1])
+
+
+def ends_whole(path: Path) -> bool:
+    """Tell whether a file ends with the end of a line, or is empty."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read(1) in (b"", b"\n")
+
+
+def given_up(record: JobRecord, error: OrchestratorError) -> JobRecord:
+    """Return the record of a job whose nodes are not all there any more."""
+    last = replace(record.attempts[-1], restarted=False, why=error.what)
+    return replace(
+        record,
+        state="lost",
+        exit_code=error.exit_code,
+        ended=time.time(),
+        verdict=last.verdict,
+        attempts=[*record.attempts[:-1], last],
+    )
+
+
+def failed_to_start(
+    record: JobRecord,
+    gathered: tuple[Sequence[NodeRecord], Sequence[NodeRecord]] | None,
+    error: OrchestratorError,
+) -> JobRecord:
+    """Return the record of an attempt that came to nothing, on the nodes that it was to have."""
+    nodes, spares = gathered or (record.nodes, record.spares)
+    nodes = [replace(node, ranks={}, times={}) for node in nodes]
+    job, spares = next_job(record), list(spares)
+    return not_started(replace(record, job=job, nodes=nodes, spares=spares), error)
+
+
+# -- the manifest -----------------------------------------------------------------------------
 
 
 def describe(prepared: Prepared) -> str:
@@ -161,7 +278,7 @@ def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
         "tree": tree.digest if tree else None,
         "rerun_of": origin.experiment if origin else None,
         "config_file": str(request.config_file) if request.config_file else None,
-        "timeline": timeline.to_json(prepared.times, prepared.nodes.reached),
+        "timeline": {**prepared.times, "nodes": [node.times for node in prepared.nodes.reached]},
         "head_environment": redact.listed(os.environ),
         "nodes": [
             {

@@ -22,8 +22,10 @@ from orchestrator.head.plan import accelerate
 from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import EnvSetting, Target
 from orchestrator.head.plan.plan import ENGINE
-from orchestrator.head.start import timeline, user_env
+from orchestrator.head.start import user_env
 from orchestrator.head.start.payload import CALL
+
+START_TIME = 19  # among the fields of /proc/self/stat after the name, see proc(5)
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         origin=arguments.origin,
         accelerate=by,
         told=told,
-        begun=timeline.begun() if command is None else time.time(),
+        begun=begun() if command is None else time.time(),
         notes=(*notes, *user_env.notes(arguments, os.environ)),
     )
 
@@ -108,3 +110,15 @@ def refuse_a_setting(name: str) -> None:
     if equals and key.replace(".", "").isidentifier() and not Path(name).exists():
         option = "--env" if key.isupper() else "--set"
         raise UsageError(f"{name} is no program", f"did you mean: {option} {shlex.quote(name)}")
+
+
+def begun() -> float:
+    """Return when this process was started, or now where the kernel does not say."""
+    now = time.time()
+    try:
+        status = Path("/proc/self/stat").read_bytes()
+        ticks = int(status.rpartition(b")")[2].split()[START_TIME])
+        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    except (OSError, ValueError, IndexError):
+        return now
+    return now - max(0.0, since_boot - ticks / os.sysconf("SC_CLK_TCK"))

@@ -1,17 +1,29 @@
-"""Choose the nodes of a job from those that were reached: in the place of an unfit one, a spare."""
+"""Say which nodes are fit for a job, and choose among them: in the place of an unfit one, a spare.
+
+The doctor and the check before each start ask the same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from orchestrator.common.errors import OrchestratorError
+from orchestrator.common.errors import CheckFailed, OrchestratorError
+from orchestrator.common.text import Say
+from orchestrator.config.schema import Config
+from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.doctor.findings import BAD
-from orchestrator.head.start import preflight
+from orchestrator.head.doctor import examination, report
+from orchestrator.head.doctor.examination import Diagnosis
+from orchestrator.head.doctor.findings import BAD, WARN, Examined, Needs
+from orchestrator.head.plan import nccl_transport, plan
+from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
 from orchestrator.head.start.nodes import Bounds, Nodes, with_master
 from orchestrator.head.start.request import Request
+from orchestrator.records import cordons
 
+IN_THE_PLAN = ("port",)  # what the notes of the plan say anyhow
 OF_THE_JOB = ("port", "config", "names")  # findings that another node would not change
 
 
@@ -59,9 +71,7 @@ def problems(request: Request, nodes: Nodes, some: Sequence[Reached]) -> dict[st
     """Return those of these nodes that the quick check refuses, and why."""
     if request.config.launch.check == "none" or not some:
         return {}
-    diagnosis = preflight.diagnose(
-        request, replace(nodes, reached=tuple(some), lost=()), full=False
-    )
+    diagnosis = diagnose(request, replace(nodes, reached=tuple(some), lost=()), full=False)
     bad: dict[str, str] = {}
     for finding in diagnosis.findings:
         if finding.level == BAD and finding.check not in OF_THE_JOB:
@@ -89,3 +99,68 @@ def stand_in(nodes: Nodes, chosen: Sequence[Reached]) -> list[str]:
 
 def marked(node: Reached, *, spare: bool) -> Reached:
     return replace(node, node=replace(node.node, spare=spare))
+
+
+# -- fit or not -------------------------------------------------------------------------------
+
+
+def check(request: Request, nodes: Nodes, say: Say) -> None:
+    """Raise an error with all findings if one of them would make the job fail or mislead."""
+    thoroughness = request.config.launch.check
+    if thoroughness == "none":
+        return
+    diagnosis = diagnose(request, nodes, full=thoroughness == "full")
+    if diagnosis.bad:
+        raise CheckFailed(
+            f"the nodes are not fit; nothing was started\n\n{report.to_text(diagnosis)}",
+            "fix it, or skip this check with --no-check",
+        )
+    for finding in diagnosis.findings:
+        if finding.level == WARN and finding.check not in (*examination.OF_OTHERS, *IN_THE_PLAN):
+            say(f"warning: {finding.what}" + (f" -> {finding.fix}" if finding.fix else ""))
+
+
+def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
+    """Examine the nodes that were reached, and name the others."""
+    launch, kind = request.config.launch, request.target.kind
+    needs = Needs(
+        port=launch.master_port or DEFAULT_PORT,
+        that_port=launch.master_port is not None,
+        script=request.target.name if kind == "auto" else "",
+        torch=kind != "program",
+        engine=kind == "engine",
+        workdir=kind != "engine" or launch.workdir is not None,
+        nproc=launch.nproc,
+        refused=refused(request, nodes),
+        step=step_of(request, len([node for node in nodes.reached if not node.node.spare])),
+    )
+    lost = [Examined(node.name, error=error.what, fix=error.fix) for node, error in nodes.lost]
+    ask = partial(fleet.ask, nodes.reached)
+    known = cordons.read()
+    listed = [*(node.node for node in nodes.reached), *(node for node, _ in nodes.lost)]
+    cordoned = {node.name: why for node in listed if (why := cordons.words_of(node, known))}
+    return examination.diagnose(nodes.probed, lost, needs, ask if full else None, cordoned)
+
+
+def step_of(request: Request, nodes: int) -> tuple[float, str]:
+    """Return the bytes that each node sends to the others in a step, and for what."""
+    engine = request.target.name == ENGINE
+    known = nccl_transport.parameters(request.config.model) if engine else None
+    count = known or nccl_transport.TYPICAL
+    config = request.config if engine else Config()
+    sent = nccl_transport.bytes_per_step(config, max(nodes, 1), count)
+    example = f"{count / 1e6:.3g} million parameters"
+    return sent, f"synchronizing {example if known else 'a model of ' + example}"
+
+
+def refused(request: Request, nodes: Nodes) -> tuple[str, str] | None:
+    """Return what the built-in engine could not do on these nodes, and how to fix that."""
+    probed = [node.probed for node in nodes.reached if not node.node.spare]
+    if request.target.name != ENGINE or nodes.lost:
+        return None
+    counts = [plan.count_ranks(node, request.config.launch.nproc)[0] for node in probed]
+    try:
+        plan.check_engine(request.config, counts, probed)
+    except CheckFailed as error:
+        return error.what, error.fix
+    return None

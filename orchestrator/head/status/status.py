@@ -15,12 +15,12 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
+from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import output
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.table import Column, Table
-from orchestrator.head.start import policy
 from orchestrator.head.status import containers
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.follow import Jobs, JobState
@@ -175,7 +175,7 @@ def attempt_now(record: JobRecord) -> str:
     earlier = [attempt for attempt in record.attempts if attempt.restarted]
     if not earlier:
         return ""
-    most = policy.attempts_allowed(record.attempts, record.launch.max_restarts)
+    most = Restarts(record).most_attempts
     return f", attempt {record.attempt} of at most {most} ({earlier[-1].why})"
 
 

@@ -107,7 +107,8 @@ def profile(visit: Visit, request: AskProfile) -> ProfileState:
 
 @answers(Living)
 def living(visit: Visit, request: Living) -> LivingRuns:
-    return LivingRuns(living=tuple(processes.living(request.runs)))
+    has_part = request.part is None or os.path.exists(RunDir(*request.part).spec)
+    return LivingRuns(living=tuple(processes.living(request.runs)), has_part=has_part)
 
 
 # -- its end ----------------------------------------------------------------------------------

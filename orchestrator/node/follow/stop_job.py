@@ -223,7 +223,8 @@ def receipt(run: RunDir, stopped: Stopped, ended: Ended | None) -> StopReceipt:
 def port_of(run: RunDir) -> PortState | None:
     """Look at the master's port, on the master's node: can it be had again?"""
     try:
-        number = run.read_spec().port
+        spec = run.read_spec()
+        number = 0 if spec.node else spec.port
     except (OSError, ValueError):
         return None
     return PortState(number=number, free=port_is_free(number)) if number else None

@@ -129,7 +129,7 @@ class Supervisor:
     def start_agent(self) -> None:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
-        command = [*self.spec.agent, f"--log-dir={self.run.path}/torchelastic", RANK]
+        command = [*self.spec.command, f"--log-dir={self.run.path}/torchelastic", RANK]
         environment = agent_environment(self.spec, self.run.path, os.environ)
         self.agent = self.spawn_agent(command, environment, writing)
         os.close(writing)

@@ -20,9 +20,7 @@ from orchestrator.protocol.requests.start import (
     Kept,
     Release,
     Released,
-    StandBy,
     Start,
-    StartAgain,
     StartedHere,
     TakenPorts,
     TakePorts,
@@ -38,20 +36,9 @@ def hook(visit: Visit, request: Hook) -> Hooked:
 
 
 @answers(Start)
-def start_job(visit: Visit, request: Start) -> StartedHere:
-    return start.start(visit, request.spec)
-
-
-@answers(StartAgain)
-def start_again(visit: Visit, request: StartAgain) -> StartedHere:
-    first = RunDir(request.attempt.first_job, request.attempt.first_node)
-    return start.start(visit, start.next_spec(first.read_spec(), request))
-
-
-@answers(StandBy)
-def stand_by(visit: Visit, request: StandBy) -> Nothing:
-    start.stand_by(visit, request.spec)
-    return Nothing()
+def start_part(visit: Visit, request: Start) -> StartedHere:
+    spec = start.part_of(request)
+    return start.stand_by(visit, spec) if request.later else start.start(visit, spec)
 
 
 @answers(TakePorts)

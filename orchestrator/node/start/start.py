@@ -18,7 +18,8 @@ from orchestrator.node.server.ports import Ports
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
 from orchestrator.node.transfer import outputs, payload
 from orchestrator.protocol.events import Ended
-from orchestrator.protocol.requests.start import StartAgain, StartedHere, WarmStart
+from orchestrator.protocol.requests.request import NO_PART
+from orchestrator.protocol.requests.start import Start, StartedHere, WarmStart
 from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.version import OWN
 
@@ -86,9 +87,9 @@ def with_resume_directory(spec: Spec, first: RunDir) -> Spec:
     return spec.replace(env={**spec.env, **names})
 
 
-def stand_by(visit: Visit, request: Spec) -> None:
+def stand_by(visit: Visit, spec: Spec) -> StartedHere:
     """Keep a spec as that of a part that is over: a later attempt may begin with it."""
-    spec = at_home(visit, request)
+    spec = at_home(visit, spec)
     run = RunDir(spec.job, spec.node)
     run.create()
     run.write_spec(spec)
@@ -99,6 +100,7 @@ def stand_by(visit: Visit, request: Spec) -> None:
         from orchestrator.node.warm import next_attempt
 
         next_attempt.begin(run, os.environ, visit.umask, next_attempt.SPARE_SECONDS)
+    return StartedHere(supervisor=0, shared=False, run=run.path)
 
 
 def at_home(visit: Visit, spec: Spec) -> Spec:
@@ -148,46 +150,23 @@ def take_warm(
     return attempt.supervisor, attempt.why
 
 
-def next_spec(first: Spec, request: StartAgain) -> Spec:
-    """Return what the next attempt runs: what the first one ran, at this place among its nodes."""
-    place = {
-        "--nnodes": request.nnodes,
-        "--node-rank": request.node,
-        "--master-addr": request.master,
-        "--master-port": request.port,
-    }
-    names = [word.partition("=")[0] for word in first.agent]
-    if "--main_process_port" in names and (request.node, request.nnodes) == (
-        first.node,
-        first.nnodes,
-    ):
-        place = {"--main_process_port": request.port}  # accelerate's; its file has the rest
-    if not set(place) <= set(names):
+def part_of(request: Start) -> Spec:
+    """Return the spec of the part that is to be started: one that was sent, or is here already."""
+    spec, place = request.spec, request.place
+    if spec is None:
+        attempt = place.attempt if place is not None else None
+        if attempt is None:
+            raise Refusal("a start without a spec is that of a later attempt")
+        try:
+            spec = RunDir(attempt.first_job, attempt.first_node).read_spec()
+        except FileNotFoundError:
+            raise Refusal("it has lost its part of the job", NO_PART) from None
+    if place is None:
+        return spec
+    moved = (place.node, place.nnodes) != (spec.node, spec.nnodes)
+    if moved and not {"node", "nnodes", "master"} <= {name for name, _ in spec.placed}:
         raise Refusal("another launcher starts its ranks, and wants the nodes that it had")
-    agent = [
-        f"{name}={place[name]}" if name in place else word
-        for name, word in zip(names, first.agent)  # noqa: B905  3.9
-    ]
-    own = {
-        "ORCHESTRATOR_JOB": request.job,
-        "NODE_RANK": str(request.node),
-        "NNODES": str(request.nnodes),
-    }
-    lease = first.lease and first.lease.replace(
-        address=request.master, port=request.peers_port, token=request.token, attached=True, fd=None
-    )
-    return first.replace(
-        job=request.job,
-        node=request.node,
-        nnodes=request.nnodes,
-        first_rank=request.first_rank,
-        attempt=request.attempt,
-        port=0 if request.node else request.port,
-        agent=tuple(agent),
-        env={**first.env, **own},
-        lease=lease,
-        fresh=False,
-    )
+    return spec.at(place)
 
 
 def first_run(spec: Spec) -> RunDir:

@@ -204,7 +204,7 @@ def start(spec: Spec, run: RunDir, environ: Mapping[str, str], umask: int) -> st
         "environment": {**variables, ROOM_VARIABLE: " " * min(room, 100_000)},
         "unset": unset,
         "modules": modules_of(run),
-        "room": COMMAND_ROOM + sum(map(len, spec.agent)),
+        "room": COMMAND_ROOM + sum(map(len, spec.command)),
     }
     spawn(os.path.join(root(), key), description, environ)
     return ""

@@ -211,12 +211,14 @@ class LivingRuns(Message):
     """Those of the runs of which anything lives here."""
 
     living: tuple[tuple[str, int], ...]
+    has_part: bool = True  # what a later attempt begins with is here
 
 
 class Living(Request[LivingRuns], do="living"):
-    """Ask which of these runs (job, node) still live here."""
+    """Ask which of these runs (job, node) still live here, and whether a later one can begin."""
 
     runs: tuple[tuple[str, int], ...]
+    part: Optional[tuple[str, int]] = None  # that a later attempt begins with
 
 
 class RemovedRun(Message):

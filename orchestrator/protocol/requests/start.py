@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from orchestrator.protocol.message import IpAddress, Message, Moment
+from typing import Optional
+
+from orchestrator.protocol.message import Message, Moment
 from orchestrator.protocol.requests.machine import PortWish
 from orchestrator.protocol.requests.request import Nothing, Request
-from orchestrator.protocol.spec import Attempt, Spec
+from orchestrator.protocol.spec import Placement, Spec
 
 
 class Hooked(Message):
@@ -40,15 +42,15 @@ class StartedHere(Message):
 
 
 class Start(Request[StartedHere], do="start"):
-    """Start this node's part of a job."""
+    """Start this node's part of an attempt, or with `later` only keep it, as a spare does.
 
-    spec: Spec
+    Without `spec` the node takes what it has of the attempt that it began with (`place.attempt`
+    says which); it declines (NO_PART) where that is gone, and has to be sent all again.
+    """
 
-
-class StandBy(Request[Nothing], do="stand_by"):
-    """Keep what a spare needs to take over a part of this job; start nothing."""
-
-    spec: Spec
+    spec: Optional[Spec] = None
+    place: Optional[Placement] = None  # in this attempt, where that of the spec is another
+    later: bool = False
 
 
 class TakenPorts(Message):
@@ -62,21 +64,6 @@ class TakePorts(Request[TakenPorts], do="take_ports"):
     """Take the ports of a job's next attempt, on its first node."""
 
     port: PortWish
-
-
-class StartAgain(Request[StartedHere], do="start_again"):
-    """Start the next attempt of this node's part of a job, from what it has of the first one."""
-
-    job: str
-    node: int
-    attempt: Attempt
-    port: int
-    peers_port: int  # 0: there are no others, or it cannot
-    token: str
-    # Where this node stands among those of the attempt, which need not be those of the one before.
-    nnodes: int
-    first_rank: int
-    master: IpAddress
 
 
 class Kept(Message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from orchestrator.common.errors import UsageError
 from orchestrator.head.commands.experiments.start_report import report_of, to_text
 from orchestrator.head.screen.output import PLAIN
-from orchestrator.head.start import timeline
+from orchestrator.head.start.request import begun
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.manifest import StartTimes
 
@@ -65,5 +66,4 @@ def test_a_start_that_nobody_timed_is_an_error() -> None:
 
 
 def test_the_command_began_before_now_and_not_long_ago() -> None:
-    begun = timeline.begun()
-    assert 0 < begun <= timeline.time.time()
+    assert 0 < begun() <= time.time()

@@ -198,8 +198,7 @@ def test_a_container_that_cannot_be_entered_is_not_waited_for_as_a_network_is(
 def test_only_of_nodes_that_have_ended_a_channel_is_waited_for(tmp_path: Path) -> None:
     directory = experiments.create(tmp_path, "run")
     nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
-    run = run_of(directory, replace(job(directory), nodes=nodes))
-    run.judge = unjudged
+    run = run_of(directory, replace(job(directory), nodes=nodes, launch=Launch(max_restarts=1)))
     asked: list[int] = []
 
     class Giving(Deaf):
@@ -239,8 +238,7 @@ def test_an_attempt_that_makes_way_for_more_nodes(
     """What fails because others were asked to end first is no end of the job."""
     directory = experiments.create(tmp_path, "run")
     nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
-    run = run_of(directory, replace(job(directory), nodes=nodes))
-    run.judge = unjudged
+    run = run_of(directory, replace(job(directory), nodes=nodes, launch=Launch(max_restarts=1)))
     run.end.outcome = Outcome.RESIZED
     for node, why in zip(run.nodes, reasons, strict=True):
         node.ended = Ended(time=0.0, agent=-9, why=why, killed={}, left=(), ranks={})
@@ -248,8 +246,9 @@ def test_an_attempt_that_makes_way_for_more_nodes(
         if "rank" in why:
             run.failed(Failure(1, "n1", 1, 1001.0, "exception", "RuntimeError: reset by peer"))
     run.conclude()
-    assert run.record.state == state
-    assert (run.record.verdict is None) is (state in (RESIZED, "done"))
+    ended = run.record.attempts[-1]
+    assert ended.state == state and run.record.goes_on is (state in (RESIZED, "failed"))
+    assert (ended.verdict is None) is (state in (RESIZED, "done"))
 
 
 def test_who_joins_is_signed_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,12 +274,6 @@ class Grown:
 
     def look(self, record: JobRecord) -> Grown:
         return self
-
-
-def unjudged(
-    experiment: experiment.Experiment, record: JobRecord, *, stopped: bool, resized: str
-) -> JobRecord:
-    return record
 
 
 class Deaf:

@@ -74,8 +74,8 @@ def test_one_file_serves_all_nodes() -> None:
         accelerate.PROGRAM,
         "--config_file",
         "accelerate_node1.yaml",
-        f"--main_process_port={made.master_port}",
     )
+    assert node.placed == (("port", "--main_process_port"),)
     assert node.paste[-3:] == ("/job/train.py", "--lr", "1e-4")
     assert made.start == "plain"
     assert any(note.startswith("rdzv_backend c10d would") for note in made.notes)

@@ -78,8 +78,7 @@ def test_two_nodes() -> None:
                 "-u",
                 "/home/bob/.orchestrator/lib/0123/orchestrator/node/job/fast_torchrun.py",
             ),
-            *("--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=2"),
-            *("--master-addr=10.0.0.1", "--master-port=29500", f"--local-addr=10.0.0.{rank + 1}"),
+            *("--nproc-per-node=2", f"--local-addr=10.0.0.{rank + 1}"),
             *("--run-path", "--start-method=fork"),
         )
         for rank in (0, 1)

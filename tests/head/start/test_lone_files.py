@@ -22,8 +22,8 @@ from orchestrator.head.connect.channel import Declined
 from orchestrator.head.resume.holder import Holder
 from orchestrator.head.saved import bring
 from orchestrator.head.start import lone_files
-from orchestrator.head.start.gather import Gathered
 from orchestrator.head.start.lone_files import LoneFiles
+from orchestrator.head.start.recovery.gather import Gathered
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.saved import take
 from orchestrator.node.server.visit import Refusal, Visit
@@ -32,7 +32,7 @@ from orchestrator.protocol.requests.saved import AskSaved, Saved, SavedFile
 from orchestrator.protocol.requests.transfer import Giving
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Attempt, JobRecord
-from tests.head.start.test_gather import node, record
+from tests.head.start.recovery.test_gather import node, record
 from tests.node.start.test_next_spec import FIRST
 
 JOB = "run-1"  # as of record()

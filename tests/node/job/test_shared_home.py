@@ -14,7 +14,7 @@ from orchestrator.node.machine import probe
 from orchestrator.node.server.visit import Visit
 from orchestrator.protocol.events import Ended, Started
 from orchestrator.protocol.requests.follow import Jobs, StopAll
-from orchestrator.protocol.requests.start import StandBy
+from orchestrator.protocol.requests.start import Start
 from tests.node.follow.test_stop_job import WAITS, spare_others
 from tests.node.running import Job, bare_spec, script, wait_until
 
@@ -56,5 +56,5 @@ def test_a_job_that_lives_here_is_ours_whatever_this_machine_was_called(
 
 
 def test_what_is_begun_here_has_the_name_of_this_machine(home: Path) -> None:
-    Visit().answer(StandBy(spec=bare_spec()))
+    Visit().answer(Start(spec=bare_spec(), later=True))
     assert RunDir("job", 0).read_spec().machine == machine()

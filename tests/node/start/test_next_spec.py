@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from orchestrator.head.plan.plan import OF_TORCHRUN
+from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Refusal
-from orchestrator.node.start.start import next_spec
-from orchestrator.protocol.requests.start import StartAgain
-from orchestrator.protocol.spec import Attempt, LeaseTerms, Spec, Target
+from orchestrator.node.start.start import part_of
+from orchestrator.protocol.requests.request import NO_PART
+from orchestrator.protocol.requests.start import Start
+from orchestrator.protocol.spec import Attempt, LeaseTerms, Placement, Spec, Target
 
 FIRST = Spec(
     job="run-1",
@@ -17,10 +22,10 @@ FIRST = Spec(
     nproc=2,
     first_rank=4,
     start="fork",
-    agent=(
-        *("python3", "-u", "agent.py", "--nnodes=3", "--node-rank=3", "--nproc-per-node=2"),
-        *("--master-addr=10.0.0.1", "--master-port=29500", "--local-addr=10.0.0.4"),
-    ),
+    agent=("python3", "-u", "agent.py", "--nproc-per-node=2", "--local-addr=10.0.0.4"),
+    placed=OF_TORCHRUN,
+    master="10.0.0.1",
+    port=29500,
     env={"NODE_RANK": "3", "NNODES": "3", "ORCHESTRATOR_JOB": "run-1", "SECRET": "x"},
     unset=(),
     workdir="/job",
@@ -28,12 +33,13 @@ FIRST = Spec(
     lease=LeaseTerms(address="10.0.0.1", port=1, token="old"),
     fresh=True,
 )
-ASKED = StartAgain(
+PLACE = Placement(
     job="run-1.2",
     node=0,
     attempt=Attempt(number=2, restarts=3, first_job="run-1", first_node=3),
     port=29501,
-    peers_port=2,
+    supervisors="10.0.0.4",
+    supervisors_port=2,
     token="new",
     nnodes=2,
     first_rank=0,
@@ -41,12 +47,22 @@ ASKED = StartAgain(
 )
 
 
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """A node that has its part of the job's first attempt."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
+    run = RunDir("run-1", 3)
+    run.create()
+    run.write_spec(FIRST)
+    return run
+
+
 def test_a_spare_becomes_the_master_of_fewer_nodes() -> None:
-    spec = next_spec(FIRST, ASKED)
-    assert spec.agent == (
-        *("python3", "-u", "agent.py", "--nnodes=2", "--node-rank=0", "--nproc-per-node=2"),
-        *("--master-addr=10.0.0.4", "--master-port=29501", "--local-addr=10.0.0.4"),
-    )
+    spec = part_of(Start(place=PLACE))
+    assert spec.command == [
+        *("python3", "-u", "agent.py", "--nproc-per-node=2", "--local-addr=10.0.0.4"),
+        *("--nnodes=2", "--node-rank=0", "--master-addr=10.0.0.4", "--master-port=29501"),
+    ]
     assert spec.env == {
         **{"NODE_RANK": "0", "NNODES": "2", "ORCHESTRATOR_JOB": "run-1.2"},
         "SECRET": "x",
@@ -56,13 +72,25 @@ def test_a_spare_becomes_the_master_of_fewer_nodes() -> None:
         *("10.0.0.4", 2),
         "new",
     )
-    assert next_spec(FIRST, ASKED.replace(node=1)).port == 0
+    assert spec.lease.attached and not spec.fresh
 
 
-def test_accelerate_starts_again_on_its_own_nodes() -> None:
-    first = FIRST.replace(agent=("accelerate", "launch", "--main_process_port=29500"))
-    same = ASKED.replace(node=3, nnodes=3)
-    assert next_spec(first, same).agent == ("accelerate", "launch", "--main_process_port=29501")
-    for other in (ASKED.replace(node=3), ASKED.replace(nnodes=3)):
+def test_accelerate_starts_again_on_its_own_nodes(kept: RunDir) -> None:
+    placed = (("port", "--main_process_port"),)
+    Path(kept.spec).unlink()
+    kept.write_spec(FIRST.replace(agent=("accelerate", "launch"), placed=placed))
+    same = PLACE.replace(node=3, nnodes=3)
+    command = part_of(Start(place=same)).command
+    assert command == ["accelerate", "launch", "--main_process_port=29501"]
+    for other in (PLACE.replace(node=3), PLACE.replace(nnodes=3)):
         with pytest.raises(Refusal, match="wants the nodes that it had"):
-            next_spec(first, other)
+            part_of(Start(place=other))
+
+
+def test_a_node_says_when_it_has_lost_its_part(kept: RunDir) -> None:
+    """Its disk may be another one now; all that the attempt needs is sent, then."""
+    Path(kept.spec).unlink()
+    with pytest.raises(Refusal, match="has lost its part of the job") as lost:
+        part_of(Start(place=PLACE))
+    assert lost.value.kind == NO_PART
+    assert part_of(Start(spec=FIRST, place=PLACE)).job == "run-1.2"

@@ -19,6 +19,8 @@ from orchestrator.config.schema import Config
 from orchestrator.head.commands import launch
 from orchestrator.head.follow.notify import target as targets
 from orchestrator.head.plan.redact import REDACTED
+from orchestrator.head.screen.output import say
+from orchestrator.head.start import stages
 from orchestrator.head.start.request import resolve
 from orchestrator.head.transfer import index
 from orchestrator.head.transfer.code import archive
@@ -54,7 +56,7 @@ def rerun(where: Where, name: str | None, again: Again, parse: Parse) -> int:
         os.chdir(workdir)
         try:
             options = {**hook_of(config, directory), **notified(experiment, again)}
-            launched = launch.start(resolve(replace(arguments, launch=options), words))
+            launched = stages.launch(resolve(replace(arguments, launch=options), words), say)
         finally:
             os.chdir(began)
     return launch.follow_up(launched, arguments)

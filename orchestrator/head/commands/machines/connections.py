@@ -22,7 +22,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, tell
-from orchestrator.head.start.launch import Launched
+from orchestrator.head.start.stages import Launched
 
 IDLE_SECONDS = 600.0  # without use after which they are closed
 START_SECONDS = 20.0
@@ -124,7 +124,7 @@ def keep_after(launched: Launched, say: Say) -> threading.Thread:
         except (OrchestratorError, OSError) as error:
             say(f"its SSH connections are not held open: {error}")
 
-    warm = launched.record.launch.warm
+    warm = launched.running.record.launch.warm
     thread = threading.Thread(target=hold, daemon=True)
     thread.start()
     return thread

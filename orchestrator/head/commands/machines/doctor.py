@@ -16,8 +16,8 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell
 from orchestrator.head.start.code import expect_code
 from orchestrator.head.start.nodes import try_all
-from orchestrator.head.start.preflight import diagnose
 from orchestrator.head.start.request import resolve
+from orchestrator.head.start.selection import diagnose
 from orchestrator.records import cordons, history
 from orchestrator.records.machines import machine_of
 

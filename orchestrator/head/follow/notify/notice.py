@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator.common.text import duration, plural
 from orchestrator.head.follow import verdict
+from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.lines import clean
 from orchestrator.records.experiment import RESIZED, JobRecord
@@ -87,7 +88,7 @@ def of_restart(record: JobRecord, tree: str = "") -> Notice:
         return of("restart", record, f"is started again: {last.why}", last.ended)
     at = "" if last.step is None else f" at step {last.step}"
     took = duration(last.ended - last.started)
-    most = max(last.number, record.launch.max_restarts + 1)  # planned changes cost none
+    most = Restarts(record).most_attempts
     text = (
         f"is started again: attempt {last.number} of at most {most} {last.state} after {took}{at}"
     )

@@ -42,8 +42,7 @@ class Notifier:
         """Tell how a job has ended, or that its next attempt comes."""
         if not self.couriers:
             return
-        restarts = record.state == "restarting"
-        self.tell((notice.of_restart if restarts else notice.of_end)(record, self.tree))
+        self.tell((notice.of_restart if record.goes_on else notice.of_end)(record, self.tree))
 
     def tell(self, told: Notice) -> None:
         for courier in self.couriers:

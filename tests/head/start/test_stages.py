@@ -1,4 +1,4 @@
-"""What is written down of an attempt that could not be started."""
+"""How a further attempt is started, and what is written down of it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.start import attempt, growth
-from orchestrator.head.start.attempt import failed_to_start
-from orchestrator.head.start.gather import Gathered, parts_of
-from orchestrator.head.start.judge import judged
+from orchestrator.head.follow.node_logs import NodeLogs
+from orchestrator.head.follow.restarts import Restarts, failures
+from orchestrator.head.screen.log_reader import LogFile, LogReader
+from orchestrator.head.start import stages
+from orchestrator.head.start.record import failed_to_start, with_line
+from orchestrator.head.start.recovery.gather import Gathered, parts_of
 from orchestrator.protocol.requests.start import StartedHere, WarmStart
 from orchestrator.records import experiments
-from orchestrator.records.experiment import NOT_STARTED, RESIZED, JobRecord, NodeRecord
-from tests.head.start.test_gather import Asking, gathering, record
+from orchestrator.records.experiment import NOT_STARTED, RESIZED, Experiment, JobRecord, NodeRecord
+from tests.head.start.recovery.test_gather import Asking, gathering, record
+from tests.records.one_node import NODE
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +38,12 @@ def resized() -> JobRecord:
     return replace(job, launch=launch, attempts=[first, planned])
 
 
+def after(place: Experiment, job: JobRecord, gathered: Gathered, error: NodeError) -> JobRecord:
+    """What follows an attempt that could not be started on these nodes."""
+    failed = failed_to_start(job, (gathered.nodes, gathered.spares), error)
+    return Restarts(failed).after(place)
+
+
 def test_a_node_that_cannot_be_started_is_the_one_that_was_to_join(tmp_path: Path) -> None:
     """The job was well without it: it costs no restart, and the next attempt leaves it out."""
     job = resized()
@@ -42,12 +51,12 @@ def test_a_node_that_cannot_be_started_is_the_one_that_was_to_join(tmp_path: Pat
     gathered = asking.run()
     assert [one.name for one in gathered.nodes] == ["a", "c", "b"]
     place = experiments.create(tmp_path / "experiments", "other")
-    final = judged(place, failed_to_start(job, gathered, NodeError("b: its disk is full")))
+    final = after(place, job, gathered, NodeError("b: its disk is full"))
     assert final.state == "restarting" and not final.over
     last = final.attempts[-1]
     assert (last.nodes, last.state, last.job) == (["a", "c", "b"], "failed", "run-1.3")
     assert {one.state for one in final.nodes} == {NOT_STARTED} and not final.spares
-    assert growth.failures(final.attempts) == final.attempts[:1]
+    assert failures(final.attempts) == final.attempts[:1]
     asking, said = gathering(tmp_path, final)
     assert [one.name for one in asking.run().nodes] == ["a", "c"]
     assert said[0].startswith("b had joined, and the job got nowhere with it")
@@ -60,7 +69,7 @@ def test_what_may_live_of_it_is_looked_for_where_it_was_to_be(tmp_path: Path) ->
     gathered = asking.run()
     assert [one.name for one in gathered.nodes] == ["a", "b"]
     place = experiments.create(tmp_path / "experiments", "other")
-    final = judged(place, failed_to_start(job, gathered, NodeError("b: does not answer")))
+    final = after(place, job, gathered, NodeError("b: does not answer"))
     assert ("run-1.2", 1) in parts_of(final, "b")
     assert ("run-1.2", 1) not in parts_of(final, "c")
 
@@ -82,14 +91,14 @@ def test_its_record_is_still_that_of_this_login(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else nobody could stop, attach or fetch it any more without --trust-record."""
-    monkeypatch.setattr(attempt, "Gathering", Unwilling)
+    monkeypatch.setattr(stages, "Gathering", Unwilling)
     job = record("ac", lost="c", spares="b")
     place = experiments.create(tmp_path / "experiments", "other")
     place.write_record(job)
     place.sign(job)
     assert place.is_launched_here(place.read_record())
     said: list[str] = []
-    final = attempt.again(place, job, cast(Any, None), {}, said.append)
+    final = stages.launch_again(stages.Again(place, job, cast(Any, None), {}), said.append)
     assert isinstance(final, JobRecord) and final.over and len(final.attempts) == 3
     assert place.is_launched_here(place.read_record()), said
 
@@ -101,7 +110,7 @@ def test_its_record_is_still_that_of_this_login(
         ([(False, "")] * 3, ["n0, n1, n2: cold start: nothing waited there yet"]),
         (
             [(True, ""), (False, "cold start: LANG differs"), (False, "cold start: LANG differs")],
-            ["n0: warm start", "n1, n2: cold start: LANG differs"],
+            ["warm start on n0", "n1, n2: cold start: LANG differs"],
         ),
     ],
 )
@@ -112,5 +121,29 @@ def test_how_the_ranks_start_is_said_once(starts: list[tuple[bool, str]], said: 
         for warm, why in starts
     ]
     heard: list[str] = []
-    attempt.say_how_warm(nodes, started, heard.append)
+    cold = "cold start: nothing waited there yet"
+    stages.say_how_warm(nodes, started, heard.append, cold)
     assert heard == said
+
+
+def test_a_line_between_attempts_and_bytes_as_they_were(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    place = Experiment(tmp_path)
+    logs = NodeLogs.of(place, NODE)
+    logs.text.append(memoryview(b"one\nhalf"))
+    logs.ranks.append(memoryview(b"0 0\n"))
+    node = with_line(place, NODE, "attempt 2")
+    logs = NodeLogs.of(place, node)
+    assert logs.text.size == logs.ranks.size == 0, "offsets begin anew"
+    logs.text.append(memoryview(b"two\n"))
+    logs.ranks.append(memoryview(f"{node.log_before} 1\n".encode()))
+    assert logs.text.size == 4
+    log = LogFile(0, "a", place.log(NODE), place.ranks(NODE))
+    assert log.text.read_bytes() == b"one\nhalf\norchestrator: attempt 2\ntwo\n"
+    pieces = [(piece.stream, piece.data) for piece in LogReader(log).read()]
+    assert pieces == [
+        ("0", b"one\nhalf"),
+        ("-", b"\norchestrator: attempt 2\n"),
+        ("1", b"two\n"),
+    ]
+    assert LogReader(log, start=node.log_before).read() == [("1", b"two\n")]

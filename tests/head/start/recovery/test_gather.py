@@ -13,8 +13,9 @@ import pytest
 from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import Launch
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.start import gather
-from orchestrator.head.start.gather import Gathering, NotBack
+from orchestrator.head.start.recovery import gather
+from orchestrator.head.start.recovery.gather import Gathering, NotBack
+from orchestrator.protocol.requests.follow import LivingRuns
 from orchestrator.records import cordons, experiments
 from orchestrator.records.experiment import RESIZED, Attempt, JobRecord, NodeRecord
 
@@ -47,15 +48,15 @@ def record(nodes: str, lost: str = "", spares: str = "", nnodes: str | None = No
 class Asking(Gathering):
     """Nodes of which some do not answer."""
 
-    silent = ""
+    silent = wiped = ""
 
     def reach(self, node: NodeRecord) -> NodeChannel:
         self.asked = [*getattr(self, "asked", []), node.name]
         if node.name in self.silent:
             raise NodeError("it does not answer")
+        answer = LivingRuns(living=(), has_part=node.name not in self.wiped)
         closed = SimpleNamespace(close=lambda: None)
-        self.open[node.name] = cast(Any, SimpleNamespace(connection=closed))
-        return self.open[node.name]
+        return cast(Any, SimpleNamespace(connection=closed, ask=lambda *_: answer))
 
 
 def gathering(tmp_path: Path, job: JobRecord, silent: str = "") -> tuple[Asking, list[str]]:
@@ -135,3 +136,40 @@ def test_a_node_that_was_named_three_times_is_swapped(tmp_path: Path) -> None:
     asking, said = gathering(tmp_path, job)
     assert [one.name for one in asking.run().nodes] == ["a", "s", "c"]
     assert said == ["b was named as the cause of 3 failures: s takes its place"]
+
+
+class Given:
+    """Gives nodes their part of the job anew, as the ninth node that ever had one."""
+
+    def renew(self, node: NodeRecord, say: Any) -> NodeRecord:
+        say(f"{node.name} is given its part")
+        return replace(node, index=9, state="standing by")
+
+
+@pytest.mark.parametrize(
+    ("job", "given", "nodes", "said"),
+    [
+        (record("abc", spares="s"), False, "asc", f"b {gather.NOTHING_LEFT}: s takes its place"),
+        (record("abc", spares="s"), True, "asc", f"b {gather.NOTHING_LEFT}: s takes its place"),
+        (record("abc", nnodes="2:3"), False, "ac", "the job goes on with 2 of 3 nodes"),
+        (record("abc"), True, "abc", "b is given its part"),
+    ],
+)
+def test_a_node_that_comes_back_with_an_empty_disk(
+    job: JobRecord, given: bool, nodes: str, said: str, tmp_path: Path
+) -> None:
+    """A spare takes its place at once; or the head that launched the job sends all again."""
+    asking, heard = gathering(tmp_path, job)
+    asking.wiped, asking.parts = "b", Given() if given else None
+    gathered = asking.run()
+    assert "".join(one.name for one in gathered.nodes) == nodes
+    assert said in heard
+    known = {one.name: (one.first_job, one.first_node) for one in gathered.nodes}
+    assert known.get("b", ("run-1", 9)) == ("run-1", 9)
+
+
+def test_without_another_node_the_job_says_what_it_lacks(tmp_path: Path) -> None:
+    asking, _ = gathering(tmp_path, record("abc"))
+    asking.wiped = "b"
+    with pytest.raises(NotBack, match="b has lost its part of the job"):
+        asking.run()

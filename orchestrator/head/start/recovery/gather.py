@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from orchestrator.common import interrupt
 from orchestrator.common.errors import NodeError, OrchestratorError, StoppedEarly
@@ -14,12 +14,11 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.failure_kinds import of_a_machine
-from orchestrator.head.start import growth
-from orchestrator.head.start.candidates import Candidate, Choice, choose
+from orchestrator.head.follow.restarts import Restarts
+from orchestrator.head.start.recovery.candidates import Candidate, Choice, choose
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.follow import Living, Stop
-from orchestrator.protocol.requests.request import Beat, Request
+from orchestrator.protocol.requests.follow import Living, LivingRuns, Stop
+from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.timing import HEAD_PATIENCE, SWEEP_PATIENCE
 from orchestrator.records import cordons
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -27,12 +26,19 @@ from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 PROOF_SECONDS = 3 * SWEEP_PATIENCE
 LOOK_SECONDS = 1.0  # between two tries to reach a node that is away
 AWAY_SECONDS = 3.0  # before another takes the place of a node that was there a moment ago
+NOTHING_LEFT = "has lost its part of the job, as with another disk"
 
 A = TypeVar("A", bound=Message)
 
 
 class NotBack(NodeError):
     """A node that the next attempt needs has not come back in time."""
+
+
+class Parts(Protocol):
+    """What gives a node its part of the job anew: the code, and what it is to run."""
+
+    def renew(self, node: NodeRecord, say: Say) -> NodeRecord: ...
 
 
 @dataclass(frozen=True)
@@ -47,21 +53,20 @@ class Gathered:
         """Ask each node its own request; one error names every node that failed."""
         pairs = list(zip(self.channels, requests, strict=True))
         results = fleet.everywhere(pairs, lambda pair: pair[0].ask(pair[1], timeout))
-        answers = [result for result in results if not isinstance(result, OrchestratorError)]
-        if len(answers) == len(results):
-            return answers
-        raise first_error(self.nodes, results)
+        return all_answers(self.nodes, results)
 
 
-def first_error(
-    nodes: Sequence[NodeRecord], results: Sequence[object | OrchestratorError]
-) -> NodeError:
+def all_answers(nodes: Sequence[NodeRecord], results: Sequence[A | OrchestratorError]) -> list[A]:
+    """Return the answers, or raise one error that names every node that failed."""
+    answers = [result for result in results if not isinstance(result, OrchestratorError)]
+    if len(answers) == len(results):
+        return answers
     failed = [
         f"{node.name}: {result.what}"
         for node, result in zip(nodes, results, strict=True)
         if isinstance(result, OrchestratorError)
     ]
-    return NodeError("; ".join(failed))
+    raise NodeError("; ".join(failed))
 
 
 class Gathering:
@@ -74,12 +79,14 @@ class Gathering:
         transport: Transport,
         channels: Mapping[int, NodeChannel],
         say: Say,
+        parts: Parts | None = None,
     ) -> None:
         self.experiment, self.record, self.transport = experiment, record, transport
-        self.say = say
+        self.say, self.parts = say, parts
         self.open = {
             node.name: channels[node.index] for node in record.nodes if node.index in channels
         }
+        self.answers: dict[str, LivingRuns] = {}  # of the nodes that are there, by name
 
     def run(self) -> Gathered:
         """Return the nodes with open channels; NotBack says which are missing."""
@@ -107,49 +114,63 @@ class Gathering:
         A lost node is looked for only where no other can take its place: to find out that it is
         still gone takes as long as a connection may.
         """
-        record, cordoned = self.record, cordons.read()
-        least, most = bounds_of(record)
+        record = self.record
+        least, most = Restarts(record).bounds
         others = bool(record.spares) or least < len(record.nodes)
-        there: dict[str, str] = {}
+        problems: dict[str, str] = {}
 
         def look(nodes: Sequence[NodeRecord], *, lost: bool) -> None:
             nodes = [node for node in nodes if lost or node.state != "lost"]
-            for node, result in zip(nodes, fleet.everywhere(nodes, self.reach), strict=True):
-                away = result.what if isinstance(result, OrchestratorError) else ""
-                there[node.name] = away and f"cannot be reached: {away}"
-
-        def candidates() -> list[Candidate]:
-            known = [(node, place) for place, node in enumerate(record.nodes)]
-            standing = [(node, None) for node in record.spares]
-            return [
-                Candidate(
-                    name=node.name,
-                    place=place,
-                    problem=there.get(node.name, "is lost"),
-                    failures=times_named(record, node.name),
-                    cordoned=cordons.words_of(node, cordoned),
-                    rests=growth.refusal(record.attempts, node.name, time.time()),
-                )
-                for node, place in [*known, *standing]
-            ]
+            for node, result in zip(nodes, fleet.everywhere(nodes, self.examine), strict=True):
+                if isinstance(result, OrchestratorError):
+                    problems[node.name] = f"cannot be reached: {result.what}"
+                else:
+                    problems[node.name] = "" if result.has_part or self.parts else NOTHING_LEFT
+                    self.answers[node.name] = result
 
         look(record.nodes, lost=not others)
-        ours = candidates()[: len(record.nodes)]
+        ours = self.candidates(problems)[: len(record.nodes)]
         if others and (len(ours) < most or not all(one.fit and not one.suspect for one in ours)):
             look(record.spares, lost=False)
-        absent = [node.name for node in record.nodes if there.get(node.name, "is lost")]
-        fleeting = [name for name in absent if name in there]  # nobody has said that it is lost
-        choice = choose(candidates(), least, most)
+        absent = [node.name for node in record.nodes if problems.get(node.name, "is lost")]
+        fleeting = [
+            name for name in absent if problems.get(name, NOTHING_LEFT) != NOTHING_LEFT
+        ]  # nobody has said that it is lost
+        choice = choose(self.candidates(problems), least, most)
         if others and choice.problem:
             look([*record.nodes, *record.spares], lost=True)
-            choice = choose(candidates(), least, most)
+            choice = choose(self.candidates(problems), least, most)
         if fleeting and waited < AWAY_SECONDS and not choice.problem:
             return replace(choice, problem="a node may come back"), absent
         return choice, absent
 
+    def candidates(self, problems: Mapping[str, str]) -> list[Candidate]:
+        """Describe the nodes of the last attempt, and then those that stand by."""
+        restarts, cordoned = Restarts(self.record), cordons.read()
+        known = [(node, place) for place, node in enumerate(self.record.nodes)]
+        standing = [(node, None) for node in self.record.spares]
+        return [
+            Candidate(
+                name=node.name,
+                place=place,
+                problem=problems.get(node.name, "is lost"),
+                failures=restarts.blamed(node.name),
+                cordoned=cordons.words_of(node, cordoned),
+                rests=restarts.rests(node.name) or ("" if self.has_part(node) else NOTHING_LEFT),
+            )
+            for node, place in [*known, *standing]
+        ]
+
+    def has_part(self, node: NodeRecord) -> bool:
+        answer = self.answers.get(node.name)
+        return answer is None or answer.has_part
+
     def gathered(self, names: Sequence[str]) -> Gathered:
         """Number the nodes anew, each with what it has of the attempt that it began with."""
         known = {node.name: node for node in (*self.record.nodes, *self.record.spares)}
+        for name in names:
+            if self.parts is not None and not self.has_part(known[name]):
+                known[name] = self.parts.renew(known[name], self.say)
         first = self.record.attempts[0].job
         before = {
             name: node if node.first_job else replace(node, first_job=first, first_node=node.index)
@@ -162,55 +183,44 @@ class Gathering:
         for name in set(self.open) - set(names):
             self.open.pop(name).connection.close()
         spares = [node for name, node in before.items() if name not in names]
-        return Gathered(nodes, [self.open[name] for name in names], spares)
+        gathered = Gathered(nodes, [self.open[name] for name in names], spares)
+        self.end_what_lives(gathered)
+        return gathered
 
-    def reach(self, node: NodeRecord) -> NodeChannel:
-        """Return the channel that is open, which hears from us by that, or open one."""
+    def examine(self, node: NodeRecord) -> LivingRuns:
+        """Ask a node what of the job lives there, and whether it still has its part of it."""
+        question = Living(
+            runs=tuple(parts_of(self.record, node.name)), part=self.record.first_part(node)
+        )
         channel = self.open.get(node.name)
-        if channel is not None:
+        if channel is not None:  # it hears from us by that
             try:
-                channel.ask(Beat(), HEAD_PATIENCE)
-                return channel
+                return channel.ask(question, HEAD_PATIENCE)
             except NodeError:
                 channel.connection.close()
                 del self.open[node.name]
-        self.open[node.name] = serving(self.transport, node)
-        return self.open[node.name]
+        self.open[node.name] = self.reach(node)
+        return self.open[node.name].ask(question, PROOF_SECONDS)
 
+    def reach(self, node: NodeRecord) -> NodeChannel:
+        return serving(self.transport, node)
 
-def bounds_of(record: JobRecord) -> tuple[int, int]:
-    """Return how few and how many nodes a job may have."""
-    count = len(record.attempts[0].nodes if record.attempts else record.nodes)
-    least, most = record.launch.node_counts or (count, count)
-    return min(least, count), most
-
-
-def times_named(record: JobRecord, name: str) -> int:
-    """Count the attempts whose verdict names this node, and not the program that it ran."""
-    return sum(
-        verdict["node_name"] == name and of_a_machine(verdict["kind"], verdict["message"])
-        for verdict in (attempt.verdict for attempt in record.attempts)
-        if verdict is not None
-    )
+    def end_what_lives(self, gathered: Gathered) -> None:
+        """See that nothing of the attempts so far lives on these nodes; end what does."""
+        for node, channel in zip(gathered.nodes, gathered.channels, strict=True):
+            for job, index in self.answers[node.name].living:
+                why, wait = "the job is started again", SWEEP_PATIENCE
+                order = Stop(job=job, node=index, why=why, grace=0, wait=wait, for_good=False)
+                receipt = channel.ask(order, PROOF_SECONDS)
+                if receipt.left:
+                    left = f"processes {list(receipt.left)} of {job} do not end"
+                    raise NodeError(f"{node.name}: {left}")
 
 
 def refuse_if_stopped(experiment: Experiment) -> None:
     """Raise StoppedEarly if the user has asked for the end while nothing ran."""
     if interrupt.end_is_wanted() or experiment.restarts_are_forbidden:
         raise StoppedEarly("stopped by the user")
-
-
-def prove_the_end(record: JobRecord, gathered: Gathered) -> None:
-    """See that nothing of the attempts so far lives on these nodes; end what does."""
-    parts = [tuple(parts_of(record, node.name)) for node in gathered.nodes]
-    answers = gathered.ask([Living(runs=runs) for runs in parts], PROOF_SECONDS)
-    for node, channel, answer in zip(gathered.nodes, gathered.channels, answers, strict=True):
-        for job, index in answer.living:
-            why = "the job is started again"
-            order = Stop(job=job, node=index, why=why, grace=0, wait=SWEEP_PATIENCE, for_good=False)
-            receipt = channel.ask(order, PROOF_SECONDS)
-            if receipt.left:
-                raise NodeError(f"{node.name}: processes {list(receipt.left)} of {job} do not end")
 
 
 def parts_of(record: JobRecord, name: str) -> Iterator[tuple[str, int]]:

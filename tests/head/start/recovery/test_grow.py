@@ -20,9 +20,10 @@ from orchestrator.head.connect.subprocess_transport import (
     LocalTransport,
     ProcessConnection,
 )
+from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.nodes.facts import Facts
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.start import grow
+from orchestrator.head.start.recovery import grow
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.facts import Disk
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
@@ -30,7 +31,7 @@ from orchestrator.records import cordons
 from orchestrator.records.experiment import RESIZED, JobRecord, NodeRecord
 from tests.head.connect.test_channel import Login
 from tests.head.plan.probed import facts
-from tests.head.start.test_gather import node, record
+from tests.head.start.recovery.test_gather import node, record
 from tests.node.start.test_next_spec import FIRST
 
 ONCE = Launch(nnodes="2:3", max_restarts=1)
@@ -55,14 +56,7 @@ def running(nodes: str, spares: str, nnodes: str | None = "2:3", **more: Any) ->
     ],
 )  # fmt: skip
 def test_who_may_grow(job: JobRecord, expected: bool) -> None:
-    assert grow.may_grow(job) is expected
-
-
-def test_who_was_away_at_the_launch_counts_for_the_head_that_launched() -> None:
-    late = Nobody()
-    assert grow.may_grow(running("ac", ""), late)
-    assert not grow.may_grow(running("abc", ""), late)
-    assert not grow.may_grow(replace(running("ac", ""), launch=Launch(nnodes="2:3")), late)
+    assert (Restarts(job).has_fewer_nodes and bool(job.spares)) is expected
 
 
 class Nobody:
@@ -91,13 +85,13 @@ def test_as_many_join_as_there_is_room_for() -> None:
 def test_who_is_not_even_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
     job, b = running("ac", "b"), node(2, "b")
-    assert not grow.refusal(job, b)
+    assert not Restarts(job).refusal(b)
     first = job.attempts[0]
     vain = [replace(first, state=RESIZED), replace(first, number=2, nodes=["a", "c", "b"])]
     strikes = replace(job, attempts=[replace(vain[0], nodes=["a", "c"]), vain[1]] * 3)
-    assert "has joined 3 times" in grow.refusal(strikes, b)
+    assert "has joined 3 times" in Restarts(strikes).refusal(b)
     cordons.add(["b"], "a bad fan")
-    assert grow.refusal(job, b).startswith("is cordoned (a bad fan")
+    assert Restarts(job).refusal(b).startswith("is cordoned (a bad fan")
 
 
 class Speechless:
@@ -222,3 +216,8 @@ def test_the_quick_check_of_who_joins() -> None:
     assert not grow.unfit(b, plain.replace(torch=""), plain.replace(torch=""))
     full = grow.unfit(b, plain.replace(disk=disk.replace(free=0)), plain)
     assert full == "/ on b: 0 B free of 1 TiB"
+
+
+def test_looks_become_rarer() -> None:
+    pauses = [grow.pause_after(30.0, looks) for looks in range(1, 8)]
+    assert pauses == [30.0, 60.0, 120.0, 240.0, 300.0, 300.0, 300.0]

@@ -21,19 +21,18 @@ from orchestrator.head.connect.reach import Reached, kept_if_well, serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.doctor.examination import CHECKS
 from orchestrator.head.doctor.findings import BAD, Case, Examined, Needs
+from orchestrator.head.follow.restarts import REST_SECONDS, Restarts
 from orchestrator.head.nodes.facts import Facts
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.start import growth
-from orchestrator.head.start.candidates import Candidate, choose
-from orchestrator.head.start.gather import bounds_of, times_named
+from orchestrator.head.start.recovery.candidates import Candidate, choose
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
 from orchestrator.protocol.requests.start import AskKept, GetReady
-from orchestrator.records import cordons
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
 CHECKED = ("torch", "gpus", "disk", "shm", "limits")  # of a node that is to join: as at a launch
 SETTLED_SECONDS = 60.0  # after which a job that has kept nothing is not expected to
 CHECKPOINT_LOOK = 2.0  # between two questions whether something new was kept
+LONGEST_PAUSE = 10  # between two looks that found nothing, in times of the first one
 UNWANTED_SECONDS = 10.0  # after which a head that does not look any more wants nothing
 
 
@@ -99,7 +98,7 @@ class Growth:
     def search(self, record: JobRecord) -> None:
         """Look once, and set the time of the next look."""
         self.next_look = float("inf")
-        pause = growth.pause(self.every, self.looks + 1)
+        pause = pause_after(self.every, self.looks + 1)
         try:
             if self.search_once(record):
                 pause, self.looks = 0.0, -1
@@ -114,7 +113,8 @@ class Growth:
 
     def search_once(self, record: JobRecord) -> bool:
         """Tell whether to look again at once: all was there but a new checkpoint."""
-        free = [node for node in record.spares if not refusal(record, node)]
+        restarts = Restarts(record)
+        free = [node for node in record.spares if not restarts.refusal(node)]
         answers = fleet.everywhere(free, self.ask) if free else []
         there = {
             node.name: (node, answer)
@@ -167,7 +167,9 @@ class Growth:
         """Reach those that had no part in the start, and plan what each would run."""
         if self.latecomers is None:
             return {}
-        nodes = [node for node in self.latecomers.absent(record) if not refusal(record, node)]
+        nodes = [
+            node for node in self.latecomers.absent(record) if not Restarts(record).refusal(node)
+        ]
         answers = fleet.everywhere(nodes, self.latecomers.reach) if nodes else []
         return {
             node.name: answer
@@ -185,7 +187,7 @@ class Growth:
             try:
                 given.append(self.latecomers.stand_by(reached, self.say))
             except OrchestratorError as error:
-                self.unable[name] = time.monotonic() + growth.REST_SECONDS
+                self.unable[name] = time.monotonic() + REST_SECONDS
                 self.once(f"{name} cannot join: {error.what}")
         return given
 
@@ -204,7 +206,7 @@ class Growth:
 
     def await_newer(self, master: Asked, record: JobRecord, before: float) -> None:
         """Ask node 0 alone, and over one connection: it may take hours. Then all are asked anew."""
-        until = time.monotonic() + self.every * growth.LONGEST_PAUSE
+        until = time.monotonic() + self.every * LONGEST_PAUSE
         while time.monotonic() < min(until, self.looked + UNWANTED_SECONDS):
             time.sleep(CHECKPOINT_LOOK)
             if self.kept(master, record) > before:
@@ -232,29 +234,20 @@ class Growth:
             self.say(f"orchestrator: {text}")
 
 
-def may_grow(record: JobRecord, latecomers: Latecomers | None = None) -> bool:
-    """Tell whether this attempt is to make way for one with more nodes."""
-    launch = record.launch
-    fewer = len(record.nodes) < bounds_of(record)[1]
-    others = bool(record.spares) or latecomers is not None
-    return bool(launch.max_restarts and launch.grow_every and fewer and others)
-
-
-def refusal(record: JobRecord, node: NodeRecord | Node) -> str:
-    """Say why a node is not even asked, in words after its name."""
-    if why := cordons.words_of(node, cordons.read()):
-        return f"is cordoned ({why})"
-    return growth.refusal(record.attempts, node.name, time.time())
+def pause_after(every: float, looks: int) -> float:
+    """Return the seconds to the next look, after so many that have found nothing new."""
+    return every * min(LONGEST_PAUSE, 2.0 ** max(0, looks - 1))
 
 
 def chosen(record: JobRecord, problems: Mapping[str, str]) -> set[str]:
     """Name the nodes that the job would have if it were started again now."""
+    restarts = Restarts(record)
     running = [Candidate(node.name, place) for place, node in enumerate(record.nodes)]
     free = [
-        Candidate(name, problem=problem, failures=times_named(record, name))
+        Candidate(name, problem=problem, failures=restarts.blamed(name))
         for name, problem in problems.items()
     ]
-    return set(choose([*running, *free], len(record.nodes), bounds_of(record)[1]).nodes)
+    return set(choose([*running, *free], len(record.nodes), restarts.bounds[1]).nodes)
 
 
 def larger(record: JobRecord, names: Sequence[str]) -> Larger:

@@ -15,12 +15,10 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan.model import NodePlan
 from orchestrator.head.start import code
 from orchestrator.head.start.nodes import probe_of, settled
-from orchestrator.head.start.planning import make_plan
-from orchestrator.head.start.prepare import Prepared
+from orchestrator.head.start.planning import Meeting, Prepared, make_plan, specs
 from orchestrator.head.start.record import node_record
-from orchestrator.head.start.spec import Meeting, specs
 from orchestrator.head.transfer.code.shared import marker
-from orchestrator.protocol.requests.start import StandBy
+from orchestrator.protocol.requests.start import Start
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
 STAND_BY_SECONDS = 30.0
@@ -28,8 +26,16 @@ STAND_BY_SECONDS = 30.0
 
 def keep(prepared: Prepared, meeting: Meeting, say: Say) -> list[NodeRecord]:
     """Give each spare its part, if the job may be started again; return those that have it."""
-    request, nodes, plan = prepared.request, prepared.nodes, prepared.plan
-    if not (request.config.launch.max_restarts and nodes.spares):
+    try:
+        return stand_by(prepared, meeting, say)
+    finally:
+        for spare in prepared.nodes.spares:
+            spare.channel.connection.close()
+
+
+def stand_by(prepared: Prepared, meeting: Meeting, say: Say) -> list[NodeRecord]:
+    nodes, plan = prepared.nodes, prepared.plan
+    if not (prepared.request.config.launch.max_restarts and nodes.spares):
         return []
     if not anywhere(prepared):
         say("the spares are of no use to this job: what it runs is on its own nodes only")
@@ -44,7 +50,6 @@ def keep(prepared: Prepared, meeting: Meeting, say: Say) -> list[NodeRecord]:
     answers = fleet.ask(able, orders(prepared, parts, meeting), STAND_BY_SECONDS)
     standing = []
     for part, spare, answer in zip(parts, able, answers, strict=True):
-        spare.channel.connection.close()
         if isinstance(answer, OrchestratorError):
             say(f"{spare.node.name} cannot stand by: {answer.what}")
         else:
@@ -68,16 +73,16 @@ def part_of(prepared: Prepared, spare: Reached, index: int) -> NodePlan:
     return replace(plan.nodes[-1], index=index)
 
 
-def orders(prepared: Prepared, parts: Sequence[NodePlan], meeting: Meeting) -> list[StandBy]:
+def orders(prepared: Prepared, parts: Sequence[NodePlan], meeting: Meeting) -> list[Start]:
     plan = replace(prepared.plan, nodes=tuple(parts))
-    return [StandBy(spec=spec) for spec in specs(prepared.request, plan, meeting)]
+    return [Start(spec=spec, later=True) for spec in specs(prepared.request, plan, meeting)]
 
 
 @dataclass(frozen=True)
 class Latecomers:
-    """The nodes of the list that were away at the launch, cordoned, or not fit.
+    """Gives a part to nodes that were away at the launch, cordoned or not fit, or have lost theirs.
 
-    Only the process that has launched the job knows what it would take to give them a part.
+    Only the process that has launched the job knows what that takes.
     """
 
     prepared: Prepared
@@ -86,12 +91,10 @@ class Latecomers:
 
     @classmethod
     def of(cls, prepared: Prepared, meeting: Meeting) -> Latecomers | None:
-        """Return them where the job may have more nodes than it has, and any node can run it."""
+        """Return them where the job may be started again, and any node can run it."""
         launch = prepared.request.config.launch
-        most = (launch.node_counts or (0, 0))[1]
-        fewer = len(prepared.plan.nodes) < most and launch.max_restarts and launch.grow_every
         # A hook is asked on all nodes together, when none of them runs anything yet.
-        if not fewer or not anywhere(prepared) or launch.hook:
+        if not launch.max_restarts or not anywhere(prepared) or launch.hook:
             return None
         first = len(prepared.plan.nodes) + len(prepared.nodes.spares)
         return cls(prepared, meeting, itertools.count(first))
@@ -130,3 +133,15 @@ class Latecomers:
         (order,) = orders(prepared, [part], self.meeting)
         reached.channel.ask(order, STAND_BY_SECONDS)
         return replace(node_record(part), state="standing by")
+
+    def renew(self, node: NodeRecord, say: Say) -> NodeRecord:
+        """Give a node its part anew, which has nothing of it any more."""
+        listed = {known.name: known for known in self.prepared.nodes.source.nodes}
+        if node.name not in listed:
+            raise CheckFailed(f"{node.name} is not in the node list any more")
+        say(f"{node.name} is given its part of the job anew")
+        _, reached = self.reach(listed[node.name])
+        try:
+            return self.stand_by(reached, say)
+        finally:
+            reached.channel.connection.close()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from orchestrator.head.start.candidates import MOST_FAILURES, Candidate, choose
+from orchestrator.head.start.recovery.candidates import MOST_FAILURES, Candidate, choose
 
 A, B, C = (Candidate(name, place) for place, name in enumerate("abc"))
 S, T = Candidate("s"), Candidate("t")

@@ -1,0 +1,324 @@
+"""Says whether a job may be started again, how often, on which nodes, and what follows an end.
+
+What may pass by itself (a node lost, a rank killed, a hang, a broken link) is tried again as often
+as the user allows. What the program did itself is tried again once: the same failure at the same
+step is the program's own. Attempts that get nowhere end after three, with their first cause.
+
+A change of nodes that was planned is no failure: it costs no restart. A node with which the job
+then gets nowhere is given up again, rests, and is tried three times at most.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.common.errors import EXIT_NO_RESTART
+from orchestrator.common.text import duration
+from orchestrator.head.follow.failure_kinds import of_a_machine
+from orchestrator.head.nodes.node_list import Node
+from orchestrator.records import cordons
+from orchestrator.records.experiment import (
+    RESIZED,
+    RESTARTING,
+    Attempt,
+    Experiment,
+    JobRecord,
+    NodeRecord,
+)
+from orchestrator.records.metrics import trainers
+
+# Kinds of failures (head/follow/failure_kinds.py) that another start may not meet again.
+PASSING = {
+    "lost": "the node was lost",
+    "hang": "it hung",
+    "link": "a connection between ranks broke",
+    "communication": "the ranks lost each other",
+    "signal": "a rank was killed",
+    "corruption": "bits had changed by themselves",
+    "out_of_memory": "the host had no memory left",
+    "shared_memory": "/dev/shm was full",
+    "supervisor": "a supervisor was killed",
+    "torchrun": "torchrun failed",
+    "start": "it could not be started",
+}
+# Which node's snapshot of the code a path is in; two nodes may report one failure.
+SNAPSHOT = re.compile(r"/\S*?/code/snapshots/[^/\s]+/")
+MOST_WORDS = 150  # of the reason why an attempt could not be started
+MOST_IDLE = 3  # attempts in a row without progress
+ALIVE_SECONDS = 120.0  # an attempt whose steps are unknown has got somewhere when it ran so long,
+YOUNG_SECONDS = 900.0  # but not if the one before met the same at the same age, before this one:
+SAME_AGE = 0.1  # by so much of it the two may differ; it takes as long to load each time
+MOMENTS = 120.0  # seconds in which an attempt whose steps are unknown shows that it can run
+REST_SECONDS = 600.0  # before a node is tried again; doubled each time
+MOST_STRIKES = 3
+MORE_NODES = "more nodes were free"  # said by a head that has taken over in between
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """What the options of a job and its attempts so far allow."""
+
+    record: JobRecord
+
+    @property
+    def allowed(self) -> bool:
+        """Tell whether the job may be started again at all."""
+        return bool(self.record.launch.max_restarts)
+
+    @property
+    def most_attempts(self) -> int:
+        """Return how many attempts there may be: one, the restarts, and those that cost none."""
+        attempts = self.record.attempts
+        planned = len(attempts) - len(failures(attempts))
+        return 1 + self.record.launch.max_restarts + planned
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Return how few and how many nodes the job may have."""
+        record = self.record
+        count = len(record.attempts[0].nodes if record.attempts else record.nodes)
+        least, most = record.launch.node_counts or (count, count)
+        return min(least, count), most
+
+    @property
+    def has_fewer_nodes(self) -> bool:
+        """Tell whether the job runs on fewer nodes than it may, and is to take others."""
+        launch = self.record.launch
+        fewer = len(self.record.nodes) < self.bounds[1]
+        return bool(self.allowed and launch.grow_every and fewer)
+
+    @property
+    def ahead(self) -> int:
+        """Return up to which attempt another may follow, where planned ones cost nothing."""
+        return self.most_attempts - 1 + (len(self.record.nodes) < self.bounds[1])
+
+    def blamed(self, name: str) -> int:
+        """Count the attempts whose verdict names this node, and not the program that it ran."""
+        return sum(
+            verdict["node_name"] == name and of_a_machine(verdict["kind"], verdict["message"])
+            for verdict in (attempt.verdict for attempt in self.record.attempts)
+            if verdict is not None
+        )
+
+    def rests(self, name: str) -> str:
+        """Say why a node is not to join yet, in words after its name; nothing, if it may."""
+        return refusal(self.record.attempts, name, time.time())
+
+    def refusal(self, node: Node | NodeRecord) -> str:
+        """Say why a node is not even asked to join, in words after its name."""
+        if why := cordons.words_of(node, cordons.read()):
+            return f"is cordoned ({why})"
+        return self.rests(node.name)
+
+    def after(
+        self, experiment: Experiment, *, stopped: bool = False, resized: str = ""
+    ) -> JobRecord:
+        """Return the record of an attempt that has ended as that of a job that goes on, or is over.
+
+        `resized`: why it was ended to go on with more nodes.
+        """
+        record = self.record
+        if not self.allowed:
+            return record
+        attempts = [*record.attempts, ended(experiment, record)]
+        decision = decide(attempts, record.launch.max_restarts)
+        if record.state == RESIZED:
+            decision = Decision(restart=True, why=resized or MORE_NODES, verdict=None)
+        if stopped:
+            decision = Decision(restart=False, why="the user stopped it", verdict=record.verdict)
+        attempts[-1] = replace(attempts[-1], restarted=decision.restart, why=decision.why)
+        if not decision.restart:
+            return replace(record, attempts=attempts, verdict=decision.verdict)
+        return replace(
+            record, attempts=attempts, state=RESTARTING, exit_code=None, ended=None, verdict=None
+        )
+
+
+# -- how an attempt ended ---------------------------------------------------------------------
+
+
+def ended(experiment: Experiment, record: JobRecord) -> Attempt:
+    """Describe the attempt that this record says has ended."""
+    codes = (rank.get("code") for node in record.nodes for rank in node.ranks.values())
+    earlier = record.attempts
+    return Attempt(
+        number=len(earlier) + 1,
+        job=record.job,
+        started=earlier[-1].ended if earlier else record.started,
+        ended=record.ended or 0.0,
+        state=record.state,
+        exit_code=record.exit_code,
+        verdict=record.verdict,
+        nodes=[node.name for node in record.nodes],
+        codes=sorted({code for code in codes if code is not None}),
+        step=step_reached(experiment.path / "outputs"),
+        printed=step_reached(trainers.printed(experiment.path / "outputs")),
+        ran=seconds_of_ranks(record),
+        clock=next((node.clock for node in record.nodes), 0.0),
+    )
+
+
+def seconds_of_ranks(record: JobRecord) -> float:
+    """Return for how long ranks ran in an attempt that has ended; 0 if none has begun.
+
+    An attempt begins with the end of the one before: for minutes it may wait for a node.
+    """
+    began = [node.times["ranks"] for node in record.nodes if "ranks" in node.times]
+    return max(0.0, (record.ended or 0.0) - max(began)) if began else 0.0
+
+
+def step_reached(outputs: Path) -> int | None:
+    """Return the last step of which a metrics file of the engine tells, if there is one."""
+    every = trainers.measured(outputs).values()
+    steps = [trainers.last(path).step for files in every for path in files.values()]
+    return max((step for step in steps if step is not None), default=None)
+
+
+# -- what follows a failure -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether the job is started again, why or why not, and what is to be called the cause."""
+
+    restart: bool
+    why: str
+    verdict: dict[str, Any] | None
+
+
+def decide(attempts: Sequence[Attempt], allowed: int) -> Decision:
+    """Decide what follows the last of these attempts, where so many restarts are allowed."""
+    last = attempts[-1]
+
+    def end(why: str, verdict: dict[str, Any] | None = last.verdict) -> Decision:
+        return Decision(False, why, verdict)
+
+    if last.state not in ("failed", "lost"):
+        return end(f"it is {last.state}")
+    if not allowed:
+        return end("no restarts are allowed")
+    if EXIT_NO_RESTART in last.codes:
+        return end(f"a rank ended with {EXIT_NO_RESTART}: the program wants no restart")
+    counted = failures(attempts)
+    if last not in counted:
+        return Decision(True, f"{because(last)}, as soon as more nodes had joined", None)
+    if not is_passing(last) and any(is_same(last, other) for other in counted[:-1]):
+        return end("the program failed in the same way before")
+    idle = without_progress(counted)
+    if len(idle) >= MOST_IDLE:
+        first = idle[0]
+        others = [one for one in idle if because(one) != because(first)]
+        parts = [
+            f"{len(idle)} attempts in a row got nowhere",
+            f"the cause is that of attempt {first.number}",
+            *(f"attempt {other.number}: {because(other)}" for other in others),
+        ]
+        return end("; ".join(parts), first.verdict)
+    if len(counted) > allowed:
+        return end(f"all {allowed} restarts are used up" if allowed > 1 else "its restart is used")
+    return Decision(True, because(last), None)
+
+
+def kind_of(attempt: Attempt) -> str:
+    return str((attempt.verdict or {}).get("kind", ""))
+
+
+def is_passing(attempt: Attempt) -> bool:
+    """Tell whether the failure is of a kind that another start may not meet again."""
+    return attempt.state == "lost" or kind_of(attempt) in PASSING
+
+
+def because(attempt: Attempt) -> str:
+    """Say in a few words what happened, for the line between two attempts."""
+    verdict = attempt.verdict or {}
+    what = PASSING.get(kind_of(attempt), "a rank failed")
+    node, rank = verdict.get("node"), verdict.get("rank")
+    if kind_of(attempt) == "lost" and node is not None:
+        return f"node {node} lost"
+    if kind_of(attempt) == "start":
+        why = str(verdict.get("message", "")).partition("\n")[0]
+        return f"{what}: {why[:MOST_WORDS]}" if why else what
+    if rank is not None:
+        return f"{what}: rank {rank} on node {node}"
+    return what if node is None else f"{what}: node {node}"
+
+
+def is_same(one: Attempt, other: Attempt) -> bool:
+    """Tell whether two attempts failed alike, at the same step as far as steps are known."""
+
+    def signature(attempt: Attempt) -> tuple[Any, ...]:
+        verdict = attempt.verdict or {}
+        message = str(verdict.get("message", "")).partition("\n")[0]
+        where, message = (SNAPSHOT.sub("", str(text)) for text in (verdict.get("where"), message))
+        return verdict.get("kind"), where, message, attempt.step
+
+    return signature(one) == signature(other)
+
+
+def without_progress(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Return the attempts at the end, one after the other, that got no further than before."""
+    idle: list[Attempt] = []
+    for number, attempt in enumerate(attempts):
+        earlier = attempts[:number]
+        before = max((one.step or 0 for one in earlier), default=0)
+        moved = attempt.alive >= ALIVE_SECONDS if attempt.step is None else attempt.step > before
+        if moved and number and ended_alike(attempts[number - 1], attempt):
+            moved, idle = False, idle or [attempts[number - 1]]
+        # What a program prints shows that it got further, and never that it did not: its steps may
+        # begin anew in each epoch.
+        printed = max((one.printed or 0 for one in earlier), default=0)
+        moved = moved or (attempt.step is None and (attempt.printed or 0) > printed)
+        idle = [] if moved else [*idle, attempt]
+    return idle
+
+
+def ended_alike(before: Attempt, attempt: Attempt) -> bool:
+    """Tell whether two attempts, of whose steps nobody knows, met the same at the same young age.
+
+    A program that loads for minutes and then always fails has got nowhere, however long it ran.
+    """
+    unknown = before.step is None and attempt.step is None
+    ages = sorted((before.alive, attempt.alive))
+    near = ages[1] < YOUNG_SECONDS and ages[1] - ages[0] <= SAME_AGE * ages[1]
+    return unknown and near and is_same(before, attempt)
+
+
+# -- planned changes --------------------------------------------------------------------------
+
+
+def failures(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Return the attempts whose ends count against --max-restarts."""
+    vain = [attempt.number for attempt, _ in in_vain(attempts)]
+    return [one for one in attempts if one.state != RESIZED and one.number not in vain]
+
+
+def in_vain(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, list[str]]]:
+    """Yield the attempts that failed as soon as further nodes had joined, and these nodes."""
+    for before, attempt in itertools.pairwise(attempts):
+        joined = [name for name in attempt.nodes if name not in before.nodes]
+        if before.state == RESIZED and joined and attempt.state in ("failed", "lost"):
+            if attempt.step is None or before.step is None:
+                moved = attempt.alive >= MOMENTS
+            else:
+                moved = attempt.step > before.step
+            if not moved:
+                yield attempt, joined
+
+
+def refusal(attempts: Sequence[Attempt], name: str, now: float) -> str:
+    """Say why a node is not to join yet, in words after its name; nothing, if it may."""
+    strikes = [attempt.ended for attempt, joined in in_vain(attempts) if name in joined]
+    if not strikes:
+        return ""
+    if len(strikes) >= MOST_STRIKES:
+        return f"has joined {len(strikes)} times, and the job got nowhere with it"
+    left = strikes[-1] + REST_SECONDS * 2 ** (len(strikes) - 1) - now
+    if left <= 0:
+        return ""
+    return f"had joined, and the job got nowhere with it: it rests for {duration(left)}"

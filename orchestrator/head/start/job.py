@@ -1,0 +1,207 @@
+"""A job from its first attempt to its last: follow one, decide what comes then, start that.
+
+Stay.follow is the whole of it. A head may come in between, or leave before the end.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.common.text import Say
+from orchestrator.config.launch import View
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.reach import ask_once
+from orchestrator.head.connect.transport import Transport
+from orchestrator.head.follow.follower import NodeFollower
+from orchestrator.head.follow.node_logs import NodeLogs, log_files, open_logs
+from orchestrator.head.follow.notify.notifier import Notifier
+from orchestrator.head.follow.restarts import Restarts
+from orchestrator.head.follow.run import Backend, Growth, Run
+from orchestrator.head.screen.keyboard import Keys
+from orchestrator.head.screen.screen import Display, Screen
+from orchestrator.head.start.recovery.spares import Latecomers
+from orchestrator.protocol.requests.start import Release
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+
+SHORTEST_SILENCE_SECONDS = 4.0  # a busy machine may need it: it beats once a second at most
+RELEASE_SECONDS = 20.0
+SPARE_SECONDS = 5.0  # that the end of a job may wait for its spares
+
+
+@dataclass(frozen=True)
+class Followed:
+    """An attempt that is to be followed: over these channels, or over new ones."""
+
+    record: JobRecord
+    channels: Sequence[NodeChannel | None]
+    logs: Sequence[NodeLogs]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a head's stay with a job has ended: with the job, or before it."""
+
+    record: JobRecord
+    run: Run | None = None  # the last attempt that was followed,
+    screen: Screen | None = None  # and where its lines were shown
+
+    @property
+    def left(self) -> bool:
+        return self.run is not None and self.run.end.left
+
+
+@dataclass(frozen=True)
+class Stay:
+    """One head's stay with a job, over all its attempts."""
+
+    experiment: Experiment
+    transport: Transport
+    backend: Callable[[JobRecord], Backend]
+    notifier: Notifier
+    view: View
+    say: Say
+    keys: Keys | None = None
+    left_behind: bool = False  # in the background, by a head that has left
+    looks_on: bool = False  # the job does not miss it when it is gone
+    latecomers: Latecomers | None = None  # of the head that has launched the job
+
+    def join(self, record: JobRecord) -> Ending:
+        """Follow a job that runs already; lines that were shown are not shown again."""
+        if record.goes_on:  # its head was lost before it could start the next attempt
+            following = self.start_next(record, {})
+            if isinstance(following, JobRecord):
+                return self.ended(Ending(following))
+            return self.follow(following, self.screen_after(following.record))
+        screen = make_screen(self.experiment, record, self.view)
+        screen.skip_to((None if self.view.quiet else self.experiment.take_shown()) or {})
+        logs = open_logs(self.experiment, record.nodes)
+        return self.follow(Followed(record, [None] * len(logs), logs), screen)
+
+    def follow(self, attempt: Followed, screen: Screen) -> Ending:
+        """Follow an attempt, and those that come after it."""
+        while True:
+            run = self.follow_one(attempt, screen)
+            if run.end.left or not run.record.goes_on:
+                return self.ended(Ending(run.record, run, screen))
+            self.notifier.over(run.record)
+            following = self.start_next(run.record, run.channels)
+            if isinstance(following, JobRecord):
+                return self.ended(Ending(following, run, screen))
+            self.notifier.report()
+            attempt, screen = following, self.screen_after(following.record)
+
+    def start_next(
+        self, record: JobRecord, channels: Mapping[int, NodeChannel]
+    ) -> Followed | JobRecord:
+        """Start the next attempt of a job; return the record of one that is over instead."""
+        from orchestrator.head.start.stages import Again, launch_again  # not for every job
+
+        job = Again(self.experiment, record, self.transport, channels, self.latecomers)
+        following = launch_again(job, self.say)
+        if isinstance(following, JobRecord):
+            return following
+        return Followed(following.record, following.channels, following.logs)
+
+    def screen_after(self, record: JobRecord) -> Screen:
+        """Return a screen for a further attempt: it begins where the one before has ended."""
+        screen = make_screen(self.experiment, record, self.view)
+        screen.skip_to({node.index: node.log_before for node in record.nodes})
+        return screen
+
+    def follow_one(self, attempt: Followed, screen: Screen) -> Run:
+        """Follow one attempt to its end, or until this head leaves."""
+        record, display = attempt.record, Display(screen)
+        run = Run(
+            self.experiment,
+            record,
+            display,
+            self.backend(record),
+            left_behind=self.left_behind,
+            straggler=self.notifier.straggler,
+            growth=self.growth_of(record, display),
+        )
+        followers = self.followers_of(run, attempt)
+        display.start()
+        try:
+            run.go(followers, self.keys)
+        except BaseException:
+            self.experiment.unlock()
+            raise
+        finally:
+            display.finish()
+        return run
+
+    def growth_of(self, record: JobRecord, display: Display) -> Growth | None:
+        """Return what looks for further nodes, for a job that may have more than it has."""
+        if not (Restarts(record).has_fewer_nodes and (record.spares or self.latecomers)):
+            return None
+        from orchestrator.head.start.recovery import grow  # not for every job
+
+        return grow.Growth(record, self.transport, display.say, self.latecomers)
+
+    def followers_of(self, run: Run, attempt: Followed) -> list[NodeFollower]:
+        record, launch = run.record, run.record.launch
+        needed = not self.looks_on and launch.on_head_loss == "stop"
+        patience = max(SHORTEST_SILENCE_SECONDS, launch.node_loss_timeout) if needed else None
+        return [
+            NodeFollower(
+                *(self.transport, record.job, node, self.experiment, run.post, channel),
+                logs=opened,
+                head=None if self.looks_on else run.since,
+                patience=patience,
+                former_end=record.former_end,
+            )
+            for node, channel, opened in zip(
+                record.nodes, attempt.channels, attempt.logs, strict=True
+            )
+        ]
+
+    def ended(self, ending: Ending) -> Ending:
+        """Give back what this head held of the job."""
+        channels = ending.run.channels if ending.run is not None else {}
+        if ending.record.over and channels:
+            release(ending.record, channels, self.transport)
+        for channel in channels.values():
+            channel.connection.close()
+        self.experiment.unlock()
+        if ending.left:
+            self.notifier.close()
+        return ending
+
+
+def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: Transport) -> None:
+    """Let the nodes remove what the attempts of a job shared there; who misses it forgets it."""
+    nodes = [node for node in record.nodes if node.index in channels]
+    standing_by = [node for node in record.spares if node.state == "standing by"]
+
+    def order(node: NodeRecord) -> Release:
+        job, part = record.first_part(node)
+        return Release(job=job, node=part)
+
+    def tell_spare(node: NodeRecord) -> None:
+        ask_once(transport, node, order(node), RELEASE_SECONDS)
+
+    others = threading.Thread(target=fleet.everywhere, args=(standing_by, tell_spare), daemon=True)
+    if standing_by:
+        others.start()
+    fleet.everywhere(nodes, lambda node: channels[node.index].ask(order(node), RELEASE_SECONDS))
+    if standing_by:
+        others.join(SPARE_SECONDS)
+
+
+def make_screen(experiment: Experiment, record: JobRecord, view: View) -> Screen:
+    tty = sys.stdout.isatty()
+    return Screen(
+        log_files(experiment, record.nodes),
+        sys.stdout,
+        tty=tty,
+        color=tty if view.color is None else view.color,
+        quiet=view.quiet,
+        node=view.node,
+        rank=view.rank,
+        ranks=sum(node.nproc for node in record.nodes),
+    )

@@ -1,0 +1,313 @@
+"""Start a job: reach its nodes, choose among them, bring what they lack, plan, check, start.
+
+The next attempt of a job is one more turn of the same line, with fewer questions: each node has the
+program, the code and the environment with its secrets from the attempt before, so that any head can
+start it, and is told only its place among the others.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from orchestrator.common.errors import CheckFailed, OrchestratorError, StoppedEarly
+from orchestrator.common.text import Say, plural
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.transport import Transport
+from orchestrator.head.follow.node_logs import NodeLogs, open_logs
+from orchestrator.head.follow.restarts import Restarts
+from orchestrator.head.nodes.facts import by_value
+from orchestrator.head.plan.model import Plan
+from orchestrator.head.plan.plan import DEFAULT_PORT
+from orchestrator.head.start import payload, record, selection
+from orchestrator.head.start.code import expect_code, reach_with_code
+from orchestrator.head.start.nodes import Nodes, reach_all
+from orchestrator.head.start.planning import (
+    Meeting,
+    Prepared,
+    discarded_on_error,
+    prepare,
+    specs,
+)
+from orchestrator.head.start.recovery import spares
+from orchestrator.head.start.recovery.gather import (
+    Gathered,
+    Gathering,
+    NotBack,
+    all_answers,
+    refuse_if_stopped,
+)
+from orchestrator.head.start.recovery.spares import Latecomers
+from orchestrator.head.start.request import Request
+from orchestrator.protocol.requests.follow import End
+from orchestrator.protocol.requests.machine import PortWish
+from orchestrator.protocol.requests.start import Start, StartedHere, TakenPorts, TakePorts
+from orchestrator.protocol.spec import Attempt, Placement
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+
+START_SECONDS = 30.0
+END_SECONDS = 10.0
+PORT_SECONDS = 10.0
+LAST_PORT = 60_000
+
+
+@dataclass(frozen=True)
+class Running:
+    """An attempt that runs on all its nodes now, with open channels to them."""
+
+    record: JobRecord
+    channels: Sequence[NodeChannel]
+    logs: Sequence[NodeLogs]  # the local files, open
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A job whose first attempt runs on all its nodes now."""
+
+    experiment: Experiment
+    nodes: Nodes
+    running: Running
+    latecomers: Latecomers | None = None
+
+
+# -- the first attempt ------------------------------------------------------------------------
+
+
+def launch(request: Request, say: Say) -> Launched:
+    """Start a job on all its nodes or on none."""
+    request, nodes = reach_with_code(request, say)
+    prepared = prepare(request, nodes)
+    with discarded_on_error(prepared.experiment):
+        selection.check(request, prepared.nodes, say)
+        bring_checkpoint(prepared, say)
+    prepared.times["checked"] = time.time()
+    peers_port = prepared.nodes.reached[0].facts.peers_port or 0
+    meeting = Meeting(prepared.plan.master_address, peers_port, secrets.token_hex(32))
+    return start(prepared, record.record_job(prepared), meeting, say)
+
+
+def rehearse(request: Request) -> Prepared:
+    """Plan a job as a launch would; nothing is sent to the nodes, or started there."""
+    return prepare(*expect_code(request, reach_all(request)), dry_run=True)
+
+
+def bring_checkpoint(prepared: Prepared, say: Say) -> None:
+    """See that the nodes have the state that the job resumes from, also from those it leaves."""
+    request, nodes, plan = prepared.request, prepared.nodes, prepared.plan
+    if request.config.checkpoint.resume == "never" or shares_all(prepared):
+        return
+    from orchestrator.head.resume import start as resume  # most launches do without it
+    from orchestrator.head.resume.holder import Holder
+
+    own = [
+        Holder(part.node.name, part.node, part.address, reached.channel, (plan.job, part.index))
+        for reached, part in zip(nodes.reached, plan.nodes, strict=True)
+    ]
+    others = [Holder(node.name, node) for node in nodes.source.nodes]
+    name, where = request.config.launch.name, request.where
+    about = resume.Start(request.config.checkpoint, where, name, own, others)
+    resume.bring(about, nodes.transport, say)
+
+
+def shares_all(prepared: Prepared) -> bool:
+    """Tell whether all nodes see the experiments where this machine has them."""
+    here = prepared.request.where.experiments.absolute().is_relative_to(Path.cwd())
+    return here and all(node.facts.marker_seen for node in prepared.nodes.reached)
+
+
+def start(prepared: Prepared, starting: JobRecord, meeting: Meeting, say: Say) -> Launched:
+    """Start a job that was recorded, and describe it in its manifest."""
+    request, nodes, plan = prepared.request, prepared.nodes, prepared.plan
+    prepared.times["recorded"] = time.time()
+    announce(plan, say)
+    say(f"logs in {prepared.experiment.logs}")
+    try:
+        logs = open_logs(prepared.experiment, starting.nodes)  # after the start it is too late
+        if request.payload is not None:
+            payload.deliver(nodes.reached, plan, request.payload)
+        channels = [node.channel for node in nodes.reached]
+        orders = [Start(spec=spec) for spec in specs(request, plan, meeting)]
+        results = start_all(starting, channels, orders)
+        then = "; the others were ended again"
+        started = fleet.all_or_table([node.node for node in nodes.reached], results, then)
+        prepared.times["started"] = time.time()
+        say_how_warm(starting.nodes, started, say)
+        starting = replace(starting, spares=spares.keep(prepared, meeting, say))
+    except OrchestratorError as error:
+        record.record_failure(prepared.experiment, starting, error, say)
+        raise
+    finally:  # not before the start: YAML takes 20 ms, git 10 ms, and seconds in a large tree
+        problem = record.describe(prepared)
+        if problem:
+            say(problem)
+    running = Running(record.has_started(prepared.experiment, starting), channels, logs)
+    late = Latecomers.of(prepared, meeting)
+    return Launched(prepared.experiment, nodes, running, late)
+
+
+def announce(plan: Plan, say: Say) -> None:
+    """Say what is about to start."""
+    for note in plan.notes:
+        say(note)
+    node, master = plan.nodes[0], f"master {plan.master_address}:{plan.master_port}"
+    count = int(node.env["NNODES"])
+    last = f" to {node.last_rank}" if node.nproc > 1 else ""
+    own = f"rank{'s' if last else ''} {node.first_rank}{last}"
+    if len(plan.nodes) == count:
+        ranks = f"{plural(count, 'node')}, {plural(plan.world_size, 'rank')}"
+        say(f"{ranks}, {master}, {plan.start} start")
+    else:
+        say(
+            f"node {node.index} of {count}: {own} of"
+            f" {plan.world_size}, {master}, {plan.start} start"
+        )
+
+
+# -- a further attempt ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Again:
+    """A job of which an attempt has ended, and what its head still has of it."""
+
+    experiment: Experiment
+    record: JobRecord
+    transport: Transport
+    channels: Mapping[int, NodeChannel]
+    latecomers: Latecomers | None = None
+
+
+def launch_again(job: Again, say: Say) -> Running | JobRecord:
+    """Start attempts until one runs, and return it; or the record of a job that is over."""
+    experiment, ended = job.experiment, job.record
+    gathering = Gathering(experiment, ended, job.transport, job.channels, say, job.latecomers)
+    while True:
+        gathered = None
+        try:
+            gathered = gathering.run()
+            bring_saved(job, ended, gathered, say)
+            return start_again(experiment, ended, gathered, say)
+        except NotBack as error:
+            final = record.given_up(ended, error)
+            say(f"{error.what}; the job is given up")
+        except OrchestratorError as error:
+            nodes = None if gathered is None else (gathered.nodes, gathered.spares)
+            final = Restarts(record.failed_to_start(ended, nodes, error)).after(experiment)
+            if not isinstance(error, StoppedEarly):
+                say(f"attempt {ended.attempt} could not be started: {error}")
+        try:
+            experiment.write_signed(final)
+        except OSError as error:
+            say(f"job.json cannot be written: {error.strerror}")
+        if final.over:
+            return final
+        ended = gathering.record = final
+
+
+def bring_saved(job: Again, ended: JobRecord, gathered: Gathered, say: Say) -> None:
+    """Bring the nodes what they lack of the newest state, and of what the program saved."""
+    from orchestrator.head.start import checkpoints, lone_files
+
+    checkpoints.bring(job.experiment, ended, gathered, job.transport, say)
+    stopped = partial(refuse_if_stopped, job.experiment)
+    lone_files.bring(job.experiment, ended, gathered, say, stopped)
+
+
+def start_again(experiment: Experiment, ended: JobRecord, gathered: Gathered, say: Say) -> Running:
+    """Record the next attempt, and start it on every node or on none."""
+    number, most = len(ended.attempts) + 1, Restarts(ended).most_attempts
+    line = f"attempt {number} of at most {most} ({ended.attempts[-1].why})"
+    say(line)
+    ports = take_ports(ended, gathered)
+    nodes, others = gathered.nodes, gathered.spares
+    starting = record.record_again(experiment, ended, nodes, others, ports.port, line)
+    logs = open_logs(experiment, starting.nodes)
+    refuse_if_stopped(experiment)
+    orders = [Start(place=place) for place in places(starting, ports)]
+    results = start_all(starting, gathered.channels, orders)
+    started = all_answers(starting.nodes, results)
+    say_how_warm(starting.nodes, started, say, cold="cold start: nothing waited there yet")
+    running = record.has_started(experiment, starting)
+    return Running(running, gathered.channels, logs)
+
+
+def take_ports(ended: JobRecord, gathered: Gathered) -> TakenPorts:
+    """Take fresh ports on the first node: a straggler must not meet the new ranks."""
+    chosen = ended.launch.master_port
+    before = int(ended.master.rpartition(":")[2] or DEFAULT_PORT)
+    after = before + 1 if before < LAST_PORT else DEFAULT_PORT
+    wish = PortWish(wanted=chosen or after, exact=chosen is not None, peers=len(gathered.nodes) > 1)
+    ports = gathered.channels[0].ask(TakePorts(port=wish), PORT_SECONDS)
+    if not ports.port:
+        raise CheckFailed(f"no port from {wish.wanted} on is free on {gathered.nodes[0].name}")
+    return ports
+
+
+def places(starting: JobRecord, ports: TakenPorts) -> list[Placement]:
+    """Return the place of each node in a further attempt."""
+    token, master = secrets.token_hex(32), starting.nodes[0].address
+    nproc = {node.name: node.nproc for node in (*starting.nodes, *starting.spares)}
+    return [
+        Placement(
+            job=starting.job,
+            node=node.index,
+            nnodes=len(starting.nodes),
+            first_rank=node.first_rank,
+            master=master,
+            port=ports.port,
+            supervisors=master,
+            supervisors_port=ports.peers_port,
+            token=token,
+            attempt=Attempt(
+                number=len(starting.attempts) + 1,
+                restarts=Restarts(starting).ahead,
+                first_job=node.first_job,
+                first_node=node.first_node,
+                log=node.log_before,
+                # With how many ranks the job began: those that it has now keep its batch.
+                ranks=sum(nproc[name] for name in starting.attempts[0].nodes),
+            ),
+        )
+        for node in starting.nodes
+    ]
+
+
+# -- of all attempts --------------------------------------------------------------------------
+
+
+def start_all(
+    starting: JobRecord, channels: Sequence[NodeChannel], orders: Sequence[Start]
+) -> list[StartedHere | OrchestratorError]:
+    """Start all parts at once; if one cannot start, end the others again."""
+    pairs = list(zip(channels, orders, strict=True))
+    results = fleet.everywhere(pairs, lambda pair: pair[0].ask(pair[1], START_SECONDS))
+    if any(isinstance(result, OrchestratorError) for result in results):
+        why = "not started"
+        ends = [End(job=starting.job, node=n.index, why=why, grace=0.0) for n in starting.nodes]
+        # One that cannot be ended is among the results already.
+        fleet.everywhere(
+            list(zip(channels, ends, strict=True)), lambda pair: pair[0].ask(pair[1], END_SECONDS)
+        )
+        payload.raise_if_stopped(results)
+    return results
+
+
+def say_how_warm(
+    nodes: Sequence[NodeRecord], started: Sequence[StartedHere], say: Say, cold: str = ""
+) -> None:
+    """Say which nodes started from warm processes, and why others did not; or `cold`."""
+    pairs = list(zip(nodes, started, strict=True))
+    warm = [node.name for node, answer in pairs if answer.warm.warm]
+    if warm:
+        say(f"warm start on {'all nodes' if len(warm) == len(nodes) else ', '.join(warm)}")
+    whys = [
+        (node.name, answer.warm.why or ("" if answer.warm.warm else cold)) for node, answer in pairs
+    ]
+    for why, names in by_value(whys).items():
+        if why:
+            say(f"{', '.join(names)}: {why}")

@@ -1,0 +1,302 @@
+"""Whether a job is started again, by how its attempts ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.launch import Launch
+from orchestrator.head.follow.restarts import (
+    MORE_NODES,
+    Decision,
+    Restarts,
+    because,
+    decide,
+    refusal,
+    step_reached,
+)
+from orchestrator.records.experiment import RESIZED, Attempt, Experiment, JobRecord
+from tests.records.one_node import NODE
+
+KILLED = {"kind": "signal", "message": "killed by signal 9 (SIGKILL)", "where": ""}
+BUG = {"kind": "exception", "message": "ValueError: 3", "where": "train.py:7 in step"}
+OTHER_BUG = {**BUG, "where": "train.py:9 in step"}
+
+
+def of_node(number: int) -> dict[str, str]:
+    """The same, told by a node that has its own snapshot of the code."""
+    path = f"/root/.orchestrator/code/snapshots/0a1b2c3d-{number}/x/train.py"
+    return {**BUG, "where": f"{path}:7 in step", "message": f"ValueError: {path} is odd"}
+
+
+def attempts(*ends: tuple[dict[str, Any], int | None], **more: Any) -> list[Attempt]:
+    """Attempts that ended so, each with the step that it had reached; None: not known."""
+    return [
+        Attempt(
+            number=number,
+            job="j",
+            started=100.0 * number,
+            ended=100.0 * number + 50,
+            state="failed",
+            exit_code=1,
+            verdict={"node": 1, "rank": 2, **verdict},
+            nodes=["a", "b"],
+            step=step,
+            **more,
+        )
+        for number, (verdict, step) in enumerate(ends, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ends", "allowed", "restarts"),
+    [
+        ([(KILLED, 10)], 1, True),
+        ([(KILLED, 10)], 0, False),
+        ([(KILLED, 10), (KILLED, 20)], 1, False),  # a quick rejoin is an attempt, too
+        ([(KILLED, 10), (KILLED, 20)], 2, True),
+        ([({**KILLED, "kind": kind}, 10) for kind in ("hang", "link", "out_of_memory")], 9, True),
+        ([(BUG, 10)], 3, True),
+        ([(BUG, 10), (BUG, 10)], 3, False),
+        ([(BUG, None), (BUG, None)], 3, False),
+        ([(of_node(0), None), (of_node(1), None)], 3, False),
+        ([(BUG, 10), (KILLED, 12), (BUG, 10)], 9, False),
+        ([(BUG, 10), (OTHER_BUG, 10)], 3, True),
+        ([(BUG, 10), (BUG, 20)], 3, True),  # bad data now and then
+        ([({**BUG, "kind": "environment"}, None)] * 2, 3, False),
+        ([(KILLED, 0)] * 2, 9, True),
+        ([(KILLED, 0)] * 3, 9, False),
+        ([(KILLED, None)] * 3, 9, False),
+        ([(KILLED, 5), (KILLED, 5), (KILLED, 5)], 9, True),
+        ([(KILLED, 5), (KILLED, 5), (KILLED, 5), (KILLED, 5)], 9, False),
+        ([(KILLED, 0), (KILLED, 0), (KILLED, 8), (KILLED, 8), (KILLED, 8)], 9, True),
+    ],
+)
+def test_what_is_started_again(
+    ends: list[tuple[dict[str, Any], int | None]], allowed: int, restarts: bool
+) -> None:
+    assert decide(attempts(*ends), allowed).restart == restarts
+
+
+@pytest.mark.parametrize("state", ["done", "stopped"])
+def test_what_has_not_failed_is_left(state: str) -> None:
+    (attempt,) = attempts((KILLED, 10))
+    assert not decide([Attempt(**{**vars(attempt), "state": state})], 3).restart
+
+
+def test_a_program_may_refuse() -> None:
+    decision = decide(attempts((BUG, 10), codes=[93, 1]), 3)
+    assert not decision.restart and "93" in decision.why
+
+
+def test_a_crash_loop_ends_with_its_first_cause() -> None:
+    ends = [(KILLED, 7), (BUG, 7), (KILLED, 7), ({**KILLED, "kind": "hang"}, 7)]
+    decision = decide(attempts(*ends), 9)
+    assert not decision.restart and decision.verdict is not None
+    assert decision.verdict["kind"] == "exception"
+    assert decision.why == (
+        "3 attempts in a row got nowhere; the cause is that of attempt 2; attempt 3: a rank was"
+        " killed: rank 2 on node 1; attempt 4: it hung: rank 2 on node 1"
+    )
+    same = decide(attempts(*[(KILLED, 7)] * 4), 9)
+    assert same.why.endswith("the cause is that of attempt 2")
+
+
+LOST = {**KILLED, "kind": "link"}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "lasted", "ran", "restarts"),
+    [
+        ([KILLED] * 4, [500, 700, 400, 600], None, True),  # as an earlier version noted it
+        ([KILLED] * 4, [500, 700, 400, 600], [480, 680, 370, 580], True),
+        # They waited for a node, and came to nothing.
+        ([KILLED] * 3, [500, 700, 400], [0, 0, 20], False),
+        ([KILLED] * 3, [500, 700, 400], [0, 130, 20], True),
+        # It loads for minutes, and then always fails.
+        ([KILLED] * 2, [300, 310], [200, 205], True),
+        ([KILLED] * 3, [300, 310, 290], [200, 205, 190], False),
+        ([KILLED, LOST, KILLED], [300, 310, 290], [200, 205, 190], True),
+        ([LOST, KILLED, KILLED, KILLED], [300] * 4, [200, 205, 190, 200], False),
+        # Somebody kills it each hour, and it goes on from what it keeps itself.
+        ([KILLED] * 4, [3700] * 4, [3600] * 4, True),
+    ],
+)
+def test_attempts_of_unknown_steps_get_somewhere_by_running_long(
+    verdicts: list[dict[str, Any]], lasted: list[float], ran: list[float] | None, restarts: bool
+) -> None:
+    ends = attempts(*((verdict, None) for verdict in verdicts))
+    known = [
+        replace(one, ended=one.started + lasted[at], ran=ran[at] if ran else None)
+        for at, one in enumerate(ends)
+    ]
+    decision = decide(known, 9)
+    assert decision.restart == restarts
+    if not restarts:
+        assert "3 attempts in a row got nowhere" in decision.why
+
+
+def test_why_an_attempt_could_not_be_started_is_told_at_the_end() -> None:
+    """The cause is that of the first attempt; what kept the job from going on is another."""
+    unstarted = {"kind": "start", "message": "b does not have ckpt.pt (no room)\nmore"}
+    decision = decide(attempts((KILLED, None), (unstarted, None), (unstarted, None)), 9)
+    assert not decision.restart and decision.verdict and decision.verdict["kind"] == "signal"
+    assert "attempt 2: it could not be started: b does not have ckpt.pt (no room);" in decision.why
+
+
+def test_words() -> None:
+    (one,) = attempts(({"kind": "lost", "rank": None}, None))
+    assert because(one) == "node 1 lost"
+    (two,) = attempts((KILLED, None))
+    assert because(two) == "a rank was killed: rank 2 on node 1"
+    assert decide([two], 1) == Decision(True, because(two), None)
+
+
+def test_what_a_program_prints_shows_that_it_got_further() -> None:
+    """It was killed each 40 seconds, on another node each time, and went on from what it saved."""
+    ends = attempts(*[(KILLED, None)] * 4)
+    further = [replace(one, printed=8 * at) for at, one in enumerate(ends, 1)]
+    assert decide(further, 9).restart
+    stuck = [replace(one, printed=8) for one in ends]
+    assert "3 attempts in a row got nowhere" in decide(stuck, 9).why
+
+
+# -- planned changes --------------------------------------------------------------------------
+
+GONE = {"kind": "lost", "node": 1, "node_name": "b", "message": "gone"}
+IMPORT = {"kind": "exception", "node": 2, "node_name": "c", "message": "ImportError", "where": "x"}
+FAILED = JobRecord(
+    job="j", experiment="", state="failed", command=[], nodes=[NODE], started=10.0, head={},
+    ended=20.0, exit_code=1, verdict={"kind": "signal", "node": 0, "rank": 0},
+    launch=Launch(max_restarts=1),
+)  # fmt: skip
+
+
+def planned(*rows: tuple[str, str, int | None]) -> list[Attempt]:
+    """Attempts of 50 s, each by its end, its nodes and the step that it had reached."""
+    verdicts = {"lost": GONE, "failed": BUG}
+    return [
+        Attempt(number, "j", 50.0 * number, 50.0 * number + 50, state, 1, verdicts.get(state),
+                list(nodes), step=step)
+        for number, (state, nodes, step) in enumerate(rows, 1)
+    ]  # fmt: skip
+
+
+SHRUNK = ("lost", "abc", 10)
+GROWN = ("resized", "ac", 20)
+
+
+@pytest.mark.parametrize(
+    ("rows", "allowed", "restarts", "most"),
+    [
+        ([SHRUNK], 1, True, 2),
+        ([SHRUNK, GROWN, ("lost", "acb", 30)], 1, False, 3),  # the second failure
+        ([SHRUNK, GROWN, ("lost", "acb", 30)], 2, True, 4),
+        ([SHRUNK, GROWN, ("lost", "acb", 20)], 1, True, 4),  # of what had joined: as if it had not
+        ([SHRUNK, GROWN, ("failed", "acb", None)], 1, True, 4),
+        ([SHRUNK, GROWN, ("failed", "acb", 20), ("failed", "ac", 20)], 1, False, 4),
+        ([SHRUNK, GROWN, ("failed", "acb", 20), GROWN, ("failed", "acd", 20)], 1, True, 6),
+        ([SHRUNK, GROWN, ("lost", "acb", 30), ("resized", "ac", 40), ("lost", "acb", 50)], 9, True,
+         12),
+        ([("lost", "abc", 0), ("resized", "ac", 0), ("lost", "acb", 0), ("lost", "ac", 0)], 9, True,
+         12),
+    ],
+)  # fmt: skip
+def test_what_a_planned_change_costs(
+    rows: list[tuple[str, str, int | None]], allowed: int, restarts: bool, most: int
+) -> None:
+    ended = planned(*rows)
+    assert decide(ended, allowed).restart == restarts
+    record = replace(FAILED, attempts=ended, launch=Launch(max_restarts=allowed))
+    assert Restarts(record).most_attempts == most
+
+
+@pytest.mark.parametrize(
+    ("rows", "after", "words"),
+    [
+        ([SHRUNK], 0, ""),  # it was lost, and may come back at any time
+        ([SHRUNK, GROWN, ("lost", "acb", 30)], 0, ""),
+        ([SHRUNK, GROWN, ("lost", "acb", 20)], 0, "it rests for 10 min"),
+        ([SHRUNK, GROWN, ("lost", "acb", 20)], 601, ""),
+        ([SHRUNK, *[GROWN, ("lost", "acb", 20)] * 2], 601, "it rests for"),
+        ([SHRUNK, *[GROWN, ("lost", "acb", 20)] * 2], 1201, ""),
+        ([SHRUNK, *[GROWN, ("lost", "acb", 20)] * 3], 10**6, "has joined 3 times"),
+        ([SHRUNK, GROWN, ("lost", "acd", 20)], 0, ""),  # another one had joined
+    ],
+)
+def test_a_node_rests(
+    rows: list[tuple[str, str, int | None]], after: float, words: str
+) -> None:  # fmt: skip
+    ended = planned(*rows)
+    found = refusal(ended, "b", ended[-1].ended + after)
+    assert words in found if words else not found
+
+
+# -- what is written down of an attempt -------------------------------------------------------
+
+
+def experiment(tmp_path: Path) -> Experiment:
+    for name in ("logs", "outputs"):
+        (tmp_path / name).mkdir()
+    return Experiment(tmp_path)
+
+
+def test_a_job_goes_on_or_is_over(tmp_path: Path) -> None:
+    place = experiment(tmp_path)
+    (tmp_path / "outputs/rank_00_metrics.jsonl").write_text('{"step": 3}\n{"step": 4}\n{"st')
+    first = Restarts(FAILED).after(place)
+    assert first.state == "restarting" and not first.over and first.attempt == 2
+    assert (first.ended, first.exit_code, first.verdict) == (None, None, None)
+    assert first.attempts[0].step == 4 and first.attempts[0].restarted
+    second = Restarts(replace(FAILED, attempts=first.attempts, ended=30.0)).after(place)
+    assert second.over and second.attempt == 2 and second.verdict == FAILED.verdict
+    assert [(one.number, one.started, one.ended) for one in second.attempts] == [
+        (1, 10.0, 20.0),
+        (2, 20.0, 30.0),
+    ]
+    assert Restarts(replace(FAILED, launch=Launch())).after(place) == replace(
+        FAILED, launch=Launch()
+    )
+
+
+def test_how_long_the_ranks_of_an_attempt_ran(tmp_path: Path) -> None:
+    """An attempt that waits for a node, and is then not started, has not run at all."""
+    place = experiment(tmp_path)
+    times = [{"torchrun": 11.0, "ranks": 12.0}, {"torchrun": 11.0, "ranks": 14.0}, {}]
+    nodes = [replace(NODE, index=at, times=each) for at, each in enumerate(times)]
+    nodes[0] = replace(nodes[0], clock=3600.0)
+    first = Restarts(replace(FAILED, nodes=nodes)).after(place).attempts[0]
+    assert (first.ran, first.clock) == (6.0, 3600.0)
+    waiting = Restarts(replace(FAILED, nodes=nodes[2:], ended=1000.0)).after(place)
+    assert (waiting.attempts[0].ran, waiting.attempts[0].alive) == (0.0, 0.0)
+
+
+def test_a_planned_end_costs_no_restart(tmp_path: Path) -> None:
+    """The job goes on whatever is left of its restarts, unless its user wants it to stop."""
+    place = experiment(tmp_path)
+    failed = Restarts(FAILED).after(place)
+    planned = replace(FAILED, state=RESIZED, verdict=None, attempts=failed.attempts, ended=30.0)
+    larger = Restarts(planned).after(place, resized="b can join")
+    assert larger.state == "restarting" and larger.attempts[-1].why == "b can join"
+    assert Restarts(planned).after(place).attempts[-1].why == MORE_NODES
+    again = Restarts(replace(FAILED, attempts=larger.attempts, ended=40.0)).after(place)
+    assert again.state == "failed" and again.attempts[-1].why == "its restart is used"
+    stopped = Restarts(planned).after(place, stopped=True, resized="b can join")
+    assert stopped.over and stopped.attempts[-1].why == "the user stopped it"
+
+
+def test_steps_that_are_not_known(tmp_path: Path) -> None:
+    assert step_reached(tmp_path) is None
+    (tmp_path / "rank_00_metrics.jsonl").write_text('[]\nnonsense\n{"step": "x"}\n')
+    assert step_reached(tmp_path) is None
+
+
+def test_the_step_that_lines_told_is_noted(tmp_path: Path) -> None:
+    place = experiment(tmp_path)
+    (tmp_path / "printed").mkdir()
+    (tmp_path / "printed/rank_00_metrics.jsonl").write_text('{"step": 14, "loss": 1.0}\n')
+    last = Restarts(FAILED).after(place).attempts[-1]
+    assert (last.step, last.printed) == (None, 14)
