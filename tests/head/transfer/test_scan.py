@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.head.transfer.code import git_info
 from orchestrator.head.transfer.code import scan as scanning
 from orchestrator.head.transfer.code.listing import Rules, list_tree
 from orchestrator.head.transfer.code.scan import Limits, Scan, Tree
@@ -106,6 +107,17 @@ def test_submodules_and_other_clones_travel(work: Path, tmp_path: Path) -> None:
     write(work, "sub/new.py", "sub/more.o")
     assert {"sub/inside.py", "sub/new.py", "other/inside.py"} <= paths(work)
     assert "sub/more.o" not in paths(work)
+
+
+def test_a_repository_names_no_program_that_runs_here(work: Path, tmp_path: Path) -> None:
+    """Neither the outer one nor one inside, such as an unpacked tarball with a .git in it."""
+    (work / "inner").mkdir()
+    for place in (work, work / "inner"):
+        git(place, "init", "-q")
+        git(place, "config", "core.fsmonitor", f"touch {tmp_path}/ran; false")
+    scan(work)
+    git_info.of(work)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_without_git_all_travels_but_what_is_made(work: Path) -> None:

@@ -6,6 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from orchestrator.head.transfer.code.listing import NO_PROGRAMS
+
 LARGEST_DIFF = 1 << 20  # characters that are kept
 SECONDS = 5.0  # of a launch, for each question; a large tree on a network disk takes long
 
@@ -30,7 +32,7 @@ def of(directory: Path) -> dict[str, Any] | None:
 def _git(directory: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(directory), *arguments],
+            ["git", *NO_PROGRAMS, "--no-optional-locks", "-C", str(directory), *arguments],
             capture_output=True,
             text=True,
             errors="replace",

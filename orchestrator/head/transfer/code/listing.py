@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 GIT_SECONDS = 60.0
+NO_PROGRAMS = ("-c", "core.fsmonitor=false")  # which a repository's own settings would name
 OURS = b".orchestrator-"  # in the user's directory: what we write there is no code
 MARKER = OURS + b"marker-"
 # Never part of a tree, whoever tracks it: it is made anew,
@@ -96,7 +97,7 @@ def stays_here(paths: set[bytes]) -> str:
 
 def git_files(directory: bytes) -> tuple[list[bytes] | None, str]:
     """Return git's files below a directory; None where git does not say, and why if it should."""
-    command = ["git", "--no-optional-locks", "-C", os.fsdecode(directory), "ls-files"]
+    command = ["git", *NO_PROGRAMS, "--no-optional-locks", "-C", os.fsdecode(directory), "ls-files"]
     try:
         done = subprocess.run(
             [*command, "--cached", "--others", "--exclude-standard", "-z"],
