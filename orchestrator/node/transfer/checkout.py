@@ -10,7 +10,7 @@ import time
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import RoomState, Visit
 from orchestrator.node.transfer import snapshot
-from orchestrator.node.transfer.store import Store
+from orchestrator.node.transfer.store import Incomplete, Store
 from orchestrator.protocol.requests.transfer import CheckedOut, CheckOut
 from orchestrator.protocol.spec import Spec
 
@@ -63,6 +63,10 @@ class CodeVisit(RoomState):
 
     def leave(self) -> None:
         """Remove what nobody will use: snapshots without a job."""
-        for own in self.unused:
-            with contextlib.suppress(OSError):
-                snapshot.remove(own)
+        for own, tree in self.unused.items():
+            with contextlib.suppress(OSError, ValueError, Incomplete):
+                self.remove(own, tree)
+
+    def remove(self, own: bytes, tree: str) -> None:
+        with self.store.unlinking(self.store.tree(tree)):
+            snapshot.remove(own)
