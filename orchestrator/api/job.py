@@ -26,7 +26,7 @@ from orchestrator.common.errors import (
 from orchestrator.config.launch import Where
 from orchestrator.head.background.process import INTERRUPT, LEAVE, Background
 from orchestrator.head.follow import verdict as verdicts
-from orchestrator.head.follow.node_logs import log_files
+from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.lines import LineSplitter
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader

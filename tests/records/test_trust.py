@@ -15,7 +15,7 @@ import pytest
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.common.permissions import is_private_group, others
-from orchestrator.head.follow.node_logs import AppendOnly
+from orchestrator.head.follow.streams.node_logs import AppendOnly
 from orchestrator.records import experiments, trust
 from orchestrator.records.experiment import Experiment, JobRecord, Untrusted
 from orchestrator.records.experiments import create, every, find

@@ -15,9 +15,9 @@ from orchestrator.config.launch import View, Where
 from orchestrator.head.background.process import Answers, Background, Pipe
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
-from orchestrator.head.follow.node_logs import log_files
 from orchestrator.head.follow.notify.notifier import notifier_of
 from orchestrator.head.follow.run import Run
+from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.screen import output
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.keyboard import Keys

@@ -20,7 +20,6 @@ from orchestrator.common.text import size
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.follow import incidents, verdict
 from orchestrator.head.follow import news as news_of
-from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.job_end import JobEnd, Outcome
 from orchestrator.head.follow.monitors.hang_monitor import HangMonitor
 from orchestrator.head.follow.monitors.link_monitor import LinkMonitor
@@ -29,6 +28,7 @@ from orchestrator.head.follow.monitors.start_monitor import DIALS_WITHIN, OPEN_A
 from orchestrator.head.follow.news import News
 from orchestrator.head.follow.node_state import NodeState
 from orchestrator.head.follow.restarts import Restarts
+from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.outputs import beside
 from orchestrator.head.outputs.beside import Beside

@@ -16,6 +16,8 @@ from orchestrator.protocol.requests.warm import WarmPairs
 
 MISLEADS = 2.0  # seconds: less says nothing of a clock, as an answer takes a while
 
+DRIFT = 1e-4  # seconds per second that two clocks may part, ten times what quartz does
+
 M = TypeVar("M", bound=Message)
 
 
@@ -56,3 +58,20 @@ def jobs_now(answer: JobStates) -> JobStates:
 def warm_now(answer: WarmPairs) -> WarmPairs:
     by = ahead(answer.time, time.time())
     return answer.replace(pairs=tuple(moved(pair, by, "since") for pair in answer.pairs))
+
+
+class Clock:
+    """Keeps how far a node's clock is from ours: by the shortest round trip that is not too old."""
+
+    def __init__(self) -> None:
+        self.offset = 0.0  # the node's clock minus ours
+        self.error = float("inf")  # at most, when it was measured
+        self.measured = 0.0
+
+    def heard(self, sent: float, theirs: float, received: float) -> bool:
+        """Take an exchange; return whether it improved the offset."""
+        error = (received - sent) / 2
+        if error > self.error + DRIFT * (received - self.measured):
+            return False
+        self.offset, self.error, self.measured = theirs - (sent + received) / 2, error, received
+        return True

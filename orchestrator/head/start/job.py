@@ -16,11 +16,11 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.follower import NodeFollower
-from orchestrator.head.follow.node_logs import NodeLogs, log_files, open_logs
 from orchestrator.head.follow.notify.notifier import Notifier
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.run import Backend, Growth, Run
+from orchestrator.head.follow.streams.follower import NodeFollower
+from orchestrator.head.follow.streams.node_logs import NodeLogs, log_files, open_logs
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.start.recovery.spares import Latecomers

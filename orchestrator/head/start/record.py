@@ -19,8 +19,8 @@ from orchestrator.common.errors import OrchestratorError, StoppedEarly, UsageErr
 from orchestrator.common.text import Say
 from orchestrator.common.version import __version__
 from orchestrator.config import load
-from orchestrator.head.follow.node_logs import NodeLogs
 from orchestrator.head.follow.notify import target
+from orchestrator.head.follow.streams.node_logs import NodeLogs
 from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan
 from orchestrator.head.plan.plan import ENGINE

@@ -19,8 +19,8 @@ from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.node_logs import NodeLogs, open_logs
 from orchestrator.head.follow.restarts import Restarts
+from orchestrator.head.follow.streams.node_logs import NodeLogs, open_logs
 from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import DEFAULT_PORT

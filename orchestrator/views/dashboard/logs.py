@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.common import files
-from orchestrator.head.follow.node_logs import log_files
+from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.screen.lines import LineSplitter, clean
 from orchestrator.head.screen.log_reader import GOODBYE, LogFile, LogReader, stream_at
 from orchestrator.records.experiment import RECORD, Experiment

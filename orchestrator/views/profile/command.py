@@ -25,7 +25,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import for_now
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.clock_offset import Clock
+from orchestrator.head.nodes.clock import Clock
 from orchestrator.head.outputs.fetch import Fetch, plain
 from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress

@@ -13,7 +13,7 @@ from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.common.text import plural, size
 from orchestrator.config import resolved
-from orchestrator.head.follow.node_logs import log_files
+from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.screen.log_reader import tail
 from orchestrator.records import checkpoint_store, goodput, manifest
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord

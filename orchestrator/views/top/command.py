@@ -21,8 +21,8 @@ from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.node_logs import log_files
 from orchestrator.head.follow.stop import to_text as to_words
+from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.screen import tracebacks as crash_dump

@@ -20,9 +20,9 @@ from orchestrator.head.connect.subprocess_transport import (
     ProcessConnection,
 )
 from orchestrator.head.follow import verdict as verdicts
-from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.news import Failed, Happened, Lost, News
 from orchestrator.head.follow.run import CLOCK_IS_OFF, Run
+from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.outputs import fetch
 from orchestrator.head.screen.screen import Display, Screen

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.follow.node_logs import NodeLogs
 from orchestrator.head.follow.restarts import Restarts, failures
+from orchestrator.head.follow.streams.node_logs import NodeLogs
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.head.start import stages
 from orchestrator.head.start.record import failed_to_start, with_line

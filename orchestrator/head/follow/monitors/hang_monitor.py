@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from orchestrator.common import files
 from orchestrator.common.text import Say
-from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.monitors import hang_report
 from orchestrator.head.follow.monitors.hang_report import StuckRank
+from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.protocol.requests.follow import AskStuck, RankStacks, Stuck
 from orchestrator.records.experiment import Experiment

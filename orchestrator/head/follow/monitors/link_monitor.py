@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.common.text import plural
-from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.monitors.start_monitor import ANSWER_SECONDS, DIAL_SECONDS, OPEN_ALL
+from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.protocol.requests.machine import Dial, Dialed, Listen, Listening
 from orchestrator.records.experiment import NodeRecord
 

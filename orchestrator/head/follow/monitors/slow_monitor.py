@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.monitors import late_rank, slow_gpu
 from orchestrator.head.follow.monitors.slow_gpu import COMPUTE, LOOKS, WAITS
+from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.protocol.requests.follow import AskPaces, Pace, Paces
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.metrics import samples

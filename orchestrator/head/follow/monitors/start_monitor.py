@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from orchestrator.head.follow.follower import NodeFollower
+from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.protocol.requests.machine import Dial, Dialed
 

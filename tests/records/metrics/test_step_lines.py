@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.follow.step_lines import LONGEST, Place, values
+from orchestrator.records.metrics.step_lines import LONGEST, Place, values
 
 
 @pytest.mark.parametrize(

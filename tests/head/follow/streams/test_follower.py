@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.head.follow import follower as following
-from orchestrator.head.follow.follower import NodeFollower
-from orchestrator.head.follow.node_logs import open_logs
+from orchestrator.head.follow.streams import follower as following
+from orchestrator.head.follow.streams.follower import NodeFollower
+from orchestrator.head.follow.streams.node_logs import open_logs
 from orchestrator.protocol.requests.follow import Stop
 from orchestrator.protocol.timing import HEAD_BEAT
 from orchestrator.records import experiments

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.common import files
-from orchestrator.head.follow.step_lines import LONGEST, Place, values
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.records.metrics import trainers
+from orchestrator.records.metrics.step_lines import LONGEST, Place, values
 
 LOOK_SECONDS = 1.0  # between two looks
 MOST = 128 << 10  # bytes of one look; of a log that grows faster, what came before is passed over

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from orchestrator.head.follow.clock_offset import Clock
+from orchestrator.head.nodes.clock import Clock
 
 
 @pytest.mark.parametrize("offset", [-3600.0, -0.2, 0.0, 0.001, 86400.0])

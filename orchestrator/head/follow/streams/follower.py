@@ -21,7 +21,6 @@ from orchestrator.head.connect.channel import (
 )
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.clock_offset import Clock
 from orchestrator.head.follow.news import (
     Answer,
     ClockRead,
@@ -37,8 +36,9 @@ from orchestrator.head.follow.news import (
     Unknown,
     WroteBeside,
 )
-from orchestrator.head.follow.node_logs import AppendOnly, NodeLogs, log_files
-from orchestrator.head.follow.printed import Printed
+from orchestrator.head.follow.streams.node_logs import AppendOnly, NodeLogs, log_files
+from orchestrator.head.follow.streams.printed import Printed
+from orchestrator.head.nodes.clock import Clock
 from orchestrator.head.outputs import remaining
 from orchestrator.head.outputs.growing import GrowingFiles
 from orchestrator.protocol import events

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from orchestrator.head.follow import printed
-from orchestrator.head.follow.printed import Printed
+from orchestrator.head.follow.streams import printed
+from orchestrator.head.follow.streams.printed import Printed
 from orchestrator.head.screen.log_reader import LogFile
 from orchestrator.records.metrics import trainers
 
