@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.head.outputs.beside import Beside
+from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.requests.follow import Paces, Stuck
 from orchestrator.protocol.requests.machine import Dialed, Listening
@@ -70,7 +70,7 @@ class OutputsStay(News):
 class WroteBeside(News):
     """The program wrote where it ran, into a snapshot of its code."""
 
-    what: Beside
+    what: CodeOutputs
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,10 @@ from orchestrator.head.follow.node_state import NodeState
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.verdict import Failure
-from orchestrator.head.outputs import beside
-from orchestrator.head.outputs.beside import Beside
 from orchestrator.head.screen.keyboard import KEYS, Keys
 from orchestrator.head.screen.screen import Display
+from orchestrator.head.transfer.fetch import home
+from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.requests.follow import Paces, Stuck
@@ -135,7 +135,7 @@ class Run:
         self.changed = True
         self.disk_is_full = False
         self.afresh: set[str] = set()  # reasons that were said
-        self.beside: dict[int, Beside] = {}  # node -> what its ranks wrote beside their code
+        self.beside: dict[int, CodeOutputs] = {}  # node -> what its ranks wrote beside their code
 
     # -- the loop ----------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Run:
             for follower in followers:
                 follower.close()
         if not self.end.left:
-            for line in beside.told(self.beside, self.experiment.path / "outputs"):
+            for line in home.where_it_is(self.beside, self.experiment.path / "outputs"):
                 self.say(line)
             self.conclude()
 

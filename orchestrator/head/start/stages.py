@@ -101,17 +101,18 @@ def bring_checkpoint(prepared: Prepared, say: Say) -> None:
     request, nodes, plan = prepared.request, prepared.nodes, prepared.plan
     if request.config.checkpoint.resume == "never" or shares_all(prepared):
         return
-    from orchestrator.head.resume import start as resume  # most launches do without it
-    from orchestrator.head.resume.holder import Holder
+    # Most launches do without it.
+    from orchestrator.head.transfer.bring import resume
+    from orchestrator.head.transfer.bring.partner import Partner
 
     own = [
-        Holder(part.node.name, part.node, part.address, reached.channel, (plan.job, part.index))
+        Partner(part.node.name, part.node, part.address, reached.channel, (plan.job, part.index))
         for reached, part in zip(nodes.reached, plan.nodes, strict=True)
     ]
-    others = [Holder(node.name, node) for node in nodes.source.nodes]
+    others = [Partner(node.name, node) for node in nodes.source.nodes]
     name, where = request.config.launch.name, request.where
     about = resume.Start(request.config.checkpoint, where, name, own, others)
-    resume.bring(about, nodes.transport, say)
+    resume.bring_to_start(about, nodes.transport, say)
 
 
 def shares_all(prepared: Prepared) -> bool:
@@ -211,11 +212,13 @@ def launch_again(job: Again, say: Say) -> Running | JobRecord:
 
 def bring_saved(job: Again, ended: JobRecord, gathered: Gathered, say: Say) -> None:
     """Bring the nodes what they lack of the newest state, and of what the program saved."""
-    from orchestrator.head.start import checkpoints, lone_files
+    from orchestrator.head.transfer.bring import attempt
 
-    checkpoints.bring(job.experiment, ended, gathered, job.transport, say)
     stopped = partial(refuse_if_stopped, job.experiment)
-    lone_files.bring(job.experiment, ended, gathered, say, stopped)
+    nodes, spares = gathered.nodes, gathered.spares
+    attempt.bring(
+        job.experiment, ended, nodes, gathered.channels, spares, job.transport, say, stopped
+    )
 
 
 def start_again(experiment: Experiment, ended: JobRecord, gathered: Gathered, say: Say) -> Running:

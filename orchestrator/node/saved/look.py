@@ -1,69 +1,83 @@
-"""Lists the files in which a program has saved something on this node since its job began."""
+"""Lists what a program wrote on this node since its job began, and which of it are copies."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import re
 import stat
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from orchestrator.common import files
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.resume_dir import attempts_of
-from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.saved.places import OUTPUTS, began, experiment, one_disk, roots
-from orchestrator.node.transfer.copies import Copies, Copy, look_of
+from orchestrator.node.job.run_directory import RunDir, home
+from orchestrator.node.saved.places import (
+    MEMORY,
+    OUTPUTS,
+    WORK,
+    began,
+    experiment,
+    one_disk,
+    roots,
+)
+from orchestrator.node.transfer.copies import Copies, look_of
 from orchestrator.protocol.manifest import is_inside
 from orchestrator.protocol.requests.saved import Saved, SavedFile
-from orchestrator.protocol.saved_names import is_saved
 
-# Neither what others write beside it, nor what a killed process had not given its name yet.
-NOT_SAVED = re.compile(
-    r"\.(?!metadata$).*|__pycache__|wandb|mlruns|te?mp([-_.].*)?|core\.[0-9]+|.*~"
-    r"|.*\.(log|out|err|te?mp|part|incomplete|lock|py|pyc|pyi|so|o)"
-    r"|events\.out\.tfevents\..*|.*\.trace\.json(\.gz)?|nccl_trace.*",
-    re.DOTALL,
+# What Python and the kernel leave beside a program, and what we write into a program's directory.
+NOT_WRITTEN = re.compile(
+    r"__pycache__|core(\.[0-9]+)?|\.orchestrator-.*|\..*\.[0-9]+\.before", re.S
 )
-OURS = re.compile(r"checkpoints/\.?step_[0-9]{8,}.*", re.DOTALL)  # a start brings them itself
-POINTER = 1 << 16  # bytes at most: a file that says which of the checkpoints is the last
+OURS = {  # what our own engine and sampler write there, which is brought otherwise
+    OUTPUTS: re.compile(
+        r"checkpoints/\.?step_[0-9]{8,}.*|(rank_[0-9]+|node_[0-9]+)_[^/]*|time_spent\.jsonl"
+        r"|profile|results|verify\.json",
+        re.DOTALL,
+    ),
+    MEMORY: re.compile(r"(trainer[0-9]+|script)\..*", re.DOTALL),
+}
 MOST_LOOKED_AT, DEEPEST, MOST_NAMED = 100_000, 8, 20_000
-LOOKING = 1.0  # seconds: the next attempt waits for it
+LOOKING_SECONDS = 1.0  # the next attempt waits for it
+ENDS_BYTES = 1 << 16  # of each file's begin, middle and end
 
 
 def saved(run: RunDir, given: Iterable[str] = ()) -> Saved:
-    """List them where the program runs, in its outputs, and in directories that it was given."""
+    """List all that was written in the job's directories."""
     spec = run.read_spec()
     since, places = began(run, spec), roots(run, spec, given)
-    apart = os.path.realpath(os.path.dirname(experiment(run, spec)))  # all that heads keep
-    until = time.monotonic() + LOOKING
+    ours = home(), os.path.dirname(experiment(run, spec))  # all that nodes and heads keep
+    apart = frozenset(map(os.path.realpath, ours))
+    until = time.monotonic() + LOOKING_SECONDS
     starts = sorted(starts_of(run))
-    found: list[SavedFile] = []
+    listed: list[SavedFile] = []
     whole = True
     for place, root in places.items():
-        looking, copies = Looking(root, place, apart, until), Copies(root)
-        of_job = OfJob(root, copies, since, run.job, starts)
-        new = [file for path in looking.paths() for file in of_job.described(path)]
-        own = list(chosen(new))
-        found += [each.replace(place=place) for each in (*own, *directories(root, own))]
-        whole = whole and looking.whole
+        walk, written = Walk(root, place, apart, until), Written(root, since, run.job, starts)
+        new = [file for path in walk.paths() for file in written.described(path)]
+        new += [*written.removed(), *directories(root, new)]
+        listed += [file.replace(place=place) for file in new]
+        whole = whole and walk.whole
     return Saved(
-        files=tuple(found[:MOST_NAMED]),
+        files=tuple(listed[:MOST_NAMED]),
         roots=places,
-        whole=whole and len(found) <= MOST_NAMED,
+        whole=whole and len(listed) <= MOST_NAMED,
         shared=one_disk(run, spec),
         kept=resume_dir.last_kept(run) > 0,
     )
 
 
-class Looking:
+class Walk:
     """A walk below a directory, the upper ones first, with an end."""
 
-    def __init__(self, root: str, place: str, apart: str, until: float) -> None:
-        self.root, self.apart, self.until = root, apart, until
-        self.ours = OURS if place == OUTPUTS else None
+    def __init__(self, root: str, place: str, apart: frozenset[str], until: float) -> None:
+        self.root, self.place, self.apart, self.until = root, place, apart, until
+        self.ours = OURS.get(place)
         self.whole = True
 
     def paths(self) -> Iterator[str]:
@@ -77,22 +91,28 @@ class Looking:
                     self.whole = False
                     return
                 path = os.path.join(directory, entry.name)
-                if NOT_SAVED.fullmatch(entry.name) or is_foreign(path):
-                    continue
-                if self.ours is not None and self.ours.fullmatch(path):
+                if self.is_left_out(entry, path):
                     continue
                 if not entry.is_dir(follow_symlinks=False):
                     yield path
                 elif depth == DEEPEST:
                     self.whole = False
-                elif os.path.realpath(entry.path) != self.apart:
+                elif os.path.realpath(entry.path) not in self.apart:
                     waiting.append((path, depth + 1))
+
+    def is_left_out(self, entry: os.DirEntry[str], path: str) -> bool:
+        """Tell whether it is none of the program's: it may run in somebody's home directory."""
+        at_home = self.place == WORK and path == entry.name
+        if entry.name.startswith(".") and (at_home or entry.is_dir(follow_symlinks=False)):
+            return True
+        ours = self.ours is not None and self.ours.fullmatch(path) is not None
+        return ours or NOT_WRITTEN.fullmatch(entry.name) is not None or is_foreign(path)
 
 
 def entries(path: str) -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(path) as found:
-            return sorted(found, key=lambda entry: entry.name)
+        with os.scandir(path) as known:
+            return sorted(known, key=lambda entry: entry.name)
     except OSError:
         return []
 
@@ -105,53 +125,52 @@ def is_foreign(path: str) -> bool:
         return True
 
 
-class OfJob:
+class Written:
     """Describes what was written in a directory since a job began, or brought there for it."""
 
     def __init__(
         self,
         root: str,
-        copies: Copies,
         since: float,
         job: str,
         starts: Sequence[tuple[float, int]],  # of its attempts, with their numbers
     ) -> None:
-        self.root, self.copies, self.since, self.job = root, copies, since, job
-        self.starts = starts
+        self.root, self.since, self.job, self.starts = root, since, job, starts
+        self.copies = Copies(root)
 
     def described(self, path: str) -> Iterator[SavedFile]:
         """Yield what a file or link is; nothing for what is neither, old, or leads elsewhere."""
         where = os.path.join(self.root, path)
-        try:
+        with contextlib.suppress(OSError):  # it was removed meanwhile
             status = os.lstat(where)
-            if stat.S_ISLNK(status.st_mode):
-                target = inner_target(self.root, path)
-                copy = self.copies.of(path, look_of(status, target))
-                if target and self.is_new(status, copy):
-                    by = copy.by if copy else ""
-                    number = self.attempt(status)
-                    yield SavedFile(path=path, kind="link", target=target, by=by, attempt=number)
-            elif stat.S_ISREG(status.st_mode):
-                copy = self.copies.of(path, look_of(status))
-                if self.is_new(status, copy):
-                    yield SavedFile(
-                        path=path,
-                        size=status.st_size,
-                        changed=max(0, copy.changed if copy else status.st_mtime_ns),
-                        mode=stat.S_IMODE(status.st_mode),
-                        by=copy.by if copy else "",
-                        sound=copy is not None or is_sound(where, status.st_size),
-                        attempt=self.attempt(status),
-                    )
-        except OSError:  # it was removed meanwhile
-            return
-
-    def is_new(self, status: os.stat_result, copy: Copy | None) -> bool:
-        return copy.job == self.job if copy else status.st_mtime >= self.since
+            target = inner_target(self.root, path) if stat.S_ISLNK(status.st_mode) else ""
+            copy = self.copies.of(path, look_of(status, target))
+            is_new = copy.job == self.job if copy else status.st_mtime >= self.since
+            by, attempt = copy.by if copy else "", self.attempt(status)
+            if target and is_new:
+                yield SavedFile(path=path, kind="link", target=target, by=by, attempt=attempt)
+            elif stat.S_ISREG(status.st_mode) and is_new:
+                ends = ends_of(where, status.st_size)
+                yield SavedFile(
+                    path=path,
+                    size=status.st_size,
+                    changed=max(0, copy.changed if copy else status.st_mtime_ns),
+                    mode=stat.S_IMODE(status.st_mode),
+                    by=by,
+                    sound=ends.is_sound(status.st_size),
+                    sum=hashlib.sha256(b"".join(ends)).hexdigest()[:16],
+                    attempt=attempt,
+                )
 
     def attempt(self, status: os.stat_result) -> int:
         """Return in which attempt it was written; the first, before any."""
         return max((number for at, number in self.starts if at <= status.st_mtime), default=1)
+
+    def removed(self) -> Iterator[SavedFile]:
+        """Yield copies that were brought here for this job, and that somebody has removed."""
+        for path, copy in self.copies.known.items():
+            if copy.job == self.job and not os.path.lexists(os.path.join(self.root, path)):
+                yield SavedFile(path=path, kind="removed", by=copy.by)
 
 
 def inner_target(root: str, path: str) -> str:
@@ -173,78 +192,69 @@ def inner_target(root: str, path: str) -> str:
 
 def starts_of(run: RunDir) -> Iterator[tuple[float, int]]:
     """Yield when each attempt of a job began here, by this node's clock, and its number."""
-    for each in attempts_of(run.job):
-        number = each.job[len(run.job) + 1 :] or "1"
+    for attempt in attempts_of(run.job):
+        number = attempt.job[len(run.job) + 1 :] or "1"
         with contextlib.suppress(OSError):
-            yield os.stat(each.spec).st_mtime, int(number)
+            yield os.stat(attempt.spec).st_mtime, int(number)
 
 
-def chosen(found: list[SavedFile]) -> Iterator[SavedFile]:
-    """Yield what has been saved, and what belongs to it: in one directory with it, or above it."""
-    tops = {parent(file.path) for file in found if is_saved(file.path.rpartition("/")[2])}
-    above = {directory for top in tops for directory in (top, *parents(top))}
-    inner = tops - {""}
-    for file in found:
-        directory = parent(file.path)
-        if (
-            is_saved(file.path.rpartition("/")[2])
-            or not inner.isdisjoint((directory, *parents(directory)))
-            or (directory in above and file.size <= POINTER)
-        ):
-            yield file
-
-
-def directories(root: str, found: list[SavedFile]) -> Iterator[SavedFile]:
-    """Describe the directories that these files are in: programs look for the newest one."""
-    for path in sorted({each for file in found for each in parents(file.path)} - {""}):
+def directories(root: str, listed: Sequence[SavedFile]) -> Iterator[SavedFile]:
+    """Describe the directories that files are in: programs look for the newest one."""
+    above = {above for file in listed for above in parents(file.path)} - {""}
+    for path in sorted(above):
         with contextlib.suppress(OSError):
-            status = os.lstat(os.path.join(root, path))
-            changed = max(0, status.st_mtime_ns)
+            changed = max(0, os.lstat(os.path.join(root, path)).st_mtime_ns)
             yield SavedFile(path=path, kind="directory", changed=changed)
-
-
-def parent(path: str) -> str:
-    return path.rpartition("/")[0]
 
 
 def parents(path: str) -> Iterator[str]:
     """Yield the directories that a path is in; the last one is the place itself."""
     while path:
-        path = parent(path)
+        path = path.rpartition("/")[0]
         yield path
 
 
-# -- whether it was written to its end ----------------------------------------------------------
+# -- what a file holds ---------------------------------------------------------------------------
 
-ZIP, ZIP_END, ZIP_TAIL = b"PK\x03\x04", b"PK\x05\x06", 1 << 16
-NEVER_EMPTY = ("pt", "pth", "tar", "ckpt", "npz", "pkl", "h5")
+ZIP, ZIP_END = b"PK\x03\x04", b"PK\x05\x06"  # torch.save writes a zip, and numpy does
+HEADER, LONGEST_HEADER = b'{"', 100_000_000  # of safetensors, after its length
 
 
-def is_sound(path: str, size: int) -> bool:
-    """Tell whether a file has its end, as far as its format says so; most have one."""
-    ending = path.rpartition(".")[2].lower()
-    if not is_saved(os.path.basename(path)) or ending == "metadata":
-        return True
+class Ends(NamedTuple):
+    """The begin, middle and end of a file: of a zip, that holds the checksums of all of it."""
+
+    begin: bytes
+    middle: bytes
+    end: bytes
+
+    def is_sound(self, size: int) -> bool:
+        """Tell whether a file has its end, as far as its own content says where that is."""
+        if self.begin.startswith(ZIP):
+            at = self.end.rfind(ZIP_END)
+            comment = self.end[at + 20 : at + 22]  # its length; it ends the file
+            return at >= 0 and at + 22 + int.from_bytes(comment, "little") == len(self.end)
+        length = int.from_bytes(self.begin[:8], "little")
+        if self.begin[8:10] != HEADER or length > LONGEST_HEADER:
+            return True
+        header = self.begin[8 : 8 + length]
+        if 8 + length > size or len(header) < length:
+            return 8 + length <= size
+        return tensor_bytes(header) in (-1, size - 8 - length)
+
+
+def ends_of(path: str, size: int) -> Ends:
     with files.open_plain(path) as file:
-        start = file.read(8)
-        if start.startswith(ZIP):  # torch.save, and numpy's
-            file.seek(max(0, size - ZIP_TAIL))
-            tail = file.read()
-            at = tail.rfind(ZIP_END)
-            rest = tail[at + 20 : at + 22]  # the length of a comment, which ends it
-            return at >= 0 and at + 22 + int.from_bytes(rest, "little") == len(tail)
-        if ending == "safetensors":
-            length = int.from_bytes(start, "little")
-            return length < size and is_whole_safetensors(size, file.read(length))
-    return size > 0 or ending not in NEVER_EMPTY
+        ends = []
+        for offset in (0, size // 2, max(0, size - ENDS_BYTES)):
+            file.seek(offset)
+            ends.append(file.read(ENDS_BYTES))
+    return Ends(*ends)
 
 
-def is_whole_safetensors(size: int, text: bytes) -> bool:
-    import json  # for these alone
-
+def tensor_bytes(header: bytes) -> int:
+    """Return how many bytes of tensors follow a header of safetensors; -1 where it is none."""
     try:
-        header = json.loads(text)
-        ends = [each["data_offsets"][1] for name, each in header.items() if name != "__metadata__"]
+        tensors = {k: v for k, v in json.loads(header).items() if k != "__metadata__"}
+        return max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
-        return False
-    return bool(size == 8 + len(text) + max(ends, default=0))
+        return -1

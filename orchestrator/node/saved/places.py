@@ -1,4 +1,4 @@
-"""Where a program saves: where it runs, in its outputs, and in directories that it was given."""
+"""Where a program saves: where it runs, in its outputs, in memory, and where it was told to."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.manifest import is_inside
 from orchestrator.protocol.spec import Spec
 
-WORK, OUTPUTS, GIVEN = "work", "outputs", "given/"
+WORK, OUTPUTS, MEMORY, GIVEN = "work", "outputs", "memory", "given/"
 
 
 def roots(run: RunDir, spec: Spec, given: Iterable[str]) -> dict[str, str]:
     """Return the directory that each of the places is on this node."""
     found = {WORK: spec.workdir, OUTPUTS: os.path.join(experiment(run, spec), "outputs")}
+    if memory := spec.env.get("ORCHESTRATOR_RESUME_DIR"):
+        found[MEMORY] = memory
     for name in given:
         own = os.path.join(spec.workdir, name)
         if not is_inside(os.fsencode(name)):

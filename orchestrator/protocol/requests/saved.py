@@ -10,22 +10,23 @@ from orchestrator.protocol.requests.transfer import GivingNode, NamedFile
 
 
 class SavedFile(Message):
-    """A file that a program has saved on a node, a link, or a directory that has some."""
+    """A file that a program wrote on a node, a link, a directory, or a copy that was removed."""
 
     path: str  # below the place
     place: str = ""  # see node/saved/places.py
-    kind: str = "file"  # or "link", "directory"
+    kind: str = "file"  # or "link", "directory", "removed"
     size: Count = 0
     changed: Count = 0  # nanoseconds; of a copy those of its origin
     mode: Few = 0o600
     target: str = ""  # of a link, inside the place
     by: str = ""  # the name of the node that it is a copy of, untouched since it came
     sound: bool = True  # it does not lack its end
+    sum: str = ""  # of its begin, middle and end
     attempt: Few = 0  # that this node wrote it in
 
 
 class Saved(Message):
-    """Files in which a program has saved something, and what belongs to them."""
+    """All that a program wrote in the directories of its job."""
 
     files: tuple[SavedFile, ...]
     roots: dict[str, str]  # place -> the directory that it is here
@@ -35,7 +36,7 @@ class Saved(Message):
 
 
 class AskSaved(Request[Saved], do="saved"):
-    """Ask what the program has saved on this node in files of its own, since the job began."""
+    """Ask what the program wrote on this node since its job began."""
 
     job: str
     node: int

@@ -24,9 +24,9 @@ from orchestrator.head.follow.news import Failed, Happened, Lost, News
 from orchestrator.head.follow.run import CLOCK_IS_OFF, Run
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.nodes.environment import Environment
-from orchestrator.head.outputs import fetch
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.status.backend import backend_of
+from orchestrator.head.transfer.fetch import fetch
 from orchestrator.protocol import events, frames
 from orchestrator.protocol.frames import EVENTS, JSON, LARGEST, LOG, OFFSET, RANKS
 from orchestrator.records import experiments

@@ -42,39 +42,37 @@ def write(path: Path, *others: str) -> None:
         (path / name).write_bytes(b"some")
 
 
-def test_what_the_program_has_saved(
+def test_what_the_program_has_written(
     tmp_path: Path, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Since the job began, and what belongs to it; a large directory ends the search."""
-    work = tmp_path / "work"
-    write(work, "last.ckpt", "a b/model.pt", "step4/.metadata", "c-7/model.safetensors.index.json")
-    write(work, "c-7/pytorch_model.bin", "c-7/trainer_state.json", "c-7/deep/er/config.json")
-    write(work, "step.txt", "old/checkpoint.pth.tar", "results/curve.csv", "8/checkpoint")
-    write(work, "train.py", "train.log", ".hidden/x.pt", ".x.pt", "ckpt.pt.tmp", "tmp-c-9/x.bin")
-    write(work, "wandb/model.pt", "c-7/events.out.tfevents.1", "before.pt", "c-7/before.json")
-    (work / "large.txt").write_bytes(bytes(look.POINTER + 1))
-    (work / "latest").symlink_to("c-7")
-    (work / "c-7/absolute").symlink_to(work / "step4")
+    """Whatever its name is, since the job began; a large directory ends the search."""
+    work, memory = tmp_path / "work", tmp_path / "memory"
+    write(work, "last.ckpt", "a b/model", "step4/.metadata", "train.log", "before.pt")
+    write(work, ".bash_history", ".hidden/x.pt", "__pycache__/x.pyc", "core.123")
+    write(work, ".x.1.before", ".orchestrator-copies-1.json", "step4/.x.7.before")
+    (work / "latest").symlink_to("a b")
+    (work / "a b/absolute").symlink_to(work / "step4")
     (work / "away").symlink_to("/usr")
     (work / "out").symlink_to("../elsewhere")
-    for name in ("before.pt", "c-7/before.json"):
-        os.utime(work / name, (1.0, 1.0))
+    os.utime(work / "before.pt", (1.0, 1.0))
     outputs = Path(run.path, "experiment/outputs")
-    write(outputs, "best.safetensors", "checkpoints/step_00000004/.metadata")
-    (outputs / "best.safetensors").unlink()
-    write(outputs, "best.pth")
+    write(outputs, "best.pth", ".metadata", "checkpoints/mine.pt", "results/rank_0.pkl")
+    write(outputs, "checkpoints/step_00000004/.metadata", "rank_00_metrics.jsonl")
+    memory.mkdir()
+    write(memory, "state.pt", "trainer1.0.1", "script.0.000001-abcdef01")
+    env = {**run.read_spec().env, "ORCHESTRATOR_RESUME_DIR": str(memory)}
+    spec = run.read_spec().replace(env=env)
+    Path(run.spec).unlink()
+    run.write_spec(spec)
+    os.utime(run.spec, (100, 100))
     found = Visit().answer(AskSaved(job="e-abc", node=0))
-    assert sorted(names(found)) == sorted(
-        [
-            *("work:a b/model.pt", "work:c-7/absolute", "work:c-7/deep/er/config.json"),
-            *("work:c-7/model.safetensors.index.json", "work:c-7/pytorch_model.bin"),
-            *("work:c-7/trainer_state.json", "work:last.ckpt", "work:latest", "work:8/checkpoint"),
-            *("work:old/checkpoint.pth.tar", "work:step.txt", "work:step4/.metadata"),
-            "outputs:best.pth",
-        ]
-    )
+    assert sorted(names(found)) == [
+        *("memory:state.pt", "outputs:.metadata", "outputs:best.pth"),
+        *("outputs:checkpoints/mine.pt", "work:a b/absolute", "work:a b/model"),
+        *("work:last.ckpt", "work:latest", "work:step4/.metadata", "work:train.log"),
+    ]
     links = {file.path: file.target for file in found.files if file.kind == "link"}
-    assert links == {"latest": "c-7", "c-7/absolute": "../step4"}, "both lead inside, on any node"
+    assert links == {"latest": "a b", "a b/absolute": "../step4"}, "both lead inside, on any node"
     assert found.whole and not found.shared
     monkeypatch.setattr(look, "MOST_LOOKED_AT", 1)
     assert not look.saved(run).whole
@@ -108,6 +106,11 @@ def test_copies_are_told_apart_and_those_of_another_job_are_old_files(
     (work / "changed.pt").write_bytes(b"more")
     found = {file.path: file.by for file in look.saved(run).files}
     assert found == {"of_this.pt": "node a", "changed.pt": ""}
+    (work / "of_this.pt").unlink()
+    assert [(file.path, file.kind) for file in look.saved(run).files] == [
+        ("changed.pt", "file"),
+        ("of_this.pt", "removed"),
+    ]
     Path(copies.path).write_text("[1, 2")
     assert [file.path for file in look.saved(run).files] == ["changed.pt"]
 
@@ -146,7 +149,7 @@ def whole() -> dict[str, bytes]:
 @pytest.mark.parametrize("name", sorted(whole()))
 def test_a_file_that_lacks_its_end(name: str, tmp_path: Path, run: RunDir) -> None:
     path, content = tmp_path / "work" / name, whole()[name]
-    for size in (len(content), len(content) - 5, 20, 0):
+    for size in (len(content), len(content) - 5, 20):
         path.write_bytes(content[:size])
         (file,) = look.saved(run).files
         assert file.sound == (size == len(content)), size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -11,14 +12,15 @@ from typing import Any
 from orchestrator.common import text
 from orchestrator.common.errors import UsageError
 from orchestrator.common.folder import Folder
-from orchestrator.head.chores import pull as pulling
 from orchestrator.head.commands.machines.exec import Chosen, directory
 from orchestrator.head.commands.transfer.outcome import exit_code, in_lines
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.status.backend import backend_of
+from orchestrator.head.transfer.fetch import pull as pulling
 from orchestrator.protocol.requests.transfer import Files, Outputs
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
@@ -116,7 +118,7 @@ def of_path(options: PullOptions) -> list[pulling.Source]:
     sources = []
     for target in options.chosen.numbered():
         base = directory(target, None).path
-        into = destination / pulling.directory_of(target)
+        into = destination / directory_of(target)
         sources.append(
             pulling.Source(
                 *(target.index, target.node.name, target.node),
@@ -126,6 +128,12 @@ def of_path(options: PullOptions) -> list[pulling.Source]:
             )
         )
     return sources
+
+
+def directory_of(target: NumberedNode) -> str:
+    """Name a node's own directory here as its logs are named."""
+    host = re.sub(r"[^A-Za-z0-9_.%-]", "-", target.node.host)
+    return f"node_{target.index}_{host}"
 
 
 def pulled_as_json(part: pulling.Pulled) -> dict[str, Any]:

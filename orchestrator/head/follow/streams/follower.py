@@ -39,8 +39,8 @@ from orchestrator.head.follow.news import (
 from orchestrator.head.follow.streams.node_logs import AppendOnly, NodeLogs, log_files
 from orchestrator.head.follow.streams.printed import Printed
 from orchestrator.head.nodes.clock import Clock
-from orchestrator.head.outputs import remaining
-from orchestrator.head.outputs.growing import GrowingFiles
+from orchestrator.head.transfer.fetch import home
+from orchestrator.head.transfer.fetch.growing import GrowingFiles
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS
@@ -202,7 +202,7 @@ class NodeFollower(threading.Thread):
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
             since = (self.former_end, self.former_end + self.clock.offset)
-            said, beside = remaining.bring(
+            said, beside = home.bring(
                 channel, self.job, self.node.index, self.outputs, self.growing, since
             )
             if beside is not None:

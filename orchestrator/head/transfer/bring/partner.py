@@ -1,4 +1,7 @@
-"""A node that has files of a job, or is to have them: what it says it has, gives and takes."""
+"""A node that has files of a job, or is to have them: what it says it has, gives and takes.
+
+A server leaves a head that is silent, so a thread for each node keeps it while others are asked.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.chores.pull import LIST_SECONDS, content
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.ssh_config import Login
-from orchestrator.head.outputs.fetch import plain
 from orchestrator.head.screen.progress import Progress
+from orchestrator.head.transfer.fetch.fetch import plain
+from orchestrator.head.transfer.fetch.pull import LIST_SECONDS, content
 from orchestrator.head.transfer.take import QUICK_SECONDS, take
+from orchestrator.protocol.requests.request import Beat
 from orchestrator.protocol.requests.saved import TakeSaved
 from orchestrator.protocol.requests.transfer import (
     Checkpoints,
@@ -25,12 +29,15 @@ from orchestrator.protocol.requests.transfer import (
     OutputFile,
     TakeFiles,
 )
+from orchestrator.protocol.timing import HEAD_BEAT
 from orchestrator.records import checkpoint_manifest
 from orchestrator.records.checkpoint_parts import Holding
 
+BEAT_SECONDS = 30.0  # for the answer to a beat
+
 
 @dataclass
-class Holder:
+class Partner:
     """One node. The lock is for its channel, which answers one question at a time."""
 
     name: str
@@ -75,7 +82,7 @@ class Holder:
 
         return take(self.open, request, progress.add, give_up, self.lock).problem
 
-    def look(self, question: Checkpoints, number: int) -> list[Holding]:
+    def checkpoints(self, question: Checkpoints, number: int) -> list[Holding]:
         """Ask the node what it has, and number it in the answer."""
         with self.lock:
             listing = self.open.ask(question, LIST_SECONDS)
@@ -113,3 +120,33 @@ class Holder:
                 generation=checkpoint_manifest.generation(manifest.progress),
             )
         ]
+
+
+class Beats:
+    """The beats of all nodes that take part, from when they are reached until `end`."""
+
+    def __init__(self, partners: Iterable[Partner] = ()) -> None:
+        self.over = threading.Event()
+        self.threads: list[threading.Thread] = []
+        for partner in partners:
+            self.begin(partner)
+
+    def begin(self, partner: Partner) -> None:
+        thread = threading.Thread(target=self.beat, args=(partner,), daemon=True)
+        self.threads.append(thread)
+        thread.start()
+
+    def beat(self, partner: Partner) -> None:
+        while not self.over.wait(HEAD_BEAT):
+            if partner.lock.acquire(blocking=False):  # else somebody asks it something just now
+                try:
+                    with contextlib.suppress(NodeError):  # whoever needs the node hears that
+                        partner.open.ask(Beat(), BEAT_SECONDS)
+                finally:
+                    partner.lock.release()
+
+    def end(self) -> None:
+        """End them, and return once nobody reads from these channels any more."""
+        self.over.set()
+        for thread in self.threads:
+            thread.join()

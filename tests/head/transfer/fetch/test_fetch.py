@@ -19,8 +19,8 @@ from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.outputs import fetch
-from orchestrator.head.outputs.fetch import Fetch, Fetched
+from orchestrator.head.transfer.fetch import fetch
+from orchestrator.head.transfer.fetch.fetch import Fetch, Fetched
 from orchestrator.protocol.requests.request import Beat
 from orchestrator.protocol.requests.transfer import Files, OutputFile, OutputFiles
 

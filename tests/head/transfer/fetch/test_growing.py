@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.head.outputs import growing, remaining
-from orchestrator.head.outputs.growing import GROWS, GrowingFiles
+from orchestrator.head.transfer.fetch import growing, home
+from orchestrator.head.transfer.fetch.growing import GROWS, GrowingFiles
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.protocol.requests.transfer import OutputFile, OutputFiles
 from tests.records.one_node import NODE
@@ -203,8 +203,8 @@ def test_the_end_of_a_job_leaves_joined_metrics_as_they_are(node: Node, here: Pa
     here.mkdir()
     (here / METRICS).write_text(steps(1, 10, 1))
     node.write(METRICS, steps(8, 12, 2))
-    channel = cast("Any", SimpleNamespace(ask=lambda request, _: node.session.answer(request)))
-    said, _ = remaining.bring(channel, JOB, 0, here, GrowingFiles(JOB, LATER, here))
+    channel = cast("Any", SimpleNamespace(ask=lambda request, _: node.visit.answer(request)))
+    said, _ = home.bring(channel, JOB, 0, here, GrowingFiles(JOB, LATER, here))
     assert not said
     assert (here / METRICS).read_text() == steps(1, 7, 1) + steps(8, 12, 2)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,16 +12,15 @@ from typing import TypeVar
 from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.common.folder import Folder, hidden
 from orchestrator.common.text import size
-from orchestrator.head.chores import gathered
-from orchestrator.head.chores.gathered import Gathering
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import attending, kept_if_well
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.nodes.node_list import NumberedNode
-from orchestrator.head.outputs.fetch import Fetch, Fetched, plain
 from orchestrator.head.screen.progress import Progress
+from orchestrator.head.transfer.fetch import gathered
+from orchestrator.head.transfer.fetch.fetch import Fetch, Fetched, plain
+from orchestrator.head.transfer.fetch.gathered import Gathering
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import Output, OutputFile, OutputFiles, Outputs
 
@@ -69,12 +67,6 @@ class Listed:
     left_out: tuple[str, ...] = ()
     manifests: Mapping[str, bytes] = field(default_factory=dict)  # of checkpoints
     short: Mapping[str, str] = field(default_factory=dict)  # why none of the nodes can give them
-
-
-def directory_of(target: NumberedNode) -> str:
-    """Name a node's own directory here as its logs are named."""
-    host = re.sub(r"[^A-Za-z0-9_.%-]", "-", target.node.host)
-    return f"node_{target.index}_{host}"
 
 
 def pull(

@@ -15,10 +15,10 @@ import pytest
 
 from orchestrator.common.errors import NodeError
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.resume import bring
-from orchestrator.head.resume.bring import Bringing
-from orchestrator.head.resume.holder import Holder
-from orchestrator.head.resume.room import Room
+from orchestrator.head.transfer.bring import exchange
+from orchestrator.head.transfer.bring.checkpoint import Missing
+from orchestrator.head.transfer.bring.partner import Partner
+from orchestrator.head.transfer.bring.room import Room
 from orchestrator.node.server.visit import Visit
 from orchestrator.node.transfer import give
 from orchestrator.protocol.requests.request import Request
@@ -44,41 +44,42 @@ class Channel:
 
 
 @pytest.fixture
-def holders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Holder]:
+def partners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Partner]:
     """Nine nodes, of which the first has all."""
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     return [
-        Holder(f"n{at}", Node(f"n{at}"), "127.0.0.1", cast(Any, Channel()), (JOB, at),
+        Partner(f"n{at}", Node(f"n{at}"), "127.0.0.1", cast(Any, Channel()), (JOB, at),
                manifests={SUM: MANIFEST})
         for at in range(9)
     ]  # fmt: skip
 
 
-def bringing(holders: list[Holder], place: Path, size: int) -> Bringing:
+def missing(partners: list[Partner], place: Path, size: int) -> Missing:
     """Bring each of the other nodes a file that the first one has."""
     records = {}
     place.mkdir()
     (place / checkpoint_manifest.NAME).write_bytes(MANIFEST)
-    for at in range(1, len(holders)):
+    for at in range(1, len(partners)):
         data = os.urandom(size)
         (place / f"{at}.bin").write_bytes(data)
         records[f"{at}.bin"] = FileRecord(size, hashlib.sha256(data).hexdigest())
     here = Holding(0, 5, "x", 1.0, SUM, records, frozenset(records), {}, str(place))
     deliveries = [
-        Delivery(0, at, SUM, f"{at}.bin", records[f"{at}.bin"]) for at in range(1, len(holders))
+        Delivery(0, at, SUM, f"{at}.bin", records[f"{at}.bin"]) for at in range(1, len(partners))
     ]
-    return Bringing(holders, deliveries, 5, Version(records, {}, (here,)), place.parent / "here")
+    version, room = Version(records, {}, (here,)), Room(place.parent / "here")
+    return Missing(partners, deliveries, 5, version, room, lambda: None)
 
 
 def test_a_node_is_not_called_by_more_at_once_than_it_hears(
-    holders: list[Holder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    partners: list[Partner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that it refuses would get their files through the head's machine."""
-    assert bring.AT_ONCE < give.CALLERS
-    monkeypatch.setattr(bring, "AT_ONCE", 2)
+    assert exchange.CALLERS < give.CALLERS
+    monkeypatch.setattr(exchange, "CALLERS", 2)
     monkeypatch.setattr(give, "CALLERS", 4)
-    work = bringing(holders, tmp_path / "step_5", 4 << 20)
-    work.go("", lambda: None)
+    work = missing(partners, tmp_path / "step_5", 4 << 20)
+    work.bring("")
     assert work.through_here == []
     came = sorted(path.name for path in (tmp_path / "home").rglob("*.bin"))
     assert came == [f"{at}.bin" for at in range(1, 9)]
@@ -86,28 +87,28 @@ def test_a_node_is_not_called_by_more_at_once_than_it_hears(
 
 @pytest.fixture
 def through_here(
-    holders: list[Holder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Bringing:
+    partners: list[Partner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Missing:
     """Nobody can take files directly: what the second node lacks comes through this machine."""
     monkeypatch.setattr(give, "CALLERS", 0)
-    return bringing(holders[:2], tmp_path / "step_5", 10)
+    return missing(partners[:2], tmp_path / "step_5", 10)
 
 
 def test_a_head_without_a_place_for_files_on_their_way_says_so(
-    through_here: Bringing, tmp_path: Path
+    through_here: Missing, tmp_path: Path
 ) -> None:
     (tmp_path / "here").write_text("something else")
     with pytest.raises(NodeError, match=r"n1: files cannot come .*here: File exists") as error:
-        through_here.go("", lambda: None)
+        through_here.bring("")
     assert "make room there" in error.value.fix
 
 
 def test_a_disk_without_room_is_not_filled(
-    through_here: Bringing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    through_here: Missing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(monkeypatch, 9)
     with pytest.raises(NodeError, match=r"n1: 1.bin has 10 B and .*here has 9 B free"):
-        through_here.go("", lambda: None)
+        through_here.bring("")
     assert list((tmp_path / "here").iterdir()) == []
 
 

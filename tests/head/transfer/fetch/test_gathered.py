@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.head.chores.gathered import Offered, gather
+from orchestrator.head.transfer.fetch.gathered import Offered, gather
 from orchestrator.protocol.requests.transfer import OutputFile
 from orchestrator.records import checkpoint_manifest
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest

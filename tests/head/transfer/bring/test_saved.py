@@ -19,11 +19,9 @@ import pytest
 
 from orchestrator.common.errors import CheckFailed, NodeError, StoppedEarly
 from orchestrator.head.connect.channel import Declined
-from orchestrator.head.resume.holder import Holder
-from orchestrator.head.saved import bring
-from orchestrator.head.start import lone_files
-from orchestrator.head.start.lone_files import LoneFiles
-from orchestrator.head.start.recovery.gather import Gathered
+from orchestrator.head.transfer.bring import saved
+from orchestrator.head.transfer.bring.partner import Partner
+from orchestrator.head.transfer.bring.saved import SavedFiles, bring_saved
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.saved import take
 from orchestrator.node.server.visit import Refusal, Visit
@@ -117,11 +115,11 @@ class Job:
         """Gather these nodes, bring what they lack, begin the next attempt; return what is said."""
         said: list[str] = []
         there = [self.machines[name] for name in names]
-        holders = [
-            Holder(one.name, node(one.index, one.name), "", cast("Any", one), (JOB, one.index))
+        partners = [
+            Partner(one.name, node(one.index, one.name), "", cast("Any", one), (JOB, one.index))
             for one in there
         ]
-        LoneFiles(holders, (), self.record(), said.append, stopped).bring()
+        SavedFiles(partners, (), self.record(), said.append, stopped).bring()
         self.began(names)
         return said
 
@@ -129,7 +127,7 @@ class Job:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(bring, "AGAIN_SECONDS", (0.0,))
+    monkeypatch.setattr(saved, "AGAIN_SECONDS", (0.0,))
     yield tmp_path
 
 
@@ -186,7 +184,7 @@ def test_who_has_it_passes_it_on_and_one_that_cannot_is_done_without(place: Path
     assert "b, c, d" in said and "WARNING" not in said
     assert all(one.has() == {"ckpt.pt": "step 40"} for one in job.machines.values())
     gave = [job[name].asked.count("give_files") for name in "abcdefg"]
-    assert gave == [3, 1, 0, 0, 0, 0, 0], "to b and c; then, with b, to four; those of b again"
+    assert gave == [1, 1, 0, 0, 0, 0, 0], "to b and c; then, with b, to four; those of b again"
 
 
 def test_what_a_node_wrote_itself_stays(place: Path) -> None:
@@ -204,13 +202,13 @@ def test_what_a_node_wrote_itself_stays(place: Path) -> None:
     assert job["b"].has() == {"one.pt": "of b", "two.pt": "new of b"}
 
 
-def test_all_that_is_looked_for_as_saved_is_warned_of_where_it_differs(place: Path) -> None:
+def test_whatever_its_name_is_it_is_said_where_it_differs(place: Path) -> None:
     job = Job("ab", place)
-    for name in ("model.keras", "state.joblib", "Last.CKPT"):
+    for name in ("model.keras", "state", "train.log"):
         job["a"].write(name, "of a", 1500)
         job["b"].write(name, "of b", 1501)
     (said,) = job.again("ab")
-    assert "a, b have each written another Last.CKPT and 2 more" in said
+    assert "a, b have each written another train.log and 2 more" in said
 
 
 def test_equal_files_of_several_nodes_are_no_matter(place: Path) -> None:
@@ -218,7 +216,7 @@ def test_equal_files_of_several_nodes_are_no_matter(place: Path) -> None:
     job["a"].write("ckpt.pt", "step 40", 1500)
     job["b"].write("ckpt.pt", "step 40", 1501)
     (said,) = job.again("abc")
-    assert said.startswith("only a had ckpt.pt") and "c has it now" in said
+    assert said.startswith("only b had ckpt.pt") and "c has it now" in said
     assert job["c"].has() == {"ckpt.pt": "step 40"}
 
 
@@ -230,27 +228,17 @@ def test_a_job_that_shrinks_to_one_node_is_told_what_is_lost(place: Path) -> Non
     assert job.again("b") == []
 
 
-def test_parts_with_the_ranks_numbers_stay_and_what_belongs_to_all_comes(place: Path) -> None:
+def test_parts_of_all_ranks_are_on_all_nodes(place: Path) -> None:
+    """Any rank may read them: torch.distributed.checkpoint does, and a job that shrinks."""
     job = Job("ab", place)
     for rank in range(4):
         owner = job["ab"[rank // 2]]
-        owner.write(f"rank{rank}.pt", f"{rank}", 1500)
-        owner.write(f"c-40/rng_state_{rank}.pth", f"{rank}", 1500)
+        owner.write(f"rank{rank}", f"{rank}", 1500)
         owner.write(f"dcp/__{rank}_0.distcp", f"{rank}", 1500)
-    job["a"].write("c-40/model.bin", "weights", 1500)
     job["a"].write("dcp/.metadata", "what is where", 1500)
-    for step in (20, 40):
-        job["a"].write(f"step_{step}.pt", f"{step}", 1500)
-    assert len(job.again("ab")) == 1
-    assert sorted(job["b"].has()) == [
-        *("c-40/model.bin", "c-40/rng_state_2.pth", "c-40/rng_state_3.pth", "dcp/.metadata"),
-        *(f"dcp/__{rank}_0.distcp" for rank in range(4)),
-        *("rank2.pt", "rank3.pt", "step_20.pt", "step_40.pt"),
-    ]
-    assert sorted(name for name in job["a"].has() if "dcp/" in name) == [
-        "dcp/.metadata",
-        *(f"dcp/__{rank}_0.distcp" for rank in range(4)),
-    ], "torch.distributed.checkpoint may read all of it on every rank"
+    (said,) = job.again("ab")
+    assert "a, b each had a part of" in said
+    assert job["a"].has() == job["b"].has() and len(job["a"].has()) == 9
 
 
 def test_another_node_takes_the_place_of_one(place: Path) -> None:
@@ -293,16 +281,14 @@ def test_what_was_there_before_the_job_makes_room_and_is_kept(place: Path) -> No
     assert job["b"].has() == {"ckpt.pt": "step 80", ".ckpt.pt.1.before": "step 40"}
 
 
-def test_a_half_written_file_is_not_brought_and_it_is_said(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_half_written_file_is_said(place: Path) -> None:
+    """It comes to the others, as a disk that all share would show it."""
     job = Job("ab", place)
     job["a"].write("c-20/model.pt", "20", 1500)
     job["a"].write("c-40/model.pt", "PK\x03\x04half", 1500)
-    job["a"].write("c-40/meta.json", "{}", 1500)
     job["a"].link("latest", "c-40", 1500)
     said = job.again("ab")
-    assert job["b"].has() == {"c-20/model.pt": "20"}, "nothing of a directory that is not whole"
+    assert job["b"].has() == job["a"].has()
     assert "c-40/model.pt on a lacks its end" in said[1]
 
 
@@ -342,7 +328,7 @@ def test_what_cannot_be_brought_ends_the_attempt_and_nothing_of_it_is_there(
         job["a"].connection.address = "127.0.0.2"
         monkeypatch.setattr("orchestrator.node.transfer.take.socket.create_connection", refused)
     elif why == "too much":
-        monkeypatch.setattr(lone_files, "MOST_BYTES", 10)
+        monkeypatch.setattr(saved, "MOST_BYTES", 10)
     else:
         given = "orchestrator.node.transfer.files.Given.open"
         monkeypatch.setattr(given, lambda *_: (job["a"].work / "c-40/../c-40/x").open("rb"))
@@ -421,31 +407,33 @@ def test_a_network_disk_that_lags_behind_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A rank that does not see a checkpoint would begin anew beside those that go on."""
-    monkeypatch.setattr(lone_files, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(saved, "LOOK_SECONDS", 0.0)
     seen: list[Sequence[str]] = [("a_4.pt", "a_8.pt"), ("a_4.pt", "a_8.pt"), ("a_4.pt",), ()]
     stops: list[None] = []
 
-    def saved(names: Sequence[str]) -> Saved:
+    def seen_files(names: Sequence[str]) -> Saved:
         files = tuple(SavedFile(path=name, place="work") for name in names)
         return Saved(files=files, roots={"work": "/x"}, shared=True)
 
     def new(request: Request[Any], _: float) -> Saved:
-        return saved(("a_4.pt", "a_8.pt"))
+        return seen_files(("a_4.pt", "a_8.pt"))
 
     def late(request: Request[Any], _: float) -> Saved:
         assert isinstance(request, AskSaved)
-        return saved(seen.pop())
+        return seen_files(seen.pop())
 
     said: list[str] = []
-    channels = [SimpleNamespace(ask=new), SimpleNamespace(ask=late)]
-    gathered = Gathered([node(0, "a"), node(1, "b")], cast("Any", channels))
+    partners = [
+        Partner(name, node(at, name), "", cast("Any", SimpleNamespace(ask=ask)), (JOB, at))
+        for at, (name, ask) in enumerate({"a": new, "b": late}.items())
+    ]
     place = experiments.create(tmp_path / "experiments", "run")
     program = replace(record("ab"), engine=False)
-    lone_files.bring(place, program, gathered, said.append, lambda: stops.append(None))
+    bring_saved(place, program, partners, said.append, lambda: stops.append(None))
     assert len(said) == 1 and said[0].startswith("not every node sees a_4.pt yet")
     assert len(seen) == 1 and len(stops) == 2, "it goes on as soon as all nodes see all"
 
-    monkeypatch.setattr(lone_files, "LAG_SECONDS", 0.0)
+    monkeypatch.setattr(saved, "LAG_SECONDS", 0.0)
     seen[:] = [()]
     with pytest.raises(CheckFailed, match=r"not every node sees a_4\.pt"):
-        lone_files.bring(place, program, gathered, said.append, lambda: None)
+        bring_saved(place, program, partners, said.append, lambda: None)

@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.resume import beats, search
-from orchestrator.head.resume.holder import Holder
+from orchestrator.head.transfer.bring import partner, resume
+from orchestrator.head.transfer.bring.partner import Partner
 from orchestrator.protocol.requests.request import Beat, Request
 from orchestrator.protocol.requests.transfer import Checkpoints
-from tests.head.resume.test_bring import Channel
+from tests.head.transfer.bring.test_checkpoint import Channel
 
 ENOUGH = 3
 
@@ -52,14 +52,14 @@ def test_nobody_waits_for_another_to_hear_from_the_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(beats, "HEAD_BEAT", 0.01)
+    monkeypatch.setattr(partner, "HEAD_BEAT", 0.01)
     heard = threading.Event()
     channels = [Silent(Beat, heard), Silent(Checkpoints, heard), Counting(heard)]
     own = [
-        Holder(f"n{at}", Node(f"n{at}"), channel=cast(Any, channel))
+        Partner(f"n{at}", Node(f"n{at}"), channel=cast(Any, channel))
         for at, channel in enumerate(channels)
     ]
-    looking = search.Search(own, cast(Any, None), print, lambda: None, Path())
+    looking = resume.Search(own, cast(Any, None), print, lambda: None, Path())
     try:
         assert looking.held(own, Checkpoints(directory=str(tmp_path))) == []
     finally:
@@ -70,15 +70,15 @@ def test_nobody_waits_for_another_to_hear_from_the_head(
 
 def test_it_says_for_whom_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(search, "LATE_SECONDS", 0.01)
+    monkeypatch.setattr(resume, "LATE_SECONDS", 0.01)
     told, said = threading.Event(), list[str]()
 
     def say(text: str) -> None:
         said.append(text)
         told.set()
 
-    own = [Holder("n0", Node("n0"), channel=cast(Any, Silent(Checkpoints, told)))]
-    looking = search.Search(own, cast(Any, None), say, lambda: None, Path())
+    own = [Partner("n0", Node("n0"), channel=cast(Any, Silent(Checkpoints, told)))]
+    looking = resume.Search(own, cast(Any, None), say, lambda: None, Path())
     try:
         looking.held(own, Checkpoints(directory=str(tmp_path)))
     finally:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from orchestrator.common import files
 from orchestrator.common.folder import Folder
 from orchestrator.head.connect.channel import Declined, NodeChannel
-from orchestrator.head.outputs.fetch import plain
+from orchestrator.head.transfer.fetch.fetch import plain
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import (

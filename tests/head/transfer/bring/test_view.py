@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.head.saved.view import Key, view
+from orchestrator.head.transfer.bring.decide import Key
+from orchestrator.head.transfer.bring.saved import view
 from orchestrator.protocol.requests.saved import Saved, SavedFile
 
 
@@ -19,4 +20,4 @@ from orchestrator.protocol.requests.saved import Saved, SavedFile
 )
 def test_only_files_inside_a_place_are_known(place: str, path: str, *, known: bool) -> None:
     saved = Saved(files=(SavedFile(path=path, place=place),), roots={"work": "/work"})
-    assert list(view("a", saved, frozenset()).files) == [Key(place, path)] * known
+    assert list(view("a", saved).files) == [Key(place, path)] * known

@@ -11,11 +11,11 @@ import pytest
 
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.resume.holder import Holder
+from orchestrator.head.transfer.bring.partner import Partner
 from orchestrator.node.server.visit import Refusal
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import Checkpoints, Output
-from tests.head.resume.test_bring import Channel
+from tests.head.transfer.bring.test_checkpoint import Channel
 
 
 class Pruning(Channel):
@@ -47,6 +47,6 @@ def test_one_that_is_pruned_meanwhile_hides_no_other(
         manifest = {"format": 1, "step": step, "created": 1.0, "world": 1, "files": files}
         (place / "manifest.json").write_text(json.dumps({**manifest, "progress": None}))
     channel = Pruning(tmp_path / "step_00000001/manifest.json")
-    holder = Holder("n", Node("n"), channel=cast(Any, channel))
-    held = holder.look(Checkpoints(directory=str(tmp_path)), 0)
+    partner = Partner("n", Node("n"), channel=cast(Any, channel))
+    held = partner.checkpoints(Checkpoints(directory=str(tmp_path)), 0)
     assert [holding.step for holding in held] == [2]

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.head.outputs.beside import Beside, is_much, told
+from orchestrator.head.transfer.fetch.home import CodeOutputs, is_much, where_it_is
 from orchestrator.protocol.requests.transfer import OutputFile
 
 OUTPUTS = Path("/e/train_1/outputs")
 
 
-def wrote(*paths: str, has_come: bool = True) -> Beside:
-    return Beside([OutputFile(path=path, size=1000) for path in paths], has_come)
+def wrote(*paths: str, has_come: bool = True) -> CodeOutputs:
+    return CodeOutputs([OutputFile(path=path, size=1000) for path in paths], has_come)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def wrote(*paths: str, has_come: bool = True) -> Beside:
         ),
     ],
 )
-def test_it_is_said_once_for_all_nodes(found: dict[int, Beside], sentences: list[str]) -> None:
-    assert told(found, OUTPUTS) == sentences
+def test_it_is_said_once_for_all_nodes(found: dict[int, CodeOutputs], sentences: list[str]) -> None:
+    assert where_it_is(found, OUTPUTS) == sentences
 
 
 def test_what_nobody_would_wait_for() -> None:

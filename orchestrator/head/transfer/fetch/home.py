@@ -1,0 +1,123 @@
+"""Bring home what ranks wrote on nodes that do not share the head's disk, and say where it is."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.common import text
+from orchestrator.common.folder import Folder
+from orchestrator.common.text import plural, size
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.transfer.fetch.fetch import Fetch
+from orchestrator.head.transfer.fetch.growing import GROWS, GrowingFiles
+from orchestrator.protocol.requests.transfer import OutputFile, Outputs
+
+ANSWER_SECONDS = 20.0
+SEARCH_SECONDS = 5.0  # for what was written beside the code
+RESULTS = "results/"  # of Cluster.run: somebody waits for them, of whatever size
+LARGEST_BYTES = 64 << 20  # of one file; what is larger stays where it is, and is named
+MOST_BYTES, MOST_FILES = 64 << 20, 1000  # of a node, beside its code, that come unasked
+NAMED = 3
+
+
+def bring(
+    channel: NodeChannel,
+    job: str,
+    node: int,
+    outputs: Path,
+    growing: GrowingFiles | None = None,
+    since: tuple[float, float] = (0.0, 0.0),
+) -> tuple[list[str], CodeOutputs | None]:
+    """Fetch every file that is not here yet; name what had to stay there, and what is no output.
+
+    Of those that have grown here while the job ran, what the node has is right; but metrics that an
+    earlier attempt began stay as they were joined. Of those that came with an attempt before, the
+    node's are right if this one has changed them (see Fetch).
+    """
+    if growing is not None:
+        growing.finish(channel, ANSWER_SECONDS)
+    grown = growing.ours if growing is not None else {}
+    joined = growing.joined if growing is not None else set[str]()
+    listing = channel.ask(Outputs(job=job, node=node, beside=SEARCH_SECONDS), ANSWER_SECONDS)
+    beside = [file for file in listing.files if file.place]
+    much = is_much(beside)
+    places = {file.path: file.place or listing.place for file in listing.files}
+    stays: dict[str, list[str]] = defaultdict(list)  # place -> what stays there
+    taken: list[OutputFile] = []
+    fetched: set[str] = set()
+    for file in listing.files:
+        if (file.place and much) or file.path in joined:
+            continue
+        whole = file.path.startswith(RESULTS) or GROWS.fullmatch(file.path)
+        if file.size > LARGEST_BYTES and not whole:
+            stays[places[file.path]].append(f"{file.path} ({text.size(file.size)})")
+        elif file.kind == "file":
+            taken.append(file)
+    folder = Folder(outputs, private=True)
+    for replace in (True, False):
+        some = [file for file in taken if (file.path in grown) == replace]
+        fetch = Fetch(
+            channel, listing.place, folder, label=f"node{node}", replace=replace, since=since
+        )
+        result = fetch.go(some)
+        fetched.update(result.fetched)
+        for path, why in result.failed.items():
+            stays[places[path]].append(f"{path} ({why})")
+    if listing.checkpoints:
+        stays[listing.place].append("its checkpoints")
+    news = much or any(file.path in fetched for file in beside)
+    said = [f"{', '.join(each)} stay on the node, in {place}" for place, each in stays.items()]
+    if listing.left_out:
+        said.append(f"left out there: {', '.join(listing.left_out)}")
+    return said, CodeOutputs(beside, has_come=not much) if news else None
+
+
+# -- what a program wrote beside its code, on nodes that were sent it -----------------------------
+
+
+@dataclass(frozen=True)
+class CodeOutputs:
+    """Hold what the ranks of one node wrote there, and whether it has come."""
+
+    files: Sequence[OutputFile]
+    has_come: bool
+
+
+def is_much(files: Sequence[OutputFile]) -> bool:
+    """Tell whether it is more than anybody would wait for unasked."""
+    return len(files) > MOST_FILES or sum(file.size for file in files) > MOST_BYTES
+
+
+def where_it_is(found: Mapping[int, CodeOutputs], home: Path) -> list[str]:
+    """Say where it is now, and how the next launch finds it: in two sentences for all nodes."""
+    come = {node: outputs.files for node, outputs in found.items() if outputs.has_come}
+    stays = {node: outputs.files for node, outputs in found.items() if not outputs.has_come}
+    said = []
+    if come:
+        said.append(f"{written(come)}: now in {home}{kept(come)}")
+    if stays:
+        pull = f"orchestrator pull {home.parent.name}"
+        said.append(f"{written(stays)}, which is left there: {pull} fetches it{kept(stays)}")
+    return said
+
+
+def written(found: Mapping[int, Sequence[OutputFile]]) -> str:
+    files = [file for each in found.values() for file in each]
+    names = sorted({file.path.partition("/")[0] for file in files})
+    named = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" * (len(names) > NAMED))
+    where = f"node {min(found)}" if len(found) == 1 else plural(len(found), "node")
+    much = f"{plural(len(files), 'file')}, {size(sum(file.size for file in files))}"
+    return f"the program wrote {named} beside its code on {where} ({much})"
+
+
+def kept(found: Mapping[int, Sequence[OutputFile]]) -> str:
+    files = (file for each in found.values() for file in each)
+    directories = sorted({file.path.partition("/")[0] for file in files if "/" in file.path})
+    if not directories:
+        return ""
+    setting = shlex.quote(f"sync.outputs=[{','.join(directories[:NAMED])}]")
+    return f"; for the next launch to find it there: --set {setting}"
