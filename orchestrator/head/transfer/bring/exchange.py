@@ -1,6 +1,6 @@
 """Bring files from nodes that have them to nodes that lack them, over open channels.
 
-Who gives to whom, and who is asked next where that fails, is decided in transfer/schedule.py. A
+Who gives to whom, and who is asked next where that fails, is decided in head/transfer/schedule.py. A
 node calls the one that gives, by a token that both have from here.
 """
 

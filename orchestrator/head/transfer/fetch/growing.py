@@ -2,7 +2,7 @@
 
 The questions go over the channel that streams the log, one at a time. The file's length is all the
 state there is, as for logs: a new head continues a file whose bytes so far are the node's. What
-comes home whole at the end of the job is left to remaining.py, which also compares the checksums.
+comes home whole at the end of the job is left to home.py, which also compares the checksums.
 
 The metrics of a rank in a later attempt are a special case. Its node may have cut off the steps
 that are done again, or be another node that never had the earlier ones. So the file here keeps its
