@@ -1,7 +1,7 @@
 """Bring files from nodes that have them to nodes that lack them, over open channels.
 
-Who gives to whom, and who is asked next where that fails, is decided in head/transfer/schedule.py. A
-node calls the one that gives, by a token that both have from here.
+head/transfer/schedule.py decides who gives to whom, and who is asked next where that fails. A node
+calls the one that gives, by a token that both have from here.
 """
 
 from __future__ import annotations
