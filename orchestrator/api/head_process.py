@@ -74,7 +74,7 @@ def nodes(answers: Answers, arguments: LaunchArguments) -> None:
 
 def calls(answers: Answers, where: Where, experiment: str) -> None:
     """Carry a pool's calls, which come through standard input, and the answers to them."""
-    from orchestrator.head.calls.exchange import open_calls
+    from orchestrator.api.exchange import open_calls
     from orchestrator.head.commands.stop import end_job
     from orchestrator.head.status.find_job import adopt_job
 

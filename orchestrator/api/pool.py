@@ -1,7 +1,7 @@
 """Ranks that stay, and are called again and again: orchestrator.Pool.
 
 The ranks are a job like any other, which runs node/calls/serve.py. Calls and answers travel
-through a process of our own (head/calls/exchange.py), so this program has no connection or thread.
+through a process of our own (api/exchange.py), so this program has no connection or thread.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ import pytest
 
 from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import LaunchArguments, Where
-from orchestrator.head.chores import push as pushing
-from orchestrator.head.chores.push import Pushed
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
@@ -21,9 +19,11 @@ from orchestrator.head.nodes.node_list import choose, read_nodes
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
+from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer import spread
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import Limits, Scan
+from orchestrator.head.transfer.push import Pushed
 from orchestrator.head.transfer.spread import PassingOn
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces

@@ -11,12 +11,12 @@ from typing import Any
 
 from orchestrator.common import text
 from orchestrator.common.folder import IS_DIRECTORY
-from orchestrator.head.chores import push as pushing
-from orchestrator.head.chores.push import Cargo, Pushed
 from orchestrator.head.commands.machines.exec import Chosen
 from orchestrator.head.commands.transfer.outcome import exit_code, in_lines
 from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress
+from orchestrator.head.transfer import push as pushing
+from orchestrator.head.transfer.push import Cargo, Pushed
 
 
 @dataclass(frozen=True)

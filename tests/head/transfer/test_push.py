@@ -12,12 +12,12 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.common.folder import IS_DIRECTORY, Folder, Partial
-from orchestrator.head.chores import push as pushing
-from orchestrator.head.chores.push import Pushed
 from orchestrator.head.commands.transfer.push import as_text
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node, NumberedNode
 from orchestrator.head.screen.progress import Progress
+from orchestrator.head.transfer import push as pushing
+from orchestrator.head.transfer.push import Pushed
 from orchestrator.node.transfer.directory import LABEL
 
 Push = Callable[..., Pushed]
