@@ -15,7 +15,7 @@ from orchestrator.head.screen.table import Column, Table
 from orchestrator.views.top import table as top
 
 ROOT = Path(__file__).parents[3]
-GUIDE = (ROOT / "docs/guide.md").read_text()
+GUIDE = "".join(page.read_text() for page in (ROOT / "docs/guide").glob("*.md"))
 # Each table, and the test that compares all cells of its rows.
 TABLES = {
     "nodes": (MACHINES, "tests/head/commands/test_nodes.py"),
