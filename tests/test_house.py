@@ -203,7 +203,7 @@ def test_a_forbidden_arrow_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in FILES if room(p).startswith(("node", "protocol"))], ids=show
+    "path", [p for p in FILES if room(p).startswith(("common", "node", "protocol"))], ids=show
 )
 def test_what_nodes_run_is_python_3_9(path: Path) -> None:
     ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))
