@@ -1,4 +1,4 @@
-"""What a Python program has done by a process of its own: see head/background.
+"""Lets a Python program launch and call by a process of its own: see head/background.
 
 So the calling program, which may be a notebook, opens no connection and has no thread, signal
 handler or child of ours. Modules are imported here by whoever needs them: this one is light.

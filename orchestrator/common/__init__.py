@@ -1,1 +1,1 @@
-"""What every room may use: errors, text, files, folders, and how interrupts are held."""
+"""Serves every room: errors, text, files, folders, and how interrupts are held."""

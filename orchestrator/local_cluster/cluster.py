@@ -262,10 +262,6 @@ def keep(directory: str) -> None:
     sweep(Path(directory))
 
 
-if __name__ == "__main__":
-    keep(sys.argv[1])
-
-
 # -- sshd ---------------------------------------------------------------------------------------
 # Run one sshd as the user that we are: its program, configuration, keys and first answer.
 
@@ -412,3 +408,7 @@ def _locked_account() -> bool:
     if os.geteuid() != 0 or not shadow.exists():
         return False
     return any(line.startswith(f"{account()}:!") for line in shadow.read_text().splitlines())
+
+
+if __name__ == "__main__":
+    keep(sys.argv[1])

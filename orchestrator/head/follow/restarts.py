@@ -62,7 +62,7 @@ MORE_NODES = "more nodes were free"  # said by a head that has taken over in bet
 
 @dataclass(frozen=True)
 class Restarts:
-    """What the options of a job and its attempts so far allow."""
+    """Says whether a job may go on, by its options and the attempts that it has had."""
 
     record: JobRecord
 

@@ -74,7 +74,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be removed, and why the rest stays; all entries are in order, the newest first."""
+    """Says what is to be removed, and why the rest stays; the newest entries come first."""
 
     directory: Path
     decided: Sequence[tuple[Entry, str | None]] = ()  # None: it goes

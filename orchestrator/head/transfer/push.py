@@ -36,7 +36,7 @@ class Cargo:
 
 @dataclass
 class Pushed:
-    """What one node was sent, or why nothing was."""
+    """Tells what one node was sent, or why nothing was."""
 
     target: NumberedNode
     sent: list[str] = field(default_factory=list)

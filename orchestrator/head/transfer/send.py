@@ -32,7 +32,7 @@ Seen = Callable[[int], None]
 
 @dataclass
 class Sent:
-    """What one node lacked, and what has become of it."""
+    """Tells what one node lacked, and what has become of it."""
 
     sent: list[bytes] = field(default_factory=list)  # paths
     size: int = 0  # bytes that went there
@@ -49,7 +49,7 @@ class Sent:
 
 
 class Outbox:
-    """What several nodes are sent: those that lack the same share its batches."""
+    """Holds what several nodes are sent: those that lack the same share its batches."""
 
     def __init__(self, tree: Tree, sums: Sums | None = None) -> None:
         self.tree, self.sums = tree, sums or Sums(tree)

@@ -11,6 +11,7 @@ time of change, is thrown away and comes again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -51,22 +52,36 @@ class Checked:
 
     def __init__(self, path: bytes) -> None:
         self.path = os.fsdecode(path)
-        self.rows: dict[str, list[int]] = {}
-        with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
-            self.rows = json.load(file)
+        self.changed = False
+
+    @functools.cached_property
+    def rows(self) -> dict[str, list[int]]:
+        """The notes, read when they are first needed: a small tree is copied and needs none."""
+        with contextlib.suppress(OSError, ValueError), open(self.path, "rb") as file:
+            return dict(json.load(file))
+        return {}
 
     def has(self, name: bytes, status: os.stat_result) -> bool:
-        row = self.rows.get(os.fsdecode(name))
-        return row == [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+        return self.rows.get(os.fsdecode(name)) == state_of(status)
 
     def note(self, name: bytes, status: os.stat_result) -> None:
-        row = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-        self.rows[os.fsdecode(name)] = row
+        self.rows[os.fsdecode(name)] = state_of(status)
+        self.changed = True
+
+    def forget(self, name: bytes) -> None:
+        if self.rows.pop(os.fsdecode(name), None) is not None:
+            self.changed = True
 
     def save(self) -> None:
         """Keep the notes; without them contents are read again."""
-        with contextlib.suppress(OSError):
-            files.replace(self.path, json.dumps(self.rows))
+        if self.changed:
+            with contextlib.suppress(OSError):
+                files.replace(self.path, json.dumps(self.rows))
+            self.changed = False
+
+
+def state_of(status: os.stat_result) -> list[int]:
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 class Store:
@@ -211,7 +226,9 @@ class Store:
                 status = os.lstat(path)
                 if path not in needed and now - status.st_ctime > YOUNG:
                     os.unlink(path)
+                    self.checked.forget(os.path.basename(directory) + name)
                     freed += status.st_blocks * 512 if status.st_nlink == 1 else 0
+        self.checked.save()
         return freed
 
 

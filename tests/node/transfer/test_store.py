@@ -370,6 +370,9 @@ def test_what_nobody_used_for_long_goes(store: Store) -> None:
     snapshot.remove_unused(store, later)
     assert os.listdir(store.snapshots) == []  # noqa: PTH208
     assert store.collect(time.time()) == 0
+    store.note(entry for entry in ENTRIES if entry.kind == FILE)
+    assert Store().checked.rows
     assert store.collect(later) > 0
+    assert Store().checked.rows == {}  # a content that is gone has no note
     with pytest.raises(Incomplete):
         check_out(visit, "z-0")

@@ -1,1 +1,1 @@
-"""What comes from each node while a job runs: its log, its events, and the steps its lines tell."""
+"""Take what comes from each node while a job runs: its log, its events, the steps in its lines."""

@@ -1,1 +1,1 @@
-"""What a job needs for its further attempts: the nodes that it can have, and their parts."""
+"""Find the nodes that a further attempt can have, and give them their parts."""

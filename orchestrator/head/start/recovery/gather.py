@@ -36,7 +36,7 @@ class NotBack(NodeError):
 
 
 class Parts(Protocol):
-    """What gives a node its part of the job anew: the code, and what it is to run."""
+    """Gives a node its part of the job anew: the code, and what it is to run."""
 
     def renew(self, node: NodeRecord, say: Say) -> NodeRecord: ...
 

@@ -41,7 +41,7 @@ STAR = Rules(width=CALLERS, streams=False, passes_on=False)  # each takes a shar
 
 
 class Missing:
-    """What nodes lack of one version of a checkpoint, brought in two goes: its manifest is last."""
+    """Brings what nodes lack of one version of a checkpoint, in two goes: its manifest is last."""
 
     def __init__(
         self,

@@ -142,7 +142,7 @@ def cards(root: str = "") -> list[Card]:
 
 
 class Sampling:
-    """What the cards do now, by the files of amdgpu."""
+    """Reads what the cards do now from the files of amdgpu."""
 
     def __init__(self, root: str = "") -> None:
         self.root = root
