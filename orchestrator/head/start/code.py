@@ -179,7 +179,12 @@ def begin_scan(request: Request, without: Sequence[bytes] = ()) -> Scan:
     rules = Rules(
         include=sync.include,
         exclude=sync.exclude,
-        apart=(*experiments(request), *map(os.fsencode, outputs(request)), *without),
+        apart=(
+            *experiments(request),
+            *map(os.fsencode, outputs(request)),
+            *secret_files(request),
+            *without,
+        ),
         everything=request.origin is not None,
         always=(os.fsencode(os.path.normpath(target.name)),) if is_file_below(target) else (),
     )
@@ -211,6 +216,15 @@ def outputs(request: Request) -> list[str]:
     if request.target.name == ENGINE and checkpoints and not checkpoints.startswith(("/", "~")):
         names.append(os.path.normpath(checkpoints))
     return [name for name in names if not name.startswith("..")]
+
+
+def secret_files(request: Request) -> Iterator[bytes]:
+    """Yield the files below this directory from which secrets were read, by both their names."""
+    here = Path.cwd()
+    for path in request.secret_files:
+        for place in (path, path.resolve()):
+            if place.is_relative_to(here):
+                yield os.fsencode(place.relative_to(here))
 
 
 def title() -> str:

@@ -274,7 +274,7 @@ def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "command": shlex.join(shown_command(request)),
         "directory": str(origin.directory if origin else Path.cwd()),
-        "code": origin.code if origin else git_info.of(Path.cwd()),
+        "code": origin.code if origin else git_info.of(Path.cwd(), request.secret_files),
         "tree": tree.digest if tree else None,
         "rerun_of": origin.experiment if origin else None,
         "config_file": str(request.config_file) if request.config_file else None,

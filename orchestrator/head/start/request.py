@@ -47,6 +47,7 @@ class Request:
     origin: Origin | None = None  # of the code, where it is that of an earlier run
     told: tuple[Told, ...] = ()  # whom --notify names
     notes: tuple[str, ...] = ()  # what was read from the config that is written otherwise
+    secret_files: tuple[Path, ...] = ()  # they never travel with the code
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -88,6 +89,11 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         told=told,
         begun=begun() if command is None else time.time(),
         notes=(*notes, *user_env.notes(arguments, os.environ)),
+        secret_files=tuple(
+            Path(os.path.normpath(Path.cwd() / file))
+            for file in (*arguments.env_file, *(target.file for target in told))
+            if file is not None
+        ),
     )
 
 

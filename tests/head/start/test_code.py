@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.plan.model import Target
-from orchestrator.head.start.code import check_spelling, tree_for
+from orchestrator.head.start.code import begin_scan, check_spelling, tree_for
+from orchestrator.head.start.request import resolve
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import Limits, Scan
 from orchestrator.protocol.requests.machine import ProbeTarget
@@ -52,6 +54,30 @@ def test_a_function_leaves_large_files_behind(tmp_path: Path) -> None:
     tree = Scan(os.fsencode(tmp_path), Rules(), Limits(1.0, leave_out=True)).tree()
     assert [entry.path for entry in tree.entries] == [b"module.py"]
     assert tree.notes == ("warning: larger than code, and so not sent: data.bin (2 MB)",)
+
+
+@pytest.mark.parametrize("include", [(), ("conf", "v*")])
+def test_files_of_secrets_never_travel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, include: tuple[str, ...]
+) -> None:
+    """Neither by their own name nor by that of a link, whatever the user includes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
+    (tmp_path / "conf").mkdir()
+    for name in ("train.py", "variables", "conf/real", "conf/hook"):
+        (tmp_path / name).write_text("HF_TOKEN=abc")
+    (tmp_path / "conf/hook").write_text("https://hooks.example.org/abc")
+    (tmp_path / "linked").symlink_to("conf/real")
+    request = resolve(
+        LaunchArguments(
+            program=("train.py",),
+            env_file=("variables", str(tmp_path / "linked")),
+            launch={"notify": ("webhook:file:conf/hook",)},
+            overrides=(f"sync.include=[{','.join(include)}]",),
+        )
+    )
+    paths = {entry.path for entry in begin_scan(request).tree().entries if entry.value}
+    assert paths == {b"train.py"}
 
 
 @pytest.mark.parametrize(

@@ -75,22 +75,77 @@ def test_git_says_what_travels(work: Path) -> None:
     assert "below/c.py" not in paths(work, exclude=("below/*.py",))
 
 
+def not_sent(names: str) -> str:
+    first, _, others = names.partition(", ")
+    sends = f"--set 'sync.include=[{first}]' sends {'the first' if others else 'it'}"
+    return f"warning: not sent, because it is private: {names}; {sends}"
+
+
 def test_what_is_private_stays_although_git_has_it(work: Path) -> None:
     git(work, "init", "-q")
     write(work, "a.py", ".aws/config", "sub/.cache/x", "sub/.cache/y", ".git-credentials")
     git(work, "add", "-A")
     tree = scan(work)
     assert [entry.path for entry in tree.entries] == [b"a.py"]
-    assert tree.notes == (
-        "warning: not sent: .aws, .git-credentials, sub/.cache;"
-        " git does not ignore them, sync.include sends them",
-    )
+    assert tree.notes == (not_sent(".aws, .git-credentials, sub/.cache"),)
     tree = scan(work, include=(".aws",), exclude=(".git-credentials",))
     assert [entry.path for entry in tree.entries] == [b".aws/config", b"a.py"]
-    assert [note.partition(";")[0] for note in tree.notes] == ["warning: not sent: sub/.cache"]
+    assert tree.notes == (not_sent("sub/.cache"),)
     (work / ".gitignore").write_text(".*\n")
     git(work, "rm", "-rq", "--cached", ".")
     assert scan(work).notes == ()
+
+
+PERSONAL = [
+    *(".env", ".env.local", "conf/.envrc", "keys/id_rsa", "id_ed25519", "tls/server.pem", "me.p12"),
+    *(".kube/config", ".docker/config.json", ".npmrc", ".pypirc", ".huggingface/token"),
+    *("kaggle.json", ".config/gcloud/credentials.db", ".azure/x", ".ssh/config", ".netrc"),
+]
+NOT_PERSONAL = [".env.example", "id_mapping.py", "id_rsa.pub", "docker/config.json", "pem.py"]
+
+
+@pytest.mark.parametrize("with_git", [True, False])
+def test_keys_and_tokens_stay_here_and_are_said(work: Path, *, with_git: bool) -> None:
+    if with_git:
+        git(work, "init", "-q")
+    write(work, *PERSONAL, *NOT_PERSONAL)
+    for name in PERSONAL:
+        assert paths(work, include=(name,)) == {name, *NOT_PERSONAL}
+    tree = scan(work)
+    assert [os.fsdecode(entry.path) for entry in tree.entries if entry.kind == FILE] == sorted(
+        NOT_PERSONAL
+    )
+    assert len(tree.notes) == 1
+    assert "not sent" in tree.notes[0] and f"and {len(PERSONAL) - 10} more" in tree.notes[0]
+    assert ".env.local" in tree.notes[0]
+    (note,) = scan(work, include=("keys",), exclude=("*",)).notes
+    assert "keys/id_rsa" in note  # a folder that is named brings no key with it
+
+
+KEYS = {
+    "openssh": "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAA\n",
+    "pkcs8": "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n",
+    "putty": "PuTTY-User-Key-File-3: ssh-ed25519\n",
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_a_private_key_stays_here_by_any_name(
+    work: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.head.transfer.index.FRESH", -(10**12))  # all are remembered
+    write(work, "a.py", "cluster-login")
+    (work / "cluster-login").write_text(KEYS[kind])
+    with_key = scan(work, include=("cluster-login",))
+    assert [entry.path for entry in with_key.entries] == [b"a.py", b"cluster-login"]
+    without = scan(work)
+    assert [entry.path for entry in without.entries] == [b"a.py"]
+    assert without.notes == (
+        "warning: not sent, because it is a private key: cluster-login;"
+        " --set 'sync.include=[cluster-login]' sends it",
+    )
+    (work / "cluster-login").write_text(f"see {KEYS[kind]}")  # a text about keys
+    assert len(scan(work).entries) == 2
 
 
 def test_submodules_and_other_clones_travel(work: Path, tmp_path: Path) -> None:
@@ -122,20 +177,21 @@ def test_a_repository_names_no_program_that_runs_here(work: Path, tmp_path: Path
 
 def test_without_git_all_travels_but_what_is_made(work: Path) -> None:
     write(work, "a.py", "data/x", "checkpoints/1", "b/__pycache__/c", ".venv/x", "node_modules/y")
-    write(work, ".ssh/id_ed25519", ".cache/x", ".netrc")
+    write(work, ".ssh/id_ed25519", ".cache/x")
     (work / "empty").mkdir()
     assert paths(work) == {"a.py", "data/x", "empty"}
     assert paths(work, include=("checkpoints",)) == {"a.py", "data/x", "empty", "checkpoints/1"}
-    assert scan(work).notes == ()
+    assert scan(work).notes == (not_sent(".ssh"),)
 
 
-def test_a_git_that_refuses_is_named(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_git_refuses_nothing_travels(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its list what git ignores would go to the nodes, data and secrets too."""
     git(work, "init", "-q")
     write(work, "a.py")
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
-    tree = scan(work)
-    assert [entry.path for entry in tree.entries] == [b"a.py"]
-    assert "dubious ownership" in tree.notes[0]
+    with pytest.raises(CheckFailed, match=r"(?s)dubious ownership.*safe.directory") as caught:
+        scan(work)
+    assert str(work) in caught.value.fix
     monkeypatch.setenv("PATH", "/nowhere")
     assert scan(work).notes == ("git is not installed here",)
 

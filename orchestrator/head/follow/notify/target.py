@@ -53,6 +53,12 @@ class Target:
         return "" if place == self.written else place
 
     @property
+    def file(self) -> Path | None:
+        """Return the file that has its URL, if one has."""
+        place = self.written.removeprefix("webhook:file:")
+        return None if place == self.written else Path(place)
+
+    @property
     def secret(self) -> str:
         """Return the part that no record may show, or nothing."""
         return "" if self.kind == "mail" or self.shown.endswith(self.to) else self.to

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.head.transfer.code.listing import NO_PROGRAMS
+from orchestrator.head.transfer.code.listing import NO_PROGRAMS, is_private
 
 LARGEST_DIFF = 1 << 20  # characters that are kept
 SECONDS = 5.0  # of a launch, for each question; a large tree on a network disk takes long
 
 
-def of(directory: Path) -> dict[str, Any] | None:
-    """Return the revision and the edited files; None outside a git repository or without git."""
-    commit = _git(directory, "rev-parse", "HEAD")
-    if not commit:
+def of(directory: Path, secret_files: Sequence[Path] = ()) -> dict[str, Any] | None:
+    """Return the revision and the edited files; None outside a git repository or without git.
+
+    The contents of files that do not travel because they are private are no part of the edits.
+    """
+    commit, _, top = (_git(directory, "rev-parse", "HEAD", "--show-toplevel") or "").partition("\n")
+    if not top:
         return None
-    plain = ("--no-color", "--no-ext-diff", "--no-textconv")
-    diff = _git(directory, "-c", "core.quotePath=false", "diff", "HEAD", *plain)
+    diff = edits(directory, Path(top), secret_files)
     changed = _git(directory, "status", "--porcelain", "--untracked-files=no") or ""
     return {
         "commit": commit,
@@ -27,6 +31,20 @@ def of(directory: Path) -> dict[str, Any] | None:
         "diff": (diff or "")[:LARGEST_DIFF],
         "diff_is_whole": diff is not None and len(diff) <= LARGEST_DIFF,
     }
+
+
+def edits(directory: Path, top: Path, secret_files: Sequence[Path]) -> str | None:
+    """Return git's diff without private files; None where git cannot tell, or not in time."""
+    question = ("-c", "core.quotePath=false", "diff", "HEAD", "--no-color", "--no-ext-diff")
+    names = _git(directory, *question, "--name-only", "-z")
+    if names is None:
+        return None
+    private = [
+        f":(top,exclude,literal){name}"
+        for name in names.split("\0")
+        if is_private(os.fsencode(name)) or top / name in secret_files
+    ]
+    return _git(directory, *question, "--no-textconv", "--", ":(top)", *private)
 
 
 def _git(directory: Path, *arguments: str) -> str | None:

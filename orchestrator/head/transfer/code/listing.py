@@ -8,10 +8,14 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
+import re
+import shlex
 import stat
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+
+from orchestrator.common.errors import CheckFailed
 
 GIT_SECONDS = 60.0
 NO_PROGRAMS = ("-c", "core.fsmonitor=false")  # which a repository's own settings would name
@@ -22,9 +26,18 @@ MADE = frozenset(
     b"__pycache__ .git .hg .svn .venv node_modules .mypy_cache .pytest_cache .ruff_cache .tox .nox"
     b" .ipynb_checkpoints".split()
 )
-# or belongs to one person, or to one machine. Where git has such a thing it is said.
-PRIVATE = frozenset(b".cache .local .orchestrator .ssh .gnupg .aws .netrc .git-credentials".split())
-NEVER = MADE | PRIVATE
+# or belongs to one machine,
+LOCAL = frozenset(b".cache .local .orchestrator".split())
+# or to one person: keys, passwords, and the tokens of hubs and clouds. Each is said.
+PERSONAL = frozenset(
+    b".ssh .gnupg .aws .azure .config .docker .dockercfg .kaggle .kube .huggingface .netrc .npmrc"
+    b" .pypirc .pgpass .s3cfg .boto .git-credentials .env .envrc kaggle.json".split()
+)
+KEY_FILES = re.compile(
+    rb".+\.(pem|p12|pfx|ppk)|id_(rsa|dsa|ecdsa|ed25519)(_sk)?"
+    rb"|\.env\.(?!(example|sample|template|dist|defaults?)$).+"
+)
+MOST_NAMED = 10
 # Without git nobody says what is a product; these are, by their names.
 PRODUCTS = frozenset(b"venv env build dist checkpoints wandb mlruns tensorboard outputs".split())
 
@@ -35,7 +48,7 @@ class Rules:
 
     include: tuple[str, ...] = ()  # patterns
     exclude: tuple[str, ...] = ()
-    apart: tuple[bytes, ...] = ()  # directories below that never travel: the experiments
+    apart: tuple[bytes, ...] = ()  # paths below that never travel: experiments, files of secrets
     always: tuple[bytes, ...] = ()  # paths that travel in any case: the program
     everything: bool = False  # a directory that holds nothing else: the code of an earlier run
 
@@ -46,6 +59,7 @@ class Listed:
 
     paths: list[bytes]
     notes: tuple[str, ...] = ()
+    asked: frozenset[bytes] = frozenset()  # paths that the user named
 
 
 def never() -> bool:
@@ -58,27 +72,38 @@ def list_tree(directory: bytes, rules: Rules, over: Callable[[], bool] = never) 
     over() says that nobody waits for the list any more: it is then incomplete.
     """
     if rules.everything:
-        return Listed(sorted(walk(directory, b"", frozenset())))
+        return Listed(sorted(walk(directory, b"")))
     by_git, why_not = git_files(directory)
-    paths = set(by_git) if by_git is not None else set(walk(directory, b"", NEVER | PRODUCTS, over))
+    paths = set(walk(directory, b"", MADE | LOCAL | PRODUCTS, over) if by_git is None else by_git)
     excluded = matcher(rules.exclude)
     paths = {path for path in paths if not excluded(path)}
-    private = {path for path in paths if not PRIVATE.isdisjoint(path.split(b"/"))}
-    paths -= private
-    for pattern in rules.include:
-        paths.update(included(directory, pattern))
+    private = {path for path in paths if is_private(path)}
+    asked = {path for path in rules.always if os.path.lexists(os.path.join(directory, path))}
+    for top, path in included(directory, rules.include):
+        (private if is_private(path[len(top) :]) else asked).add(path)
     apart = tuple(path + b"/" for path in rules.apart)
-    kept = (path for path in paths if path not in rules.apart and not path.startswith(apart))
-    listed = {path for path in kept if b"/" + OURS not in b"/" + path}
-    listed.update(path for path in rules.always if os.path.lexists(os.path.join(directory, path)))
+    listed = {
+        path
+        for path in (paths - private) | asked
+        if not (path + b"/").startswith(apart) and b"/" + OURS not in b"/" + path
+    }
     notes = [why_not, stays_here(set(map(private_part, private - listed)))]
-    return Listed(sorted(listed), tuple(filter(None, notes)))
+    return Listed(sorted(listed), tuple(filter(None, notes)), frozenset(asked))
+
+
+def is_private(path: bytes) -> bool:
+    """Tell whether a name in a path says that it belongs to one person, or to one machine."""
+    return any(is_private_name(part) for part in path.split(b"/"))
+
+
+def is_private_name(name: bytes) -> bool:
+    return name in PERSONAL or name in LOCAL or bool(KEY_FILES.fullmatch(name))
 
 
 def private_part(path: bytes) -> bytes:
     """Return the part of a path that ends with its first private name."""
     parts = path.split(b"/")
-    end = next(index for index, part in enumerate(parts, 1) if part in PRIVATE)
+    end = next(index for index, part in enumerate(parts, 1) if is_private_name(part))
     return b"/".join(parts[:end])
 
 
@@ -87,9 +112,12 @@ def stays_here(paths: set[bytes]) -> str:
     names = [repr(os.fsdecode(path))[1:-1] for path in sorted(paths)]
     if not names:
         return ""
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    them = "it" if len(names) == 1 else "them"
-    return f"warning: not sent: {shown}; git does not ignore {them}, sync.include sends {them}"
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    one = f"--set 'sync.include=[{names[0]}]'"
+    sends = f"{one} sends it" if len(names) == 1 else f"{one} sends the first"
+    return (
+        f"warning: not sent, because it is private: {', '.join(names[:MOST_NAMED])}{more}; {sends}"
+    )
 
 
 # -- git --------------------------------------------------------------------------------------
@@ -111,8 +139,9 @@ def git_files(directory: bytes) -> tuple[list[bytes] | None, str]:
     except subprocess.TimeoutExpired:
         return None, f"git lists no files within {GIT_SECONDS:g} s"
     if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip().partition("\n")[0]
-        return None, f"git lists no files: {reason}" if in_work_tree(directory) else ""
+        if in_work_tree(directory):
+            raise refused(directory, done.stderr.decode(errors="replace"))
+        return None, ""
     paths = [path for path in done.stdout.split(b"\0") if path]
     if not paths:
         return None, ""  # a directory that git ignores as a whole
@@ -124,11 +153,23 @@ def git_files(directory: bytes) -> tuple[list[bytes] | None, str]:
         if path.endswith(b"/") or is_directory(os.path.join(directory, path)):
             inner = os.path.join(directory, path.rstrip(b"/"))  # a submodule, or another's clone
             within, _ = git_files(inner)
-            found = within if within is not None else walk(inner, b"", NEVER)
+            found = within if within is not None else walk(inner, b"", MADE)
             files += [os.path.join(path.rstrip(b"/"), name) for name in found]
         else:
             files.append(path)
     return files, ""
+
+
+def refused(directory: bytes, stderr: str) -> CheckFailed:
+    """Say why git lists nothing: without its list, what git ignores would travel, too."""
+    reason = stderr.strip().partition("\n")[0]
+    where = os.fsdecode(directory)
+    return CheckFailed(
+        f"git does not say which files of {where} are code: {reason}",
+        f"git config --global --add safe.directory {shlex.quote(where)}"
+        if "ownership" in reason
+        else f"try it: git -C {shlex.quote(where)} ls-files",
+    )
 
 
 def in_work_tree(directory: bytes) -> bool:
@@ -155,10 +196,13 @@ def is_directory(path: bytes) -> bool:
 def walk(
     directory: bytes,
     below: bytes,
-    ignored: frozenset[bytes],
+    ignored: frozenset[bytes] = frozenset(),
     over: Callable[[], bool] = never,
 ) -> Iterator[bytes]:
-    """Yield what a directory holds, empty directories too, but for names that are ignored."""
+    """Yield what a directory holds, empty directories too, but for names that are ignored.
+
+    Where some names are ignored, a private directory is yielded in place of what it holds.
+    """
     pending = [below]
     while pending and not over():
         here = pending.pop()
@@ -166,12 +210,15 @@ def walk(
             entries = list(os.scandir(os.path.join(directory, here)))
         except PermissionError:
             continue  # another's; a program that needs it will say so
-        kept = [entry for entry in entries if entry.name not in ignored]
         if not entries and here:
             yield here
-        for entry in kept:
+        for entry in entries:
             path = os.path.join(here, entry.name)
-            if entry.is_dir(follow_symlinks=False):
+            if entry.name in ignored:
+                continue
+            if entry.is_dir(follow_symlinks=False) and not (
+                ignored and is_private_name(entry.name)
+            ):
                 pending.append(path)
             else:
                 yield path
@@ -199,11 +246,12 @@ def matcher(patterns: Iterable[str]) -> Callable[[bytes], bool]:
     return fits if rows else lambda path: False
 
 
-def included(directory: bytes, pattern: str) -> Iterator[bytes]:
-    """Yield what a pattern of `include` names, whatever git says of it."""
-    wanted = os.fsencode(pattern.strip("/"))
-    for path in glob.iglob(wanted, root_dir=directory, recursive=True):
-        if is_directory(os.path.join(directory, path)):
-            yield from walk(directory, path, NEVER)
-        elif os.path.lexists(os.path.join(directory, path)):
-            yield path
+def included(directory: bytes, patterns: Iterable[str]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield what each pattern of `include` names, and each file below it, whatever git says."""
+    for pattern in patterns:
+        wanted = os.fsencode(pattern.strip("/"))
+        for top in glob.iglob(wanted, root_dir=directory, recursive=True):
+            if is_directory(os.path.join(directory, top)):
+                yield from ((top, path) for path in walk(directory, top, MADE))
+            elif os.path.lexists(os.path.join(directory, top)):
+                yield top, top

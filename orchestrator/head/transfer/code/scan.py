@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import threading
 import time
@@ -23,6 +24,8 @@ READ = 1 << 20
 MOST_FILES = 200_000
 MEGABYTE = 1_000_000
 SKIPPED = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe", stat.S_IFBLK: "device"}
+# The beginnings of files that hold private keys, whatever they are called.
+KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|PuTTY-User-Key-File-")
 ELSEWHERE = "run in the project's own directory; leave something out with --set sync.exclude=[NAME]"
 
 
@@ -80,7 +83,7 @@ class Scan:
             if self.cancelled.is_set():
                 break  # nobody waits for it; what was read is remembered
             try:
-                entry = entry_of(directory, path, status, index)
+                entry = entry_of(directory, path, status, index, asked=path in listed.asked)
             except CheckFailed as error:
                 if not self.limits.leave_out:
                     raise
@@ -174,7 +177,7 @@ def refuse_large(directory: bytes, found: dict[bytes, os.stat_result], limits: L
 
 
 def entry_of(
-    directory: bytes, path: bytes, status: os.stat_result, index: Index
+    directory: bytes, path: bytes, status: os.stat_result, index: Index, *, asked: bool
 ) -> Entry | str | None:
     """Return the entry of a path, or why it has none."""
     kind = stat.S_IFMT(status.st_mode)
@@ -184,7 +187,11 @@ def entry_of(
     if kind == stat.S_IFREG:
         digest = index.digest(path, status)
         if not digest:
-            status, digest = read(where, path, index)
+            status, digest, is_key = read(where, path, index)
+            if is_key and not asked:
+                shown = os.fsdecode(path)
+                sends = f"--set 'sync.include=[{shown}]' sends it"
+                return f"warning: not sent, because it is a private key: {shown}; {sends}"
         mode = stat.S_IMODE(status.st_mode) & 0o777 | 0o400
         return Entry(path, FILE, mode, status.st_size, digest.encode())
     shown = os.fsdecode(path)
@@ -196,23 +203,28 @@ def entry_of(
     return f"{shown} does not travel: it is a {SKIPPED.get(kind, 'device')}"
 
 
-def read(where: bytes, path: bytes, index: Index) -> tuple[os.stat_result, str]:
-    """Hash a file that does not change meanwhile."""
+def read(where: bytes, path: bytes, index: Index) -> tuple[os.stat_result, str, bool]:
+    """Hash a file that does not change meanwhile, and tell whether it is a private key.
+
+    A private key is not remembered: its next scan asks again whether it may travel.
+    """
     for _ in range(TRIES):
         now = time.time_ns()
-        digest = hashlib.sha256()
+        digest, is_key = hashlib.sha256(), False
         try:
             descriptor = os.open(where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(descriptor, "rb", buffering=0) as file:
                 before = os.fstat(descriptor)
+                is_key = bool(KEY.match(os.pread(descriptor, 200, 0)))
                 while data := file.read(READ):
                     digest.update(data)
                 after = os.fstat(descriptor)
         except OSError as error:
             raise unreadable(path, error) from error
         if signature(before) == signature(after) and stat.S_ISREG(after.st_mode):
-            index.note(path, after, digest.hexdigest(), now)
-            return after, digest.hexdigest()
+            if not is_key:
+                index.note(path, after, digest.hexdigest(), now)
+            return after, digest.hexdigest(), is_key
     raise changing(path)
 
 
