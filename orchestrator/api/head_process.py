@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def launch(answers: Answers, arguments: LaunchArguments, command: list[str]) -> None:
     """Launch a job as `master_launch` does, and follow it; `command` is shown in its record."""
     from orchestrator.head.commands import follow
-    from orchestrator.head.commands.machines import connections
+    from orchestrator.head.commands.machines import warm
     from orchestrator.head.start import stages
     from orchestrator.head.start.request import resolve
 
@@ -31,7 +31,7 @@ def launch(answers: Answers, arguments: LaunchArguments, command: list[str]) -> 
         request = resolve(arguments, command)
         launched = stages.launch(request, say)
         if request.config.launch.warm:
-            connections.keep_after(launched, lambda _: None)
+            warm.keep_after(launched, lambda _: None)
     finally:
         if arguments.payload is not None:
             shutil.rmtree(arguments.payload, ignore_errors=True)

@@ -137,9 +137,9 @@ def pull_command(**params: Any) -> int:
     comes into such directories below DST, or below the current one. A second call fetches only
     what is missing or has changed, and continues files that are half here.
     """
-    from orchestrator.head.commands.transfer import pull
+    from orchestrator.head.commands.machines import transfer
 
-    return pull.pull(pull.PullOptions(**params))
+    return transfer.pull(transfer.PullOptions(**params))
 
 
 @click.command("push")
@@ -155,22 +155,20 @@ def push_command(**params: Any) -> int:
     directory that it is put into; left out, the same as here. Nothing is deleted there. A second
     call sends only what has changed, and continues files that are half there.
     """
-    from orchestrator.head.commands.transfer import push
+    from orchestrator.head.commands.machines import transfer
 
-    return push.push(push.PushOptions(**params))
+    return transfer.push(transfer.PushOptions(**params))
 
 
 # -- node ---------------------------------------------------------------------------------------
 # `orchestrator node`: which machines jobs may run on.
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
 
 def cordoned_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Complete the name of a machine that is cordoned."""
-    from orchestrator.head.commands.machines import cordon
+    from orchestrator.head.commands.machines import nodes
 
-    return [name for name in cordon.names() if name.startswith(incomplete)]
+    return [name for name in nodes.cordoned_names() if name.startswith(incomplete)]
 
 
 @click.group(cls=Group)
@@ -189,9 +187,9 @@ def cordon_command(where: Where, hosts: tuple[str, ...], reason: str) -> int:
 
     HOST is a node's name or number in the list. What runs there goes on.
     """
-    from orchestrator.head.commands.machines import cordon
+    from orchestrator.head.commands.machines import nodes
 
-    return cordon.cordon(Path(where.node_list), hosts, reason)
+    return nodes.cordon(Path(where.node_list), hosts, reason)
 
 
 @node.command("uncordon")
@@ -199,9 +197,9 @@ def cordon_command(where: Where, hosts: tuple[str, ...], reason: str) -> int:
 @click.argument("hosts", nargs=-1, required=True, metavar="HOST...", shell_complete=cordoned_names)
 def uncordon_command(where: Where, hosts: tuple[str, ...]) -> int:
     """Let jobs run on HOST again."""
-    from orchestrator.head.commands.machines import cordon
+    from orchestrator.head.commands.machines import nodes
 
-    return cordon.uncordon(Path(where.node_list), hosts)
+    return nodes.uncordon(Path(where.node_list), hosts)
 
 
 @node.command("list")
@@ -212,6 +210,6 @@ def list_command(where: Where, as_json: bool) -> int:
 
     All of them, or with --nodes those of that list.
     """
-    from orchestrator.head.commands.machines import cordon
+    from orchestrator.head.commands.machines import nodes
 
-    return cordon.show(where.nodes, as_json=as_json)
+    return nodes.show_cordoned(where.nodes, as_json=as_json)

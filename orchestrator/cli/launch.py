@@ -216,6 +216,6 @@ def who_command(as_json: bool, color: bool | None, **params: Any) -> int:
 
     Processes of others are shown, too. Exit code 4 if a node cannot be reached.
     """
-    from orchestrator.head.commands.machines import who
+    from orchestrator.head.commands.machines import nodes
 
-    return who.who(arguments_from(params), as_json=as_json, color=color)
+    return nodes.who(arguments_from(params), as_json=as_json, color=color)

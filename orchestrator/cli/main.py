@@ -88,9 +88,9 @@ def attach(
     where: Where, experiment: str | None, quiet: bool, steal: bool, color: bool | None
 ) -> int:
     """Follow a running job again: its logs, its end, its exit code."""
-    from orchestrator.head.commands import attach
+    from orchestrator.head.commands import follow
 
-    return attach.attach(where, experiment, View(quiet=quiet, color=color), steal=steal)
+    return follow.attach(where, experiment, View(quiet=quiet, color=color), steal=steal)
 
 
 @cli.command()
@@ -99,9 +99,9 @@ def attach(
 @click.option("--print-unit", is_flag=True, help="Print a systemd user unit that watches it.")
 def watch(where: Where, experiment: str | None, print_unit: bool) -> int:
     """Keep a job going without a terminal: follow it, and start it again, when nobody else does."""
-    from orchestrator.head.commands.experiments import watch
+    from orchestrator.head.commands import follow
 
-    return (watch.print_unit if print_unit else watch.watch)(where, experiment)
+    return (follow.print_unit if print_unit else follow.watch)(where, experiment)
 
 
 @cli.command()
@@ -219,9 +219,9 @@ def emergency_stop_command(where: Where, mine: bool, as_json: bool) -> int:
 @json_option
 def connections(where: Where, idle: str | None, close: bool, as_json: bool) -> int:
     """Hold SSH connections open between commands, which then skip the login."""
-    from orchestrator.head.commands.machines import connections
+    from orchestrator.head.commands.machines import warm
 
-    return connections.connections(where, idle=idle, close=close, as_json=as_json)
+    return warm.connections(where, idle=idle, close=close, as_json=as_json)
 
 
 @cli.command()

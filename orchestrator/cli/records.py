@@ -53,7 +53,7 @@ def rerun(
     The code is that of the experiment, whatever the directory holds now.
     """
     from orchestrator.cli.launch import launch_arguments
-    from orchestrator.head.commands.experiments import rerun
+    from orchestrator.head.commands import rerun
 
     again = rerun.Again(env, env_file, overrides, detach)
     return rerun.rerun(where, experiment, again, launch_arguments)
@@ -124,7 +124,7 @@ def checkpoint_export(where: Where, **options: Any) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def start_report(where: Where, experiment: str | None, as_json: bool) -> int:
     """Show where the seconds of a start went, on the head and on each node."""
-    from orchestrator.head.commands.experiments import start_report
+    from orchestrator.head.commands import start_report
 
     return start_report.start_report(where, experiment, as_json=as_json, color=None)
 
@@ -272,7 +272,7 @@ def profile(where: Where, experiment: str | None, steps: int, timeout: float, as
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def diff(where: Where, first: str, second: str, as_json: bool) -> int:
     """Show what differs between two experiments: code, config, versions, nodes, results."""
-    from orchestrator.head.commands.experiments import diff
+    from orchestrator.head.commands import diff
 
     return diff.diff(where, first, second, as_json=as_json, color=None)
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from orchestrator.common.errors import (
 )
 from orchestrator.config.launch import Where
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import Cell
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.output import Cell, Progress, Terminal
+from orchestrator.head.screen.table import Column, Table
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, shown
 
@@ -50,22 +51,34 @@ class ExportOptions:
 def ls(where: Where, experiment: str | None, *, as_json: bool) -> int:
     """List the checkpoints, the newest first."""
     checkpoints = checkpoint_store.resolve(experiment, where.experiments)
-    if as_json:
-        tell_json(checkpoints, [about(checkpoint) for checkpoint in checkpoints])
-        return EXIT_DONE
-    output.tell(shown(checkpoints[0].path.parent))
-    rows: list[list[Cell]] = [["step", "when", "size", "world", "state"]]
-    for checkpoint in checkpoints:
-        when, size, world = "-", "-", "-"
-        if checkpoint.files:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(checkpoint.created))
-            size, world = text.size(checkpoint.size), str(checkpoint.world)
-        state: Cell = ("complete", "green")
-        if not checkpoint.complete:
-            state = (f"incomplete: {checkpoint.problem}", "red")
-        rows.append([str(checkpoint.step), when, size, world, state])
-    output.tell(output.table(rows, output.terminal(), right={0, 2, 3}, headed=True))
+    data = in_directory(checkpoints, [about(checkpoint) for checkpoint in checkpoints])
+    output.result(data, partial(to_text, checkpoints), as_json=as_json)
     return EXIT_DONE
+
+
+def to_text(checkpoints: Sequence[Checkpoint], terminal: Terminal) -> str:
+    return f"{shown(checkpoints[0].path.parent)}\n{CHECKPOINTS.text(checkpoints, terminal)}"
+
+
+def when(checkpoint: Checkpoint) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(checkpoint.created))
+
+
+def state_of(checkpoint: Checkpoint) -> Cell:
+    if checkpoint.complete:
+        return "complete", "green"
+    return f"incomplete: {checkpoint.problem}", "red"
+
+
+CHECKPOINTS: Table[Checkpoint] = Table(
+    (
+        Column("step", lambda one: str(one.step), right=True),
+        Column("when", lambda one: when(one) if one.files else "-"),
+        Column("size", lambda one: text.size(one.size) if one.files else "-", right=True),
+        Column("world", lambda one: str(one.world) if one.files else "-", right=True),
+        Column("state", state_of),
+    )
+)
 
 
 def about(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -101,7 +114,8 @@ def verify(where: Where, experiment: str | None, *, as_json: bool) -> int:
         for problem in problems:
             output.tell(f"  {problem}")
     if as_json:
-        tell_json(checkpoints, results, newest_good=newest.step if newest else None)
+        data = in_directory(checkpoints, results, newest_good=newest.step if newest else None)
+        output.tell(json.dumps(data, indent=1))
     elif newest is None:
         output.tell("no training can resume from any of them")
     elif damaged:
@@ -116,13 +130,11 @@ def read_all(checkpoint: Checkpoint) -> list[str]:
     if not checkpoint.files:
         return checkpoint_store.verify(checkpoint)
     progress = Progress(f"step {checkpoint.step}", checkpoint.size)
-    with ThreadPoolExecutor(READERS) as readers:
+    with progress, ThreadPoolExecutor(READERS) as readers:
         problem_lists = readers.map(
             lambda name: checkpoint_store.verify(checkpoint, [name], progress.add), checkpoint.files
         )
-        problems = [problem for problems in problem_lists for problem in problems]
-    progress.clear()
-    return problems
+        return [problem for problems in problem_lists for problem in problems]
 
 
 def export(options: ExportOptions) -> int:
@@ -175,8 +187,7 @@ def candidates(options: ExportOptions) -> list[Checkpoint]:
     return whole
 
 
-def tell_json(
+def in_directory(
     checkpoints: Sequence[Checkpoint], results: list[dict[str, Any]], **more: Any
-) -> None:
-    directory = str(checkpoints[0].path.parent)
-    output.tell(json.dumps({"directory": directory, **more, "checkpoints": results}, indent=1))
+) -> dict[str, Any]:
+    return {"directory": str(checkpoints[0].path.parent), **more, "checkpoints": results}

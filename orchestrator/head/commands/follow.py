@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.common import files
-from orchestrator.common.errors import EXIT_DONE, EXIT_STOPPED, OrchestratorError
+from orchestrator.common.errors import EXIT_DONE, EXIT_STOPPED, OrchestratorError, UsageError
+from orchestrator.common.text import plural
 from orchestrator.config.launch import View, Where
 from orchestrator.head.background.process import Answers, Background, Pipe
-from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.notify.notifier import notifier_of
 from orchestrator.head.follow.run import Run
@@ -27,8 +28,8 @@ from orchestrator.head.screen.screen import Screen
 from orchestrator.head.start.job import Ending, Followed, Stay, make_screen
 from orchestrator.head.status import status
 from orchestrator.head.status.backend import backend_of
-from orchestrator.head.status.find_job import adopt_job
-from orchestrator.records import goodput, manifest
+from orchestrator.head.status.find_job import FoundJob, adopt_job
+from orchestrator.records import experiments, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, this_head
 
 if TYPE_CHECKING:
@@ -57,9 +58,8 @@ def follow_launched(
 
 
 def follow_again(
-    experiment: Experiment,
+    job: FoundJob,
     record: JobRecord,
-    transport: Transport,
     view: View,
     keys: Keys | None = None,
     where: Where | None = None,
@@ -67,9 +67,11 @@ def follow_again(
     left_behind: bool = False,
     looks_on: bool = False,
 ) -> int:
-    """Follow a job that runs already."""
+    """Be the head of a job that runs already."""
+    record = replace(record, head=this_head())
     stay = Stay(
-        *(experiment, transport, backend_of, notifier_of(experiment, record, say), view, say),
+        *(job.experiment, job.transport, backend_of),
+        *(notifier_of(job.experiment, record, say), view, say),
         keys=keys,
         left_behind=left_behind,
         looks_on=looks_on,
@@ -186,7 +188,7 @@ def leave_behind(experiment: Experiment, where: Where, *, on_purpose: bool) -> s
         head = Background(take_up, **which, left_behind=True, on_purpose=on_purpose).answer()
     except (OrchestratorError, OSError) as error:
         return f"its logs stay on the nodes, for no head can go on in the background: {error}"
-    return f"process {head['pid']} keeps writing its logs and its end here"
+    return f"process {head['pid']} keeps recording its logs and its end here"
 
 
 def absolute(where: Where) -> Where:
@@ -223,9 +225,8 @@ def take_up(
     speak_into(job.experiment)
     answers.tell(**place, logs=sizes)
     if not record.over:
-        record = replace(record, head=this_head())
         follow_again(
-            *(job.experiment, record, job.transport, SILENT, keys),
+            *(job, record, SILENT, keys),
             where=None if left_behind else where,
             left_behind=left_behind,
             looks_on=on_purpose,
@@ -241,3 +242,108 @@ def speak_into(experiment: Experiment) -> None:
         at = time.strftime("%Y-%m-%d %H:%M:%S")
         os.write(fd, f"orchestrator: {at}: process {os.getpid()} follows this job\n".encode())
         os.close(fd)
+
+
+# `orchestrator attach`: follow a running job again.
+
+STEAL_SECONDS = 15.0  # for the other head to leave
+
+
+def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
+    job = adopt_job(where, wanted)
+    experiment = job.experiment
+    if job.record.over:
+        show_unseen(experiment, job.record, view)
+        return tell_end(experiment, job.record)
+    code = job.backend.watch(experiment, job.record, say, tell_end)
+    if code is not None:
+        return code
+    holder = experiment.steal(STEAL_SECONDS) if steal else experiment.lock()
+    if holder is not None and holder.get("background"):
+        holder, steal = experiment.steal(STEAL_SECONDS), True
+    if holder is not None:
+        raise followed(experiment, holder, stolen=steal)
+    record = experiment.read_record()  # the head that left may have seen more of it
+    if record.over:
+        experiment.unlock()
+        show_unseen(experiment, record, view)
+        return tell_end(experiment, record)
+    count = plural(len(record.nodes), "node")
+    say(f"{experiment.name}: {count}; d leaves it running, Ctrl-C stops it")
+    return follow_again(job, record, view, where=where)
+
+
+def followed(experiment: Experiment, holder: dict[str, Any], *, stolen: bool) -> UsageError:
+    """Make the error for a job that another process follows and does not give up."""
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"]))
+    still = f" and did not leave within {STEAL_SECONDS:.0f} s" if stolen else ""
+    return UsageError(
+        f"{experiment.name} is followed by {head_name(holder)}, since {since}{still}",
+        f"end that process (kill -9 {holder['pid']} there); the job goes on"
+        if stolen
+        else f"take it over: orchestrator attach --steal {experiment.name}; "
+        f"just watch: orchestrator logs -f {experiment.name}",
+    )
+
+
+# -- watch ---------------------------------------------------------------------------------------
+
+WATCH_SECONDS = 2.0  # until the next check whether another head is still there
+WATCH = ".watch"  # in the experiment: held by the one that watches
+
+UNIT = """\
+# systemctl --user enable --now FILE; `loginctl enable-linger` lets it run without a login
+[Unit]
+Description=orchestrator keeps {name} going
+After=network-online.target
+
+[Service]
+WorkingDirectory={directory}
+ExecStart={command}
+Restart=on-failure
+RestartSec=10
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def watch(where: Where, wanted: str | None) -> int:
+    """Follow a job until it is over, whenever nobody else does; a second watcher leaves at once."""
+    job = adopt_job(where, wanted)
+    if job.record.head_elsewhere:
+        raise UsageError(f"the head of {job.experiment.name} can run only where the job is")
+    if not job.record.over and not job.experiment.hold(WATCH):
+        say(f"{job.experiment.name} is watched already")
+        return EXIT_DONE
+    while not (record := job.experiment.read_record()).over:
+        if job.experiment.lock(background=True) is not None:
+            time.sleep(WATCH_SECONDS)
+        elif (record := job.experiment.read_record()).over:  # the head that left has seen its end
+            job.experiment.unlock()
+        elif follow_again(job, record, SILENT, left_behind=True) == EXIT_STOPPED:
+            continue  # another head has taken over, or the job was stopped
+        elif not job.experiment.read_record().over:
+            return EXIT_STOPPED  # somebody has ended this process, and the job goes on
+    say(f"{job.experiment.name}: {record.state}")
+    return EXIT_DONE
+
+
+def print_unit(where: Where, wanted: str | None) -> int:
+    """Print a systemd user unit that watches the job."""
+    root = where.experiments.absolute()
+    experiment = experiments.known(root, wanted, trusted=where.trust_record)
+    words = [sys.executable, "-m", "orchestrator", "watch", str(experiment.path)]
+    if where.ssh_config is not None:
+        words += ["--ssh-config", str(where.ssh_config.absolute())]
+    name, directory = (text.replace("%", "%%") for text in (experiment.name, str(root.parent)))
+    command = " ".join(map(quoted, words))
+    output.tell(UNIT.format(name=name, directory=directory, command=command))
+    return EXIT_DONE
+
+
+def quoted(word: str) -> str:
+    """Quote a word for systemd: it replaces % and $ within quotes, too."""
+    for character, written in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        word = word.replace(character, written)
+    return f'"{word}"'

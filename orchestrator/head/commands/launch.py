@@ -29,9 +29,9 @@ def launch(arguments: LaunchArguments) -> int:
 def follow_up(launched: Launched, arguments: LaunchArguments) -> int:
     """Follow a job that was just started, or leave it running."""
     from orchestrator.head.commands import follow  # while the ranks meet: 40 ms less before that
-    from orchestrator.head.commands.machines import connections
+    from orchestrator.head.commands.machines import warm
 
-    keeping = connections.keep_after(launched, say) if launched.running.record.launch.warm else None
+    keeping = warm.keep_after(launched, say) if launched.running.record.launch.warm else None
     if arguments.detach and not interrupt.end_is_wanted():
         code = detach(launched, arguments.where)
     else:
@@ -39,7 +39,7 @@ def follow_up(launched: Launched, arguments: LaunchArguments) -> int:
             say(KEYS)
         code = follow.follow_launched(launched, arguments.view, where=arguments.where)
     if keeping is not None:
-        keeping.join(connections.START_SECONDS)
+        keeping.join(warm.START_SECONDS)
     return code
 
 

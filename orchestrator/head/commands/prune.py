@@ -30,7 +30,7 @@ from orchestrator.head.prune import remove
 from orchestrator.head.prune.plan import Entry, Plan, Rules, Scan, choose, decide, scan
 from orchestrator.head.prune.removal import FAILED, KEPT, REMOVED, Removal
 from orchestrator.head.screen import output
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.output import Progress
 from orchestrator.records.checkpoint_store import shown
 
 STATES = {"done": "green", "failed": "red", "lost": "red"}
@@ -99,9 +99,8 @@ def prune(options: PruneOptions) -> int:
         if not (options.yes or agreed(on_nodes=options.on_nodes)):
             tell(options, "nothing was removed")
             return EXIT_STOPPED
-        progress = Progress("removing", sum(measured.size for measured in plan.measured.values()))
-        removal.go(progress.add)
-        progress.clear()
+        with Progress("removing", total(plan)) as progress:
+            removal.go(progress.add)
     tell(options, conclusion(removal))
     return concluded(options, removal)
 
@@ -220,11 +219,14 @@ def show(plan: Plan, *, verbose: bool) -> None:
     for node, why in plan.unreached.items():
         output.tell(f"not reached: {shown(node)}: {why}")
     if going or hidden:
-        total = sum(measured.size for measured in plan.measured.values())
-        output.tell(f"{plural(len(going), 'experiment')}, {size(total)}")
+        output.tell(f"{plural(len(going), 'experiment')}, {size(total(plan))}")
     else:
         count = plural(len(plan.decided), "experiment")
         output.tell(f"nothing to remove: {count} in {shown(plan.directory)}")
+
+
+def total(plan: Plan) -> int:
+    return sum(measured.size for measured in plan.measured.values())
 
 
 def foreign(plan: Plan, *, verbose: bool) -> None:

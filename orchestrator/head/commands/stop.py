@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from orchestrator.common.errors import EXIT_DONE
@@ -14,7 +13,7 @@ from orchestrator.head.follow import stop as stopping
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.stop import Receipt
 from orchestrator.head.nodes.node_list import read_nodes
-from orchestrator.head.screen.output import complain, tell
+from orchestrator.head.screen import output
 from orchestrator.head.status import containers
 from orchestrator.head.status.find_job import FoundJob, find_job
 from orchestrator.records.experiment import JobRecord
@@ -62,11 +61,11 @@ def stop(where: Where, wanted: str | None, *, grace: float | None, as_json: bool
     ended = end_job(where, wanted, grace)
     if ended.receipts is None:
         over = f"orchestrator: {ended.record.job} has ended already ({ended.record.state})"
-        tell("[]" if as_json else over)
+        output.tell("[]" if as_json else over)
         return EXIT_DONE
     code = show_receipts(ended.receipts, as_json=as_json)
     if ended.problem:
-        complain(f"orchestrator: these receipts are not in job.json: {ended.problem}")
+        output.complain(f"orchestrator: these receipts are not in job.json: {ended.problem}")
     return code
 
 
@@ -84,6 +83,6 @@ def emergency_stop(where: Where, *, all_users: bool, as_json: bool) -> int:
 
 
 def show_receipts(receipts: list[Receipt], *, as_json: bool) -> int:
-    data = json.dumps(stopping.to_json(receipts), indent=1)
-    tell(data if as_json else stopping.to_text(receipts))
+    data = stopping.to_json(receipts)
+    output.result(data, lambda _: stopping.to_text(receipts), as_json=as_json)
     return stopping.exit_code(receipts)

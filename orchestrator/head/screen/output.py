@@ -12,11 +12,14 @@ import contextlib
 import errno
 import functools
 import io
+import json
 import os
 import shutil
 import signal
 import sys
 import termios
+import threading
+import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TextIO
@@ -37,6 +40,7 @@ DRAWN = {
 LEAVES_SCREEN = (
     b"\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?2004l\x1b[<u\x1b[?1049l\x1b[?25h"
 )
+PROGRESS_SECONDS = 0.2  # between two writings of how much is done
 SHORT = 20  # columns of a table that are no wider are never wrapped
 
 
@@ -165,6 +169,13 @@ def say(text: str) -> None:
     tell(f"orchestrator: {text}")
 
 
+def result(
+    data: object, words: Callable[[Terminal], str], *, as_json: bool, color: bool | None = None
+) -> None:
+    """Print the result of a command: as JSON for programs, else in words for people."""
+    tell(json.dumps(data, indent=1) if as_json else words(terminal(color)))
+
+
 def clear() -> None:
     """Let what follows replace all that a terminal shows; a pipe gets it after the rest."""
     if terminal().width is not None:
@@ -241,3 +252,32 @@ def _drawn(
     with console.capture() as captured:
         console.print(grid, crop=False)
     return [line.rstrip() for line in captured.get().splitlines()]
+
+
+class Progress:
+    """Shows how many bytes are done, from any thread, on a terminal's line that goes at the end."""
+
+    def __init__(self, what: str, size: int = 0, *, quiet: bool = False) -> None:
+        self.what, self.size, self.done = what, size, 0
+        self.lock = threading.Lock()  # transfers add from threads of their own
+        self.tty = sys.stderr.isatty() and not quiet
+        self.next = time.monotonic() + PROGRESS_SECONDS
+        self.dirty = False
+
+    def add(self, count: int) -> None:
+        with self.lock:
+            self.done += count
+            if self.tty and time.monotonic() > self.next:
+                self.next = time.monotonic() + PROGRESS_SECONDS
+                self.dirty = True
+                status(f"{self.what}: {text.size(self.done)} of {text.size(self.size)}")
+
+    def clear(self) -> None:
+        if self.dirty:
+            status("")
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()

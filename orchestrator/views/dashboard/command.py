@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.common.errors import EXIT_DONE
 from orchestrator.common.wings import needed
 from orchestrator.config.launch import Where
-from orchestrator.head.commands.experiments import diff
+from orchestrator.head.commands import diff
 from orchestrator.head.screen.output import say
 from orchestrator.records.experiment import Experiment
 

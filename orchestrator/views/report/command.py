@@ -11,7 +11,7 @@ from orchestrator.common import files
 from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.common.text import size
 from orchestrator.config.launch import Where
-from orchestrator.head.commands.experiments import diff
+from orchestrator.head.commands import diff
 from orchestrator.head.screen.output import say
 from orchestrator.records import experiments
 from orchestrator.views.report import page, story

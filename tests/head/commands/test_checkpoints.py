@@ -228,7 +228,7 @@ def test_a_terminal_sees_how_far_it_is(root: Path) -> None:
     big = root / "big"
     save(big, 1, {f"__{rank}_0.distcp": bytes(1 << 20) for rank in range(6)})
     slow = "import time; from orchestrator.records import checkpoint_store as c\n"
-    slow += "from orchestrator.head.screen import progress as k\n"
+    slow += "from orchestrator.head.screen import output as k\n"
     slow += "read = c.digest; k.PROGRESS_SECONDS = 0.02\n"
     slow += "c.digest = lambda *a, **o: (time.sleep(0.1), read(*a, **o))[1]\n"
     slow += "import orchestrator.entry; orchestrator.entry.main()"

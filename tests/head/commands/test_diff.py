@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config.launch import Where
-from orchestrator.head.commands.experiments import diff
+from orchestrator.head.commands import diff
 from orchestrator.head.screen.output import PLAIN
 from orchestrator.head.transfer.code import archive, git_info
 from orchestrator.head.transfer.code.listing import Rules

@@ -10,8 +10,8 @@ from orchestrator.cli.launch import launch_arguments
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.launch import LaunchArguments, Origin, Where
 from orchestrator.config.schema import Config
-from orchestrator.head.commands.experiments import rerun
-from orchestrator.head.commands.experiments.rerun import Again
+from orchestrator.head.commands import rerun
+from orchestrator.head.commands.rerun import Again
 from orchestrator.records.experiment import Experiment
 
 EXPERIMENT = Experiment(Path("/project/experiments/multinode_20260101_000000"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.launch import Where
-from orchestrator.head.commands.experiments import watch
+from orchestrator.head.commands import follow
 from orchestrator.records.experiment import Experiment, JobRecord
 
 
@@ -21,7 +21,7 @@ def test_the_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         job="j", experiment=str(place), state="running", command=[], nodes=[], started=1.0, head={}
     )
     Experiment(place).write_record(record)
-    assert watch.print_unit(Where(experiments=root), None) == 0
+    assert follow.print_unit(Where(experiments=root), None) == 0
     text = capsys.readouterr().out
     assert (
         f"WorkingDirectory={tmp_path}/a b" in text and "%%h$HOME\n" in text and "%%h$$HOME" in text

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.commands.machines.who import USERS, Used, gpu_rows, to_json, to_text
+from orchestrator.head.commands.machines.nodes import USERS, Used, gpu_rows, users_json, users_text
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen.output import PLAIN
 from orchestrator.protocol.facts import Checkup, Gpu, Holder, Load, User
@@ -76,12 +76,12 @@ def test_every_gpu_has_a_line_that_says_who_or_that_it_is_free() -> None:
 
 def test_with_one_gpu_whoever_computes_is_on_it() -> None:
     holder = Holder(74, "", "python3", 1 << 30, "eve", "", NOW - 5)
-    text = to_text([used("amd", gpus=(gpu(0, uuid=""),), holders=(holder,))], NOW, PLAIN)
+    text = users_text([used("amd", gpus=(gpu(0, uuid=""),), holders=(holder,))], NOW, PLAIN)
     assert len(text.splitlines()) == 2 and "eve" in text
 
 
 def test_machines_without_gpus_show_their_cores() -> None:
-    text = to_text([CPUS, NONE], NOW, PLAIN)
+    text = users_text([CPUS, NONE], NOW, PLAIN)
     assert [line.split()[0] for line in text.splitlines()] == ["NODE", *["cpu-one"] * 2, "cpu-two"]
     assert f"ada   {JOB}" in text and "1 min 00 s  3.0 of 8 cores  2 GiB" in text
     assert "vim (10)" in text and "idle" in text
@@ -90,13 +90,13 @@ def test_machines_without_gpus_show_their_cores() -> None:
 
 def test_who_cannot_be_asked_is_named_with_the_reason() -> None:
     partly = replace(NONE, checkup=Checkup(problems={"gpus": "nvidia-smi did not answer"}))
-    text = to_text([LOST, partly], NOW, PLAIN)
+    text = users_text([LOST, partly], NOW, PLAIN)
     assert "unreachable" in text and "gone: it does not answer" in text
     assert "cpu-two: gpus: nvidia-smi did not answer" in text
 
 
 def test_json_has_all_of_it() -> None:
-    data = json.loads(json.dumps([to_json(each) for each in (BUSY, CPUS, LOST)]))
+    data = json.loads(json.dumps([users_json(each) for each in (BUSY, CPUS, LOST)]))
     first = data[0]["gpus"][0]
     assert [holder["user"] for holder in first["holders"]] == ["ada", "bob"]
     assert (first["index"], first["busy"], first["used"]) == (0, 97, 1 << 20)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.commands.machines.nodes import MACHINES
-from orchestrator.head.commands.machines.who import USERS
+from orchestrator.head.commands.machines.nodes import MACHINES, USERS
 from orchestrator.head.screen.output import PLAIN, Terminal
 from orchestrator.head.screen.table import Column, Table
 from orchestrator.views.top import table as top

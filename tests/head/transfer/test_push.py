@@ -12,10 +12,10 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.common.folder import IS_DIRECTORY, Folder, Partial
-from orchestrator.head.commands.transfer.push import as_text
+from orchestrator.head.commands.machines.transfer import moved_there, notes_on
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node, NumberedNode
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.output import Progress
 from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer.push import Pushed
 from orchestrator.node.transfer.directory import LABEL
@@ -137,10 +137,8 @@ def test_a_name_that_is_taken_there(push: Push, tmp_path: Path) -> None:
     part = push("here/file", "there/file")
     assert part.failed == {"file": IS_DIRECTORY}
     cargo = pushing.load(tmp_path / "here/file", str(tmp_path / "there/file"))
-    assert (
-        f"write a / at the end: {tmp_path}/there/file/\n"
-        in as_text([part], cargo, [], dry_run=False) + "\n"
-    )
+    (note,) = notes_on(cargo, [moved_there(part, cargo)])
+    assert note.endswith(f"write a / at the end: {tmp_path}/there/file/")
     assert push("here/file", "there/file/").sent == ["file"]
     (tmp_path / "plain").write_text("x")
     with pytest.raises(AssertionError, match="Not a directory"):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.head.commands.experiments import diff
+from orchestrator.head.commands import diff
 from orchestrator.views.report import page, story
 from tests.clusters.require import lacking
 from tests.views.report.stories import experiment

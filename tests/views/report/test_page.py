@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
-from orchestrator.head.commands.experiments import diff
+from orchestrator.head.commands import diff
 from orchestrator.records.experiment import Attempt, Experiment
 from orchestrator.views.report import charts, page, story
 from orchestrator.views.report import command as report

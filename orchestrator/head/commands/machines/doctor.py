@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE
@@ -13,7 +14,8 @@ from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.doctor import report
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import Cell
+from orchestrator.head.screen.output import Terminal
+from orchestrator.head.screen.table import Column, Table
 from orchestrator.head.start.code import expect_code
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
@@ -29,10 +31,8 @@ def examine(
     request = resolve(arguments)
     diagnosis = diagnose(*expect_code(request, try_all(request)), full=full)
     diagnosis = replace(diagnosis, seconds=time.monotonic() - began)
-    if as_json:
-        output.tell(json.dumps(report.to_json(diagnosis), indent=1))
-    else:
-        output.tell(report.to_text(diagnosis, output.terminal(color), hints=hints))
+    words = partial(report.to_text, diagnosis, hints=hints)
+    output.result(report.to_json(diagnosis), words, as_json=as_json, color=color)
     return EXIT_CHECK if diagnosis.bad else EXIT_DONE
 
 
@@ -40,44 +40,57 @@ def examine(
 # `orchestrator doctor --history`: what each machine did wrong in earlier jobs.
 
 SHOWN = 5  # incidents of one machine, the newest; --json has all
+NOTHING_REMEMBERED = "no machine has failed or been slow in a job of this login"
+
+
+def when(incident: history.Incident) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(incident.time))
+
+
+INCIDENTS: Table[history.Incident] = Table(
+    (
+        Column("", when),
+        Column("", lambda incident: incident.experiment),
+        Column("", lambda incident: incident.kind),
+        Column("", lambda incident: incident.what),
+    ),
+    indent=2,
+)
 
 
 def show(node_list: Path, *, as_json: bool) -> int:
     """Show the machines of the list, and all others of which something is remembered."""
     listed = [machine_of(node) for node in read_nodes(node_list)] if node_list.exists() else []
     known = history.by_machine(history.read(), listed)
-    cordoned = cordons.read()
-    if as_json:
-        machines = [
-            {
-                "machine": machine,
-                "cordoned": cordoned[machine].words if machine in cordoned else None,
-                "incidents": [without_machine(incident) for incident in incidents],
-            }
-            for machine, incidents in known.items()
-        ]
-        output.tell(json.dumps({"machines": machines}, indent=1))
-        return EXIT_DONE
-    for machine, incidents in known.items():
-        kinds = Counter(incident.kind for incident in incidents)
-        counts = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common())
-        state = f" (cordoned: {cordoned[machine].words})" if machine in cordoned else ""
-        output.tell(output.printable(f"{machine}{state}: {counts or 'nothing remembered'}"))
-        rows: list[list[Cell]] = [
-            [when(incident), incident.experiment, incident.kind, incident.what]
-            for incident in incidents[-SHOWN:]
-        ]
-        if len(incidents) > SHOWN:
-            output.tell(f"  {len(incidents) - SHOWN} before these: --json has them")
-        if rows:
-            output.tell(output.table(rows, output.terminal(), indent=2))
-    if not known:
-        output.tell("no machine has failed or been slow in a job of this login")
+    words = {machine: cordon.words for machine, cordon in cordons.read().items()}
+    data = [
+        {
+            "machine": machine,
+            "cordoned": words.get(machine),
+            "incidents": [without_machine(incident) for incident in incidents],
+        }
+        for machine, incidents in known.items()
+    ]
+    output.result(
+        {"machines": data},
+        lambda terminal: "\n".join(history_text(known, words, terminal)) or NOTHING_REMEMBERED,
+        as_json=as_json,
+    )
     return EXIT_DONE
 
 
-def when(incident: history.Incident) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(incident.time))
+def history_text(
+    known: Mapping[str, Sequence[history.Incident]], cordoned: Mapping[str, str], terminal: Terminal
+) -> Iterator[str]:
+    for machine, incidents in known.items():
+        kinds = Counter(incident.kind for incident in incidents)
+        counts = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common())
+        state = f" (cordoned: {cordoned[machine]})" if machine in cordoned else ""
+        yield output.printable(f"{machine}{state}: {counts or 'nothing remembered'}")
+        if len(incidents) > SHOWN:
+            yield f"  {len(incidents) - SHOWN} before these: --json has them"
+        if incidents:
+            yield INCIDENTS.text(incidents[-SHOWN:], terminal)
 
 
 def without_machine(incident: history.Incident) -> dict[str, object]:

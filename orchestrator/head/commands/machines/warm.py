@@ -1,27 +1,42 @@
-"""`orchestrator warm`: list the processes that wait on the nodes for the next job, or end them."""
+"""What is kept ready for the next command: warm processes on the nodes, SSH connections to them.
+
+The commands `orchestrator warm` and `connections`.
+"""
 
 from __future__ import annotations
 
-import json
+import os
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
-from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, OrchestratorError
-from orchestrator.common.text import duration, size
+from orchestrator.common.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_NODE,
+    OrchestratorError,
+    UsageError,
+)
+from orchestrator.common.text import Say, duration, parse_seconds, size
 from orchestrator.config.launch import Where
+from orchestrator.head.background.process import Answers, Background
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.held import control
+from orchestrator.head.connect.held.control import Holding
 from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.reach import ask_once
-from orchestrator.head.connect.ssh_config import SshConfig
+from orchestrator.head.connect.ssh_config import Login, SshConfig
+from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.environment import chosen
 from orchestrator.head.nodes.node_list import Node, choose, read_nodes
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import Cell
+from orchestrator.head.screen.output import Cell, Terminal
 from orchestrator.head.screen.table import Column, Table
+from orchestrator.head.start.stages import Launched
 from orchestrator.head.status import containers
 from orchestrator.protocol.message import Message, encode
 from orchestrator.protocol.requests.warm import Warm, WarmEnds, WarmOff, WarmPairs
@@ -31,7 +46,8 @@ END_SECONDS = 60.0
 # Every job has these, and most of them the same.
 COMMON = ("HOME", "PATH", "LANG", "LC_CTYPE", "PYTORCH_NVML_BASED_CUDA_CHECK")
 
-Answers = Sequence[tuple[Node, Any]]  # each place with its answer: WarmPairs or WarmEnds, or error
+Answer = WarmPairs | WarmEnds | OrchestratorError
+Replies = Sequence[tuple[Node, Answer]]  # of each place
 
 
 def warm(where: Where, wanted: str | None, *, off: bool, as_json: bool) -> int:
@@ -48,17 +64,17 @@ def warm(where: Where, wanted: str | None, *, off: bool, as_json: bool) -> int:
 
     answers = fleet.everywhere(places, ask)
     shown = news(places, answers)
-    text = to_json if as_json else receipts if off else to_text
-    output.tell(text(shown))
+    words = receipts if off else to_text
+    output.result(to_data(shown), partial(words, shown), as_json=as_json)
     if off and wanted is None:  # all of it: also what waits on this machine
         control.end()
-    if any(isinstance(answer, WarmEnds) and left_of(answer) for answer in answers):
+    if any(end.left for answer in answers if isinstance(answer, WarmEnds) for end in answer.ends):
         return EXIT_FAILED
     lost = any(isinstance(answer, OrchestratorError) for answer in answers)
     return EXIT_NODE if lost else EXIT_DONE
 
 
-def news(places: Sequence[Node], answers: Sequence[Any]) -> Answers:
+def news(places: Sequence[Node], answers: Sequence[Answer]) -> Replies:
     """Leave out a second way into a node that shows nothing new: numactl is no container."""
     known: dict[str, set[str]] = {}
     kept = []
@@ -71,17 +87,13 @@ def news(places: Sequence[Node], answers: Sequence[Any]) -> Answers:
     return kept
 
 
-def pairs_in(answer: WarmPairs | WarmEnds | OrchestratorError) -> list[tuple[str, Iterable[int]]]:
+def pairs_in(answer: Answer) -> list[tuple[str, Iterable[int]]]:
     """Return what tells each pair of an answer from all others."""
     if isinstance(answer, WarmPairs):
         return [(pair.key, sorted(pair.pids)) for pair in answer.pairs]
     if isinstance(answer, WarmEnds):
         return [(end.key, sorted({*end.ended, *end.left})) for end in answer.ends]
     return []
-
-
-def left_of(answer: WarmEnds) -> list[int]:
-    return [pid for end in answer.ends for pid in end.left]
 
 
 # -- what waits -----------------------------------------------------------------------------------
@@ -110,7 +122,7 @@ PAIRS: Table[Line] = Table(
 )
 
 
-def to_text(answers: Answers) -> str:
+def to_text(answers: Replies, terminal: Terminal) -> str:
     """Return a line for each pair, and what the next job must have in common with it."""
     lines = list(lines_of(answers))
     places: dict[str, list[str]] = {}
@@ -118,17 +130,18 @@ def to_text(answers: Answers) -> str:
         if line.serves:
             places.setdefault(line.serves, []).append(line.place)
     notes = [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in places.items()]
-    return "\n".join([PAIRS.text(lines, output.terminal()), *map(output.printable, notes)])
+    return "\n".join([PAIRS.text(lines, terminal), *map(output.printable, notes)])
 
 
-def lines_of(answers: Answers) -> Iterator[Line]:
+def lines_of(answers: Replies) -> Iterator[Line]:
     for node, answer in answers:
         if isinstance(answer, OrchestratorError):
             yield Line(node.place, ("unreachable", "red"), answer.what)
             continue
-        if not answer.pairs:
+        pairs = answer.pairs if isinstance(answer, WarmPairs) else ()
+        if not pairs:
             yield Line(node.place, "cold")
-        for pair in answer.pairs:
+        for pair in pairs:
             since = f"for {duration(round(max(0.0, time.time() - pair.since)))}"
             left = f"{duration(round(pair.seconds_left))} left"
             shown = ", ".join(f"{n}={v}" for n, v in pair.variables.items() if n not in COMMON)
@@ -145,15 +158,16 @@ def lines_of(answers: Answers) -> Iterator[Line]:
             )
 
 
-def receipts(answers: Answers) -> str:
+def receipts(answers: Replies, _: Terminal) -> str:
     """Say for each node what was ended, and whether anything is left."""
     lines = []
     for node, answer in answers:
         if isinstance(answer, OrchestratorError):
             lines.append(f"{node.place}: unreachable: {answer.what}")
             continue
-        left = ", ".join(map(str, left_of(answer)))
-        ended = sum(len(end.ended) for end in answer.ends)
+        ends = answer.ends if isinstance(answer, WarmEnds) else ()
+        left = ", ".join(str(pid) for end in ends for pid in end.left)
+        ended = sum(len(end.ended) for end in ends)
         if left:
             lines.append(f"{node.place}: processes {left} do not end (stuck in the kernel?)")
         elif ended:
@@ -163,7 +177,7 @@ def receipts(answers: Answers) -> str:
     return "\n".join(lines)
 
 
-def to_json(answers: Answers) -> str:
+def to_data(answers: Replies) -> dict[str, object]:
     rows: list[dict[str, object]] = []
     for node, answer in answers:
         wrap = chosen(node.wrap)
@@ -174,4 +188,136 @@ def to_json(answers: Answers) -> str:
         inner: Sequence[Message] = answer.pairs if isinstance(answer, WarmPairs) else answer.ends
         key = "warm" if isinstance(answer, WarmPairs) else "ended"
         rows.append({**place, key: [encode(item, nones=True) for item in inner]})
-    return json.dumps({"nodes": rows}, indent=1)
+    return {"nodes": rows}
+
+
+# `orchestrator connections`: hold SSH connections open between commands, show and close them.
+
+IDLE_SECONDS = 600.0  # without use after which they are closed
+START_SECONDS = 20.0
+POLL_SECONDS = 0.05
+STATES = {"open": "green", "connecting": "", "lost": "bold red"}
+NODE_PATIENCE_SECONDS = 2.0  # with a node whose connection may be dead
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def connections(where: Where, *, idle: str | None, close: bool, as_json: bool) -> int:
+    """Show the connections that are held, after opening or closing them."""
+    if idle is not None and close:
+        raise UsageError("--open cannot be combined with --close", "give one of them")
+    if close:
+        held = control.end()
+    elif idle is not None:
+        held = hold_all(where, parse_seconds("--open", idle))
+    else:
+        held = control.holding()
+    data = held_data(held, closed=close)
+    output.result(data, partial(held_text, held, close), as_json=as_json)
+    lost = held is not None and any(one.state == "lost" for one in held.connections)
+    return EXIT_NODE if lost and not close else EXIT_DONE
+
+
+def hold_all(where: Where, idle: float) -> Holding | None:
+    """Hold connections to all nodes of the list, and wait until each is there or has failed.
+
+    Other nodes whose connections are held, and perhaps lost, are none of its business.
+    """
+    transport = HeldTransport(SshConfig(where.ssh_config))
+    held = keep(transport, read_nodes(where.node_list), idle)
+    names = {one.node for one in held.connections} if held else set()
+    deadline = time.monotonic() + transport.timeout + START_SECONDS
+    while held is not None and time.monotonic() < deadline:
+        if all(one.state != "connecting" for one in held.connections):
+            break
+        time.sleep(POLL_SECONDS)
+        held = control.holding()
+        if held is not None:
+            own = tuple(one for one in held.connections if one.node in names)
+            held = replace(held, connections=own)
+    return held
+
+
+def held_text(held: Holding | None, closed: bool, terminal: Terminal) -> str:
+    if held is None or not held.connections:
+        return "orchestrator: no connections are held open"
+    rows: list[list[Cell]] = [["NODE", "CONNECTION", "COMMANDS NOW", ""]]
+    for one in held.connections:
+        state: Cell = "closed" if closed else (one.state, STATES[one.state])
+        rows.append([one.node, state, str(one.sessions or "-"), one.why])
+    ends = f"process {held.pid} " + (
+        "is gone" if closed else f"ends after {duration(held.idle)} without use"
+    )
+    return f"{output.table(rows, terminal, headed=True)}\n{ends}"
+
+
+def held_data(held: Holding | None, *, closed: bool) -> dict[str, Any]:
+    if held is None:
+        return {"pid": None, "connections": []}
+    listed = [asdict(one) | ({"state": "closed"} if closed else {}) for one in held.connections]
+    return {"pid": held.pid, "idle": held.idle, "connections": listed}
+
+
+# -- the process ----------------------------------------------------------------------------------
+
+
+def held_connections(answers: Answers, idle: float, patience: float) -> None:
+    """Become the process that holds connections."""
+    from orchestrator.head.connect.held.process import hold_connections
+
+    def ready() -> None:
+        answers.tell(pid=os.getpid())
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nowhere, stream)
+        answers.out.close()
+        os.chdir("/")  # no directory of the user's is held
+
+    try:
+        hold_connections(idle, ready, patience)
+    except BlockingIOError:  # another command was faster, and starts one
+        answers.tell(pid=None)
+
+
+def keep_after(launched: Launched, say: Say) -> threading.Thread:
+    """Hold the connections of a job with --warm open for the commands after it, meanwhile."""
+
+    def hold() -> None:
+        nodes = [node.node for node in launched.nodes.reached]
+        try:
+            keep(launched.nodes.transport, nodes, idle)
+        except (OrchestratorError, OSError) as error:
+            say(f"its SSH connections are not held open: {error}")
+
+    idle = parse_seconds("--warm", launched.running.record.launch.warm or "")
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    return thread
+
+
+def keep(
+    transport: Transport,
+    nodes: Sequence[Login],
+    idle: float = IDLE_SECONDS,
+    patience: float = NODE_PATIENCE_SECONDS,
+) -> Holding | None:
+    """Hold connections to these nodes from now on; None where nodes are not reached by SSH.
+
+    The process that does so is started where there is none yet, and replaced where it runs another
+    version of this program. It connects by itself, while the caller goes on.
+    """
+    if not isinstance(transport, HeldTransport):
+        return None
+    held = control.hold(transport, nodes, idle)
+    if held is None:
+        control.retire()
+        Background(held_connections, idle=idle, patience=patience).answer()
+        deadline = time.monotonic() + START_SECONDS
+        while (held := control.hold(transport, nodes, idle)) is None:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_SECONDS)  # another command has started it, and it is not ready yet
+    if held is None:
+        raise OrchestratorError("the process that holds SSH connections does not answer")
+    return held

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestrator.common.errors import NodeError
 from orchestrator.common.folder import Folder
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.output import Progress
 from orchestrator.head.transfer.bring.exchange import (
     CALLERS,
     LONGEST_SECONDS,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.head.connect import fleet
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.output import Progress
 from orchestrator.head.transfer.bring.partner import Partner
 from orchestrator.head.transfer.schedule import HEAD, Order, Rules, Schedule
 from orchestrator.protocol.requests.saved import TakeSaved

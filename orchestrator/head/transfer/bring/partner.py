@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.ssh_config import Login
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.output import Progress
 from orchestrator.head.transfer.fetch.fetch import plain
 from orchestrator.head.transfer.fetch.pull import LIST_SECONDS, content
 from orchestrator.head.transfer.take import QUICK_SECONDS, take

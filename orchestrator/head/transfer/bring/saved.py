@@ -15,8 +15,7 @@ from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.common.text import Say
 from orchestrator.config import resolved
 from orchestrator.head.connect import fleet
-from orchestrator.head.screen.output import printable
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.output import Progress, printable
 from orchestrator.head.transfer.bring import words
 from orchestrator.head.transfer.bring.decide import Copying, Decision, Key, View, decide
 from orchestrator.head.transfer.bring.exchange import LONGEST_SECONDS, Bundle, Exchange, Stopped

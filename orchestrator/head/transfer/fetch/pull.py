@@ -17,7 +17,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import attending, kept_if_well
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.output import Progress
 from orchestrator.head.transfer.fetch import gathered
 from orchestrator.head.transfer.fetch.fetch import Fetch, Fetched, plain
 from orchestrator.head.transfer.fetch.gathered import Gathering

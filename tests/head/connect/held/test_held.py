@@ -18,7 +18,7 @@ import pytest
 
 from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import Where
-from orchestrator.head.commands.machines import connections
+from orchestrator.head.commands.machines import warm
 from orchestrator.head.connect import ssh_config
 from orchestrator.head.connect.held import control, process, transport, wire
 from orchestrator.head.connect.held.control import Holding
@@ -73,7 +73,7 @@ class Commands:
 
     def hold(self, *hosts: int, idle: float = PATIENCE) -> Holding:
         nodes = [self.node(i) for i in hosts]
-        assert connections.keep(self.ssh(), nodes, idle, patience=PATIENCE)
+        assert warm.keep(self.ssh(), nodes, idle, patience=PATIENCE)
         return self.wait(lambda held: all(one.state != "connecting" for one in held.connections))
 
     def wait(self, until: Callable[[Holding], bool]) -> Holding:
@@ -189,7 +189,7 @@ def test_a_connection_that_died_costs_a_login_and_no_more(commands: Commands) ->
     for hosts, code in (([1], 0), ([0, 1], 4)):  # only those that were asked for
         listed = commands.cluster.write_list([commands.cluster.addresses[i] for i in hosts], "l")
         where = Where(nodes=listed, ssh_config=commands.config)
-        assert connections.connections(where, idle="1m", close=False, as_json=True) == code
+        assert warm.connections(where, idle="1m", close=False, as_json=True) == code
     with pytest.raises(NodeError, match="refuses connections"):
         commands.says(0)
     commands.cluster.start_sshd(0)

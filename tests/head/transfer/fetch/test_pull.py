@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.common.errors import EXIT_FAILED, EXIT_NODE, NodeError, UsageError
 from orchestrator.common.folder import Folder, hidden
-from orchestrator.head.commands.transfer.outcome import exit_code
+from orchestrator.head.commands.machines.transfer import Moved, exit_code
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.transfer.fetch import pull
 from orchestrator.head.transfer.fetch.pull import Listed, Source
@@ -65,7 +65,8 @@ def test_a_place_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="file/node_0 cannot be made here: not a dir") as raised:
         pull.make_place(Folder(tmp_path / "file/node_0", private=False))
-    assert exit_code([raised.value], incomplete=False) == EXIT_FAILED  # all nodes were reached
-    assert exit_code([raised.value, NodeError("lost")], incomplete=False) == EXIT_NODE
+    refused = Moved(0, "a", "file/node_0", error=raised.value)
+    assert exit_code([refused]) == EXIT_FAILED  # all nodes were reached
+    assert exit_code([refused, Moved(1, "b", "", error=NodeError("lost"))]) == EXIT_NODE
     pull.make_place(Folder(tmp_path / "new/node_0", private=False))
     assert (tmp_path / "new/node_0").is_dir()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from orchestrator.common.errors import EXIT_DONE, UsageError
@@ -59,12 +59,9 @@ def start_report(where: Where, wanted: str | None, *, as_json: bool, color: bool
     experiment = experiments.known(where.experiments, wanted, trusted=where.trust_record)
     record, times = experiment.read_record(), manifest.start_times(experiment)
     report = report_of(times, record)
-    if as_json:
-        nodes = [{"node": name, **steps} for name, steps in report.nodes]
-        data = {"experiment": experiment.name, "head": report.head, "nodes": nodes}
-        output.tell(json.dumps(data, indent=1))
-    else:
-        output.tell(to_text(experiment, report, output.terminal(color)))
+    nodes = [{"node": name, **steps} for name, steps in report.nodes]
+    data = {"experiment": experiment.name, "head": report.head, "nodes": nodes}
+    output.result(data, partial(to_text, experiment, report), as_json=as_json, color=color)
     return EXIT_DONE
 
 

@@ -46,10 +46,8 @@ def diff(where: Where, first: str, second: str, *, as_json: bool, color: bool | 
     found = differences(*described)
     found["code"] |= differing_files(*pair)
     names = [experiment.name for experiment in pair]
-    if as_json:
-        output.tell(json.dumps({"experiments": names, "differences": found}, indent=1))
-    else:
-        output.tell(to_text(names, found, output.terminal(color)))
+    data = {"experiments": names, "differences": found}
+    output.result(data, partial(to_text, names, found), as_json=as_json, color=color)
     return EXIT_DONE
 
 

@@ -1,1 +1,0 @@
-"""The work of the commands that take an earlier experiment up again."""

@@ -1,0 +1,283 @@
+"""`orchestrator pull` and `push`: files between this machine and all nodes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from orchestrator.common import text
+from orchestrator.common.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_NODE,
+    OrchestratorError,
+    UsageError,
+)
+from orchestrator.common.folder import IS_DIRECTORY, Folder
+from orchestrator.head.commands.machines.exec import Chosen, directory
+from orchestrator.head.connect.channel import Declined
+from orchestrator.head.connect.transport import Transport
+from orchestrator.head.nodes.node_list import NumberedNode
+from orchestrator.head.screen import output
+from orchestrator.head.screen.output import Cell, Progress, Terminal
+from orchestrator.head.status.backend import backend_of
+from orchestrator.head.transfer import push as pushing
+from orchestrator.head.transfer.fetch import pull as pulling
+from orchestrator.head.transfer.push import Cargo, Pushed
+from orchestrator.protocol.requests.transfer import Files, Outputs
+from orchestrator.records import experiments
+from orchestrator.records.experiment import Experiment
+
+# -- what went to or came from each node ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The files that one node was sent or gave, or why there are none."""
+
+    node: int
+    name: str
+    into: str
+    files: Sequence[str] = ()
+    kept: int = 0
+    size: int = 0
+    failed: Mapping[str, str] = field(default_factory=dict)
+    error: OrchestratorError | None = None
+    left_out: Sequence[str] = ()
+
+    def to_json(self, verb: str) -> dict[str, Any]:
+        return {
+            "node": self.node,
+            "name": self.name,
+            "into": self.into,
+            verb: self.files,
+            "kept": self.kept,
+            "bytes": self.size,
+            "failed": self.failed,
+            "problem": self.error.what if self.error else "",
+            "fix": self.error.fix if self.error else "",
+        }
+
+
+def to_text(
+    parts: Sequence[Moved], verb: str, before: str, later: str, terminal: Terminal
+) -> tuple[str, list[str]]:
+    """Draw what each node was sent or gave; return that, and notes on what is missing.
+
+    `later` says what will become of the files of a dry run.
+    """
+    rows: list[list[Cell]] = [["NODE", "NAME", verb.upper(), "SIZE", before, "INTO"]]
+    notes = []
+    for part in parts:
+        label = f"node{part.node}"
+        if part.error is not None:
+            rows.append([label, part.name, ("-", "red"), "", "", ""])
+            notes.append(f"{label}: {part.error.what}")
+            notes += [f"  -> {part.error.fix}"] * bool(part.error.fix)
+            continue
+        size = "" if later else text.size(part.size)
+        rows.append(
+            [label, part.name, f"{len(part.files)}{later}", size, f"{part.kept}", part.into]
+        )
+        notes += [f"{label}: {path}: {why}" for path, why in part.failed.items()]
+        notes += [f"{label}: left out: {what}" for what in part.left_out]
+    return output.table(rows, terminal, headed=True), notes
+
+
+def exit_code(parts: Sequence[Moved]) -> int:
+    """Return 4 if a node could not be reached, 1 if one refused or not all files have come.
+
+    A UsageError is about this machine: a DST that cannot be made.
+    """
+    failed = [part.error for part in parts if part.error is not None]
+    if any(not isinstance(error, (Declined, UsageError)) for error in failed):
+        return EXIT_NODE
+    return EXIT_FAILED if failed or any(part.failed for part in parts) else EXIT_DONE
+
+
+def joined(table: str, notes: Sequence[str]) -> str:
+    return "\n".join([table, *map(output.printable, notes)])
+
+
+# -- pull -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PullOptions:
+    """The options of `orchestrator pull`, as they were typed."""
+
+    chosen: Chosen
+    wanted: str | None = None  # an experiment, or a path of the nodes
+    destination: Path | None = None
+    checkpoints: bool = False
+    dry_run: bool = False
+    as_json: bool = False
+
+
+def pull(options: PullOptions) -> int:
+    """Fetch what a job left on its nodes, or a path of all nodes; say what came from each."""
+    where, wanted = options.chosen.where, options.wanted
+    experiment = experiments.find(where.experiments, wanted, trusted=where.trust_record)
+    if wanted is None and experiment is None:
+        raise UsageError(
+            f"there is no experiment in {where.experiments}",
+            "name a path of the nodes: orchestrator pull /data/results DST",
+        )
+    if experiment is not None:
+        transport, sources = of_experiment(options, experiment)
+    elif options.checkpoints:
+        raise experiments.missing(where.experiments, wanted)
+    else:
+        transport, sources = options.chosen.transport(), of_path(options)
+    with Progress("fetching", quiet=options.as_json) as progress:
+        pulled = pulling.pull(transport, sources, progress, dry_run=options.dry_run)
+    parts = [moved_here(part) for part in pulled]
+    code = exit_code(parts)
+
+    def as_text(terminal: Terminal) -> str:
+        later = " to come" * options.dry_run
+        return joined(*to_text(parts, "fetched", "HERE BEFORE", later, terminal))
+
+    nodes = [{**part.to_json("fetched"), "left_out": part.left_out} for part in parts]
+    data = {"nodes": nodes, "exit_code": code}
+    output.result(data, as_text, as_json=options.as_json)
+    declined = any(isinstance(part.error, Declined) for part in parts)
+    if experiment is None and declined and "/" not in str(wanted) and not options.as_json:
+        missing = experiments.missing(where.experiments, wanted)
+        output.complain(f"{wanted!r} was taken for a path: {missing}")
+    return code
+
+
+def moved_here(part: pulling.Pulled) -> Moved:
+    source, result = part.source, part.result
+    return Moved(
+        node=source.index,
+        name=source.name,
+        into=str(source.into.root),
+        files=result.fetched,
+        kept=result.kept,
+        size=result.size,
+        failed=result.failed,
+        error=part.error,
+        left_out=result.left_out,
+    )
+
+
+def of_experiment(
+    options: PullOptions, experiment: Experiment
+) -> tuple[Transport, list[pulling.Source]]:
+    """Ask the nodes of a job; without a DST its files go into its own directory here."""
+    chosen = options.chosen
+    record = experiment.read_record()
+    experiment.check_launched(record)
+    transport = backend_of(record).transport(record, chosen.where.ssh_config)
+    wanted = set(chosen.nodes)
+    named = {node.index: {str(node.index), node.name, node.host} for node in record.nodes}
+    if unknown := wanted.difference(*named.values()):
+        fix = f"orchestrator status {experiment.name} lists its nodes"
+        raise UsageError(f"--node {min(unknown)}: the job had no such node", fix)
+    outputs = Folder(experiment.path / "outputs", private=True)
+    sources = []
+    for node in record.nodes:
+        if wanted and not wanted & named[node.index]:
+            continue
+        into = outputs
+        if options.destination is not None:
+            into = Folder(options.destination / experiment.log(node).stem, private=False)
+        question = Outputs(
+            job=record.job,
+            node=node.index,
+            checkpoints=options.checkpoints,
+            beside=pulling.LIST_SECONDS / 2,
+        )
+        sources.append(
+            pulling.Source(node.index, node.name, node, question, into, into is not outputs)
+        )
+    return transport, sources
+
+
+def of_path(options: PullOptions) -> list[pulling.Source]:
+    """Ask the nodes of the list for a path; the files of each go into a directory for it here."""
+    assert options.wanted is not None
+    name = PurePosixPath(options.wanted).name
+    if name in ("", ".", "..", "~"):
+        raise UsageError(f"{options.wanted} has no name that its copy here could have")
+    return [
+        pulling.Source(
+            *(target.index, target.node.name, target.node),
+            Files(path=options.wanted, directory=directory(target, None).path),
+            Folder((options.destination or Path()) / directory_of(target), private=False),
+            replace=True,
+        )
+        for target in options.chosen.numbered()
+    ]
+
+
+def directory_of(target: NumberedNode) -> str:
+    """Name the directory here of a node's files as its logs are named."""
+    host = re.sub(r"[^A-Za-z0-9_.%-]", "-", target.node.host)
+    return f"node_{target.index}_{host}"
+
+
+# -- push -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PushOptions:
+    """The options of `orchestrator push`, as they were typed."""
+
+    chosen: Chosen
+    source: Path
+    destination: str | None = None
+    dry_run: bool = False
+    as_json: bool = False
+
+
+def push(options: PushOptions) -> int:
+    """Send what the nodes lack; say what each was sent."""
+    targets = options.chosen.numbered()
+    cargo = pushing.load(options.source, options.destination)
+    transport = options.chosen.transport()
+    said: list[str] = []
+    with Progress("sending", quiet=options.as_json) as progress:
+        pushed = pushing.push(
+            transport, targets, cargo, progress, dry_run=options.dry_run, say=said.append
+        )
+    parts = [moved_there(part, cargo) for part in pushed]
+    code = exit_code(parts)
+
+    def as_text(terminal: Terminal) -> str:
+        later = " to go" * options.dry_run
+        table, notes = to_text(parts, "sent", "THERE BEFORE", later, terminal)
+        return joined(table, [*said, *notes, *notes_on(cargo, parts)])
+
+    nodes = [part.to_json("sent") for part in parts]
+    data = {"nodes": nodes, "left_out": cargo.left_out, "notes": said, "exit_code": code}
+    output.result(data, as_text, as_json=options.as_json)
+    return code
+
+
+def moved_there(part: Pushed, cargo: Cargo) -> Moved:
+    return Moved(
+        node=part.target.index,
+        name=part.target.node.name,
+        into=cargo.directory,
+        files=part.sent,
+        kept=part.kept,
+        size=part.size,
+        failed=part.failed,
+        error=part.error,
+    )
+
+
+def notes_on(cargo: Cargo, parts: Sequence[Moved]) -> list[str]:
+    """Say how to name a directory that a single file is to go into, and what is left out."""
+    notes = [f"left out: {what}" for what in cargo.left_out]
+    if cargo.tree.names and any(IS_DIRECTORY in part.failed.values() for part in parts):
+        into = f"{cargo.directory.rstrip('/')}/{os.fsdecode(cargo.tree.entries[0].path)}/"
+        notes.insert(0, f"  -> to put the file into that directory, write a / at the end: {into}")
+    return notes

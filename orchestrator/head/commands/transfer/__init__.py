@@ -1,1 +1,0 @@
-"""`orchestrator pull` and `push`: files between this machine and all nodes."""
