@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.node.job import processes
+from orchestrator.node.job import job_processes, processes
 from orchestrator.node.job.run_directory import RunDir, connect
 from orchestrator.protocol.message import decode
 from orchestrator.protocol.spec import Spec
@@ -25,7 +25,7 @@ PYTHON = os.environ.get("NODE_PYTHON", sys.executable)
 PATIENCE = 30.0  # for what must come; a test that waits so long has failed
 SUPERVISE = (
     f"import sys; sys.path.insert(0, {str(ROOT)!r}); from orchestrator.node.job import supervisor;"
-    " supervisor.main(*sys.argv[1:])"
+    " supervisor.main(*sys.argv[-2:])"
 )
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class Job:
         self.run.create()
         self.run.write_spec(spec_of(spec))
         self.supervisor = subprocess.Popen(
-            [PYTHON, "-IS", "-c", SUPERVISE, self.run.job, str(self.run.node)],
+            [PYTHON, "-IS", "-c", SUPERVISE, "supervise", self.run.job, str(self.run.node)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -165,7 +165,7 @@ class Job:
         return there
 
     def living(self) -> list[int]:
-        return [process.pid for process in processes.of_job(self.run.job, self.run.node)]
+        return [process.pid for process in job_processes.of_job(self.run.job, self.run.node)]
 
     def clear(self) -> None:
         """Whatever a failed test left."""
@@ -174,7 +174,7 @@ class Job:
             self.supervisor.wait()
             assert self.supervisor.stdout is not None
             self.supervisor.stdout.close()
-        for process in processes.of_job(self.run.job, self.run.node):
+        for process in job_processes.of_job(self.run.job, self.run.node):
             processes.send(process, signal.SIGKILL)
 
 

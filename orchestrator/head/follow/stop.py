@@ -38,6 +38,7 @@ class Receipt:
     ended: dict[str, str] = field(default_factory=dict)  # PID -> name: what lived before
     killed: dict[str, str] = field(default_factory=dict)  # of these, what did not go when asked
     left: tuple[int, ...] = ()
+    doubtful: dict[str, str] = field(default_factory=dict)  # may be of it, and nobody can tell
     gpu_memory: dict[str, str] = field(default_factory=dict)  # what dead processes still hold
     gpu_unknown: str = ""
     port: dict[str, Any] | None = None  # the master's
@@ -58,6 +59,7 @@ class Receipt:
             ended=by_pid(proof.ended),
             killed=by_pid(proof.killed),
             left=proof.left,
+            doubtful=by_pid(proof.doubtful),
             gpu_memory=by_pid(proof.gpu_memory),
             gpu_unknown=proof.gpu_unknown,
             port=encode(proof.port) if proof.port else None,
@@ -65,7 +67,7 @@ class Receipt:
 
     @property
     def proved(self) -> bool:
-        return self.known and not (self.error or self.left or self.gpu_memory)
+        return self.known and not (self.error or self.left or self.doubtful or self.gpu_memory)
 
 
 def stop_job(
@@ -143,6 +145,12 @@ def described(receipt: Receipt) -> str:
         )
     if receipt.left:
         return f"{whose}: STILL ALIVE: {', '.join(map(str, receipt.left))}"
+    if receipt.doubtful:
+        names = ", ".join(f"{pid} ({name})" for pid, name in receipt.doubtful.items())
+        return (
+            f"{whose}: CANNOT BE TOLD whether anything is left: its supervisor was killed, and"
+            f" {names} began after that, or just before; `kill` there what is yours of these"
+        )
     if receipt.gpu_memory:
         held = ", ".join(f"{pid} ({much})" for pid, much in receipt.gpu_memory.items())
         return f"{whose}: GPU MEMORY STILL HELD by dead processes: {held}; it may need a GPU reset"

@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Any
 
-from orchestrator.node.job import processes
+from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import RunDir, connect
 from orchestrator.protocol.events import Ended, RankEnded, RankEvent, RankStarted, Started
 from orchestrator.protocol.requests.follow import JobState, RankState
@@ -45,6 +45,6 @@ def job_state(run: RunDir) -> JobState:
     if ended:
         known["state"] = "ended"
     else:
-        living = processes.of_job(run.job, run.node)
+        living = job_processes.of_job(run.job, run.node)
         known["processes"] = tuple(process.pid for process in living)
     return JobState(job=run.job, node=run.node, ranks=ranks, **known)

@@ -7,7 +7,7 @@ import time
 
 from orchestrator.node.follow import stop_job
 from orchestrator.node.follow.job_state import job_state
-from orchestrator.node.job import processes
+from orchestrator.node.job import job_processes
 from orchestrator.node.job.hang import Activity, collect
 from orchestrator.node.job.run_directory import RunDir, all_runs
 from orchestrator.node.server.stream import FileStreamer
@@ -81,7 +81,7 @@ def call(visit: Visit, request: Call) -> Nothing:
 def jobs(visit: Visit, request: Jobs) -> JobStates:
     runs = [run for run in all_runs() if request.job in (None, run.job)]
     # Who names a job knows which of its parts is this machine's.
-    states = (job_state(run) for run in (runs if request.job else processes.here(runs)))
+    states = (job_state(run) for run in (runs if request.job else job_processes.here(runs)))
     return JobStates(jobs=tuple(states), time=time.time())
 
 
@@ -108,7 +108,7 @@ def profile(visit: Visit, request: AskProfile) -> ProfileState:
 @answers(Living)
 def living(visit: Visit, request: Living) -> LivingRuns:
     has_part = request.part is None or os.path.exists(RunDir(*request.part).spec)
-    return LivingRuns(living=tuple(processes.living(request.runs)), has_part=has_part)
+    return LivingRuns(living=tuple(job_processes.living(request.runs)), has_part=has_part)
 
 
 # -- its end ----------------------------------------------------------------------------------

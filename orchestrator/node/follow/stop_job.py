@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from orchestrator.node.job import processes, resume_dir
-from orchestrator.node.job.processes import JobProcesses, Process, Tagged
+from orchestrator.node.job import job_processes, processes, register, resume_dir
+from orchestrator.node.job.job_processes import JobProcesses, Tagged
+from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import (
     RunDir,
     all_runs,
@@ -55,8 +56,9 @@ def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
         with contextlib.suppress(OSError):  # a full disk: its head hears of the end of this one
             first.forbid_attempts()
     ours = JobProcesses(run.job, run.node)
-    before = ours.ranks()
+    before = ours.members()
     known = bool(ours.seen) or os.path.isdir(run.path)
+    supervised = bool(ours.supervisors)
     with contextlib.suppress(OSError), connect(run) as supervisor:  # else it is gone, or not there
         ask_and_wait(supervisor, request)
     if run.last(Ended) is not None:
@@ -66,12 +68,25 @@ def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
     if ended is None and problem is not None and run.last(Started) is None:
         raise problem  # it could still start
     left = ours.living()
+    doubtful = [] if supervised or left else may_be_of(run, ours, ended)
     if ended is None and not left and os.path.isdir(run.path):
         run.append_event(last_event(run, request.why, killed))
     if first is not None and not left:
         resume_dir.remove(first)
+    if not left and not doubtful:
+        register.remove(run)
     ours.close()
-    return receipt(run, Stopped(request.why, began, known, before, killed, left), ended)
+    return receipt(run, Stopped(request.why, began, known, before, killed, left, doubtful), ended)
+
+
+def may_be_of(run: RunDir, ours: JobProcesses, ended: Ended | None) -> list[Process]:
+    """Return what a supervisor that was killed may have left, and nobody can tell."""
+    started = run.last(Started)
+    if started is None or not (ended is None or ended.swept):
+        return []
+    known = ours.known
+    since, group = (known.looked, known.group) if known else (started.time, register.group())
+    return register.orphans(since, group, os.getuid())
 
 
 def forbid_start(run: RunDir) -> OSError | None:
@@ -102,9 +117,9 @@ def stop_all(request: StopAll) -> list[StopReceipt]:
     """End every job here of this user, or of all; known by its directory or only by its tag."""
     with contextlib.suppress(OSError):
         note_stop_of_all()
-    unfinished = processes.here(run for run in all_runs() if run.last(Ended) is None)
+    unfinished = job_processes.here(run for run in all_runs() if is_unfinished(run))
     known = {(run.job, run.node) for run in unfinished}
-    tagged = processes.tagged_jobs()
+    tagged = job_processes.tagged_jobs()
     known |= {(job.job, job.node) for job in tagged if job.owner == os.getuid()}
     work = [partial(stop, RunDir(job, node), request) for job, node in sorted(known)]
     if request.all_users:
@@ -116,12 +131,17 @@ def stop_all(request: StopAll) -> list[StopReceipt]:
         return list(pool.map(lambda stopping: stopping(), work))
 
 
+def is_unfinished(run: RunDir) -> bool:
+    """Tell whether a run may have something left; where that is proved it has no register."""
+    return os.path.exists(run.register) or run.last(Ended) is None
+
+
 def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
     """End another user's job, as root, without touching their files: links could lead anywhere."""
     began = time.monotonic()
     run = RunDir(job.job, job.node)
     ours = JobProcesses(job.job, job.node, owner=job.owner)
-    before = ours.ranks()
+    before = ours.members()
     with contextlib.suppress(OSError), connect_in(job.directory) as supervisor:
         if processes.peer(supervisor).uid == job.owner:
             ask_and_wait(supervisor, request)
@@ -157,9 +177,10 @@ def sweep(ours: JobProcesses) -> dict[int, str]:
     killed: dict[int, str] = {}
     began = time.monotonic()
     while ours.living() and time.monotonic() - began < SWEEP_PATIENCE:
-        # Its supervisor may still say how all the others have ended.
-        spared = time.monotonic() - began < LAST_WORD_SECONDS
-        for process in ours.ranks() if spared else ours.living():
+        # Its supervisor goes last: orphans fall to it, and it may still say how all have ended.
+        others = ours.members()
+        spared = SWEEP_PATIENCE / 2 if others else LAST_WORD_SECONDS
+        for process in others if time.monotonic() - began < spared else ours.living():
             if processes.send(process, signal.SIGKILL):
                 killed[process.pid] = process.name
         ours.wait(KILL_SECONDS)
@@ -191,6 +212,7 @@ class Stopped(NamedTuple):
     before: Sequence[Process]  # lived when it began
     killed: dict[int, str]
     left: Sequence[Process]
+    doubtful: Sequence[Process] = ()  # may be the job's, and nobody can tell
 
 
 def receipt(run: RunDir, stopped: Stopped, ended: Ended | None) -> StopReceipt:
@@ -213,6 +235,7 @@ def receipt(run: RunDir, stopped: Stopped, ended: Ended | None) -> StopReceipt:
         ended=names,
         killed=killed,
         left=tuple(sorted(left)),
+        doubtful={process.pid: process.name for process in stopped.doubtful},
         gpu_memory=held,
         gpu_unknown=unknown,
         port=port_of(run),

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from orchestrator.common import files
-from orchestrator.node.job import processes, resume_dir
+from orchestrator.node.job import job_processes, processes, resume_dir
 from orchestrator.node.job.run_directory import RunDir, all_runs, home
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.follow import RemovedRun, RemovedRuns
@@ -26,7 +26,7 @@ Run = tuple[str, int]  # a job, and the index of a node in it
 
 def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
     """Remove the directories of these runs, unless they run, and libraries that nobody needs."""
-    alive = processes.living(wanted)
+    alive = job_processes.living(wanted)
     runs: list[RemovedRun] = []
     freed: list[int] = []
     for job, node in wanted:

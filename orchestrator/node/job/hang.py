@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from orchestrator.node.job import processes
+from orchestrator.node.job import job_processes, processes
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.events import RankStarted, Started
@@ -101,7 +101,7 @@ def collect(run: RunDir) -> dict[int, RankStacks]:
     One that does not catch the signal, such as a shell script, would be killed by it: it is not
     asked. Of those that say nothing, its state is known, and what py-spy sees where there is one.
     """
-    ours = {process.pid: process for process in processes.of_job(run.job, run.node)}
+    ours = {process.pid: process for process in job_processes.of_job(run.job, run.node)}
     first = run.read_spec().first_rank
     asked: dict[int, tuple[int, int, int]] = {}  # rank -> PID, local rank, size of its stacks
     awaited = []

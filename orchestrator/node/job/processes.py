@@ -1,10 +1,7 @@
-"""Find the processes of a job on this node, and end exactly those.
+"""Finds processes of this machine, signals exactly those, and waits until they are gone.
 
-A process is ours when its environment carries the job's tag, or when it descends from the job's
-supervisor (a child may have scrubbed its environment). The tag counts only beside ORCHESTRATOR_RUN,
-which supervisors alone set: a shell into which somebody pasted a dry run is no job. A PID alone is
-never trusted: every signal goes through a pidfd whose start time was checked, so a reused PID
-cannot be hit.
+A PID alone is never trusted: every signal goes through a pidfd whose start time was checked, so a
+reused PID cannot be hit.
 """
 
 from __future__ import annotations
@@ -17,10 +14,10 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from orchestrator.node.job.run_directory import JOB_NAME, RunDir, home, machine
+from orchestrator.node.job.run_directory import home
 
 # Where our files of a job cannot be written: another place can be chosen.
 NO_PLACE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
@@ -39,6 +36,14 @@ class Process(NamedTuple):
     parent: int
     state: str
     name: str
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.pid, self.started
+
+    @property
+    def is_dead(self) -> bool:
+        return self.state in "ZX"
 
 
 def look(pid: int) -> Process | None:
@@ -97,12 +102,12 @@ def environment(pid: int) -> set[bytes]:
     if not text:  # its first thread may have ended before the others
         with contextlib.suppress(OSError):
             threads = os.listdir(f"/proc/{pid}/task")
-            texts = (_contents(f"/proc/{pid}/task/{thread}/environ") for thread in threads)
+            texts = (contents(f"/proc/{pid}/task/{thread}/environ") for thread in threads)
             text = next(filter(None, texts), b"")
     return set(text.split(b"\0"))
 
 
-def _contents(path: str) -> bytes:
+def contents(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -110,128 +115,32 @@ def _contents(path: str) -> bytes:
         return b""
 
 
-def of_job(job: str, node: int, supervisor: int = 0, beside: int = 0) -> list[Process]:
-    """Return all living processes of one job on one node, except the supervisor itself.
+class ProcessSet:
+    """Processes, each from when it is first seen until it is gone with all that it held.
 
-    Its child `beside`, and what that has started, are no part of the job.
-    """
-    processes = everyone()
-    processes.pop(beside, None)
-    roots = {pid for pid in processes if tag(environment(pid))[:2] == (job, str(node))}
-    # A descendant belongs to the job even if it left its session and cleared its environment.
-    ours = roots | _descendants(processes, roots | ({supervisor} if supervisor else set()))
-    return [
-        process
-        for process in processes.values()
-        if process.pid in ours
-        and process.state not in "ZX"
-        and process.pid not in {supervisor, os.getpid()}
-    ]
-
-
-def tag(variables: set[bytes]) -> tuple[str, str, str]:
-    """Return the job, the node and the directory that an environment names, or empty words."""
-    if not any(variable.startswith(b"ORCHESTRATOR_RUN=") for variable in variables):
-        return "", "", ""
-    values = dict(variable.partition(b"=")[::2] for variable in variables)
-    names = (b"ORCHESTRATOR_JOB", b"NODE_RANK", b"ORCHESTRATOR_RUN")
-    job, node, directory = (os.fsdecode(values.get(name, b"")) for name in names)
-    return job, node, directory
-
-
-def supervised(pid: int) -> tuple[str, str]:
-    """Return whose supervisor a process is, or two empty words.
-
-    Its command line is `python -IS -Xutf8 <library> supervise JOB NODE`, from its first moment on.
-    """
-    # One that waited for the job (node/warm) had room for more, which is empty now.
-    words = _contents(f"/proc/{pid}/cmdline").rstrip(b"\0").split(b"\0")
-    if words[-3:-2] != [b"supervise"]:
-        return "", ""
-    return os.fsdecode(words[-2]), os.fsdecode(words[-1])
-
-
-def living(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return the runs of which anything lives here: a process with its tag, or its supervisor.
-
-    The command line of a supervisor counts only with its owner: anybody can write such a line.
-    """
-    alive: set[tuple[str, str]] = set()
-    for process in everyone().values():
-        if process.state in "ZX" or process.pid == os.getpid():
-            continue
-        alive.add(tag(environment(process.pid))[:2])
-        if owner_of(process.pid) == os.getuid():
-            alive.add(supervised(process.pid))
-    return [(job, node) for job, node in wanted if (job, str(node)) in alive]
-
-
-def here(runs: Iterable[RunDir]) -> list[RunDir]:
-    """Return those of the runs that were started on this machine, or that live on it.
-
-    Machines that share a home see the files of each other's jobs there, but neither processes nor
-    sockets: they must not count them as theirs, nor write their end.
-    """
-    runs, own = list(runs), machine()
-    elsewhere = [run for run in runs if (started_on(run) or own) != own]
-    # A machine may get another name while a job runs on it.
-    alive = living((run.job, run.node) for run in elsewhere) if elsewhere else ()
-    others = {(run.job, run.node) for run in elsewhere}.difference(alive)
-    return [run for run in runs if (run.job, run.node) not in others]
-
-
-def started_on(run: RunDir) -> str:
-    """Return the machine that a run was started on; nothing where its spec does not say."""
-    try:
-        return run.read_spec().machine
-    except (OSError, ValueError):
-        return ""
-
-
-class JobProcesses:
-    """The processes of a job on this node: each, once seen, until it is gone with all it held.
-
-    A dying process loses its environment, and with that its tag, before it closes its files and
-    ports. Its pidfd becomes readable when all of that is done.
+    A dying process loses its environment before it closes its files and ports. Its pidfd becomes
+    readable when all of that is done.
     """
 
-    def __init__(self, job: str, node: int, supervisor: int = 0, owner: int | None = None) -> None:
-        self.job, self.node = job, node
-        self.supervisor = supervisor  # the asking process itself; 0: the supervisor is looked for
-        self.beside = 0  # a child of it that is no part of the job
-        self.owner = os.getuid() if owner is None else owner
-        self.supervisors: set[tuple[int, int]] = set()  # PID and start time
+    def __init__(self) -> None:
         self.seen: dict[tuple[int, int], tuple[Process, int | None]] = {}  # each with its pidfd
+
+    def find(self) -> Iterable[Process]:
+        """Return the processes that belong to the set now."""
+        raise NotImplementedError
 
     def living(self) -> list[Process]:
         """Look again; return what is not gone yet."""
-        supervisors = self.find_supervisors()
-        self.supervisors |= {(process.pid, process.started) for process in supervisors}
-        own = of_job(self.job, self.node, self.supervisor, self.beside)
-        for process in [*own, *supervisors]:
-            if (process.pid, process.started) not in self.seen:
-                self.seen[process.pid, process.started] = (process, open_pidfd(process))
+        self.add(self.find())
         for key, (process, pidfd) in list(self.seen.items()):
             if gone(process, pidfd):
                 self.forget(key)
         return [process for process, _ in self.seen.values()]
 
-    def ranks(self) -> list[Process]:
-        """Look again; return what is not gone yet, but for the supervisor."""
-        return [p for p in self.living() if (p.pid, p.started) not in self.supervisors]
-
-    def find_supervisors(self) -> list[Process]:
-        """Return its supervisor, also one that has only just been started."""
-        if self.supervisor:
-            return []
-        names = (self.job, str(self.node))
-        return [
-            process
-            for process in everyone().values()
-            if process.state not in "ZX"
-            and supervised(process.pid) == names
-            and owner_of(process.pid) == self.owner
-        ]
+    def add(self, processes: Iterable[Process]) -> None:
+        for process in processes:
+            if process.key not in self.seen:
+                self.seen[process.key] = (process, open_pidfd(process))
 
     def wait(self, seconds: float) -> bool:
         """Wait until none is left, at most so long; return whether that is so."""
@@ -259,6 +168,15 @@ class JobProcesses:
             self.forget(key)
 
 
+def words_of(pid: int) -> list[str]:
+    """Return the command line of a process.
+
+    One that waited for a job (node/warm) had room for more, which is empty now.
+    """
+    words = contents(f"/proc/{pid}/cmdline").rstrip(b"\0").split(b"\0")
+    return [os.fsdecode(word) for word in words]
+
+
 def open_pidfd(process: Process) -> int | None:
     """Open a pidfd of exactly this process; None where there is none to be had."""
     try:
@@ -266,7 +184,7 @@ def open_pidfd(process: Process) -> int | None:
     except (OSError, AttributeError):  # it is gone; a kernel before 5.3; too many open files
         return None
     now = look(process.pid)
-    if now is not None and now.started == process.started:
+    if now is not None and now.key == process.key:
         return pidfd
     os.close(pidfd)
     return None
@@ -281,28 +199,6 @@ def gone(process: Process, pidfd: int | None) -> bool:
     return bool(poll.poll(0))
 
 
-class Tagged(NamedTuple):
-    """A job, as found in the environment of its processes or in its supervisor's command line."""
-
-    job: str
-    node: int
-    owner: int
-    directory: str  # where its supervisor listens
-
-
-def tagged_jobs() -> set[Tagged]:
-    """Find the jobs of all processes that we may look into, wherever their files are."""
-    jobs = set()
-    for pid in everyone():
-        owner = owner_of(pid)
-        job, node, directory = tag(environment(pid))
-        if not job:
-            (job, node), directory = supervised(pid), ""
-        if JOB_NAME.fullmatch(job) and node.isascii() and node.isdigit() and owner >= 0:
-            jobs.add(Tagged(job, int(node), owner, directory))
-    return jobs
-
-
 def owner_of(pid: int) -> int:
     """Return the user of a process, -1 if it has ended meanwhile."""
     try:
@@ -311,7 +207,7 @@ def owner_of(pid: int) -> int:
         return -1
 
 
-def _descendants(processes: dict[int, Process], roots: set[int]) -> set[int]:
+def descendants(processes: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
@@ -342,7 +238,7 @@ def send(process: Process, signum: int) -> bool:
 def _send_without_pidfd(process: Process, signum: int) -> bool:
     """Check, then signal, in two steps: for kernels before 5.3, and without a free descriptor."""
     now = look(process.pid)
-    if now is None or now.started != process.started:
+    if now is None or now.key != process.key:
         return False
     try:
         os.kill(process.pid, signum)
@@ -353,7 +249,7 @@ def _send_without_pidfd(process: Process, signum: int) -> bool:
 
 def alive(process: Process) -> bool:
     now = look(process.pid)
-    return now is not None and now.started == process.started and now.state not in "ZX"
+    return now is not None and now.key == process.key and not now.is_dead
 
 
 def is_leaving(process: Process) -> bool:

@@ -44,6 +44,7 @@ class RunDir:
         self.log = os.path.join(self.path, "log")
         self.ranks = os.path.join(self.path, "ranks")
         self.events = os.path.join(self.path, "events.jsonl")
+        self.register = os.path.join(self.path, "processes.json")
         self.socket = os.path.join(self.path, "socket")
         self.reports = os.path.join(self.path, "reports")
         self.torch_ready = os.path.join(self.path, "torch_ready")  # its time is what matters

@@ -22,10 +22,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.common import files
-from orchestrator.node.job import processes, resume_dir
+from orchestrator.node.job import processes, register, resume_dir
 from orchestrator.node.job.job_log import NO_RANK, JobLog
+from orchestrator.node.job.job_processes import JobProcesses
 from orchestrator.node.job.oom_evidence import Evidence, last_words
-from orchestrator.node.job.processes import JobProcesses
 from orchestrator.node.job.run_directory import RunDir, listen_in
 from orchestrator.node.job.sampling import SamplerProcess
 from orchestrator.node.peers.lease import Lease
@@ -93,6 +93,7 @@ class Supervisor:
         self.kill_at = float("inf")
         self.sweep_since = 0.0
         self.processes = JobProcesses(run.job, run.node, os.getpid())
+        self.register = register.Register(run)
         self.open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.killed: dict[int, str] = {}
         self.lived: dict[int, str] = {}  # PID -> name: when its end began
@@ -179,7 +180,7 @@ class Supervisor:
     def loop(self) -> None:
         while not self.over():
             timeout = min(self.flush_log(), max(0.0, self.kill_at - time.monotonic()))
-            timeout = min(timeout, self.lease.turn(), self.sample())
+            timeout = min(timeout, self.lease.turn(), self.sample(), self.register.turn())
             if self.sweep_since:
                 timeout = min(timeout, 0.02)
             for key, _ in self.selector.select(timeout):
@@ -194,7 +195,6 @@ class Supervisor:
         """Have this machine sampled once the job runs; return the seconds until then."""
         reading = None if self.sweep_since else self.sampler.start()
         if reading is not None:
-            self.processes.beside = self.sampler.pid
             self.watch(reading, lambda: self.hear_sampler(reading))
         return self.sampler.wait
 
@@ -250,6 +250,7 @@ class Supervisor:
         except BlockingIOError:
             return
         self.report_rest = lines.pop()
+        self.register.due = 0.0  # there is a rank more, or what one has left
         for line in lines:
             with contextlib.suppress(Nonsense):  # any program of this user can write there
                 self.reported(events.from_report(parse(line)))
@@ -506,6 +507,8 @@ class Supervisor:
         )
         if self.spec.attempt is not None and not self.why and not self.agent_code:
             resume_dir.remove(self.run)  # it ended well
+        if not ended.left:
+            register.remove(self.run)
         self.event(ended)
         with contextlib.suppress(OSError):
             os.ftruncate(self.events, os.fstat(self.events).st_size)  # the rest of its room

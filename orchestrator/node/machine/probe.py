@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.common.program import program_at
-from orchestrator.node.job import processes
+from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import RunDir, all_runs, connect, home
 from orchestrator.node.machine import disks, network, software, sysfs
 from orchestrator.node.machine.gpus import amd, nvidia
@@ -192,7 +192,7 @@ def leftovers() -> tuple[Leftover, ...]:
     unfinished = [run for run in runs if os.path.exists(run.spec) and run.last(Ended) is None]
     return tuple(
         Leftover(job=run.job, node=run.node, alive=answers_still(run))
-        for run in processes.here(unfinished)
+        for run in job_processes.here(unfinished)
     )
 
 

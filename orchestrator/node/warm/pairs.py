@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from orchestrator.node.job import processes
+from orchestrator.node.job import job_processes, processes
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir, connect_in, home, listen_in
 from orchestrator.node.warm import frames, setting
@@ -275,7 +275,7 @@ def end(pair: Pair) -> EndOfPair:
     names = {process.pid: process.name for process, _ in seen.values()}
     while seen and time.monotonic() < deadline:
         if not gone_within(ANSWER_SECONDS, seen):
-            if processes.supervised(pair.pid)[0]:
+            if job_processes.supervised(pair.pid)[0]:
                 break  # a job was faster: it is none of ours any more
             look_for(pair, seen)
             for process, _ in seen.values():

@@ -39,6 +39,9 @@ class Leave(Request[Left], do="leave"):
     at: Moment
 
 
+NOBODY: dict[int, str] = {}
+
+
 class PortState(Message):
     """The master's port after the end of the job."""
 
@@ -59,6 +62,8 @@ class StopReceipt(Message):
     took: float
     port: Optional[PortState] = None
     user: str = ""  # another's job
+    # PID -> name: orphans that began when nobody could tell any more what the job starts.
+    doubtful: dict[int, str] = NOBODY
     known: bool = True  # else this login has neither files nor processes of it: no proof at all
 
 

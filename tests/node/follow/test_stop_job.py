@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.node.follow import stop_job
 from orchestrator.node.follow.stop_job import Stopped
-from orchestrator.node.job import cleanup, processes
+from orchestrator.node.job import cleanup, job_processes
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Refusal, Visit
@@ -45,9 +45,9 @@ WAITS = "import time; print('ready'); time.sleep(1000)"
 
 def spare_others(monkeypatch: pytest.MonkeyPatch, ours: set[str]) -> None:
     """Hide the jobs that really run here."""
-    tagged = processes.tagged_jobs
+    tagged = job_processes.tagged_jobs
     monkeypatch.setattr(
-        processes, "tagged_jobs", lambda: {job for job in tagged() if job.job in ours}
+        job_processes, "tagged_jobs", lambda: {job for job in tagged() if job.job in ours}
     )
 
 

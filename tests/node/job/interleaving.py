@@ -27,7 +27,8 @@ import pytest
 
 from orchestrator.node.follow import stop_job
 from orchestrator.node.job import processes, supervisor
-from orchestrator.node.job.processes import JobProcesses, Process
+from orchestrator.node.job.job_processes import JobProcesses
+from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir, listen_in
 from orchestrator.node.job.supervisor import Supervisor
 from orchestrator.node.server import visit as node_visit
@@ -219,7 +220,7 @@ class World:
         poll = SimpleNamespace(poll=lambda: Poll(self), POLLIN=select.POLLIN)
         patch.setattr(processes, "select", poll)
         patch.setattr(processes, "everyone", self.everyone)
-        find = lambda of: self.find_supervisors(of)  # noqa: E731, PLW0108  a method of that class
+        find = lambda of, _: self.find_supervisors(of)  # noqa: E731  a method of that class
         patch.setattr(JobProcesses, "find_supervisors", find)
         alive, send = processes.alive, processes.send
         patch.setattr(processes, "alive", lambda p: self.lives() if p.pid == NUMBER else alive(p))

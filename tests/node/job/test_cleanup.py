@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.job import cleanup, processes
+from orchestrator.node.job import cleanup, job_processes
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
 from orchestrator.protocol.events import Ended, to_data
@@ -59,7 +59,7 @@ def test_a_run_that_runs(home: Path, new_job: NewJob, tmp_path: Path) -> None:
     wait_until(lambda: job.said("here"))
     wanted = (job.run.job, 0)
     others = [(job.run.job, 1), (job.run.job + "x", 0), ("\ud800", 0)]
-    assert processes.living([wanted, *others]) == [wanted]
+    assert job_processes.living([wanted, *others]) == [wanted]
     assert removed((job.run.job, 0)) == ["it still runs there"]
     # Its supervisor alone is enough, and so is a process alone.
     for process in job.living():
@@ -67,16 +67,16 @@ def test_a_run_that_runs(home: Path, new_job: NewJob, tmp_path: Path) -> None:
     assert job.supervisor is not None
     job.supervisor.kill()
     job.supervisor.wait()
-    assert processes.living([wanted]) == [wanted]
+    assert job_processes.living([wanted]) == [wanted]
     job.clear()
-    wait_until(lambda: processes.living([wanted]) == [])
+    wait_until(lambda: job_processes.living([wanted]) == [])
     assert removed((job.run.job, 0)) == [""]
 
 
 def test_a_supervisor_that_has_started_nothing_yet(home: Path) -> None:
     words = ["sh", "-c", "read x", "/lib", "supervise", "a job", "3"]
     with subprocess.Popen(words, stdin=subprocess.PIPE) as waiting:
-        wait_until(lambda: processes.living([("a job", 3), ("a job", 4)]) == [("a job", 3)])
+        wait_until(lambda: job_processes.living([("a job", 3), ("a job", 4)]) == [("a job", 3)])
         waiting.terminate()
 
 

@@ -16,16 +16,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.job import processes
-from orchestrator.node.job.processes import (
-    JobProcesses,
-    Process,
-    Tagged,
-    in_words,
-    look,
-    of_job,
-    send,
-    tagged_jobs,
-)
+from orchestrator.node.job.job_processes import JobProcesses, Tagged, of_job, tagged_jobs
+from orchestrator.node.job.processes import Process, in_words, look, send
 from tests.node.running import PYTHON, ROOT, alive, wait_until
 
 SLEEP = ["sleep", "1000"]
@@ -53,14 +45,14 @@ def start() -> Iterator[Start]:
 
     yield begin
     for process in running:
-        for found in processes._descendants(processes.everyone(), {process.pid}):
+        for found in processes.descendants(processes.everyone(), {process.pid}):
             os.kill(found, signal.SIGKILL)
         process.kill()
         process.wait()
 
 
 def pids(job: str, node: int = 0, supervisor: int = 0) -> set[int]:
-    return {process.pid for process in of_job(job, node, supervisor)}
+    return {process.pid for process in JobProcesses(job, node, supervisor).members()}
 
 
 def process(pid: int) -> Process:
@@ -96,7 +88,7 @@ def test_a_shell_with_the_exports_of_a_dry_run_is_no_job(job: str) -> None:
 def test_a_test_runner_with_a_job_of_its_own_finds_no_more(job: str, start: Start) -> None:
     """The asking process itself is never among them."""
     code = "import sys; sys.path.insert(0, sys.argv[1]);"
-    code += f"from orchestrator.node.job import processes; print(processes.of_job({job!r}, 0))"
+    code += f"from orchestrator.node.job import job_processes as p; print(p.of_job({job!r}, 0))"
     env = {**os.environ, "ORCHESTRATOR_JOB": job, "NODE_RANK": "0", "ORCHESTRATOR_RUN": "/run"}
     assert subprocess.check_output([PYTHON, "-c", code, str(ROOT)], env=env) == b"[]\n"
 
@@ -127,7 +119,9 @@ def test_a_daemon_without_tags_is_the_supervisors(job: str) -> None:
     """As the supervisor, which has no tags either: orphans of what it started fall to it."""
     supervisor = subprocess.Popen([PYTHON, "-c", DAEMONS], start_new_session=True)
     try:
-        found = wait_until(lambda: [p for p in of_job(job, 0, supervisor.pid) if p.name == "sleep"])
+        found = wait_until(
+            lambda: [p for p in JobProcesses(job, 0, supervisor.pid).living() if p.name == "sleep"]
+        )
         assert [p.parent for p in found] == [supervisor.pid]
         wait_until(lambda: pids(job, 0, supervisor.pid) == {found[0].pid})  # no zombie, not itself
         assert pids(job) == set()
@@ -193,7 +187,7 @@ def test_a_supervisor_counts_from_its_first_moment(job: str, start: Start) -> No
     pid = start("x", 0, *words)
     start("x", 0, *words[:-1], "1")
     assert [one.pid for one in JobProcesses(job, 0).living()] == [pid]
-    assert JobProcesses(job, 0).ranks() == []
+    assert JobProcesses(job, 0).members() == []
     assert JobProcesses(job, 0, owner=os.getuid() + 1).living() == []
 
 

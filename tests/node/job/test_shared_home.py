@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.follow import stop_job
-from orchestrator.node.job import processes
+from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import RunDir, machine
 from orchestrator.node.machine import probe
 from orchestrator.node.server.visit import Visit
@@ -52,7 +52,7 @@ def test_a_job_that_lives_here_is_ours_whatever_this_machine_was_called(
     job = new_job()
     job.start({**job.spec(script(tmp_path, WAITS)), "machine": "its-old-name f00d"})
     wait_until(lambda: job.said("ready"))
-    assert processes.here([job.run, started_on("gpu02 f00d", "theirs")]) == [job.run]
+    assert job_processes.here([job.run, started_on("gpu02 f00d", "theirs")]) == [job.run]
 
 
 def test_what_is_begun_here_has_the_name_of_this_machine(home: Path) -> None:

@@ -22,7 +22,7 @@ import pytest
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel, library
 from orchestrator.head.nodes.environment import Environment
-from orchestrator.node.job import processes
+from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import RunDir, connect, note_stop_of_all
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.start import start as node_start
@@ -644,9 +644,9 @@ open(sys.argv[1], "wb").write(client.recv(4096))
 
 def spare_others(monkeypatch: pytest.MonkeyPatch, ours: set[str]) -> None:
     """Not a word to jobs that really run here."""
-    tagged = processes.tagged_jobs
+    tagged = job_processes.tagged_jobs
     monkeypatch.setattr(
-        processes, "tagged_jobs", lambda: {one for one in tagged() if one.job in ours}
+        job_processes, "tagged_jobs", lambda: {one for one in tagged() if one.job in ours}
     )
 
 
@@ -659,7 +659,7 @@ def test_all_jobs_end_known_by_directory_or_tag(
         job.start(job.spec(script(tmp_path, WAITS)))
         wait_until(lambda job=job: job.said("ready"))
     Path(lost.run.path).rename(tmp_path / "away")
-    tagged = {one.job for one in processes.tagged_jobs()}
+    tagged = {one.job for one in job_processes.tagged_jobs()}
     assert {job.run.job for job in (known, lost)} <= tagged
     spare_others(monkeypatch, {job.run.job for job in (known, lost, over)})
     found = Visit().answer(StopAll(why="emergency", grace=0.0, wait=10.0)).receipts

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from orchestrator.node.follow import stop_job
-from orchestrator.node.job import processes
+from orchestrator.node.job import job_processes, processes
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.warm import frames, handover, pairs, setting
 from orchestrator.node.warm.visit import WarmVisit
@@ -61,8 +61,8 @@ def test_its_processes_are_the_jobs_as_after_a_cold_start(node: WarmNode) -> Non
     wait_until(lambda: "waits\n" in job.output.get("0", ""), "the rank")
     started = job.of_kind("started")[0]
     variables = processes.environment(started["agent"])
-    assert processes.tag(variables) == (job.run.job, "0", job.run.path)
-    assert processes.supervised(warm.supervisor) == (job.run.job, "0")
+    assert job_processes.tag(variables) == (job.run.job, "0", job.run.path)
+    assert job_processes.supervised(warm.supervisor) == (job.run.job, "0")
     assert b"SECRET_OF_MINE=" + b"x" * 2000 in variables
     assert not any(name.startswith(b"ORCHESTRATOR_WARM=") for name in variables)
     stop = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=PATIENCE)
@@ -443,7 +443,7 @@ def test_a_stop_during_the_hand_over(
     run = node.jobs[-1].run
     wait_until(lambda: run.last(Ended), "the end")
     wait_until(lambda: not alive(pair.pid) and not alive(agent), "the end of both")
-    assert not processes.of_job(run.job, 0)
+    assert not job_processes.of_job(run.job, 0)
 
 
 HOLD = """\
@@ -501,7 +501,7 @@ def test_a_stop_at_every_moment_after_the_offer(node: WarmNode, file: str, line:
     assert not receipt.left
     wait_until(lambda: job.run.last(Ended), "the end")
     wait_until(lambda: not alive(pair.pid) and not alive(agent), "the end of both")
-    assert not processes.of_job(job.run.job, 0) and not living(pair.token)
+    assert not job_processes.of_job(job.run.job, 0) and not living(pair.token)
     assert "waits" not in job.output.get("0", "")
 
 

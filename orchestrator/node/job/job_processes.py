@@ -1,0 +1,159 @@
+"""Finds the processes of a job on this node.
+
+A process is a job's when its environment carries the job's tag, when it descends from the job's
+supervisor or from another process of the job (it may have an environment of its own), or when the
+supervisor has written it down. The tag counts only beside ORCHESTRATOR_RUN, which supervisors alone
+set: a shell into which somebody pasted a dry run is no job.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from orchestrator.node.job import processes, register
+from orchestrator.node.job.processes import Process, ProcessSet
+from orchestrator.node.job.run_directory import JOB_NAME, RunDir, machine
+
+
+def of_job(job: str, node: int) -> list[Process]:
+    """Return all living processes of one job on one node, but for its supervisor."""
+    ours = JobProcesses(job, node)
+    try:
+        return ours.members()
+    finally:
+        ours.close()
+
+
+def tag(variables: set[bytes]) -> tuple[str, str, str]:
+    """Return the job, the node and the directory that an environment names, or empty words."""
+    if not any(variable.startswith(b"ORCHESTRATOR_RUN=") for variable in variables):
+        return "", "", ""
+    values = dict(variable.partition(b"=")[::2] for variable in variables)
+    names = (b"ORCHESTRATOR_JOB", b"NODE_RANK", b"ORCHESTRATOR_RUN")
+    job, node, directory = (os.fsdecode(values.get(name, b"")) for name in names)
+    return job, node, directory
+
+
+def supervised(pid: int) -> tuple[str, str]:
+    """Return whose supervisor a process is, or two empty words.
+
+    Its command line is `python -IS -Xutf8 <library> supervise JOB NODE`, from its first moment on.
+    """
+    words = processes.words_of(pid)[-3:]
+    return (words[1], words[2]) if words[0] == "supervise" and len(words) == 3 else ("", "")
+
+
+def living(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return the runs of which anything lives here: a process of the job, or its supervisor.
+
+    The command line of a supervisor counts only with its owner: anybody can write such a line.
+    """
+    alive: set[tuple[str, str]] = set()
+    for process in processes.everyone().values():
+        if process.is_dead or process.pid == os.getpid():
+            continue
+        alive.add(tag(processes.environment(process.pid))[:2])
+        if processes.owner_of(process.pid) == os.getuid():
+            alive.add(supervised(process.pid))
+    return [(job, node) for job, node in wanted if (job, str(node)) in alive or noted(job, node)]
+
+
+def noted(job: str, node: int) -> bool:
+    """Tell whether anything lives that this run's supervisor has written down."""
+    known = register.read(RunDir(job, node)) if JOB_NAME.fullmatch(job) else None
+    return known is not None and bool(known.living())
+
+
+def here(runs: Iterable[RunDir]) -> list[RunDir]:
+    """Return those of the runs that were started on this machine, or that live on it.
+
+    Machines that share a home see the files of each other's jobs there, but neither processes nor
+    sockets: they must not count them as theirs, nor write their end.
+    """
+    runs, own = list(runs), machine()
+    elsewhere = [run for run in runs if (started_on(run) or own) != own]
+    # A machine may get another name while a job runs on it.
+    alive = living((run.job, run.node) for run in elsewhere) if elsewhere else ()
+    others = {(run.job, run.node) for run in elsewhere}.difference(alive)
+    return [run for run in runs if (run.job, run.node) not in others]
+
+
+def started_on(run: RunDir) -> str:
+    """Return the machine that a run was started on; nothing where its spec does not say."""
+    try:
+        return run.read_spec().machine
+    except (OSError, ValueError):
+        return ""
+
+
+class JobProcesses(ProcessSet):
+    """The processes of a job on this node."""
+
+    def __init__(self, job: str, node: int, supervisor: int = 0, owner: int | None = None) -> None:
+        super().__init__()
+        self.names = (job, str(node))
+        self.supervisor = supervisor  # the asking process itself; 0: the supervisor is looked for
+        self.owner = os.getuid() if owner is None else owner
+        self.supervisors: set[tuple[int, int]] = set()
+        self.known = None
+        if not supervisor and owner is None:
+            self.known = register.read(RunDir(job, node))
+            self.add(self.known.living() if self.known else ())
+
+    def find(self) -> list[Process]:
+        running = processes.everyone()
+        supervisors = self.find_supervisors(running)
+        self.supervisors |= {process.key for process in supervisors}
+        return [*self.family(running, {process.pid for process in supervisors}), *supervisors]
+
+    def members(self) -> list[Process]:
+        """Look again; return what is not gone yet, but for the supervisor."""
+        return [process for process in self.living() if process.key not in self.supervisors]
+
+    def find_supervisors(self, running: Mapping[int, Process]) -> list[Process]:
+        """Return its supervisor, also one that has only just been started."""
+        if self.supervisor:
+            return []
+        return [
+            process
+            for process in running.values()
+            if not process.is_dead
+            and supervised(process.pid) == self.names
+            and processes.owner_of(process.pid) == self.owner
+        ]
+
+    def family(self, running: Mapping[int, Process], supervisors: set[int]) -> list[Process]:
+        """Return what has the job's tag, and what descends from that or from a known process."""
+        own = supervisors | ({self.supervisor} if self.supervisor else set())
+        running = register.without_samplers(running, own)
+        roots = {
+            process.pid
+            for process in running.values()
+            if process.key in self.seen or tag(processes.environment(process.pid))[:2] == self.names
+        }
+        ours = (roots | processes.descendants(running, roots | own)) - own - {os.getpid()}
+        return [running[pid] for pid in ours if not running[pid].is_dead]
+
+
+class Tagged(NamedTuple):
+    """A job, as found in the environment of its processes or in its supervisor's command line."""
+
+    job: str
+    node: int
+    owner: int
+    directory: str  # where its supervisor listens
+
+
+def tagged_jobs() -> set[Tagged]:
+    """Find the jobs of all processes that we may look into, wherever their files are."""
+    jobs = set()
+    for pid in processes.everyone():
+        owner = processes.owner_of(pid)
+        job, node, directory = tag(processes.environment(pid))
+        if not job:
+            (job, node), directory = supervised(pid), ""
+        if JOB_NAME.fullmatch(job) and node.isascii() and node.isdigit() and owner >= 0:
+            jobs.add(Tagged(job, int(node), owner, directory))
+    return jobs

@@ -1,0 +1,150 @@
+"""What a job started is ended with it, also what has an environment and a session of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.follow import stop_job
+from orchestrator.node.job import job_processes, processes, register
+from orchestrator.protocol.requests.follow import Stop, StopReceipt
+from tests.node.running import Job, alive, script, wait_until
+
+NewJob = Callable[..., Job]
+# A process that says nothing of the job, leaves the session, and outlives the one that started it.
+APART = """
+import os, subprocess, time
+print("ready", flush=True)
+while not os.path.exists({go!r}):
+    time.sleep(0.01)
+words = "setsid /bin/sleep 1000 >/dev/null 2>&1 & echo child $!."
+subprocess.run(["/bin/sh", "-c", words], env={{}})
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Path:
+    return tmp_path / "go"
+
+
+@pytest.fixture
+def job(new_job: NewJob, tmp_path: Path, go: Path) -> Iterator[Job]:
+    job = new_job()
+    job.start(job.spec(script(tmp_path, APART.format(go=str(go)))))
+    wait_until(lambda: job.said("ready"))
+    yield job
+    if "child " in job.output.get("0", ""):
+        child = child_of(job)
+        if alive(child):
+            os.kill(child, signal.SIGKILL)
+
+
+def child_of(job: Job) -> int:
+    wait_until(lambda: "." in job.output["0"])
+    return int(job.output["0"].partition("child ")[2].partition(".")[0])
+
+
+def registered(job: Job) -> set[int]:
+    known = register.read(job.run)
+    return {process.pid for process in known.living()} if known else set()
+
+
+def signalled(job: Job, number: signal.Signals) -> None:
+    assert job.supervisor is not None
+    job.supervisor.send_signal(number)
+    if number == signal.SIGKILL:
+        job.supervisor.wait()
+
+
+def kill_all_but(job: Job, child: int) -> None:
+    """Kill at once what knows of the child: its supervisor, and the ranks."""
+    others = set(job.living()) - {child}
+    signalled(job, signal.SIGKILL)
+    for pid in others:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(alive, others)))
+
+
+def stopped(job: Job) -> StopReceipt:
+    order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=0.5)
+    return stop_job.stop(job.run, order)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_apart_is_ended_where_the_supervisor_cannot(
+    job: Job, go: Path, number: signal.Signals
+) -> None:
+    go.touch()
+    child = child_of(job)
+    wait_until(lambda: child in registered(job))
+    if number == signal.SIGKILL:
+        kill_all_but(job, child)
+    else:
+        signalled(job, number)
+    receipt = stopped(job)
+    assert not alive(child) and child in receipt.killed
+    assert (receipt.left, receipt.doubtful) == ((), {})
+    assert not Path(job.run.register).exists() and not job.living()
+
+
+def test_what_a_frozen_supervisor_never_saw_is_ended_with_it(job: Job, go: Path) -> None:
+    wait_until(lambda: registered(job))
+    signalled(job, signal.SIGSTOP)
+    child = started_unseen(job, go)
+    receipt = stopped(job)
+    assert not alive(child) and child in receipt.killed
+    assert (receipt.left, receipt.doubtful) == ((), {})
+
+
+def started_unseen(job: Job, go: Path) -> int:
+    """Return the process, which has no parent by now but the frozen supervisor."""
+    assert job.supervisor is not None
+    before = children_of(job.supervisor.pid)
+    go.touch()
+    wait_until(lambda: children_of(job.supervisor.pid) - before)  # type: ignore[union-attr]
+    (child,) = children_of(job.supervisor.pid) - before
+    return child
+
+
+def children_of(pid: int) -> set[int]:
+    return {process.pid for process in processes.everyone().values() if process.parent == pid}
+
+
+def test_what_nobody_can_know_is_no_proof(job: Job, go: Path) -> None:
+    """It was born when its supervisor could look no more, and has no parent by now."""
+    wait_until(lambda: registered(job))
+    signalled(job, signal.SIGSTOP)
+    child = started_unseen(job, go)
+    kill_all_but(job, child)
+    assert stopped(job).doubtful == {child: "sleep"}
+    assert stopped(job).doubtful == {child: "sleep"}, "a second look knows no more"
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: not alive(child))
+    assert stopped(job).doubtful == {}
+    assert not Path(job.run.register).exists()
+
+
+def test_a_register_of_another_boot_is_none(job: Job) -> None:
+    path = wait_until(lambda: Path(job.run.register) if registered(job) else None)
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "boot": "another"}))
+    assert register.read(job.run) is None
+    path.write_text("{")
+    assert register.read(job.run) is None
+
+
+def test_a_register_with_something_alive_keeps_its_run(job: Job, go: Path) -> None:
+    go.touch()
+    child = child_of(job)
+    wait_until(lambda: child in registered(job))
+    kill_all_but(job, child)
+    assert job_processes.living([(job.run.job, 0)]) == [(job.run.job, 0)]
+    assert stop_job.is_unfinished(job.run)
