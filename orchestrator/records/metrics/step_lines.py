@@ -1,108 +1,403 @@
 """Reads the step, the loss and the like from the lines that training programs print; pure.
 
 A program says how far it is in its own words: `step 12 loss 0.3`, `{'loss': 0.3, 'epoch': 1}` below
-a progress bar, `Epoch [2/5], Step [100/600], Loss: 2.2`, `12|Loss: 0.3:  5%|...| 12/240 [00:02<`.
+a progress bar, `Epoch [2/5], Step [100/600], Loss: 2.2`, a table with a row for each value. What is
+ambiguous is left out: no curve misleads less than a wrong one.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 # What a program prints is not trusted: none of these may look at a long line again and again.
 NUMBER = r"([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf)\b"
 GAP = r"\s{0,16}"
 WHOLE = r"(\d[\d,]{0,18})(?!\w|\.\d)"
+COUNT = r"(\d{1,19})"
 OF_ALL = rf"(?:{GAP}(?:/|of){GAP}{WHOLE})?"
 IS = rf"['\"]?{GAP}(?:[:=#|\[(]{GAP}){{0,2}}['\"]?"  # between a name and its value
 COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-OWN = "(?:global|train(?:ing)?|current|opt(?:imi[sz]er)?)"  # and not `warmup_steps`
+NEWS = re.compile(r"loss|step|iter|update|batch|epoch|%\||\[|━|train:", re.IGNORECASE)
+LONGEST_CHARACTERS = 2000
+OF_THE_RUN = "train_runtime"  # in the last line of transformers, whose loss is the run's mean
+
+# -- losses -----------------------------------------------------------------------------------
+
 LOSS = re.compile(
-    rf"(?<!\w)(?:(\w+)[ _/.-])??loss(?:[/_.][\w/.]*)?(?:[ _](?:train|avg|mean|total))?{IS}"
+    rf"(?<!\w)(?:(\w+)[ _/.-])??loss([/_.][\w/.]*)?(?:[ _](?:train|avg|mean|total|value))?{IS}"
     rf"(?:tensor\()?{NUMBER}",
     re.IGNORECASE,
 )
-OF_EVALUATION = re.compile(r"val|eval|test|dev", re.IGNORECASE)
-STEPS = tuple(  # the surest first
-    re.compile(rf"(?<![\w./-])(?:{OWN}[ _/])?{name}{IS}{WHOLE}{OF_ALL}", re.IGNORECASE)
-    for name in ("step", "iter(?:ation)?", "update", "batch")
+OF_EVALUATION = re.compile(r"(?:^|[_/.])(?:val|eval|test|dev)", re.IGNORECASE)
+OF_TRAINING = re.compile(r"train|total|running", re.IGNORECASE)
+NO_LOSS = re.compile(
+    r"(?:^|[_/. ])(?:best|min|max|lowest|last|prev|previous|target|scale|weight|coef\w*|fn|func)"
+    r"(?:$|[_/. ])",
+    re.IGNORECASE,
 )
+WORD_BEFORE = 12  # characters in which a word such as `best` stands before `val loss`
+# A line that an evaluation begins: `Test: [11/13] Loss 2.1`, `| valid | loss 9.9`. It counts
+# batches of its own, and what it calls the loss is not the training's.
+EVALUATION = re.compile(
+    rf"(?:^|[|\])>:-]|\bINFO\b){GAP}"
+    r"(?:test|testing|val|valid|validat(?:e|ing|ion)|eval|evaluat(?:e|ing|ion)|dev)\b"
+    rf"(?![ _/.-]?loss{IS}{NUMBER})",
+    re.IGNORECASE,
+)
+TRAINING_WORDS = re.compile(r"loss|step|iter|update|batch|epoch|train", re.IGNORECASE)
+
+# -- counts -----------------------------------------------------------------------------------
+
+OF_TRAINING_STEPS = "(?:global|train(?:ing)?|current|opt(?:imi[sz]er)?|num)"  # no `warmup_steps`
+NAMED = {  # the surest first
+    name: re.compile(
+        rf"(?<![\w./-])(?:{OF_TRAINING_STEPS}[ _/])?{words}{IS}{WHOLE}{OF_ALL}", re.IGNORECASE
+    )
+    for name, words in {
+        "step": "step",
+        "iteration": "iter(?:ation)?",
+        "update": "updates?",
+        "batch": "batch",
+    }.items()
+}
+EPOCH = re.compile(rf"(?<!\w)epoch(?:\(\w{{1,16}}\))?{IS}{NUMBER}{OF_ALL}", re.IGNORECASE)
+END_OF_EPOCH = re.compile(rf"end of epoch{GAP}{COUNT}", re.IGNORECASE)
 OF_TORCHTUNE = re.compile(rf"^\s*\d+\|{WHOLE}\|Loss")
-BRACKET = re.compile(
-    rf"\[{GAP}(\d{{1,19}}){GAP}/{GAP}(\d{{1,19}}){GAP}(?:\(|\])"
-)  # [ 20/100] and [640/60000 (1%)]
-BAR = re.compile(
-    rf"^([^|]*?)(?<!\d)\d{{1,3}}%\|[^|]*\|{GAP}(\d{{1,19}})/(\d{{1,19}}) \["
-)  # of tqdm, with what is before it
-EPOCH = re.compile(rf"(?<!\w)epoch{IS}{NUMBER}{OF_ALL}", re.IGNORECASE)
+# Counts of one epoch's batches, with the epoch where it stands beside them: epoch, epochs, step,
+# steps. imagenet, DETR, mmengine, DCGAN: `[0/25][50/1583]`; timm: `Train: 0 [  50/1251 (  4%)]`;
+# a tutorial: `[1,  2000]`.
+WITH_EPOCH = (
+    re.compile(rf"\[{GAP}{COUNT}(?:/{COUNT})?{GAP}\]{GAP}\[{GAP}{COUNT}{GAP}/{GAP}{COUNT}{GAP}\]"),
+    re.compile(rf"train:{GAP}{COUNT}()(?<=\d){GAP}\[{GAP}{COUNT}{GAP}/{GAP}{COUNT}", re.IGNORECASE),
+    re.compile(rf"^{GAP}\[{COUNT}(),{GAP}{COUNT}()\]"),
+)
+# MNIST: `[640/60000 (1%)]`; `200/ 2983 batches`; Keras: `10/32 ━━━`.
+OF_EPOCH = (
+    re.compile(rf"\[{GAP}{COUNT}{GAP}/{GAP}{COUNT}{GAP}(?:\(|\])"),
+    re.compile(
+        rf"(?<![\w./]){COUNT}{GAP}/{GAP}{COUNT}{GAP}(?:batches|steps|iterations|iters|updates)\b"
+    ),
+    re.compile(rf"^{GAP}{COUNT}/{COUNT}{GAP}━"),
+)
+BAR = re.compile(  # of tqdm, with the words before it
+    rf"^([^|]*?)(?<!\d)\d{{1,3}}%\|[^|]*\|{GAP}{COUNT}/{COUNT} \["
+)
+ROW = re.compile(rf"{GAP}\|{GAP}([\w/.-]{{1,60}}){GAP}\|{GAP}{NUMBER}{GAP}\|{GAP}", re.IGNORECASE)
+STEP_OF_TABLE = re.compile(
+    r"(?:\w+/)?(?:(?:global_)?steps?|iterations?|total_timesteps|num_updates)", re.IGNORECASE
+)
 MORE = {
     "lr": re.compile(rf"(?<!\w)(?:lr|learning_rate){IS}{NUMBER}", re.IGNORECASE),
     "grad_norm": re.compile(rf"(?<!\w)grad[ _]?norm{IS}{NUMBER}", re.IGNORECASE),
     "tokens_per_s": re.compile(rf"(?<!\w)(?:tps|tok(?:ens)?/s(?:ec)?){IS}{WHOLE}", re.IGNORECASE),
 }
-ANY = re.compile(r"loss|step|iter|update|batch|epoch|%\||\[", re.IGNORECASE)  # else: no news
-LONGEST = 2000  # characters
+
+
+OF_A_PART = 2  # the order of a loss that is named as one of several
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One loss of a line: the words before and after `loss`, and its value."""
+
+    before: str
+    after: str
+    value: str
+
+    @property
+    def of_evaluation(self) -> bool:
+        return bool(OF_EVALUATION.search(self.before) or OF_EVALUATION.search(self.after))
+
+    @property
+    def of_epoch(self) -> bool:
+        return "epoch" in self.before.lower()
+
+    @property
+    def order(self) -> int:
+        """Rank it among the training's: `loss` itself, what is named as the whole, a part."""
+        if not self.before and not self.after:
+            return 0
+        return 1 if OF_TRAINING.match(self.before) else OF_A_PART
+
+
+def losses_of(line: str) -> Iterator[Loss]:
+    for match in LOSS.finditer(line):
+        loss = Loss(match[1] or "", match[2] or "", match[3])
+        words = line[max(0, match.start() - WORD_BEFORE) : match.start()].rpartition("  ")[2]
+        if not NO_LOSS.search(words + loss.before) and not NO_LOSS.search(loss.after):
+            yield loss
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a training is: a step over all its epochs, and how many there are."""
+
+    step: int
+    steps: int | None = None
 
 
 @dataclass
-class Place:
-    """How far one rank was when it last told, for lines that have a loss and no step."""
+class Epochs:
+    """Counts steps over all epochs, from lines that may count those of one."""
 
-    step: int | None = None
-    steps: int | None = None
-    epoch: int | None = None
-    from_zero: bool = False  # its epochs count from 0
+    epoch: int | None = None  # the last that was named,
+    of: int | None = None  # and how many there are
+    from_zero: bool = False
+    begin_anew: bool | None = None  # whether the steps of an epoch do; None while that is unknown
+    last: tuple[int, int] | None = None  # an epoch, and the last step that was named in it
+    length: int | None = None  # steps in an epoch
+
+    def name(self, epoch: int, of: int | None) -> None:
+        self.epoch, self.of = epoch, of
+        self.from_zero = self.from_zero or epoch == 0
+
+    def place(self, step: int, steps: int | None, *, of_one: bool) -> Place | None:
+        """Place a step of the epoch that was named last; None where that is ambiguous.
+
+        `of_one` says that the form of the line counts the steps of one epoch.
+        """
+        if self.epoch is None:
+            return Place(step, steps)
+        if self.last is not None and self.epoch > self.last[0]:
+            self.begin_anew = step <= self.last[1]
+        self.last = (self.epoch, step)
+        before = max(0, self.epoch - (0 if self.from_zero else 1))
+        begin_anew = of_one or self.begin_anew
+        if begin_anew is False:
+            return Place(step, steps)
+        if not before:
+            whole = steps * self.of if steps and self.of and begin_anew else None
+            self.length = steps if begin_anew else None
+            return Place(step, whole)
+        if begin_anew is None and steps is None:
+            return Place(step)  # without a number of steps it is the number of this one
+        if begin_anew is None or steps is None:
+            return None
+        self.length = steps
+        return Place(before * steps + step, steps * self.of if self.of else None)
+
+    def end_of(self, epoch: int) -> Place | None:
+        if self.length is None:
+            return None
+        return Place((epoch + (1 if self.from_zero else 0)) * self.length)
 
 
-def values(line: str, place: Place) -> dict[str, Any]:
-    """Return what a line tells of a step and its loss; nothing if it tells no loss."""
-    if not ANY.search(line):
+@dataclass
+class Bar:
+    """A progress bar without words, and how often it began anew."""
+
+    done: int
+    total: int
+    rounds: int = 0
+
+    @property
+    def place(self) -> Place:
+        whole = None if self.rounds else self.total
+        return Place(self.rounds * self.total + self.done, whole)
+
+    def shows(self, done: int, total: int) -> bool:
+        """Move the bar, if this line is of it."""
+        if total != self.total:
+            return False
+        self.rounds += done < self.done
+        self.done = done
+        return True
+
+
+@dataclass
+class Bars:
+    """The progress bars of a program: the training's is the one that losses stand below."""
+
+    training: Bar | None = None
+    outer: Bar | None = None  # the one that others, as of an evaluation, come and go in
+    latest: Bar | None = None
+
+    def show(self, done: int, total: int) -> None:
+        for bar in (self.training, self.outer, self.latest):
+            if bar is not None and bar.shows(done, total):
+                self.latest = bar
+                return
+        self.latest = Bar(done, total)
+        if self.outer is None or self.outer.done >= self.outer.total:
+            self.outer = self.latest
+
+    def place(self, *, training: bool) -> Place | None:
+        """Return the place of a loss below the bars, of the training or of an evaluation."""
+        known = self.training
+        if training and self.latest and (known is None or known.done >= known.total):
+            self.training = known = self.latest
+        bar = known or self.outer
+        return bar.place if bar else None
+
+
+@dataclass
+class StepReader:
+    """Reads the lines of one rank, one after the other."""
+
+    place: Place | None = None  # where it was when it last named a step
+    epochs: Epochs = field(default_factory=Epochs)
+    bars: Bars = field(default_factory=Bars)
+    iterations: float | None = None  # in a step, where a program counts both
+    table: dict[str, str] = field(default_factory=dict)
+
+    def values(self, line: str) -> dict[str, Any]:
+        """Return what a line says of a step and its loss; nothing if it says no loss."""
+        if not NEWS.search(line):
+            return {}
+        line = COLORS.sub("", line[:LONGEST_CHARACTERS])
+        if row := ROW.fullmatch(line):
+            return self.of_row(row[1], row[2])
+        losses = list(losses_of(line))
+        if (head := EVALUATION.search(line)) and not TRAINING_WORDS.search(line[: head.start()]):
+            return self.of_evaluation(line, losses)
+        bar = BAR.search(line)
+        place, named = self.find(line, bar, has_loss=bool(losses))
+        if not losses or OF_THE_RUN in line:
+            return {}
+        chosen = training_loss(losses)
+        evaluated = next((loss for loss in losses if loss.of_evaluation), None)
+        if bar is not None:
+            evaluated = None  # that of an evaluation before this bar
+        if not named and (at_end := self.end_of_epoch(line)):
+            place = at_end
+            chosen = chosen if chosen and chosen.of_epoch else None  # it is the epoch's mean
+        elif not named:
+            place = self.bars.place(training=chosen is not None) if self.bars.latest else self.place
+        elif chosen and evaluated and not chosen.of_epoch and chosen.order == 1:
+            chosen = None  # what an evaluation estimates of the training's loss
+        if place is None or not (chosen or evaluated):
+            return {}
+        return described(line, place, chosen, evaluated)
+
+    def at_new_lines(self) -> StepReader:
+        """Return a reader that knows how the program counts, and not where it is."""
+        epochs = replace(self.epochs, epoch=None, last=None)
+        return StepReader(epochs=epochs, iterations=self.iterations)
+
+    def end_of_epoch(self, line: str) -> Place | None:
+        """Return the place of what a line says of a whole epoch."""
+        epoch = EPOCH.search(line)
+        return self.epochs.end_of(int(epoch[1])) if epoch and epoch[1].isdigit() else None
+
+    def of_row(self, name: str, value: str) -> dict[str, Any]:
+        """Take a row of a table; its step may stand above its loss or below it."""
+        loss = training_loss(list(losses_of(f"{name}: {value}")))
+        if STEP_OF_TABLE.fullmatch(name) and value.isdigit():
+            self.table["step"] = value
+        elif loss is not None and loss.order < OF_A_PART:
+            self.table["loss"] = value
+        if len(self.table) < 2:
+            return {}
+        place = Place(whole(self.table["step"]))
+        loss = Loss("", "", self.table["loss"])
+        self.table = {}
+        return described("", place, loss, None)
+
+    def of_evaluation(self, line: str, losses: list[Loss]) -> dict[str, Any]:
+        """Read a line of an evaluation, which counts only where it names the training's step."""
+        for name, pattern in NAMED.items():
+            match = pattern.search(line)
+            if match and not match[2] and losses:
+                step = self.as_steps(name, whole(match[1]))
+                return described(line, Place(step), None, losses[0])
         return {}
-    line = COLORS.sub("", line[:LONGEST])
-    found = [(match[1] or "", match[2]) for match in LOSS.finditer(line)]
-    look_for_step(line, place)
-    if not found or place.step is None:
-        return {}
-    losses = [(before, value) for before, value in found if not OF_EVALUATION.match(before)]
-    name = "loss" if losses else "val_loss"
-    told: dict[str, Any] = {"step": place.step, name: number((losses or found)[0][1])}
-    if place.steps is not None:
-        told["steps"] = place.steps
-    for other, pattern in MORE.items():
-        if match := pattern.search(line):
-            told[other] = number(match[1])
-    if epoch := EPOCH.search(line):
-        told["epoch"] = number(epoch[1])
-    return told
 
+    def find(
+        self, line: str, bar: re.Match[str] | None, *, has_loss: bool
+    ) -> tuple[Place | None, bool]:
+        """Find the place that a line names, and tell whether it names one, if only ambiguously."""
+        epoch = EPOCH.search(line)
+        if epoch and epoch[1].isdigit():
+            self.epochs.name(int(epoch[1]), whole(epoch[2]) if epoch[2] else None)
+        if match := END_OF_EPOCH.search(line):
+            return self.epochs.end_of(int(match[1])), True
+        if match := OF_TORCHTUNE.search(line):
+            self.place = Place(whole(match[1]))
+            return self.place, True
+        if bar is not None and (epoch or not bar[1].strip()):
+            return self.of_bar(bar, epoch, has_loss=has_loss)
+        counted = self.named(line, epoch) if bar else self.counts(line, epoch, has_loss=has_loss)
+        for candidate in counted:
+            self.place = candidate
+            return candidate, True
+        return self.of_bar(bar, epoch, has_loss=has_loss) if bar else (None, False)
 
-def look_for_step(line: str, place: Place) -> None:
-    """Find the step that a line names, or a progress bar that has no name of its own."""
-    epoch = EPOCH.search(line)
-    if epoch and epoch[1].isdigit():
-        place.epoch = int(epoch[1])
-        place.from_zero = place.from_zero or place.epoch == 0
-    if match := OF_TORCHTUNE.search(line):
-        place.step, place.steps = whole(match[1]), None
-        return
-    for at, pattern in enumerate((*STEPS, BRACKET)):
-        if match := pattern.search(line):
+    def of_bar(
+        self, bar: re.Match[str], epoch: re.Match[str] | None, *, has_loss: bool
+    ) -> tuple[Place | None, bool]:
+        done, total = int(bar[2]), int(bar[3])
+        if epoch:
+            self.place = self.epochs.place(done, total, of_one=True)
+            return self.place, True
+        if bar[1].strip() and not has_loss:
+            return None, False  # of something else: it maps a data set, or saves
+        self.bars.show(done, total)
+        if not has_loss:
+            return None, False
+        self.bars.training = self.bars.latest
+        return self.bars.place(training=True), True
+
+    def counts(
+        self, line: str, epoch: re.Match[str] | None, *, has_loss: bool
+    ) -> Iterator[Place | None]:
+        """Yield the place that a line counts in numbers, by the surest form first."""
+        for pattern in WITH_EPOCH:
+            if match := pattern.search(line):
+                self.epochs.name(int(match[1]), int(match[2]) if match[2] else None)
+                steps = int(match[4]) if match[4] else None
+                yield self.epochs.place(int(match[3]), steps, of_one=True)
+        yield from self.named(line, epoch)
+        for pattern in OF_EPOCH:
+            if (has_loss or epoch) and (match := pattern.search(line)):
+                yield self.epochs.place(int(match[1]), int(match[2]), of_one=True)
+
+    def named(self, line: str, epoch: re.Match[str] | None) -> Iterator[Place | None]:
+        """Yield the place that a line names: `step 5`, `iter 10/100`."""
+        found = {name: match for name in NAMED if (match := NAMED[name].search(line))}
+        if "step" in found and "iteration" in found and whole(found["step"][1]):
+            self.iterations = whole(found["iteration"][1]) / whole(found["step"][1])
+        for name, match in found.items():
+            step = self.as_steps(name, whole(match[1]))
             steps = whole(match[2]) if match[2] else None
-            within = steps is not None or at >= len(STEPS) - 1  # of an epoch, if the line has one
-            settle(place, whole(match[1]), steps, epoch if within else None)
-            return
-    if (match := BAR.search(line)) and (epoch or not match[1].strip()):
-        settle(place, whole(match[2]), whole(match[3]), epoch)
+            if epoch is None:
+                yield Place(step, steps)
+            else:
+                of_one = name == "batch" or "[" in line[match.start() : match.start(1)]
+                yield self.epochs.place(step, steps, of_one=of_one and steps is not None)
+
+    def as_steps(self, name: str, count: int) -> int:
+        """Return a count in steps, for a program that counts its iterations too."""
+        if name == "iteration" and self.iterations:
+            return round(count / self.iterations)
+        return count
 
 
-def settle(place: Place, step: int, steps: int | None, epoch: re.Match[str] | None) -> None:
-    """Count the steps of earlier epochs, too, where a line counts those of one."""
-    if epoch and steps and place.epoch is not None:
-        begun = place.epoch - (0 if place.from_zero else 1)
-        step += max(0, begun) * steps
-        steps = whole(epoch[2]) * steps if epoch[2] else None
-    place.step, place.steps = step, steps
+def training_loss(losses: list[Loss]) -> Loss | None:
+    """Choose the loss that the training goes by: the first of those that are named best."""
+    return min((loss for loss in losses if not loss.of_evaluation), key=lambda loss: loss.order,
+               default=None)  # fmt: skip
+
+
+def described(
+    line: str, place: Place, training: Loss | None, evaluated: Loss | None
+) -> dict[str, Any]:
+    """Return the values of a line under the names that the engine's metrics have."""
+    values: dict[str, Any] = {"step": place.step}
+    if training is not None:
+        values["loss"] = number(training.value)
+    if evaluated is not None:
+        values["val_loss"] = number(evaluated.value)
+    if place.steps is not None:
+        values["steps"] = place.steps
+    for name, pattern in MORE.items():
+        if match := pattern.search(line):
+            values[name] = number(match[1])
+    if epoch := EPOCH.search(line):
+        values["epoch"] = number(epoch[1])
+    return values
 
 
 def whole(text: str) -> int:

@@ -6,7 +6,23 @@ from typing import Any
 
 import pytest
 
-from orchestrator.records.metrics.step_lines import LONGEST, Place, values
+from orchestrator.records.metrics.step_lines import LONGEST_CHARACTERS, StepReader
+from tests.records.metrics.trainer_lines import TRAINERS, Trainer
+
+
+def values(line: str, reader: StepReader) -> dict[str, Any]:
+    return reader.values(line)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.name)
+def test_the_curves_of_a_trainer_are_right(trainer: Trainer) -> None:
+    reader, loss, val_loss = StepReader(), {}, {}
+    for line in trainer.lines:
+        read = reader.values(line)
+        for name, curve in (("loss", loss), ("val_loss", val_loss)):
+            if name in read:
+                curve.setdefault(read["step"], read[name])
+    assert (list(loss.items()), list(val_loss.items())) == (trainer.loss, trainer.val_loss)
 
 
 @pytest.mark.parametrize(
@@ -15,7 +31,7 @@ from orchestrator.records.metrics.step_lines import LONGEST, Place, values
         ("step 12 loss 0.3", {"step": 12, "loss": 0.3}),
         ("step 12/100 | loss 3.21 | lr 1e-4", {"step": 12, "steps": 100, "loss": 3.21, "lr": 1e-4}),
         ("iter 100: loss 2.3045, time 12.3ms, mfu 1.2%", {"step": 100, "loss": 2.3045}),
-        ("step 250: train loss 2.3, val loss 2.4", {"step": 250, "loss": 2.3}),
+        ("step 250: train loss 2.3, val loss 2.4", {"step": 250, "val_loss": 2.4}),
         ("step 250: val loss 2.4", {"step": 250, "val_loss": 2.4}),
         ("step=5 loss=tensor(0.43, grad_fn=<MseLossBackward0>)", {"step": 5, "loss": 0.43}),
         ("step 7 loss nan", {"step": 7, "loss": None}),
@@ -55,7 +71,7 @@ from orchestrator.records.metrics.step_lines import LONGEST, Place, values
     ],
 )
 def test_a_line_of_a_program(line: str, told: dict[str, Any]) -> None:
-    assert values(line, Place()) == told
+    assert values(line, StepReader()) == told
 
 
 @pytest.mark.parametrize(
@@ -80,13 +96,13 @@ def test_a_line_of_a_program(line: str, told: dict[str, Any]) -> None:
     ],
 )
 def test_a_loss_below_the_step_it_is_of(before: str, line: str, told: dict[str, Any]) -> None:
-    place = Place()
+    place = StepReader()
     assert values(before, place) == {}
     assert values(line, place) == told
 
 
 def test_epochs_that_count_from_zero() -> None:
-    place = Place()
+    place = StepReader()
     steps = [
         values(f"epoch {epoch}/2 batch {batch}/4 loss 1", place)["step"]
         for epoch in (0, 1)
@@ -102,4 +118,9 @@ def test_epochs_that_count_from_zero() -> None:
 @pytest.mark.parametrize("begin", ["", "loss", "step ", "epoch", "loss=", "["])
 def test_no_line_of_a_log_keeps_the_head_from_its_work(begin: str, part: str) -> None:
     """Some patterns would try such a line for ever, in all the ways in which it can be split."""
-    assert values(begin + part * (2 * LONGEST // len(part)) + "!", Place()).get("steps") is None
+    assert (
+        values(begin + part * (2 * LONGEST_CHARACTERS // len(part)) + "!", StepReader()).get(
+            "steps"
+        )
+        is None
+    )

@@ -18,10 +18,10 @@ from pathlib import Path
 from orchestrator.common import files
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.records.metrics import trainers
-from orchestrator.records.metrics.step_lines import LONGEST, Place, values
+from orchestrator.records.metrics.step_lines import LONGEST_CHARACTERS, StepReader
 
-LOOK_SECONDS = 1.0  # between two looks
-MOST = 128 << 10  # bytes of one look; of a log that grows faster, what came before is passed over
+LOOK_SECONDS = 1.0
+MOST_BYTES = 128 << 10  # read at once; of a log that grows faster, what came before is left out
 ENDS = re.compile(rb"[\r\n]+")  # a progress bar begins anew with \r
 
 
@@ -30,13 +30,13 @@ class Teller:
     """One rank: the line that has no end yet, and where it was."""
 
     rest: bytes = b""
-    place: Place = field(default_factory=Place)
+    reader: StepReader = field(default_factory=StepReader)
     first: tuple[float, int] | None = None  # when its first step was seen, and which
-    written: int = -1  # the last step in its file
+    written: dict[str, int] = field(default_factory=dict)  # the last step of each loss in its file
 
     def lines(self, data: bytes) -> Iterator[str]:
         *whole, self.rest = ENDS.split(self.rest + data)
-        self.rest = self.rest[-LONGEST:]
+        self.rest = self.rest[-LONGEST_CHARACTERS:]
         for line in whole:
             yield line.decode(errors="replace")
 
@@ -48,7 +48,20 @@ class Printed:
         self.reader = LogReader(log, start=log.size())
         self.outputs = experiment / "outputs"
         self.tellers: dict[str, Teller] = {}
+        self.learn(log)
         self.next_look = 0.0
+
+    def learn(self, log: LogFile) -> None:
+        """Learn how the program counts from its first lines: an epoch 2 alone is ambiguous."""
+        if self.reader.position == 0:
+            return
+        for stream, data in LogReader(log).read(min(MOST_BYTES, self.reader.position)):
+            if stream.isdigit():
+                list(self.told(stream, data, 0.0))
+        self.tellers = {
+            stream: Teller(reader=teller.reader.at_new_lines())
+            for stream, teller in self.tellers.items()
+        }
 
     def look(self, offset: float, *, last: bool = False) -> None:
         """Write down what is new; `offset`: the node's clock minus ours."""
@@ -58,9 +71,9 @@ class Printed:
         self.next_look = now + LOOK_SECONDS
         if not self.reader.behind() or trainers.measured(self.outputs):
             return
-        self.reader.skip_near_end(MOST)
+        self.reader.skip_near_end(MOST_BYTES)
         new: dict[str, list[str]] = {}
-        for stream, data in self.reader.read(MOST):
+        for stream, data in self.reader.read(MOST_BYTES):
             if stream.isdigit():
                 new.setdefault(stream, []).extend(self.told(stream, data, time.time() + offset))
         for stream, lines in new.items():
@@ -70,11 +83,14 @@ class Printed:
     def told(self, stream: str, data: bytes, at: float) -> Iterator[str]:
         teller = self.tellers.setdefault(stream, Teller())
         for text in teller.lines(data):
-            line = values(text, teller.place)
-            if not line or (line["step"] == teller.written and "val_loss" not in line):
-                continue  # a progress bar tells the same step many times
-            step, steps = line["step"], line.pop("steps", None)
-            teller.written = step
+            line = teller.reader.values(text)
+            step, steps = line.get("step", -1), line.pop("steps", None)
+            for name in ("loss", "val_loss"):  # a progress bar shows the same step many times
+                if name in line and teller.written.get(name) == step:
+                    del line[name]
+            if "loss" not in line and "val_loss" not in line:
+                continue
+            teller.written |= dict.fromkeys(line.keys() & {"loss", "val_loss"}, step)
             if teller.first is None or step < teller.first[1]:
                 teller.first = (at, step)
             begun, first = teller.first

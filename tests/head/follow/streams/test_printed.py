@@ -58,6 +58,27 @@ def test_a_program_that_measures_by_itself_is_believed(tmp_path: Path) -> None:
 def test_of_a_log_that_grows_faster_than_it_is_read_the_end_is_read(tmp_path: Path) -> None:
     log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
     reading = Printed(log, tmp_path)
-    append(log, "0", "step 1 loss 1\n" + "x" * printed.MOST + "\nstep 2 loss 2\n")
+    append(log, "0", "step 1 loss 1\n" + "x" * printed.MOST_BYTES + "\nstep 2 loss 2\n")
     reading.look(0.0, last=True)
     assert [line["step"] for line in lines(tmp_path, 0)] == [2]
+
+
+def test_a_head_that_comes_later_knows_how_the_program_counts(tmp_path: Path) -> None:
+    """The third epoch of a program that counts from 0, two of 10 steps each having gone by."""
+    log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
+    append(log, "0", "Epoch: [0][ 1/10] Loss 9\nEpoch: [1][ 1/10] Loss 8\n")
+    reading = Printed(log, tmp_path)
+    append(log, "0", "Loss 7\nEpoch: [2][ 1/10] Loss 6\n")
+    reading.look(0.0, last=True)
+    assert lines(tmp_path, 0) == [{"rank": 0, "step": 21, "loss": 6.0, "epoch": 2.0}]
+
+
+def test_an_evaluation_at_a_step_that_is_written_adds_its_loss(tmp_path: Path) -> None:
+    log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
+    reading = Printed(log, tmp_path)
+    append(log, "0", "step 2: train loss 3.6, val loss 3.5\niter 2: loss 3.4\niter 2: loss 3.4\n")
+    reading.look(0.0, last=True)
+    assert lines(tmp_path, 0) == [
+        {"rank": 0, "step": 2, "val_loss": 3.5},
+        {"rank": 0, "step": 2, "loss": 3.4},
+    ]

@@ -1,0 +1,596 @@
+"""Lines that well-known trainers print, and the curves that they say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Curve = list[tuple[int, float]]
+
+
+def bar(words: str, done: int, total: int, more: str = "") -> str:
+    """Return a line as tqdm draws it."""
+    return (
+        f"{words}{100 * done // total:3d}%|{'#' * 10}| {done}/{total} [00:01<00:02, 1.2it/s{more}]"
+    )
+
+
+@dataclass(frozen=True)
+class Trainer:
+    name: str
+    lines: list[str]
+    loss: Curve = field(default_factory=list)
+    val_loss: Curve = field(default_factory=list)
+
+
+TRAINERS = [
+    Trainer(
+        "nanoGPT",
+        [
+            "step 0: train loss 3.6485, val loss 3.6500",
+            "iter 0: loss 3.6372, time 91.80ms, mfu -100.00%",
+            "iter 1: loss 3.6456, time 9ms, mfu 0%",
+            "step 2: train loss 3.6211, val loss 3.6171",
+            "iter 2: loss 3.6342, time 9ms, mfu 0%",
+        ],
+        loss=[(0, 3.6372), (1, 3.6456), (2, 3.6342)],
+        val_loss=[(0, 3.65), (2, 3.6171)],
+    ),
+    Trainer(
+        "pytorch/examples imagenet main.py",
+        [
+            (
+                "Epoch: [0][  1/313]\tTime  0.9 ( 0.9)\tData  0.1 ( 0.1)\tLoss 7.0000e+00 (7.0000e"
+                "+00)\tAcc@1   0.00 (  0.00)"
+            ),
+            (
+                "Epoch: [0][ 11/313]\tTime  0.9 ( 0.9)\tData  0.1 ( 0.1)\tLoss 6.5000e+00 (6.8e+00"
+                ")\tAcc@1   0.00 (  0.00)"
+            ),
+            "Test: [ 1/13]\tTime  0.4 ( 0.4)\tLoss 2.2000e+00 (2.2e+00)\tAcc@1   0.00 (  0.00)",
+            "Test: [11/13]\tTime  0.4 ( 0.4)\tLoss 2.1000e+00 (2.2e+00)\tAcc@1",
+            (
+                "Epoch: [1][  1/313]\tTime  0.9 ( 0.9)\tData  0.1 ( 0.1)\tLoss 6.0000e+00 (6.0e+00"
+                ")\tAcc@1"
+            ),
+        ],
+        loss=[(1, 7.0), (11, 6.5), (314, 6.0)],
+    ),
+    Trainer(
+        "timm train.py",
+        [
+            (
+                "Train: 0 [   0/1251 (  0%)]  Loss: 6.95 (6.95)  Time: 1.2s, 3/s  LR: 1.000e-05"
+                "  Data: 1.0"
+            ),
+            (
+                "Train: 0 [  50/1251 (  4%)]  Loss: 6.50 (6.7)  Time: 1.2s, 3/s  LR: 1.000e-05 "
+                " Data: 1.0"
+            ),
+            "Test: [   0/48]  Time: 0.9 (0.9)  Loss:   2.10 ( 2.10)  Acc@1:  0.000",
+            "Test: [  48/48]  Time: 0.9 (0.9)  Loss:   2.00 ( 2.05)  Acc@1:  0.000",
+            (
+                "Train: 1 [   0/1251 (  0%)]  Loss: 6.10 (6.10)  Time: 1.2s, 3/s  LR: 1.000e-05"
+                "  Data: 1.0"
+            ),
+        ],
+        loss=[(0, 6.95), (50, 6.5), (1251, 6.1)],
+    ),
+    Trainer(
+        "torchvision/DETR/MAE/DINO MetricLogger",
+        [
+            (
+                "Epoch: [0]  [ 0/48]  eta: 0:01:00  lr: 0.01  img/s: 3  loss: 6.9 (6.9)  acc1: "
+                "0.0 (0.0)  time: 1  data: 0.1  max mem: 0"
+            ),
+            (
+                "Epoch: [0]  [10/48]  eta: 0:01:00  lr: 0.01  img/s: 3  loss: 6.5 (6.7)  acc1: "
+                "0.0 (0.0)  time: 1"
+            ),
+            "Test:   [ 0/10]  eta: 0:00:01  loss: 2.2 (2.2)  acc1: 0.0",
+            "Test:   [ 9/10]  eta: 0:00:00  loss: 2.1 (2.2)  acc1: 0.0",
+        ],
+        loss=[(0, 6.9), (10, 6.5)],
+    ),
+    Trainer(
+        "Swin main.py",
+        [
+            (
+                "[2026-11-24 swin] (main.py 230): INFO Train: [0/300][0/1251]\teta 0:20:00 lr 0."
+                "000001\t wd 0.0500\ttime 1.0 (1.0)\tloss 6.9 (6.9)\tgrad_norm 1.2 (1.2)\t"
+                "loss_scale 65536.0 (65536.0)\tmem 100MB"
+            ),
+            (
+                "[2026-11-24 swin] (main.py 230): INFO Train: [0/300][10/1251]\teta 0:20:00 lr 0"
+                ".000001\t wd 0.0500\ttime 1.0 (1.0)\tloss 6.5 (6.9)\tgrad_norm 1.2 (1.2)"
+            ),
+            (
+                "[2026-11-24 swin] (main.py 280): INFO Test: [0/98]\tTime 1.0 (1.0)\tLoss 2.1 (2."
+                "1)\tAcc@1 0.0"
+            ),
+            (
+                "[2026-11-24 swin] (main.py 280): INFO Test: [10/98]\tTime 1.0 (1.0)\tLoss 2.0 (2"
+                ".0)\tAcc@1 0.0"
+            ),
+        ],
+        loss=[(0, 6.9), (10, 6.5)],
+    ),
+    Trainer(
+        "transformers, and the mean of the run",
+        [
+            bar("", 10, 25),
+            "{'loss': 2.5, 'grad_norm': 1.1, 'learning_rate': 5e-05, 'epoch': 0.4}",
+            bar("", 20, 25),
+            "{'loss': 1.5, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': 0.8}",
+            bar("", 25, 25),
+            (
+                "{'train_runtime': 12.3, 'train_samples_per_second': 1.2, 'train_steps_per_seco"
+                "nd': 2.0, 'train_loss': 1.9, 'epoch': 1.0}"
+            ),
+        ],
+        loss=[(10, 2.5), (20, 1.5)],
+    ),
+    Trainer(
+        "transformers, with the bar of an evaluation",
+        [
+            bar("", 10, 20),
+            "{'loss': 2.5, 'grad_norm': 1.1, 'learning_rate': 5e-05, 'epoch': 0.5}",
+            bar("", 1, 4),
+            bar("", 4, 4),
+            (
+                "{'eval_loss': 2.2, 'eval_runtime': 1.0, 'eval_samples_per_second': 2.0, 'epoch"
+                "': 0.5}"
+            ),
+            bar("", 20, 20),
+            "{'loss': 1.5, 'grad_norm': 1.1, 'learning_rate': 0.0, 'epoch': 1.0}",
+        ],
+        loss=[(10, 2.5), (20, 1.5)],
+        val_loss=[(10, 2.2)],
+    ),
+    Trainer(
+        "torchtitan validate",
+        [
+            (
+                "step:  1  loss:  8.1309  grad_norm:  1.5000  memory:  0.96GiB(2.04%)  tps: 3,0"
+                "00  tflops: 1.0  mfu: 1%"
+            ),
+            "validate step:  5  loss:  7.2000  memory:  0.96GiB(2.04%)  tps: 3,000",
+            "step: 10  loss:  7.5000  grad_norm:  1.5000  memory:  0.96GiB  tps: 3,000",
+        ],
+        loss=[(1, 8.1309), (10, 7.5)],
+        val_loss=[(5, 7.2)],
+    ),
+    Trainer(
+        "steps that go on from epoch to epoch",
+        [
+            "epoch 1 step 90/200 loss 2.0",
+            "epoch 1 step 100/200 loss 1.9",
+            "epoch 2 step 110/200 loss 1.8",
+            "epoch 2 step 200/200 loss 1.5",
+        ],
+        loss=[(90, 2.0), (100, 1.9), (110, 1.8), (200, 1.5)],
+    ),
+    Trainer(
+        "OLMo-core console logger",
+        [
+            "[step=90/200,epoch=1]",
+            "    train/CE loss=2.0",
+            "[step=110/200,epoch=2]",
+            "    train/CE loss=1.8",
+        ],
+        loss=[(90, 2.0), (110, 1.8)],
+    ),
+    Trainer(
+        "guided-diffusion / SB3 logger table",
+        [
+            "| grad_norm  | 1.2 |",
+            "| loss       | 0.9 |",
+            "| step       | 0   |",
+            "| grad_norm  | 1.2 |",
+            "| loss       | 0.5 |",
+            "| step       | 10  |",
+            "| loss       | 0.3 |",
+            "| step       | 20  |",
+        ],
+        loss=[(0, 0.9), (10, 0.5), (20, 0.3)],
+    ),
+    Trainer(
+        "open_clip",
+        [
+            (
+                "Train Epoch: 0 [  4/32 (12%)] Data (t): 0.1 Batch (t): 1.2, 3.3/s, 1.6/s/gpu L"
+                "R: 0.000001 Logit Scale: 14.286 Contrastive_loss: 1.3 (1.3) Loss: 1.3863 (1.38"
+                "63)"
+            ),
+            "Eval Epoch: 1 [4 / 16]\tClip Loss: 0.700000\t",
+            (
+                "Train Epoch: 1 [  4/32 (12%)] Data (t): 0.1 Batch (t): 1.2 LR: 0.000001 Contra"
+                "stive_loss: 1.1 (1.1) Loss: 1.1 (1.1)"
+            ),
+        ],
+        loss=[(4, 1.3863), (36, 1.1)],
+    ),
+    Trainer(
+        "litgpt pretrain",
+        [
+            (
+                "Epoch 1 | iter 20 step 5 | loss train: 2.345, val: n/a | iter time: 100 ms (st"
+                "ep) remaining time: 0:01"
+            ),
+            "iter 40: val loss 2.2000, val time: 1000 ms",
+            "Epoch 1 | iter 44 step 11 | loss train: 2.1, val: 2.2 | iter time: 1 ms",
+        ],
+        loss=[(5, 2.345), (11, 2.1)],
+        val_loss=[(10, 2.2)],
+    ),
+    Trainer(
+        "MNIST example",
+        [
+            "Train Epoch: 1 [0/2000 (0%)]\tLoss: 2.300000",
+            "Train Epoch: 1 [640/2000 (32%)]\tLoss: 2.200000",
+            "",
+            "Test set: Average loss: 0.5000, Accuracy: 400/500 (80%)",
+            "Train Epoch: 2 [0/2000 (0%)]\tLoss: 2.100000",
+        ],
+        loss=[(0, 2.3), (640, 2.2), (2000, 2.1)],
+    ),
+    Trainer(
+        "word_language_model",
+        [
+            (
+                "| epoch   1 |   200/ 2983 batches | lr 20.00 | ms/batch 5.20 | loss  7.63 | pp"
+                "l  2064.00"
+            ),
+            (
+                "| epoch   1 |   400/ 2983 batches | lr 20.00 | ms/batch 5.20 | loss  6.63 | pp"
+                "l  2064.00"
+            ),
+            "| end of epoch   1 | time:  5.00s | valid loss  5.90 | valid ppl   300.00",
+        ],
+        loss=[(200, 7.63), (400, 6.63)],
+        val_loss=[(2983, 5.9)],
+    ),
+    Trainer(
+        "fairseq",
+        [
+            (
+                "2026 | INFO | train_inner | epoch 001:    100 / 1000 loss=12.3, nll_loss=12.1,"
+                " ppl=9, wps=1, num_updates=100, lr=5e-05"
+            ),
+            (
+                "2026 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 9.9 | nll_los"
+                "s 9.8 | num_updates 1000"
+            ),
+        ],
+        loss=[(100, 12.3)],
+        val_loss=[(1000, 9.9)],
+    ),
+    Trainer(
+        "mmengine",
+        [
+            (
+                "11/24 - mmengine - INFO - Epoch(train)  [1][ 50/500]  lr: 1.0000e-02  eta: 0:1"
+                "0:00  time: 0.1  loss: 2.3  loss_cls: 1.1"
+            ),
+            (
+                "11/24 - mmengine - INFO - Epoch(train)  [2][ 50/500]  lr: 1.0000e-02  eta: 0:1"
+                "0:00  time: 0.1  loss: 1.3  loss_cls: 1.1"
+            ),
+        ],
+        loss=[(50, 2.3), (550, 1.3)],
+    ),
+    Trainer(
+        "cifar10 tutorial",
+        [
+            "[1,  2000] loss: 2.200",
+            "[1,  4000] loss: 1.800",
+        ],
+        loss=[(2000, 2.2), (4000, 1.8)],
+    ),
+    Trainer(
+        "dcgan",
+        [
+            "[0/25][0/1583] Loss_D: 1.7 Loss_G: 5.2 D(x): 0.5",
+            "[0/25][50/1583] Loss_D: 0.7 Loss_G: 6.2 D(x): 0.5",
+            "[1/25][0/1583] Loss_D: 0.6 Loss_G: 6.2 D(x): 0.5",
+        ],
+        loss=[(0, 1.7), (50, 0.7), (1583, 0.6)],
+    ),
+    Trainer(
+        "llm.c train_gpt2.py",
+        [
+            "val loss 10.9",
+            "step    1/100 | train loss 9.5 | norm 1.2 | lr 3e-4 | (100 ms | 1000 tok/s)",
+            "val loss 9.1",
+            "step    2/100 | train loss 9.0 | norm 1.2",
+        ],
+        loss=[(1, 9.5), (2, 9.0)],
+        val_loss=[(1, 9.1)],
+    ),
+    Trainer(
+        "Keras on torch",
+        [
+            "Epoch 1/5",
+            " 10/32 ━━━━━━━━ 1s 30ms/step - accuracy: 0.1000 - loss: 2.3000",
+            (
+                "32/32 ━━━━ 2s 30ms/step - accuracy: 0.5 - loss: 0.3 - val_accuracy: 0.4 - val_"
+                "loss: 0.4"
+            ),
+        ],
+        loss=[(10, 2.3), (32, 0.3)],
+        val_loss=[(32, 0.4)],
+    ),
+    Trainer(
+        "Megatron-LM",
+        [
+            (
+                " iteration       10/     100 | consumed samples:           80 | elapsed time p"
+                "er iteration (ms): 12.3 | learning rate: 1.000000E-05 | global batch size:    "
+                " 8 | lm loss: 1.050000E+01 | loss scale: 1.0 | grad norm: 2.3 |"
+            ),
+            (
+                " validation loss at iteration 10 | lm loss value: 1.020000E+01 | lm loss PPL: "
+                "2.6E+04 | "
+            ),
+            " iteration       20/     100 | lm loss: 9.000000E+00 | loss scale: 1.0 |",
+        ],
+        loss=[(10, 10.5), (20, 9.0)],
+        val_loss=[(10, 10.2)],
+    ),
+    Trainer(
+        "Lambda guide train_llm.py",
+        [
+            (
+                "[rank=0] [2026] INFO:{'global_step': 10, 'lr': 3e-05, 'running_loss': 5.7, 'ep"
+                "och': 0, 'epoch_progress': 0.1, 'num_batches_remaining': 90}"
+            ),
+        ],
+        loss=[(10, 5.7)],
+    ),
+    Trainer(
+        "picotron",
+        [
+            (
+                "[rank 0] Step: 10    | Loss: 5.3000 | Global batch size: 4.1K | Tokens/s: 1.2K"
+                " | MFU: 3.00%"
+            ),
+        ],
+        loss=[(10, 5.3)],
+    ),
+    Trainer(
+        "nanochat base_train",
+        [
+            (
+                "step 00010/00020 (50.00%) | loss: 8.123456 | grad norm: 1.2 | lrm: 1.00 | dt: "
+                "100.00ms | tok/sec: 5,000 | mfu: 0.00"
+            ),
+        ],
+        loss=[(10, 8.123456)],
+    ),
+    Trainer(
+        "modded-nanogpt",
+        [
+            "step:0/1390 val_loss:10.8258 train_time:0ms step_avg:0.01ms",
+            "step:125/1390 val_loss:4.6 train_time:9ms step_avg:0.01ms",
+        ],
+        val_loss=[(0, 10.8258), (125, 4.6)],
+    ),
+    Trainer(
+        "DiT",
+        [
+            "[2026] (step=0000100) Train Loss: 0.1712, Train Steps/Sec: 1.20",
+        ],
+        loss=[(100, 0.1712)],
+    ),
+    Trainer(
+        "composer ProgressBar off",
+        [
+            "[batch=10/100]:",
+            "\t Train time/batch: 9",
+            "\t Train loss/train/total: 2.3000",
+            "[batch=20/100]:",
+            "\t Train loss/train/total: 2.1",
+        ],
+        loss=[(10, 2.3), (20, 2.1)],
+    ),
+    Trainer(
+        "Lightning bar",
+        [
+            bar("Epoch 0: ", 5, 10, ", v_num=0, train_loss=0.5"),
+            bar("Epoch 0: ", 10, 10, ", v_num=0, train_loss=0.4"),
+            bar("Validation DataLoader 0: ", 1, 2),
+            bar("Epoch 1: ", 5, 10, ", v_num=0, train_loss=0.3, val_loss=0.45"),
+        ],
+        loss=[(5, 0.5), (10, 0.4), (15, 0.3)],
+    ),
+    Trainer(
+        "detectron2",
+        [
+            (
+                "[11/24 10:00:00 d2.utils.events]:  eta: 0:10:00  iter: 19  total_loss: 1.23  l"
+                "oss_cls: 0.4  loss_box_reg: 0.2  time: 0.1  lr: 0.0002  max_mem: 100M"
+            ),
+        ],
+        loss=[(19, 1.23)],
+    ),
+    Trainer(
+        "lingua",
+        [
+            (
+                "0: INFO    26-11-24 10:00:00.1 - 0:00:10 - step: 10  acc: 0  loss:  8.1234  gr"
+                "ad: 1.20e+00  flops: 1e12  wps: 1e4  iter: 0.1  data: 0.0  lr: 1e-4  mem: 10%"
+            ),
+        ],
+        loss=[(10, 8.1234)],
+    ),
+    Trainer(
+        "torchtune bar",
+        [
+            bar("1|12|Loss: 2.3: ", 12, 240),
+        ],
+        loss=[(12, 2.3)],
+    ),
+    Trainer(
+        "DeepSpeed pipeline",
+        [
+            (
+                "[2026] [INFO] [logging.py:107:log_dist] [Rank 0] step=10, skipped=0, lr=[0.001"
+                "], mom=[[0.9, 0.99]]"
+            ),
+            "steps: 10 loss: 2.3026 iter time (s): 0.100 samples/sec: 160.0",
+        ],
+        loss=[(10, 2.3026)],
+    ),
+    Trainer(
+        "peft examples",
+        [
+            bar("", 10, 10),
+            (
+                "epoch=0: train_ppl=tensor(3.3) train_epoch_loss=tensor(1.2) eval_ppl=tensor(2."
+                "7) eval_epoch_loss=tensor(1.0)"
+            ),
+        ],
+        loss=[(10, 1.2)],
+        val_loss=[(10, 1.0)],
+    ),
+    Trainer(
+        "PyTorch-GAN",
+        [
+            "[Epoch 0/200] [Batch 5/938] [D loss: 0.5] [G loss: 0.7]",
+            "[Epoch 1/200] [Batch 5/938] [D loss: 0.4] [G loss: 0.8]",
+        ],
+        loss=[(5, 0.5), (943, 0.4)],
+    ),
+    Trainer(
+        "a VAE's example",
+        [
+            "Train Epoch: 1 [0/2000 (0%)]\tLoss: 550.0",
+            "====> Epoch: 1 Average loss: 190.0",
+            "====> Test set loss: 120.0",
+            "Train Epoch: 2 [0/2000 (0%)]\tLoss: 130.0",
+        ],
+        loss=[(0, 550.0), (2000, 130.0)],
+    ),
+    Trainer(
+        "epochs that end with a line of both losses",
+        [
+            "Epoch 1/10, Batch 95/100, Loss: 0.9",
+            "Epoch 1/10 | Train Loss: 1.2 | Val Loss: 1.1",
+            "Epoch 2/10, Batch 5/100, Loss: 0.8",
+        ],
+        loss=[(95, 0.9), (105, 0.8)],
+        val_loss=[(100, 1.1)],
+    ),
+    Trainer(
+        "diffusers",
+        [
+            bar("Steps: ", 10, 100, ", lr=0.0001, step_loss=0.12"),
+            bar("Steps: ", 20, 100, ", lr=0.0001, step_loss=0.11"),
+        ],
+        loss=[(10, 0.12), (20, 0.11)],
+    ),
+    Trainer(
+        "NeMo",
+        [
+            (
+                "Training epoch 0, iteration 10/99 | lr: 1e-05 | global_batch_size: 8 | global_"
+                "step: 10 | reduced_train_loss: 7.8 | train_step_timing in s: 1.0"
+            ),
+            (
+                "Training epoch 1, iteration 5/99 | lr: 1e-05 | global_batch_size: 8 | global_s"
+                "tep: 104 | reduced_train_loss: 7.1"
+            ),
+        ],
+        loss=[(10, 7.8), (104, 7.1)],
+    ),
+    Trainer(
+        "OpenRLHF",
+        [
+            bar("Train epoch [1/2]: ", 10, 100, ", gpt_loss=1.2, loss_mean=1.3"),
+            bar("Train epoch [2/2]: ", 10, 100, ", gpt_loss=1.1, loss_mean=1.2"),
+        ],
+        loss=[(10, 1.2), (110, 1.1)],
+    ),
+    Trainer(
+        "GPT-NeoX",
+        [
+            (
+                " samples/sec: 10.1 | iteration       10/  320000 | elapsed time per iteration "
+                "(ms): 99.0 | learning rate: 1.0E-05 | approx flops per GPU: 1.0TFLOPS | lm_los"
+                "s: 1.05E+01 | loss scale: 1.0 | number of skipped iterations:   0 |"
+            ),
+        ],
+        loss=[(10, 10.5)],
+    ),
+    Trainer(
+        "a bar for each epoch, without words",
+        [
+            bar("", 10, 10, ", loss=0.9"),
+            bar("", 5, 10, ", loss=0.8"),
+            bar("", 10, 10, ", loss=0.7"),
+        ],
+        loss=[(10, 0.9), (15, 0.8), (20, 0.7)],
+    ),
+    Trainer(
+        "batches in bars, epochs in an outer one",
+        [
+            bar("", 0, 3),
+            bar("", 5, 10, ", loss=0.9"),
+            bar("", 10, 10, ", loss=0.85"),
+            bar("", 1, 3),
+            bar("", 5, 10, ", loss=0.8"),
+        ],
+        loss=[(5, 0.9), (10, 0.85), (15, 0.8)],
+    ),
+    Trainer(
+        "Stable-Baselines3",
+        [
+            "| time/              |          |",
+            "|    total_timesteps | 2048     |",
+            "| train/             |          |",
+            "|    loss            | 0.5      |",
+            "|    policy_gradient_loss | 0.1 |",
+            "|    total_timesteps | 4096     |",
+            "|    loss            | 0.4      |",
+        ],
+        loss=[(2048, 0.5), (4096, 0.4)],
+    ),
+    Trainer(
+        "what is best so far",
+        [
+            "step 5 loss 0.5 best_loss 0.4",
+            "best val loss 0.3",
+            "step 6 best loss: 0.4 loss_scale: 65536",
+        ],
+        loss=[(5, 0.5)],
+    ),
+    Trainer(
+        "a data set that is mapped before the training",
+        [
+            bar("Map: ", 500, 500),
+            bar("", 7, 7),
+            bar("", 10, 25),
+            "{'loss': 2.5, 'epoch': 0.4}",
+        ],
+        loss=[(10, 2.5)],
+    ),
+    Trainer(
+        "batches of epochs whose length nobody says",
+        [
+            "[1, 2000] loss: 2.2",
+            "[2, 2000] loss: 1.5",
+        ],
+        loss=[(2000, 2.2)],
+    ),
+    Trainer(
+        "evaluations in words of their own",
+        [
+            "step 10 loss 2.0",
+            "Validation: loss 1.5",
+            "INFO Evaluating [ 5/10] loss 1.4",
+            "Eval | step 10 | loss 1.6",
+            "val | loss 1.2",
+        ],
+        loss=[(10, 2.0)],
+        val_loss=[(10, 1.6)],
+    ),
+]
