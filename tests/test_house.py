@@ -61,7 +61,6 @@ OTHERS = {
     "launchers": {"yaml", "click"},
     "api": {"click"},
     "api/cluster.py": {"fabric", "typing_extensions"},
-    "head/exec/fabric_group.py": {"fabric"},
     "api/functions.py": {"cloudpickle"},
     "protocol/message.py": {"typing_extensions"},  # for the type checker alone
     "node/job/run_function.py": {"cloudpickle"},  # which travels with the function

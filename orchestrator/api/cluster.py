@@ -15,23 +15,25 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from orchestrator.api import head_process
 from orchestrator.api.functions import check_callable, pack
 from orchestrator.api.job import CALLED, Job
 from orchestrator.api.options import Options, StrPath
-from orchestrator.common.errors import OrchestratorError, UsageError, nearest
+from orchestrator.common.errors import OrchestratorError, UsageError, import_optional, nearest
 from orchestrator.config.launch import Launch, LaunchArguments, Where, options_of
 from orchestrator.head.background.process import INTERRUPT, Background
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NAME, Experiment
 
 if TYPE_CHECKING:
-    from fabric import Group
+    from fabric import Connection, Group
     from typing_extensions import Unpack
 
     from orchestrator.api.pool import Pool
+    from orchestrator.head.connect.ssh import SshTransport
+    from orchestrator.head.connect.ssh_config import Destination
     from orchestrator.head.nodes.machine import Machine
 
 P = ParamSpec("P")
@@ -199,15 +201,19 @@ class Cluster:
         """
         from orchestrator.head.connect.ssh import SshTransport
         from orchestrator.head.connect.ssh_config import SshConfig
-        from orchestrator.head.exec import fabric_group
         from orchestrator.head.nodes.node_list import read_nodes
 
+        fabric = import_optional(
+            "fabric", "fabric", "Cluster.fabric() needs the package fabric, which"
+        )
         ssh = SshTransport(
             SshConfig(self._where.ssh_config),
             timeout=float(self._options.get("connect_timeout", Launch.connect_timeout)),
             strict=bool(self._options.get("strict_host_keys", False)),
         )
-        return fabric_group.group(ssh, read_nodes(absolute(self._where.node_list)))
+        nodes = read_nodes(absolute(self._where.node_list))
+        connections = [verified_connection(fabric, ssh, ssh.config.of_node(node)) for node in nodes]
+        return fabric.ThreadingGroup.from_connections(connections)  # nothing is connected yet
 
     def _start(self, arguments: LaunchArguments, command: list[str]) -> Job:
         head = Background(head_process.launch, arguments=arguments, command=command)
@@ -254,6 +260,28 @@ class Cluster:
         """List the jobs of the experiments directory, the newest last."""
         known = experiments.every(self._where.experiments)
         return [Job(candidate, self._where) for candidate in known]
+
+
+def verified_connection(fabric: Any, ssh: SshTransport, destination: Destination) -> Connection:
+    """Make a connection of fabric that is opened as all of ours are.
+
+    fabric by itself reads no `Include` of an ssh_config, and takes a host key that has changed for
+    a new one. Only its way to a connection is replaced: run, put, get, sudo and Group are its own.
+    """
+
+    class VerifiedConnection(fabric.Connection):  # type: ignore[misc]
+        def open(self) -> None:
+            if not self.is_connected:
+                # Kept, as the machines that it passes through are.
+                self.verified = ssh.connect(destination)
+                self.client._transport = self.transport = self.verified.transport
+
+    return VerifiedConnection(
+        destination.host,
+        user=destination.user,
+        port=destination.port,
+        config=fabric.Config(overrides={"load_ssh_configs": False}),
+    )
 
 
 # -- options ----------------------------------------------------------------------------------

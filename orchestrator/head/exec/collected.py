@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, TextIO
 
 from orchestrator.head.exec.execution import Outcome
@@ -21,23 +21,8 @@ PIECE = 1 << 16
 LONGEST = 64 << 20  # bytes of a stream that JSON shows
 
 
-class Live:
-    """Shows each line when it comes, with its node's prefix."""
-
-    def __init__(self, whole: PrefixedOutput, node: NumberedNode) -> None:
-        self.out = whole.stream(node.index, errors=False)
-        self.err = whole.stream(node.index, errors=True)
-
-    def take(self, data: bytes, *, errors: bool) -> None:
-        (self.err if errors else self.out).write(data)
-
-    def close(self) -> None:
-        self.out.close()
-        self.err.close()
-
-
 class Stream:
-    """One stream of one program, kept."""
+    """What one program writes to one of its streams, kept until the end."""
 
     def __init__(self) -> None:
         self.file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
@@ -49,80 +34,56 @@ class Stream:
         self.sum.update(data)
         self.size += len(data)
 
+    def close(self) -> None:
+        """Nothing more comes, and what has come stays."""
+
     def pieces(self) -> Iterator[bytes]:
         self.file.seek(0)
         while data := self.file.read(PIECE):
             yield data
 
 
-class Kept:
-    """Keeps both streams until the end."""
-
-    def __init__(self) -> None:
-        self.out, self.err = Stream(), Stream()
-
-    def take(self, data: bytes, *, errors: bool) -> None:
-        (self.err if errors else self.out).write(data)
-
-    def close(self) -> None:
-        pass
+# By the node's number, and whether it is standard error.
+Streams = Mapping[tuple[int, bool], Stream]
 
 
-class Folding:
-    """Keeps standard output until the end, to show equal ones once; shows errors as they come."""
-
-    def __init__(self, whole: PrefixedOutput, node: NumberedNode) -> None:
-        self.node, self.out = node, Stream()
-        self.err = whole.stream(node.index, errors=True)
-
-    def take(self, data: bytes, *, errors: bool) -> None:
-        if errors:
-            self.err.write(data)
-        else:
-            self.out.write(data)
-
-    def close(self) -> None:
-        self.err.close()
-
-
-def folded(parts: Sequence[Folding]) -> Iterator[tuple[str, Stream]]:
+def folded(nodes: Sequence[NumberedNode], streams: Streams) -> Iterator[tuple[str, Stream]]:
     """Return each different output once, with a heading that names its nodes."""
-    groups: dict[bytes, list[Folding]] = {}
-    for part in sorted(parts, key=lambda part: part.node.index):
-        if part.out.size:
-            groups.setdefault(part.out.sum.digest(), []).append(part)
+    groups: dict[bytes, list[NumberedNode]] = {}
+    for node in sorted(nodes, key=lambda node: node.index):
+        stream = streams.get((node.index, False))
+        if stream is not None and stream.size:
+            groups.setdefault(stream.sum.digest(), []).append(node)
     for group in groups.values():
-        names = in_words([part.node.index for part in group])
-        alone = f" ({group[0].node.node.name})" if len(group) == 1 else f" ({len(group)} nodes)"
-        yield f"--- {names}{alone}", group[0].out
+        names = in_words([node.index for node in group])
+        who = group[0].node.name if len(group) == 1 else f"{len(group)} nodes"
+        yield f"--- {names} ({who})", streams[group[0].index, False]
 
 
-def as_json(outcome: Outcome, kept: Kept | None) -> dict[str, Any]:
+def as_json(outcome: Outcome, streams: Streams) -> dict[str, Any]:
     """Return how a command ended on a node, and what it printed."""
+    index = outcome.node.index
     shown: dict[str, Any] = {
-        "node": outcome.node.index,
+        "node": index,
         "name": outcome.node.node.name,
         "code": outcome.code,
         "seconds": round(outcome.seconds, 3),
         "problem": outcome.problem,
         "fix": outcome.fix,
     }
-    for name, stream in (("stdout", kept and kept.out), ("stderr", kept and kept.err)):
-        data = b""
-        if stream:
-            stream.file.seek(0)
-            data = stream.file.read(LONGEST)
-        shown[f"{name}_bytes"] = stream.size if stream else 0
-        shown[name] = data.decode("utf-8", "replace")
+    for name, errors in (("stdout", False), ("stderr", True)):
+        stream = streams.get((index, errors)) or Stream()
+        stream.file.seek(0)
+        shown[f"{name}_bytes"] = stream.size
+        shown[name] = stream.file.read(LONGEST).decode("utf-8", "replace")
     return shown
 
 
-def json_pieces(outcomes: Sequence[Outcome], kept: dict[int, Kept], code: int) -> Iterator[str]:
+def json_pieces(outcomes: Sequence[Outcome], streams: Streams, code: int) -> Iterator[str]:
     """Write one JSON document, a node at a time: together they may be larger than the memory."""
     yield '{"nodes": ['
     for number, outcome in enumerate(outcomes):
-        text = json.dumps(as_json(outcome, kept.get(outcome.node.index)))
-        yield f"{',' * bool(number)}\n{text}"
+        yield f"{',' * bool(number)}\n{json.dumps(as_json(outcome, streams))}"
     yield f'\n], "exit_code": {code}}}\n'
 
 

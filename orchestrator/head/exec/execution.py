@@ -25,10 +25,10 @@ TIMED_OUT = 124  # as timeout(1) has it
 NEVER_BEGAN = "its login shell waits"
 
 
-class Receiver(Protocol):
-    """Takes what the program on one node prints, from two threads."""
+class Sink(Protocol):
+    """Takes what the program on one node writes to one of its streams."""
 
-    def take(self, data: bytes, *, errors: bool) -> None: ...
+    def write(self, data: bytes) -> None: ...
 
     def close(self) -> None: ...
 
@@ -57,8 +57,8 @@ class Outcome:
 class Prologue:
     """Keeps back what rc files print on one stream, until the command begins."""
 
-    def __init__(self, receiver: Receiver, *, errors: bool) -> None:
-        self.receiver, self.errors = receiver, errors
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
         self.begun = False
         self.said = b""
 
@@ -68,7 +68,7 @@ class Prologue:
             self.begun = bool(mark)
             self.said = noise[-NOISE:]
         if self.begun and data:
-            self.receiver.take(data, errors=self.errors)
+            self.sink.write(data)
 
 
 class Visit:
@@ -143,12 +143,12 @@ class Execution:
         ssh: Transport,
         nodes: Sequence[NumberedNode],
         line_of: Callable[[NumberedNode], str],
-        receiver_of: Callable[[NumberedNode], Receiver],
+        sink_of: Callable[[NumberedNode, bool], Sink],  # True: of standard error
         *,
         limit: float | None = None,
         given: Input | None = None,
     ) -> None:
-        self.ssh, self.line_of, self.receiver_of = ssh, line_of, receiver_of
+        self.ssh, self.line_of, self.sink_of = ssh, line_of, sink_of
         self.limit, self.given = limit, given
         self.visits = [Visit(node) for node in nodes]
         self.orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -196,8 +196,8 @@ class Execution:
         if not visit.start(connection, line, self.ssh.timeout):
             return Outcome(visit.node, problem=f"not started ({visit.why})")
         assert visit.channel is not None
-        channel, receiver = visit.channel, self.receiver_of(visit.node)
-        out, err = Prologue(receiver, errors=False), Prologue(receiver, errors=True)
+        channel = visit.channel
+        out, err = (Prologue(self.sink_of(visit.node, errors)) for errors in (False, True))
         complaints = threading.Thread(target=receive, args=(channel.recv_stderr, err), daemon=True)
         complaints.start()
         try:
@@ -210,7 +210,8 @@ class Execution:
             code = channel.recv_exit_status()
             lost = not connection.alive
         finally:
-            receiver.close()
+            out.sink.close()
+            err.sink.close()
             connection.close()
         return outcome_of(visit, code, lost=lost, said=err.said or out.said)
 

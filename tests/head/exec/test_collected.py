@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.head.exec.collected import Kept, as_json
+from orchestrator.head.exec.collected import Stream, as_json
 from orchestrator.head.exec.execution import Outcome
 from orchestrator.head.nodes.node_list import Node, NumberedNode
 
@@ -10,10 +10,10 @@ from orchestrator.head.nodes.node_list import Node, NumberedNode
 def test_every_node_has_the_same_keys() -> None:
     """A script need not know which of them could be reached."""
     node = NumberedNode(0, Node("n"))
-    kept = Kept()
-    kept.take(b"hi\xff\n", errors=False)
-    reached = as_json(Outcome(node, 0), kept)
+    stream = Stream()
+    stream.write(b"hi\xff\n")
+    reached = as_json(Outcome(node, 0), {(0, False): stream})
     assert (reached["stdout"], reached["stdout_bytes"]) == ("hi\N{REPLACEMENT CHARACTER}\n", 4)
-    lost = as_json(Outcome(node, problem="it is down", lost=True), None)
+    lost = as_json(Outcome(node, problem="it is down", lost=True), {})
     assert (lost["stdout"], lost["stdout_bytes"], lost["stderr_bytes"]) == ("", 0, 0)
     assert list(lost) == list(reached)

@@ -15,7 +15,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.head.connect import server_command
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
-from orchestrator.head.exec.collected import Kept
+from orchestrator.head.exec.collected import Stream
 from orchestrator.head.exec.execution import Execution, Input
 from orchestrator.head.exec.shell import BEGINS, GO, Directory, shell_line
 from orchestrator.head.nodes.node_list import Node, NumberedNode
@@ -135,18 +135,18 @@ def test_what_an_rc_file_does(tmp_path: Path, shell: str, text: str, problem: st
     """Either the command runs, and nothing else is shown, or it never does, and that is said."""
     mark, given = tmp_path / "ran", tmp_path / "given"
     given.write_text(f"touch {mark}.by.another.shell\n")
-    kept = Kept()
+    out, err = Stream(), Stream()
     with given.open("rb") as file:
         words = ["sh", "-c", f"cat; touch {mark}"]
         execution = Execution(
             RcFile(tmp_path, shell, text),
             [NumberedNode(0, Node("n"))],
             lambda _: shell_line(words, Directory("/"), given.stat().st_size),
-            lambda _: kept,
+            lambda _, errors: err if errors else out,
             given=Input(file.fileno(), 0, given.stat().st_size),
         )
         (outcome,) = execution.go()
-    shown = b"".join(kept.out.pieces()), b"".join(kept.err.pieces())
+    shown = b"".join(out.pieces()), b"".join(err.pieces())
     assert problem in outcome.problem and outcome.lost == bool(problem)
     assert (outcome.code, mark.exists()) == ((None, False) if problem else (0, True))
     assert shown == (b"" if problem else given.read_bytes(), b"")
@@ -160,7 +160,7 @@ def test_what_was_given_up_does_not_run_later(tmp_path: Path) -> None:
     ssh.timeout = 0.2
     node = NumberedNode(0, Node("n"))
     line = shell_line(["touch", str(tmp_path / "ran")], Directory("/"))
-    execution = Execution(ssh, [node], lambda _: line, lambda _: Kept())
+    execution = Execution(ssh, [node], lambda _: line, lambda *_: Stream())
     with ThreadPoolExecutor() as threads:
         outcomes = threads.submit(execution.go)
         wait_until(lambda: execution.visits[0].given_up, "the limit")

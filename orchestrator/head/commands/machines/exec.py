@@ -27,8 +27,8 @@ from orchestrator.config.parse import waiting_time
 from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.exec import collected
-from orchestrator.head.exec.collected import Folding, Kept, Live, PrefixedOutput
-from orchestrator.head.exec.execution import Execution, Input, Outcome, Receiver
+from orchestrator.head.exec.collected import PrefixedOutput, Stream, Streams
+from orchestrator.head.exec.execution import Execution, Input, Outcome, Sink
 from orchestrator.head.exec.shell import (
     Directory,
     JobPart,
@@ -113,19 +113,19 @@ def execute(options: ExecOptions) -> int:
     nodes = options.chosen.numbered()
     given = standard_input()
     shown = PrefixedOutput([node.index for node in nodes], options.color)
-    kept: dict[int, Receiver] = {}
+    kept: dict[tuple[int, bool], Stream] = {}
 
-    def receiver_of(node: NumberedNode) -> Receiver:
-        kind = Folding(shown, node) if options.fold else Live(shown, node)
-        kept[node.index] = Kept() if options.as_json else kind
-        return kept[node.index]
+    def sink_of(node: NumberedNode, errors: bool) -> Sink:
+        if options.as_json or (options.fold and not errors):
+            return kept.setdefault((node.index, errors), Stream())
+        return shown.stream(node.index, errors=errors)
 
     def line_of(node: NumberedNode) -> str:
         size = given.size if given is not None else None
         return shell_line(options.words, directory(node, options.workdir), size)
 
     execution = Execution(
-        options.chosen.transport(), nodes, line_of, receiver_of, limit=options.limit, given=given
+        options.chosen.transport(), nodes, line_of, sink_of, limit=options.limit, given=given
     )
     shown.when_broken = lambda: execution.end("nobody reads its output")
     stopped = answer_interrupts(execution)
@@ -134,11 +134,10 @@ def execute(options: ExecOptions) -> int:
         output.complain(NOT_GIVEN)
     code = EXIT_STOPPED if stopped else NOBODY_READS if shown.broken else exit_code(outcomes)
     if options.as_json:
-        streams = {index: part for index, part in kept.items() if isinstance(part, Kept)}
-        for piece in collected.json_pieces(outcomes, streams, code):
+        for piece in collected.json_pieces(outcomes, kept, code):
             output.pass_on(piece)
         return code
-    show_folded([part for part in kept.values() if isinstance(part, Folding)], options.color)
+    show_folded(nodes, kept, options.color)
     if code not in (EXIT_DONE, NOBODY_READS):
         output.complain(summary(outcomes))
     return code
@@ -191,8 +190,8 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
     return EXIT_DONE if all(outcome.code == 0 for outcome in outcomes) else EXIT_FAILED
 
 
-def show_folded(parts: Sequence[Folding], color: bool | None) -> None:
-    for heading, stream in collected.folded(parts):
+def show_folded(nodes: Sequence[NumberedNode], kept: Streams, color: bool | None) -> None:
+    for heading, stream in collected.folded(nodes, kept):
         output.tell(output.paint(heading, "bold", output.terminal(color)))
         last = b"\n"
         for last in stream.pieces():
