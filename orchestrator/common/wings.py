@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.common.errors import UsageError
 
 OURS = "orchestrator"
-VIEWS = "pip install 'orchestrator[views]'   (or: pip install textual starlette uvicorn)"
+VIEWS = "pip install jinja2 textual starlette uvicorn   (in a clone: pip install -e '.[views]')"
 
 
 def view(room: str) -> Any:

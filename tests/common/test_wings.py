@@ -15,7 +15,7 @@ from orchestrator.common.errors import UsageError
 from tests.launching import BIN, Command
 
 HOUSE = Path(orchestrator.__file__).parent
-OF_WINGS = ("textual", "starlette", "uvicorn", "torch")
+OF_WINGS = ("jinja2", "textual", "starlette", "uvicorn", "torch")
 # What Python runs first: as if these packages were not installed.
 WITHOUT = f"""
 import sys
@@ -47,7 +47,7 @@ def test_the_dashboard_says_what_is_missing(without: dict[str, str], tmp_path: P
     command = Command([str(BIN / "orchestrator"), "dashboard"], tmp_path, without)
     assert command.finish() == 2
     assert "`orchestrator dashboard` needs " in command.text
-    assert "pip install 'orchestrator[views]'" in command.text
+    assert "pip install jinja2 textual starlette uvicorn" in command.text
     assert "Traceback" not in command.text
 
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import uvicorn
 from starlette.applications import Starlette
@@ -32,10 +32,9 @@ from orchestrator.views.dashboard.logs import Tail
 from orchestrator.views.dashboard.pages import Compared, Page
 from orchestrator.views.report import page as report
 
-OWN = Path(__file__).parent / "web"
 STATIC = {
     **dict.fromkeys(("uplot.js", "page.js", "uplot.css", "page.css"), report.WEB),
-    **dict.fromkeys(("board.js", "board.css"), OWN),
+    **dict.fromkeys(("board.js", "board.css"), pages.WEB),
 }
 KINDS = {".js": "text/javascript", ".css": "text/css"}
 MOST_STREAMS = 100  # clients that look on at the same time
@@ -197,15 +196,16 @@ class Guarded:
         if given is not None and request.method == "GET":
             return self.enter(given, request.url.path)
         if not guard.knows(request.cookies, headers.get("authorization", "")):
-            return HTMLResponse(pages.refused(), 401)
+            return HTMLResponse(pages.html("refused"), 401)
         if request.method not in ("GET", "HEAD") and not guard.may_change(headers):
             return Response("this did not come from a page of this server\n", 403)
         return None
 
     def enter(self, given: str, path: str) -> Response:
         if not self.guard.is_token(given):
-            return HTMLResponse(pages.refused(), 401)
-        answer = HTMLResponse(pages.entered(path))
+            return HTMLResponse(pages.html("refused"), 401)
+        # A page of ours asks for the one that was meant, and never for one of another server.
+        answer = HTMLResponse(pages.html("entered", url="/" + quote(path.lstrip("/\\"))))
         answer.set_cookie(
             self.guard.cookie, self.guard.session, httponly=True, samesite="strict", path="/"
         )
@@ -220,9 +220,13 @@ class Handlers:
 
     # -- pages -------------------------------------------------------------------------------
 
+    def html(self, kind: str, names: Sequence[str], **values: Any) -> Response:
+        form = self.board.guard.form
+        return HTMLResponse(pages.html(kind, names=names, form=form, **values))
+
     async def home(self, _: Request) -> Response:
         root = str(self.board.listing.root.absolute())
-        return HTMLResponse(pages.home(root, self.board.guard.form))
+        return self.html("list", [], root=root)
 
     async def experiment(self, request: Request) -> Response:
         found = await self.board.find(request.path_params["name"])
@@ -230,13 +234,13 @@ class Handlers:
             nodes = [(node.index, node.name) for node in found.read_record().nodes]
         except UsageError:
             nodes = []
-        return HTMLResponse(pages.experiment(found.name, nodes, self.board.guard.form))
+        return self.html("experiment", [found.name], nodes=nodes)
 
     async def compare(self, request: Request) -> Response:
         names = chosen(request)
         for name in names:
             await self.board.find(name)
-        return HTMLResponse(pages.compare(names, self.board.guard.form))
+        return self.html("compare", names)
 
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]

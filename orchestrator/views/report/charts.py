@@ -50,8 +50,8 @@ NAMES = {
     "tokens_per_s": "tokens per second",
     "memory_peak_bytes": "peak memory",
     "memory_bytes": "memory now",
-    "mfu": "of the vendor's peak",
-    "mfu_measured": "of a large matrix product",
+    "mfu": "MFU, against the vendor's peak",
+    "mfu_measured": "MFU, against measured peak",
     "loss": "training",
     "eval_loss": "held out",
 }
@@ -127,7 +127,7 @@ def of_a_program(names: Iterable[str]) -> Iterator[tuple[str, str, tuple[str, ..
     for name in known:
         of = name.removeprefix(TRAINED)
         if of != name and HELD_OUT + of in known:
-            yield f"{of} of an epoch", unit_of(name), (name, HELD_OUT + of)
+            yield f"{of[:1].upper()}{of[1:]} per epoch", unit_of(name), (name, HELD_OUT + of)
         elif not (name.startswith(HELD_OUT) and TRAINED + name.removeprefix(HELD_OUT) in known):
             yield name, unit_of(name), (name,)
 
@@ -200,7 +200,7 @@ def exposed(before: str, training: Training) -> Chart | None:
         return None
     curve = Curve([step for step, _ in known], [share for _, share in known])
     whose = " ".join(filter(None, (before, NAMES["exposed_comm_ms"])))
-    return Chart("Exposed communication, of a step", "ratio", [Line(whose, curve)])
+    return Chart("Exposed communication", "ratio", [Line(whose, curve)])
 
 
 def prefix(story: Story, training: Training, count: int) -> str:

@@ -44,6 +44,12 @@ class Moment:
     step: int | None = None
     bad: bool = False
 
+    @property
+    def words(self) -> str:
+        """Say what happened, and at which step where that does not say it."""
+        step = "" if self.step is None else f"step {self.step}"
+        return self.what if step in self.what else f"{self.what} ({step})"
+
 
 @dataclass(frozen=True)
 class Training:
@@ -155,7 +161,7 @@ def moments(
     """List what happened, in order: the start, checkpoints, skipped steps, the failure, the end."""
     timeline = data.get("timeline")
     began = timeline.get("begin") if isinstance(timeline, dict) else None
-    found = [Moment(began, "the command was typed")] if isinstance(began, float) else []
+    found = [Moment(began, "launched")] if isinstance(began, float) else []
     found.append(Moment(record.started, f"started on {plural(len(record.nodes), 'node')}"))
     steps = (("ranks", "all ranks run"), ("output", "first output"))
     for name, what in steps:

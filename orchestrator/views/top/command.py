@@ -180,9 +180,7 @@ def event_lines(where: Where, job: JobSample) -> Sequence[str]:
     lines = []
     for moment in story.moments(found, record, story.manifest_of(found)[0], ()):
         when = time.strftime("%H:%M:%S", time.localtime(moment.time)) if moment.time else "        "
-        step = "" if moment.step is None else f"step {moment.step}"
-        more = f" ({step})" if step not in moment.what else ""
-        lines.append(f"{when} {'! ' if moment.bad else '  '}{moment.what}{more}")
+        lines.append(f"{when} {'! ' if moment.bad else '  '}{moment.words}")
     return lines or ["nothing happened yet"]
 
 

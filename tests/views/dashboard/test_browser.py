@@ -152,7 +152,7 @@ def lose_the_connection(browser: Browser) -> None:
     assert browser.eval("document.getElementById('log').innerText.trim()") == "rank 0 | one line"
     assert browser.eval("document.getElementById('alive').textContent") == "live"
     browser.eval("made[0].readyState = 2; made[0].onerror()")
-    assert "another address" in browser.eval("document.getElementById('alive').textContent")
+    assert "open its new address" in browser.eval("document.getElementById('alive').textContent")
     browser.until("made.length == 2")
     browser.eval("made[1].tell()")
     assert browser.eval("document.getElementById('log').innerText.trim()") == "rank 0 | one line"

@@ -41,7 +41,7 @@ def test_of_many_nodes_there_is_a_range_and_a_map(tmp_path: Path) -> None:
     (maps,) = [charts.machine_maps(told)]
     assert [one.name for one in maps][:2] == ["GPUs: use", "Processors: use"]
     assert maps[0].map.rows[19][-1] == 0.7 and maps[0].map.ranks == list(range(20))
-    assert "Every node" in page.page([told], {})
+    assert "Node heat map" in page.page([told], {})
 
 
 def test_several_experiments_have_a_line_each(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_the_cause_is_told_whatever_many_machines_say(tmp_path: Path) -> None:
     told = [moment.what for moment in story.tell(made).moments]
     assert len(told) == story.MOST_MOMENTS + 1
     left_out = "63 more checkpoints and notices of machines are left out here"
-    for what in ("the command was typed", "an exception", "failed", left_out):
+    for what in ("launched", "an exception", "failed", left_out):
         assert what in told
 
 

@@ -94,7 +94,7 @@ def test_what_was_held_out_shares_a_chart_with_what_was_trained(tmp_path: Path) 
         file.write("".join(json.dumps(each) + "\n" for each in epochs))
     own = charts.charts([story.tell(made)])
     known = {chart.title: [line.name for line in chart.lines] for chart in own}
-    assert known["loss of an epoch"] == ["train_loss", "val_loss"]
+    assert known["Loss per epoch"] == ["train_loss", "val_loss"]
     assert {"train_x", "val_y", "acc"} < known.keys()
     assert not {"train_loss", "val_loss"} & known.keys()
 
@@ -135,7 +135,7 @@ def test_every_trainer_has_its_name(tmp_path: Path) -> None:
     assert [line["name"] for line in drawn(parts)["charts"][0]["lines"]] == [
         *("Trainer 1", "Trainer 2"),
     ]
-    assert "Every rank, Trainer 1:" in parts.words and "Every rank, Trainer 2:" in parts.words
+    assert "Rank heat map, Trainer 1:" in parts.words and "Rank heat map, Trainer 2:" in parts.words
 
 
 def test_the_rank_that_keeps_the_others_waiting_is_named_first(tmp_path: Path) -> None:

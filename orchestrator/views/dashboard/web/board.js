@@ -31,7 +31,7 @@
 
   // One connection for each page, and none while nobody sees it: a browser has six for a server.
   // A new one is told everything from the beginning: `opened` forgets what the last one said.
-  const LOST = "not connected: trying again; a dashboard that was started anew has another address";
+  const LOST = "Connection lost, retrying. If the dashboard was restarted, open its new address";
   function connect(url, hear, opened = () => {}) {
     let source = null, waiting = 0;
     const open = () => {
@@ -149,7 +149,7 @@
   function showLines(fresh) {
     const log = at("log");
     const end = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-    if (fresh.left_out) log.append(element("b", "... " + fresh.left_out + " lines were too quick for this page\n"));
+    if (fresh.left_out) log.append(element("b", "... " + fresh.left_out + " lines skipped (all are in the log file)\n"));
     const more = document.createDocumentFragment();
     for (const [rank, line] of fresh.lines) {
       const one = element("span");
