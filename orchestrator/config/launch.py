@@ -479,3 +479,12 @@ class LaunchArguments:
     launch: Mapping[str, Any] = field(default_factory=dict)  # fields of Launch that were given
     origin: Origin | None = None  # of the code, where it is that of an earlier run
     payload: Path | None = None  # a directory with a pickled function, to be run as the program
+
+    def refuse(self, reasons: Mapping[str, str]) -> None:
+        """Refuse options that were given and make no sense where this is used; name the reason."""
+        for part in (self, self.where):
+            for name, option in options_of(type(part)).items():
+                default = part.__dataclass_fields__[name].default
+                if name in reasons and getattr(part, name) != default:
+                    flag = option.flags[0] if option.flags else f"--{name.replace('_', '-')}"
+                    raise UsageError(f"{flag} {reasons[name]}", "leave it out")

@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.common.text import parse_size
-from orchestrator.config.launch import LaunchArguments, Where
+from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.screen.output import complain, tell
 from orchestrator.head.start.request import resolve
@@ -23,9 +23,12 @@ WAIT = 1800  # seconds for all nodes to be there: an image of many GB may have t
 MARGIN = 30  # seconds beyond the ranks' grace before a container is killed
 # The options of master_launch that make no sense in a container, and why.
 NOT_HERE = {
-    "detach": "a container ends with its program",
-    "dry_run": "it runs where the containers do",
-    "as_json": "it goes with --dry-run",
+    "detach": "makes no sense here: a container ends with its program",
+    "dry_run": "makes no sense here: it runs where the containers do",
+    "as_json": "makes no sense here: it goes with --dry-run",
+    "nodes_from": "makes no sense here: each container starts its own part",
+    "ssh_config": "makes no sense here: containers are not reached by SSH",
+    "experiments": f"is {EXPERIMENTS} in the containers",
 }
 
 
@@ -60,7 +63,7 @@ def command_of(
 
     With `again`, a container may be restarted and finds the files of its last start.
     """
-    check_options(launch)
+    launch.refuse(NOT_HERE)
     passed = [word for word in launch.env if "=" not in word]  # need not be set here
     given = tuple(word for word in launch.env if "=" in word)
     passed += [name for pattern in launch.env_pass for name in matching(pattern, os.environ)]
@@ -94,26 +97,6 @@ def command_of(
         name=name,
         stop_seconds=round(chosen.grace) + MARGIN,
     )
-
-
-def check_options(launch: LaunchArguments) -> None:
-    """Refuse the options that have no place in a container."""
-    for name, why in NOT_HERE.items():
-        if getattr(launch, name):
-            raise UsageError(
-                f"--{name.replace('_', '-')} makes no sense here: {why}", "leave it out"
-            )
-    if launch.nodes_from is not None:
-        raise UsageError(
-            f"--nodes-from {launch.nodes_from}: each container starts its own part",
-            "leave it out",
-        )
-    if launch.where.ssh_config is not None:
-        raise UsageError(
-            "--ssh-config makes no sense here: containers are not reached by SSH", "leave it out"
-        )
-    if launch.where.experiments != Where().experiments:
-        raise UsageError(f"--experiments is {EXPERIMENTS} in the containers", "leave it out")
 
 
 def check_text(word: str) -> None:

@@ -124,9 +124,7 @@ def misspelt(name: str, environ: Mapping[str, str]) -> str:
 
 
 def run(mine: Part, patience: float, arguments: LaunchArguments) -> int:
-    for name in ("dry_run", "detach"):
-        if getattr(arguments, name):
-            raise UsageError(f"--{name.replace('_', '-')} is not for run-node", "leave it out")
+    arguments.refuse(dict.fromkeys(("detach", "dry_run"), "is not for run-node"))
     waiting_time("--wait", patience)
     request = resolve(arguments)
     mine = replace(mine, port=request.config.launch.master_port or mine.port)

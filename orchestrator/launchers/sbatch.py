@@ -208,10 +208,7 @@ def refuse_urls(arguments: Sequence[str]) -> None:
 
 def checked(launch: LaunchArguments) -> Request:
     """Resolve the options of the launch, so that a wrong one is an error now."""
-    for name in ("detach", "dry_run"):
-        if getattr(launch, name):
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} cannot go into a batch file", "leave it out")
+    launch.refuse(dict.fromkeys(("detach", "dry_run"), "cannot go into a batch file"))
     if launch.nodes_from == "list":
         raise UsageError("--nodes-from list: a batch job gets its nodes from Slurm", "leave it out")
     request = resolve(launch)

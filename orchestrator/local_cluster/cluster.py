@@ -7,6 +7,7 @@ its parent, so that nothing stays behind, even after a kill -9.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import select
@@ -59,7 +60,7 @@ class LoopbackCluster:
         if not 1 <= size <= LARGEST:
             raise UsageError(f"a loopback cluster has 1 to {LARGEST} nodes, not {size}")
         self.directory = directory.absolute()
-        self.addresses = [f"127.0.0.{2 + i}" for i in range(size)]
+        self.addresses = addresses_of(size)
         self.slots = slots
         self.nodes: list[LoopbackNode] = []
         self.key = self.directory / "key"
@@ -352,23 +353,28 @@ def penalty_options(program: str, config: Path) -> list[str]:
     return option if known.returncode == 0 else []
 
 
+def addresses_of(size: int) -> list[str]:
+    return [f"127.0.0.{2 + i}" for i in range(size)]
+
+
 def free_port(addresses: Iterable[str]) -> int:
     """Return a port that is free on all of `addresses`."""
     for _ in range(20):
-        port = 0
-        held: list[socket.socket] = []
-        try:
-            for address in addresses:
-                held.append(socket.socket())
-                held[-1].bind((address, port))
-                port = int(held[-1].getsockname()[1])
-            return port
-        except OSError:
-            continue
-        finally:
-            for listener in held:
-                listener.close()
+        with contextlib.suppress(OSError):
+            return bindable(addresses)
     raise CheckFailed("no port is free on all loopback addresses", "choose one with a fixed port")
+
+
+def bindable(addresses: Iterable[str], port: int = 0) -> int:
+    """Return a port, or any, that a server may have on all of `addresses` now; else an OSError."""
+    with contextlib.ExitStack() as held:
+        for address in addresses:
+            listener = held.enter_context(socket.socket())
+            # As sshd does: what an earlier server left in TIME_WAIT is not in its way.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((address, port))
+            port = int(listener.getsockname()[1])
+    return port
 
 
 def await_banner(address: str, port: int, ended: Callable[[], bool], log: Path) -> None:

@@ -7,31 +7,29 @@ list that lead to SSH servers on 127.0.0.2, .3, ...; the result is read from the
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from types import FrameType
-from typing import Any
 
 from orchestrator.common import interrupt, text
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.screen import output
-from orchestrator.local_cluster.cluster import LoopbackCluster, sweep
+from orchestrator.local_cluster.cluster import LoopbackCluster, addresses_of, bindable, sweep
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
 from orchestrator.records.metrics import trainers
+from orchestrator.records.metrics.curves import POINTS, Curve
+from orchestrator.records.metrics.curves import curves as curves_of
 
 CONFIG = Path("config/demo.yaml")
 NODES = Path("node_ip_list.txt")
@@ -104,29 +102,28 @@ def remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def listed_port(size: int) -> int:
-    """Return the port of the node list here if its nodes are the demo's and it is free, else 0."""
+def listed() -> list[tuple[str, int]]:
+    """Return the addresses and ports of the node list here; none where it cannot be read."""
     from orchestrator.head.nodes.node_list import read_nodes
 
-    addresses = [f"127.0.0.{2 + i}" for i in range(size)]
     try:
-        nodes = read_nodes(NODES)
+        return [(node.host, node.port or 0) for node in read_nodes(NODES)]
     except UsageError:
+        return []
+
+
+def listed_port(size: int) -> int:
+    """Return the port of the node list here if its nodes are the demo's and it is free, else 0."""
+    addresses = addresses_of(size)
+    nodes = set(listed())
+    port = max((port for _, port in nodes), default=0)
+    if port == 0 or nodes != {(address, port) for address in addresses}:
         return 0
-    ports = {node.port for node in nodes}
-    port = ports.pop() or 0
-    if ports or not port or {node.host for node in nodes} != set(addresses):
+    try:
+        return bindable(addresses, port)
+    except OSError as error:
+        say(f"port {port} of {NODES} is not available ({error.strerror}): using another")
         return 0
-    for address in addresses:
-        with closing(socket.socket()) as listener:
-            # As sshd does: what an earlier demo left in TIME_WAIT is not in its way.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((address, port))
-            except OSError as error:
-                say(f"port {port} of {NODES} is not available ({error.strerror}): using another")
-                return 0
-    return port
 
 
 def launch(cluster: LoopbackCluster, arguments: Sequence[str]) -> tuple[int, bool]:
@@ -180,29 +177,26 @@ def show(cluster: LoopbackCluster, root: Path) -> None:
     experiment = ours(cluster, root)
     if experiment is None:
         return  # it never came to an experiment; the launch has said why
-    steps = read_metrics(experiment.path / "outputs" / trainers.file_name(0))
-    if steps:
-        first, last = steps[0], steps[-1]
-        output.tell(
-            f"\n  loss {first['loss']:.2f} -> {last['loss']:.2f} in {last['step']} steps"
-            f"{speed_of(steps)}\n"
-        )
-        curve = plot([step["loss"] for step in steps], last["step"])
-        output.tell("\n".join(f"  {line}" for line in curve))
+    curves = curves_of(experiment.path / "outputs" / trainers.file_name(0), POINTS)
+    if "loss" in curves:
+        loss, last = curves["loss"].means, curves["loss"].steps[-1]
+        output.tell(f"\n  loss {loss[0]:.2f} -> {loss[-1]:.2f} in {last} steps{speed_of(curves)}\n")
+        output.tell("\n".join(f"  {line}" for line in plot(loss, last)))
     output.tell(f"\n  {experiment.path}")
     output.tell("\n".join(f"  {line}" for line in tree(experiment.path)))
     if not experiment.read_record().over:
         say("the job was left running; it is stopped with the demo's cluster")
 
 
-def speed_of(steps: Sequence[dict[str, Any]]) -> str:
+def speed_of(curves: Mapping[str, Curve]) -> str:
     """Return the speed, if every line has the time of its steps; a user's own may not."""
-    if not all("step_ms" in step for step in steps) or "tokens" not in steps[-1]:
+    steps, times = curves["loss"].steps, curves.get("step_ms", Curve())
+    if times.steps != steps or "tokens" not in curves:
         return ""
-    before = [0, *(step["step"] for step in steps)]  # step_ms is a mean since the line before
-    parts = zip(steps, before, strict=False)
-    seconds = sum(step["step_ms"] * (step["step"] - earlier) for step, earlier in parts) / 1e3
-    return f" ({seconds:.1f} s, {steps[-1]['tokens'] / seconds:,.0f} tokens/s)"
+    # step_ms is a mean since the line before.
+    counts = [step - before for before, step in pairwise([0, *steps])]
+    seconds = sum(ms * count for ms, count in zip(times.means, counts, strict=True)) / 1e3
+    return f" ({seconds:.1f} s, {curves['tokens'].means[-1] / seconds:,.0f} tokens/s)"
 
 
 def ours(cluster: LoopbackCluster, root: Path) -> Experiment | None:
@@ -214,15 +208,6 @@ def ours(cluster: LoopbackCluster, root: Path) -> Experiment | None:
         except UsageError:
             continue
     return None
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():  # a program of the user's own writes what it likes
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines if line.endswith("}")]
-    # Evaluations have lines of their own; a step that was skipped has no loss.
-    return [record for record in records if record.get("loss") is not None and "step" in record]
 
 
 def plot(values: Sequence[float], last: int, width: int = 60, height: int = 10) -> list[str]:
@@ -260,7 +245,7 @@ def invitation(cluster: LoopbackCluster) -> str:
     """Return the commands to type in another terminal."""
     reach = f"--ssh-config {shlex.quote(str(cluster.ssh_config))}"
     nodes = f"--nodes {shlex.quote(str(cluster.node_list))} {reach}"
-    if listed(cluster):
+    if listed() == [(node.address, node.port) for node in cluster.nodes]:
         nodes = reach  # node_ip_list.txt is the default
     lines = [
         f"cd {shlex.quote(str(Path.cwd()))}",
@@ -275,18 +260,6 @@ def invitation(cluster: LoopbackCluster) -> str:
         + "\n".join(f"    {line}" for line in lines)
         + "\n\nCtrl-C here ends them."
     )
-
-
-def listed(cluster: LoopbackCluster) -> bool:
-    """Tell whether the node list here leads to this cluster."""
-    from orchestrator.head.nodes.node_list import read_nodes
-
-    try:
-        nodes = read_nodes(NODES)
-    except UsageError:
-        return False
-    here = [(node.address, node.port) for node in cluster.nodes]
-    return [(node.host, node.port) for node in nodes] == here
 
 
 def program(name: str) -> str:

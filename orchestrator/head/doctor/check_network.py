@@ -55,8 +55,7 @@ def net(case: Case) -> Iterator[Finding]:
 
 def slow_link(case: Case) -> Iterator[Finding]:
     """Say what a step costs where the nodes meet over a slow link, and no faster card is used."""
-    rdma = [any(p.active and not p.software for p in f.rdma) and f.gpus for _, f in case.seen]
-    if case.needs.step is None or len(case.seen) < 2 or all(rdma):
+    if case.needs.step is None or len(case.seen) < 2 or uses_cards(case):
         return
     speeds = {}
     for node, facts in case.seen:
@@ -73,6 +72,18 @@ def slow_link(case: Case) -> Iterator[Finding]:
         f"the nodes meet over {speed / 1000:g} Gb/s (on {listed(slow)}): {why} takes {cost} a step"
     )
     yield Finding("net", WARN, tuple(slow), what, SLOW_FIX)
+
+
+def uses_cards(case: Case) -> bool:
+    """Tell whether NCCL sends over cards that are faster than the link: gloo, on CPUs, never does.
+
+    Cards that the user has chosen are taken for faster ones where each node has any.
+    """
+    if not all(facts.gpus for _, facts in case.seen):
+        return False
+    if case.needs.fabric == "yours":
+        return all(any(p.active and not p.software for p in f.rdma) for _, f in case.seen)
+    return case.needs.fabric in nccl_transport.LAYERS
 
 
 def is_named(name: str, sentence: str) -> bool:

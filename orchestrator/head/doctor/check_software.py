@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.common.text import plural
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Finding, odd_values, unequal
-from orchestrator.head.nodes.facts import by_value, listed, where_torch_is
+from orchestrator.head.nodes.facts import by_value, listed, release, where_torch_is
 
 OLDEST_TORCH = (2, 8)  # that the engine can shard with
 
@@ -47,7 +47,7 @@ def torch(case: Case) -> Iterator[Finding]:
             what = f"{node.name}: {facts.python} has no torch"
             yield Finding("torch", BAD, (node.name,), what, fix)
     yield from too_old(case, there)
-    releases = [(name, release(version)) for name, version in there]
+    releases = [(name, without_build(version)) for name, version in there]
     _, others = odd_values(releases)
     fix = "on these nodes: python -m pip install torch=={most}"
     yield from unequal("torch", BAD, "torch", releases, fix)
@@ -69,7 +69,7 @@ def built_for_cpus(case: Case) -> Iterator[Finding]:
             what = f"{node.name} has {gpus}, and its torch {facts.torch} is built for CPUs"
             fix = (
                 f"on {node.name}: {facts.python} -m pip install --force-reinstall"
-                f" torch=={release(facts.torch)}, from the index for its driver"
+                f" torch=={without_build(facts.torch)}, from the index for its driver"
                 " (https://pytorch.org/get-started/locally); or name a Python that has it"
             )
             yield Finding("torch", BAD, (node.name,), what, fix)
@@ -78,8 +78,7 @@ def built_for_cpus(case: Case) -> Iterator[Finding]:
 def too_old(case: Case, there: Sequence[tuple[str, str]]) -> Iterator[Finding]:
     """The engine would say so only once all ranks have imported torch."""
     for name, version in there if case.needs.engine else ():
-        numbers = tuple(int(part) for part in release(version).split(".")[:2] if part.isdigit())
-        if numbers < OLDEST_TORCH:
+        if (release(version) or (0, 0)) < OLDEST_TORCH:
             oldest = ".".join(map(str, OLDEST_TORCH))
             what = f"{name}: the engine needs torch {oldest}, here is {version}"
             fix = f"on {name}: python -m pip install 'torch>={oldest}'"
@@ -119,14 +118,14 @@ def minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def release(version: str) -> str:
+def without_build(version: str) -> str:
     """Shorten a version to its release: 2.13.0 for 2.13.0+cu130."""
     match = re.match(r"\d+(\.\d+)*", version)
     return match.group() if match else version
 
 
 def version_of(there: list[tuple[str, str]]) -> str:
-    most, _ = odd_values([(name, release(version)) for name, version in there])
+    most, _ = odd_values([(name, without_build(version)) for name, version in there])
     return f"=={most}" if most else ""
 
 

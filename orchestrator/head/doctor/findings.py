@@ -54,6 +54,7 @@ class Needs:
     nproc: int | None = None  # ranks on each node, where the user said so
     step: tuple[float, str] | None = None  # bytes that a node sends in a step, and for what
     refused: tuple[str, str] | None = None  # what the engine could not do on these nodes; the fix
+    fabric: str = ""  # how NCCL's data will travel: Fabric.kind of the plan, where there can be one
 
 
 @dataclass(frozen=True)

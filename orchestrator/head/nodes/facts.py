@@ -74,6 +74,12 @@ def is_loopback(address: str) -> bool:
     return bool(address) and ipaddress.ip_address(address).is_loopback
 
 
+def release(version: str) -> tuple[int, ...] | None:
+    """Return the first two numbers of a version: (2, 13) for 2.13.0+cu130."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return tuple(map(int, match.groups())) if match else None
+
+
 def names(nodes: Sequence[ProbedNode]) -> str:
     return listed([node.name for node in nodes])
 

@@ -5,14 +5,13 @@ All nodes have to take the same kind: a node on InfiniBand and one on TCP never 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.config.schema import COPIED, Config, Model
-from orchestrator.head.nodes.facts import Facts, ProbedNode, names
+from orchestrator.head.nodes.facts import Facts, ProbedNode, names, release
 from orchestrator.head.plan.model import EnvSetting
 from orchestrator.protocol.facts import Gid, RdmaPort
 
@@ -287,11 +286,6 @@ def best_gid(port: RdmaPort) -> Gid:
         return gid.ip.version == 6, gid.netdev not in ("", port.netdev), gid.index
 
     return min((gid for gid in port.gids if gid.is_routable_v2), key=order)
-
-
-def release(version: str) -> tuple[int, ...] | None:
-    match = re.match(r"(\d+)\.(\d+)", version)
-    return tuple(map(int, match.groups())) if match else None
 
 
 # -- traffic ------------------------------------------------------------------------------------

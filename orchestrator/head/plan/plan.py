@@ -16,7 +16,15 @@ from pathlib import Path
 from orchestrator.common.errors import CheckFailed
 from orchestrator.config import sharding
 from orchestrator.config.schema import Config
-from orchestrator.head.nodes.facts import Facts, ProbedNode, by_value, listed, names, where_torch_is
+from orchestrator.head.nodes.facts import (
+    Facts,
+    ProbedNode,
+    by_value,
+    listed,
+    names,
+    release,
+    where_torch_is,
+)
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import nccl_env
 from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan, Target
@@ -190,14 +198,9 @@ def choose_start(
     if kind == "program":
         return "plain", [f"plain start: {target.name} is not a Python program"]
     for node in nodes:
-        if torch_release(node.facts.torch) < OLDEST_FORK:
+        if (release(node.facts.torch) or (0, 0)) < OLDEST_FORK:
             return "plain", [f"plain start: torch {node.facts.torch} on {node.name} is too old"]
     return "fork", []
-
-
-def torch_release(version: str) -> tuple[int, ...]:
-    match = re.match(r"(\d+)\.(\d+)", version)
-    return tuple(map(int, match.groups())) if match else (0, 0)
 
 
 def choose_port(config: Config, master: ProbedNode) -> tuple[int, list[str]]:

@@ -132,6 +132,7 @@ def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
         workdir=kind != "engine" or launch.workdir is not None,
         nproc=launch.nproc,
         refused=refused(request, nodes),
+        fabric=fabric_of(request, nodes),
         step=step_of(request, len([node for node in nodes.reached if not node.node.spare])),
     )
     lost = [Examined(node.name, error=error.what, fix=error.fix) for node, error in nodes.lost]
@@ -140,6 +141,20 @@ def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
     listed = [*(node.node for node in nodes.reached), *(node for node, _ in nodes.lost)]
     cordoned = {node.name: why for node in listed if (why := cordons.words_of(node, known))}
     return examination.diagnose(nodes.probed, lost, needs, ask if full else None, cordoned)
+
+
+def fabric_of(request: Request, nodes: Nodes) -> str:
+    """Return how NCCL's data will travel between these nodes; nothing where no plan is possible."""
+    probed = [node.probed for node in nodes.reached if not node.node.spare]
+    if not probed:
+        return ""
+    config = request.config
+    theirs = frozenset({*config.nccl.variables, *config.env, *(s.name for s in request.env)})
+    try:
+        chosen = nccl_transport.choose(probed, config.nccl.profile, theirs, frozenset())
+    except CheckFailed:  # which the plan says
+        return ""
+    return chosen.kind
 
 
 def step_of(request: Request, nodes: int) -> tuple[float, str]:

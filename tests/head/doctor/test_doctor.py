@@ -21,7 +21,9 @@ from orchestrator.head.doctor.findings import (
     odd_values,
 )
 from orchestrator.head.doctor.report import to_json, to_text
-from orchestrator.head.nodes.facts import Facts
+from orchestrator.head.nodes.facts import Facts, ProbedNode
+from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.plan import nccl_transport
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.head.screen.output import Terminal
 from orchestrator.protocol.facts import (
@@ -37,7 +39,7 @@ from orchestrator.protocol.facts import (
     Xid,
 )
 from orchestrator.protocol.requests.machine import LARGE_LOST, ProbeTarget
-from tests.head.plan.probed import facts, infiniband, interface, software
+from tests.head.plan.probed import facts, infiniband, interface, roce, software
 
 GIB = 1 << 30
 ROOM = Disk("/job", 100 * GIB, 50 * GIB, 10**6, 10**6, "/", "ext4", "/dev/sda1", writable=True)
@@ -278,6 +280,14 @@ def blocked(*pairs: tuple[int, int]) -> dict[tuple[str, str, int], str]:
             "over 1 Gb/s (on gpu1, gpu2",
         ),
         ({"interfaces": (interface("eth0", speed=1000),)}, ""),  # NCCL uses InfiniBand
+        *(
+            ({"interfaces": (interface("eth0", speed=1000),), "rdma": (card,)}, words)
+            for card, words in (
+                (roce("mlx5_0", "eth1", "10.1.0.1"), ""),
+                (roce("mlx5_0", "eth1"), "over 1 Gb/s (on gpu1"),  # no address: not to be used
+                (roce("cxgb4_0", "eth1", "10.1.0.1", node_type="RNIC"), "over 1 Gb/s"),  # iWARP
+            )
+        ),
         (
             {
                 "interfaces": (interface("eth0", speed=100),),
@@ -291,11 +301,28 @@ def blocked(*pairs: tuple[int, int]) -> dict[tuple[str, str, int], str]:
     ],
 )
 def test_a_link_that_is_slow_for_all(fields: dict[str, Any], words: str) -> None:
-    changed = [{**fields, "checkup": None}] * 4
-    seen = findings(case(*changed, full=False, needs=Needs(step=(400e6, "sending"))))
-    slow = [finding for finding in seen if "the nodes meet over" in finding.what]
+    slow = slow_links("auto", fields)
     assert [(f.check, f.level, len(f.nodes)) for f in slow] == [("net", WARN, 4)] * bool(words)
     assert not slow or words in slow[0].what
+
+
+def slow_links(profile: str, fields: dict[str, Any], *theirs: str) -> list[Finding]:
+    """What is said of four nodes with these facts, for the network that the plan chooses."""
+    changed = [{**fields, "checkup": None}] * 4
+    nodes = [
+        ProbedNode(Node(node.name), known, node.reached) for node, known in case(*changed).seen
+    ]
+    chosen = nccl_transport.choose(nodes, profile, frozenset(theirs), frozenset())
+    needs = Needs(step=(400e6, "sending"), fabric=chosen.kind)
+    seen = findings(case(*changed, full=False, needs=needs))
+    return [finding for finding in seen if "the nodes meet over" in finding.what]
+
+
+def test_cards_that_the_plan_does_not_use_make_no_link_fast() -> None:
+    slow = {"interfaces": (interface("eth0", speed=1000),)}
+    assert slow_links("ethernet", slow)  # nccl.profile=ethernet: InfiniBand stays unused
+    assert not slow_links("auto", slow, "NCCL_IB_HCA")  # cards that the user has chosen
+    assert slow_links("auto", {**slow, "rdma": ()}, "NCCL_IB_HCA")
 
 
 @pytest.mark.parametrize(
