@@ -110,7 +110,8 @@ def make_kind(
     directory = wheels.wheels_for(kind, key, wanted.sources, say)
     tree = of_files(directory, lambda path: 0o755 if path.name == "uv" else 0o644)
     say(f"{plural(len(nodes), 'node')} ({kind}): {plural(tree.files, 'file')}, {size(tree.size)}")
-    sent = send_to_all(peers(nodes, Place(kind=STORE)), tree, passing_on=PassingOn(), say=say)
+    places = [Place(kind=STORE)] * len(nodes)
+    sent = send_to_all(peers(nodes), places, tree, passing_on=PassingOn(), say=say)
     changed = first_failed(sent)
     if changed:
         raise CheckFailed(f"{directory / os.fsdecode(changed)} was changed meanwhile")

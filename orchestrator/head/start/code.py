@@ -332,8 +332,8 @@ class Delivery:
         told = progress.add if self.shown else lambda _: None
         try:
             passing_on = PassingOn.of(self.request.config.sync.fanout)
-            into = peers(nodes, Place(kind=STORE))
-            results = send_to_all(into, self.tree, told, passing_on, self.say)
+            places = [Place(kind=STORE)] * len(nodes)
+            results = send_to_all(peers(nodes), places, self.tree, told, passing_on, self.say)
         finally:
             progress.clear()
         changed = first_failed(results)

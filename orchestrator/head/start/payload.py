@@ -12,7 +12,7 @@ from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.plan.model import Plan
-from orchestrator.head.transfer.spread import Peer, send_to_all
+from orchestrator.head.transfer.spread import peers, send_to_all
 from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.requests.request import STOPPED
 from orchestrator.protocol.requests.transfer import HANDED, Place
@@ -40,18 +40,10 @@ def check_python(nodes: Sequence[ProbedNode]) -> None:
 def deliver(reached: Sequence[Reached], plan: Plan, directory: Path) -> None:
     """Send to all nodes before the first one starts, so that none waits for a slower one's data."""
     tree = of_files(directory, lambda _: 0o600)
-    peers = [
-        Peer(node.node.name, node.channel, handed(plan.job, planned.index), node)
-        for node, planned in zip(reached, plan.nodes, strict=True)
-    ]
-    results = send_to_all(peers, tree)
+    places = [Place(kind=HANDED, job=plan.job, node=part.index) for part in plan.nodes]
+    results = send_to_all(peers(reached), places, tree)
     raise_if_stopped(results)
     fleet.all_or_table([node.node for node in reached], results, "; nothing was started")
-
-
-def handed(job: str, node: int) -> Place:
-    """Name the place on a node for what the ranks of a job are handed."""
-    return Place(kind=HANDED, job=job, node=node)
 
 
 def raise_if_stopped(results: Sequence[object]) -> None:

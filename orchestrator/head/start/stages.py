@@ -106,10 +106,16 @@ def bring_checkpoint(prepared: Prepared, say: Say) -> None:
     from orchestrator.head.transfer.bring.partner import Partner
 
     own = [
-        Partner(part.node.name, part.node, part.address, reached.channel, (plan.job, part.index))
+        Partner(
+            part.node.name,
+            reached.channel,
+            address=part.address,
+            login=part.node,
+            job=(plan.job, part.index),
+        )
         for reached, part in zip(nodes.reached, plan.nodes, strict=True)
     ]
-    others = [Partner(node.name, node) for node in nodes.source.nodes]
+    others = [Partner(node.name, login=node) for node in nodes.source.nodes]
     name, where = request.config.launch.name, request.where
     about = resume.Start(request.config.checkpoint, where, name, own, others)
     resume.bring_to_start(about, nodes.transport, say)

@@ -6,7 +6,6 @@ costs time of this machine, and holds no other node up.
 
 from __future__ import annotations
 
-import os
 import threading
 import zlib
 from collections import OrderedDict
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.head.transfer.tree import Sums, Tree
-from orchestrator.protocol.manifest import FILE, Entry
+from orchestrator.protocol.manifest import Entry
 from orchestrator.protocol.requests.transfer import Part
 
 if TYPE_CHECKING:
@@ -27,10 +26,6 @@ SAMPLE_BYTES = 1 << 16
 WORTH_IT = 0.95  # what compresses to more is sent as it is
 
 Starts = Mapping[int, int]  # number of a file -> the offset that it is sent from
-
-
-class Gone(OSError):
-    """A file is not what it was when the tree was read."""
 
 
 class Batch(NamedTuple):
@@ -111,24 +106,9 @@ class Contents:
     def read(self, part: Part) -> tuple[bytes, str]:
         """Return a part's bytes, and with the last ones the checksum that its entry lacks."""
         entry = self.tree.entries[part.number]
-        descriptor = self.tree.open(entry)
-        try:
-            data = b""
-            while len(data) < part.size:
-                more = os.pread(descriptor, part.size - len(data), part.offset + len(data))
-                if not more:
-                    raise Gone(0, "it became shorter while it was sent")
-                data = data + more if data else more
-            is_last = part.offset + part.size == entry.size
-            known = self.sums.of(entry, descriptor) if is_last and not entry.value else ""
-        finally:
-            os.close(descriptor)
-        return data, known
-
-
-def starts_of(entries: Sequence[Entry], numbers: Sequence[int]) -> dict[int, int]:
-    """Return that each of these that is a file is sent from its beginning."""
-    return {number: 0 for number in numbers if entries[number].kind == FILE}
+        data = self.tree.read(entry, part.offset, part.size)
+        is_last = part.offset + part.size == entry.size
+        return data, self.sums.of(entry) if is_last and not entry.value else ""
 
 
 def compressed(raw: bytes) -> bytes:

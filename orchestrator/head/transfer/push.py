@@ -15,9 +15,10 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
-from orchestrator.head.screen.output import Progress
+from orchestrator.head.screen.progress import Progress
+from orchestrator.head.transfer.peer import Peer, kept_alive
 from orchestrator.head.transfer.send import Outbox, Sender
-from orchestrator.head.transfer.spread import PassingOn, Peer, kept_alive, send_to_all
+from orchestrator.head.transfer.spread import PassingOn, send_to_all
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
 from orchestrator.protocol.requests.transfer import Place
@@ -125,7 +126,7 @@ def push(
     """
     outbox, into = Outbox(cargo.tree), Place(directory=cargo.directory)
     together = passing_on.pays(len(targets), cargo.tree.size) and not dry_run
-    senders: list[Sender] = []
+    begun_peers: list[Peer] = []
 
     with contextlib.ExitStack() as opened:
         opened.callback(outbox.close)
@@ -134,24 +135,25 @@ def push(
             connection = transport.connect(transport.config.of_node(target.node))
             opened.callback(connection.close)
             channel = open_channel(connection, target.node, transport.timeout)
-            sender = Sender(outbox, channel, into, progress.add)
-            with sender.lock:
-                senders.append(sender)
+            peer = Peer(target.label, channel)
+            sender = Sender(outbox, peer, into, progress.add)
+            with peer.lock:
+                begun_peers.append(peer)
                 sender.offer(dry_run=dry_run)
                 progress.size += sender.size
                 if not (together or dry_run):
                     sender.go()
             return sender
 
-        with kept_alive(senders):
+        with kept_alive(begun_peers):
             begun = fleet.everywhere(targets, begin)
         if together:
-            peers = {
-                at: Peer(targets[at].label, sender.channel, into)
+            lacking = {
+                at: sender
                 for at, sender in enumerate(begun)
                 if isinstance(sender, Sender) and sender.numbers()
             }
-            begun = pass_on(begun, peers, passing_on, say)
+            pass_on(begun, lacking, passing_on, say)
     return [
         Pushed(target, error=sender)
         if isinstance(sender, OrchestratorError)
@@ -161,35 +163,33 @@ def push(
 
 
 def pass_on(
-    begun: Sequence[Sender | OrchestratorError],
-    peers: Mapping[int, Peer],
+    begun: list[Sender | OrchestratorError],
+    lacking: Mapping[int, Sender],
     passing_on: PassingOn,
     say: Say,
-) -> list[Sender | OrchestratorError]:
+) -> None:
     """Let those nodes that lack something pass it on, if that pays."""
-    senders = {at: sender for at, sender in enumerate(begun) if isinstance(sender, Sender)}
-    lacking = [senders[at] for at in peers]
-    numbers = set[int]().union(*(sender.numbers() for sender in lacking))
-    results: list[Sender | OrchestratorError] = list(begun)
-    if not lacking:
-        return results
-    outbox = lacking[0].outbox
+    senders = list(lacking.values())
+    if not senders:
+        return
+    outbox = senders[0].outbox
+    numbers = set[int]().union(*(sender.numbers() for sender in senders))
     entries = [outbox.tree.entries[number] for number in sorted(numbers)]
-    if passing_on.pays(len(peers), sum(entry.size for entry in entries)):
-        with kept_alive(lacking):
+    if passing_on.pays(len(senders), sum(entry.size for entry in entries)):
+        peers, into = [sender.peer for sender in senders], [sender.into for sender in senders]
+        with kept_alive(peers):
             part, failed = outbox.sums.part(entries)
-        for sender in lacking:
+        for sender in senders:
             paths = {outbox.tree.entries[at].path for at in sender.numbers()}
             sender.result.failed.update({path: failed[path] for path in paths & failed.keys()})
-        done = send_to_all(list(peers.values()), part, lacking[0].seen, passing_on, say)
+        done = send_to_all(peers, into, part, senders[0].seen, passing_on, say)
     else:
-        done = fleet.everywhere(lacking, Sender.go)
-    for at, sent in zip(peers, done, strict=True):
+        done = fleet.everywhere(senders, Sender.go)
+    for at, sent in zip(lacking, done, strict=True):
         if isinstance(sent, OrchestratorError):
-            results[at] = sent
-        elif sent is not senders[at].result:
-            senders[at].result = sent.after(senders[at].result)
-    return results
+            begun[at] = sent
+        elif sent is not lacking[at].result:
+            lacking[at].result = sent.after(lacking[at].result)
 
 
 def pushed(target: NumberedNode, sender: Sender, *, dry_run: bool) -> Pushed:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import NodeError
-from orchestrator.common.files import digest
-from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.transfer.contents import Batch, Contents, Starts
+from orchestrator.head.transfer.peer import Peer
 from orchestrator.head.transfer.tree import Sums, Tree
 from orchestrator.protocol.manifest import FILE, numbers_in
 from orchestrator.protocol.message import Nonsense
@@ -79,10 +78,9 @@ class Sender:
     """The way of the files from here to one node."""
 
     def __init__(
-        self, outbox: Outbox, channel: NodeChannel, into: Place, seen: Seen = lambda _: None
+        self, outbox: Outbox, peer: Peer, into: Place, seen: Seen = lambda _: None
     ) -> None:
-        self.outbox, self.channel, self.into, self.seen = outbox, channel, into, seen
-        self.lock = threading.Lock()  # of the channel, while others keep it alive
+        self.outbox, self.peer, self.into, self.seen = outbox, peer, into, seen
         self.lacking: Lacking | None = None
         self.lacked: set[int] | None = None  # when it was first heard of
         self.settled: set[int] = set()  # files that only get another time there
@@ -95,8 +93,8 @@ class Sender:
     def offer(self, *, dry_run: bool = False, seconds: float = COMPARE_SECONDS) -> Lacking:
         """Send the list, and hear what is lacking, which is checked."""
         entries = self.outbox.tree.entries
-        self.channel.put(self.outbox.packed, PUT_SECONDS)
-        lacking = self.channel.ask(Offer(into=self.into, dry_run=dry_run), seconds)
+        self.peer.open.put(self.outbox.packed, PUT_SECONDS)
+        lacking = self.peer.open.ask(Offer(into=self.into, dry_run=dry_run), seconds)
         try:
             numbers = list(numbers_in(lacking.ranges, len(entries)))
         except Nonsense:
@@ -142,9 +140,9 @@ class Sender:
         while contents is not None and (batch := contents.get(number)) is not None:
             number += 1
             self.note(batch)
-            self.channel.put(batch.data, PUT_SECONDS)
+            self.peer.open.put(batch.data, PUT_SECONDS)
             request = transfer.Contents(size=batch.size, last=number == len(contents.cuts))
-            window.append((self.channel.tell(request), request))
+            window.append((self.peer.open.tell(request), request))
             if len(window) > AHEAD:
                 self.hear(window)
             self.result.size += batch.contents
@@ -169,7 +167,7 @@ class Sender:
 
     def hear(self, window: list[tuple[int, transfer.Contents]]) -> None:
         """Wait for the answer to the oldest batch."""
-        answer = self.channel.wait_for(*window.pop(0), WRITE_SECONDS)
+        answer = self.peer.open.wait_for(*window.pop(0), WRITE_SECONDS)
         for at, why in answer.failed.items():
             if 0 <= at < len(self.outbox.tree.entries):
                 self.result.failed.setdefault(self.outbox.tree.entries[at].path, why)
@@ -196,15 +194,10 @@ class Sender:
 
     def common(self, begun: Begun) -> int:
         """Return how many bytes the node has of a file as it is here."""
-        entry = self.outbox.tree.entries[begun.number]
-        descriptor = self.outbox.tree.open(entry)
-        try:
-            if begun.have > entry.size:
-                return 0
-            if begun.have == entry.size:
-                total = self.outbox.sums.of(entry, descriptor)
-            else:
-                total = digest(descriptor, 0, begun.have)
-        finally:
-            os.close(descriptor)
+        tree = self.outbox.tree
+        entry = tree.entries[begun.number]
+        if begun.have > entry.size:
+            return 0
+        whole = begun.have == entry.size
+        total = self.outbox.sums.of(entry) if whole else tree.sum(entry, begun.have)
         return begun.have if total == begun.sum else 0

@@ -7,33 +7,34 @@ no other with it. Who gives to whom is decided in schedule.py; here that is carr
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import OWN_BRIDGES, listed
-from orchestrator.head.transfer.schedule import HEAD, WIDTH, Order, Schedule
-from orchestrator.head.transfer.send import Outbox, Seen, Sender, Sent
-from orchestrator.head.transfer.take import QUICK_SECONDS, take
+from orchestrator.head.screen.output import Progress
+from orchestrator.head.transfer.peer import QUICK_SECONDS, Peer, kept_alive
+from orchestrator.head.transfer.schedule import HEAD, WIDTH, Order, Rules, Schedule
+from orchestrator.head.transfer.send import PUT_SECONDS, Outbox, Seen, Sender, Sent
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.facts import Address
-from orchestrator.protocol.requests.request import Beat
 from orchestrator.protocol.requests.transfer import EndGiving, Give, GivingNode, Place, Take, Taken
-from orchestrator.protocol.timing import HEAD_BEAT
 
 AUTO_NODES = 5  # fewer are served directly,
 AUTO_BYTES = 32 << 20  # and so is what is no burden: before compression, for all nodes together
 LONGEST_SECONDS = 86400.0  # of one transfer: terabytes over a slow line
 MOST_ADDRESSES = 3  # of one node, tried one after the other
+WAIT_SECONDS = 0.2  # before it is asked again whether anybody still wants the files
+PASSING_THROUGH = threading.Lock()
 
 T = TypeVar("T")
 
@@ -60,19 +61,8 @@ class PassingOn:
 NEVER = PassingOn(None)
 
 
-@dataclass(frozen=True)
-class Peer:
-    """A node that is to have files, and what is known of the ways to it."""
-
-    name: str
-    channel: NodeChannel
-    into: Place
-    reached: Reached | None = None  # with its facts, where it was probed
-
-
-def peers(reached: Sequence[Reached], into: Place) -> list[Peer]:
-    """Return nodes that were reached as those that are to have files, all in the same place."""
-    return [Peer(node.node.name, node.channel, into, node) for node in reached]
+def peers(reached: Sequence[Reached]) -> list[Peer]:
+    return [Peer(node.node.name, node.channel, node) for node in reached]
 
 
 def first_failed(results: Sequence[Sent | OrchestratorError]) -> bytes:
@@ -87,6 +77,7 @@ class CannotTake(NodeError):
 
 def send_to_all(
     peers: Sequence[Peer],
+    places: Sequence[Place],
     tree: Tree,
     seen: Seen = lambda _: None,
     passing_on: PassingOn = NEVER,
@@ -97,13 +88,31 @@ def send_to_all(
     The tree has all checksums, or nodes do not pass it on.
     """
     outbox = Outbox(tree)
-    senders = [Sender(outbox, peer.channel, peer.into, seen) for peer in peers]
+    pairs = zip(peers, places, strict=True)
+    senders = [Sender(outbox, peer, into, seen) for peer, into in pairs]
     try:
-        if not passing_on.pays(len(peers), tree.size + len(tree.listing)):
-            return fleet.everywhere(senders, Sender.go)
-        return Spread(peers, senders, passing_on, say).run()
+        return send(senders, passing_on, say)
     finally:
         outbox.close()
+
+
+def send(
+    senders: Sequence[Sender], passing_on: PassingOn, say: Say
+) -> list[Sent | OrchestratorError]:
+    """Let nodes pass the files on where that pays, by what the first ones lack; else serve all."""
+    tree, count = senders[0].outbox.tree if senders else None, len(senders)
+    if tree is None or not passing_on.pays(count, tree.size + len(tree.listing)):
+        return fleet.everywhere(senders, Sender.go)
+    with kept_alive([sender.peer for sender in senders]):
+        fleet.everywhere(senders[:WIDTH], lambda sender: sender.lacking or sender.offer())
+        lacked = set[int]().union(*(sender.numbers() for sender in senders))
+        size = sum(tree.entries[number].size for number in lacked)
+        if not passing_on.pays(count, size + len(senders[0].outbox.packed)):
+            return fleet.everywhere(senders, Sender.go)
+        served = ServedFromHere(say, "they are sent from here")
+        results = Spread(senders, served).run()
+    served.sum_up()
+    return results
 
 
 def carry_out(
@@ -121,7 +130,6 @@ def carry_out(
 
     def run(order: Order) -> None:
         try:
-            time.sleep(order.pause_seconds)
             ended.put((order, work(order)))
         except BaseException as error:  # noqa: BLE001  what is a defect is raised again below
             ended.put((order, error))
@@ -144,77 +152,82 @@ def carry_out(
     return results
 
 
-@contextlib.contextmanager
-def kept_alive(senders: Sequence[Sender]) -> Iterator[None]:
-    """Let nodes hear from us while we are busy with others: a server leaves a head that is silent.
+class ServedFromHere:
+    """Says which nodes could not take files from another one; of the first with the reason."""
 
-    Nobody waits for the answers here; they are passed over by the next question.
-    """
-    over = threading.Event()
+    def __init__(self, say: Say, how: str) -> None:
+        self.say, self.how = say, how
+        self.nodes: list[str] = []
+        self.lock = threading.Lock()
 
-    def beat() -> None:
-        while not over.wait(HEAD_BEAT):
-            for sender in senders:
-                if sender.lock.acquire(blocking=False):  # else somebody asks it something now
-                    with contextlib.suppress(NodeError):  # whoever needs the node hears that
-                        sender.channel.tell(Beat())
-                    sender.lock.release()
+    def note(self, taker: str, giver: str, problem: str) -> None:
+        with self.lock:
+            self.nodes.append(taker)
+            if len(self.nodes) == 1:
+                why = problem.encode("ascii", "replace").decode()[:200]
+                self.say(f"{taker} cannot take files from {giver} ({why}): {self.how}")
 
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    def sum_up(self) -> None:
+        if len(self.nodes) > 1:
+            others = plural(len(self.nodes) - 1, "other node")
+            self.say(f"files were sent from here to {others}, too: {listed(self.nodes[1:])}")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The node that has the files, and its directory of them; each other one has its number."""
+
+    peer: Peer
+    directory: str
 
 
 class Spread:
-    """The way of one tree from node to node. The first two get it from here."""
+    """The way of one tree to nodes, from here or from the node that has it."""
 
     def __init__(
-        self, peers: Sequence[Peer], senders: Sequence[Sender], passing_on: PassingOn, say: Say
+        self,
+        senders: Sequence[Sender],
+        served: ServedFromHere,
+        origin: Origin | None = None,
+        rules: Rules = Rules(),  # noqa: B008  it has no state
+        stopped: Callable[[], None] = lambda: None,
     ) -> None:
-        self.peers, self.senders = peers, list(senders)
-        self.passing_on, self.say = passing_on, say
-        self.outbox = senders[0].outbox
-        self.schedule = Schedule(range(len(peers)))
+        self.senders, self.served, self.origin = list(senders), served, origin
+        self.stopped, self.outbox = stopped, senders[0].outbox
+        takers = range(len(senders))
+        self.schedule = Schedule(takers, (HEAD if origin is None else len(takers),), rules)
         self.givers: dict[int, GivingNode] = {}
-        self.direct: list[str] = []  # nodes that could not take from another
-        self.lock = threading.Lock()  # of `direct`, which all nodes' threads note
+        self.problems: dict[int, tuple[str, str]] = {}  # of a taker: from whom it could not, why
 
     def run(self) -> list[Sent | OrchestratorError]:
-        """Hear what the first nodes lack, to see whether it pays; then serve all."""
-        with kept_alive(self.senders):
-            fleet.everywhere(self.senders[:WIDTH], lambda sender: sender.lacking or sender.offer())
-            lacked = set[int]().union(*(sender.numbers() for sender in self.senders))
-            size = sum(self.outbox.tree.entries[number].size for number in lacked)
-            if not self.passing_on.pays(len(self.senders), size + len(self.outbox.packed)):
-                return fleet.everywhere(self.senders, Sender.go)
-            try:
-                results = carry_out(self.schedule, self.serve, self.let_give)
-            finally:
-                self.end_giving()
-        if len(self.direct) > 1:
-            others = plural(len(self.direct) - 1, "other node")
-            self.say(f"files were sent from here to {others}, too: {listed(self.direct[1:])}")
-        return [results[at] for at in range(len(self.peers))]
+        """Serve all; return what each lacked, or its error."""
+        try:
+            results = carry_out(self.schedule, self.serve, self.let_give)
+        finally:
+            self.end_giving()
+        self.stopped()
+        return [results[at] for at in range(len(self.senders))]
 
-    # -- from node to node -------------------------------------------------------------------
+    def peer(self, number: int) -> Peer:
+        if self.origin is not None and number == len(self.senders):
+            return self.origin.peer
+        return self.senders[number].peer
 
     def let_give(self, nodes: Collection[int]) -> None:
         """Let those nodes listen that others will call."""
 
         def ask(at: int) -> None:
-            token = secrets.token_hex(32)
+            peer, token = self.peer(at), secrets.token_hex(32)
+            of_origin = self.origin is not None and peer is self.origin.peer
+            directory = self.origin.directory if self.origin is not None else ""
+            place = Place(directory=directory) if of_origin else self.senders[at].into
             request = Give(
-                manifest=self.outbox.tree.digest,
-                place=self.peers[at].into,
-                token=token,
-                seconds=LONGEST_SECONDS,
+                manifest=self.outbox.tree.digest, place=place, token=token, seconds=LONGEST_SECONDS
             )
-            with self.senders[at].lock:
-                port = self.senders[at].channel.ask(request, QUICK_SECONDS).port
+            with peer.lock:
+                if of_origin:
+                    peer.open.put(self.outbox.packed, PUT_SECONDS)
+                port = peer.open.ask(request, QUICK_SECONDS).port
             if port:
                 self.givers[at] = GivingNode(addresses=(), port=port, token=token)
 
@@ -222,27 +235,57 @@ class Spread:
 
     def end_giving(self) -> None:
         for at in self.givers.keys() - self.schedule.given_up:
-            with contextlib.suppress(NodeError):  # it is heard by the next question
-                self.senders[at].channel.tell(EndGiving())
+            with contextlib.suppress(NodeError), self.peer(at).lock:  # the next question hears it
+                self.peer(at).open.tell(EndGiving(manifest=self.outbox.tree.digest))
 
     def serve(self, order: Order) -> Sent:
         """Let a node have the files from here, or from another node."""
+        self.wait(order.pause_seconds)
         sender = self.senders[order.taker]
-        with sender.lock:
+        with sender.peer.taking:
             if order.giver == HEAD:
-                return sender.go()
-            taken = self.take(order, sender)
+                return self.serve_from_here(order.taker, sender)
+            giver = self.peer(order.giver)
+            while not giver.callers.acquire(timeout=WAIT_SECONDS):
+                self.stopped()
+            try:
+                taken = self.take(order, sender)
+            finally:
+                giver.callers.release()
         if taken.problem:
-            self.note(order, taken.problem)
+            self.problems[order.taker] = giver.name, taken.problem
             raise CannotTake(taken.problem)
         return sender.result
+
+    def serve_from_here(self, taker: int, sender: Sender) -> Sent:
+        """Send the files; those of a node pass through here, for one node at a time.
+
+        Each holds the channels of two nodes, and so they cannot wait for each other.
+        """
+        if taker in self.problems:
+            self.served.note(sender.peer.name, *self.problems[taker])
+        if self.origin is None:
+            with sender.peer.lock:
+                return sender.go()
+        with PASSING_THROUGH, sender.peer.lock:
+            self.stopped()
+            sent = sender.go()
+        for path, why in sent.failed.items():
+            raise NodeError(f"{os.fsdecode(path)}: {why}")
+        return sent
+
+    def wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.stopped()
+            time.sleep(WAIT_SECONDS)
 
     def take(self, order: Order, sender: Sender) -> Taken:
         """Let a node take the files from another, and follow that to its end."""
         giver = self.givers.get(order.giver)
         if giver is None:
             return Taken(size=0, over=True, problem="it may not listen for others")
-        addresses = places(self.peers[order.giver], self.peers[order.taker])
+        addresses = places(self.peer(order.giver), sender.peer)
         request = Take(
             manifest=self.outbox.tree.digest,
             size=len(self.outbox.tree.listing),
@@ -250,26 +293,39 @@ class Spread:
             giver=giver.replace(addresses=addresses),
             seconds=LONGEST_SECONDS,
         )
-        gone = self.schedule.given_up
-        taken = take(sender.channel, request, sender.seen, lambda _: order.giver in gone)
+
+        def give_up() -> bool:
+            self.stopped()
+            return order.giver in self.schedule.given_up
+
+        taken = sender.peer.take(request, sender.seen, give_up)
         sender.took(taken)
         return taken
 
-    def note(self, order: Order, problem: str) -> None:
-        """Say that a node is served from here; of the first with the reason."""
-        here, there = self.peers[order.taker].name, self.peers[order.giver].name
-        with self.lock:
-            self.direct.append(here)
-            if len(self.direct) == 1:
-                why = problem.encode("ascii", "replace").decode()[:200]
-                self.say(f"{here} cannot take files from {there} ({why}): they are sent from here")
+
+def exchange(spreads: Sequence[Spread], progress: Progress) -> dict[Peer, OrchestratorError]:
+    """Carry out several at once, between the same nodes; return which nodes lack something now."""
+    try:
+        outcomes = fleet.everywhere(spreads, Spread.run)
+    finally:
+        progress.clear()
+        for spread in spreads:
+            spread.outbox.close()
+    failed: dict[Peer, OrchestratorError] = {}
+    for spread, results in zip(spreads, outcomes, strict=True):
+        if isinstance(results, OrchestratorError):
+            raise results
+        for sender, result in zip(spread.senders, results, strict=True):
+            if isinstance(result, OrchestratorError):
+                failed[sender.peer] = result
+    return failed
 
 
 def places(giver: Peer, taker: Peer) -> tuple[str, ...]:
     """Return the addresses of one node where another may reach it, the best first."""
-    reached = giver.channel.connection.address
+    reached = giver.open.connection.address
     if giver.reached is None or taker.reached is None:
-        return (reached,) if reached else ()
+        return tuple(filter(None, dict.fromkeys((giver.address, reached))))
     facts = giver.reached.facts
     networks = [address.network for address in taker.reached.facts.addresses if is_own(address)]
     speeds = {interface.name: interface.speed or 0 for interface in facts.interfaces}

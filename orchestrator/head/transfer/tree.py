@@ -27,6 +27,10 @@ class Changed(Exception):
         self.path = path
 
 
+class Gone(OSError):
+    """A file is not what it was when the tree was read."""
+
+
 @dataclass(frozen=True)
 class Tree:
     """A directory, or a part of it: what has to be elsewhere for a copy to be the same."""
@@ -67,6 +71,28 @@ class Tree:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         return os.open(self.where(entry), flags)
 
+    def read(self, entry: Entry, offset: int, size: int) -> bytes:
+        """Return some bytes of a file; an OSError where it has not so many."""
+        descriptor = self.open(entry)
+        try:
+            data = b""
+            while len(data) < size:
+                more = os.pread(descriptor, size - len(data), offset + len(data))
+                if not more:
+                    raise Gone(0, "it became shorter while it was sent")
+                data = data + more if data else more
+        finally:
+            os.close(descriptor)
+        return data
+
+    def sum(self, entry: Entry, size: int) -> str:
+        """Return the SHA-256 of a file's first bytes."""
+        descriptor = self.open(entry)
+        try:
+            return digest(descriptor, 0, size)
+        finally:
+            os.close(descriptor)
+
     def content(self, entry: Entry) -> bytes:
         """Return what a file holds; Changed where that is not what the tree says."""
         with contextlib.suppress(FileNotFoundError), open(self.open(entry), "rb") as file:
@@ -97,8 +123,8 @@ class Sums:
         self.making: dict[bytes, threading.Lock] = {}
         self.lock = threading.Lock()  # of `making`, and of the index
 
-    def of(self, entry: Entry, descriptor: int) -> str:
-        """Return the SHA-256 of an open file, as far as its entry says that it goes."""
+    def of(self, entry: Entry) -> str:
+        """Return the SHA-256 of a file, as far as its entry says that it goes."""
         if entry.value:
             return entry.value.decode()
         with self.lock:
@@ -106,7 +132,11 @@ class Sums:
             making = self.making.setdefault(entry.path, threading.Lock())
         with making:
             if entry.path not in self.known:
-                self.known[entry.path] = self._make(entry, descriptor)
+                descriptor = self.tree.open(entry)
+                try:
+                    self.known[entry.path] = self._make(entry, descriptor)
+                finally:
+                    os.close(descriptor)
             return self.known[entry.path]
 
     def _make(self, entry: Entry, descriptor: int) -> str:
@@ -128,14 +158,10 @@ class Sums:
 
         def named(entry: Entry) -> Entry | None:
             try:
-                descriptor = self.tree.open(entry)
+                return entry._replace(value=self.of(entry).encode())
             except OSError as error:
                 failed[entry.path] = error.strerror or str(error)
                 return None
-            try:
-                return entry._replace(value=self.of(entry, descriptor).encode())
-            finally:
-                os.close(descriptor)
 
         with ThreadPoolExecutor(READERS) as pool:
             known = [entry for entry in pool.map(named, entries) if entry is not None]

@@ -13,8 +13,8 @@ import tempfile
 import threading
 
 from orchestrator.node.environments.place import Environments
-from orchestrator.node.transfer import snapshot
-from orchestrator.node.transfer.store import Incomplete, Store
+from orchestrator.node.transfer.code import snapshot
+from orchestrator.node.transfer.code.store import Incomplete, Store
 from orchestrator.protocol.requests.environments import BuildEnvironment, BuildProgress
 
 LAST_LINES = 12

@@ -135,9 +135,9 @@ def stop_all(visit: Visit, request: StopAll) -> StopReceipts:
 @answers(Remove)
 def remove(visit: Visit, request: Remove) -> RemovedRuns:
     from orchestrator.node.job import cleanup
-    from orchestrator.node.transfer import prune
+    from orchestrator.node.transfer.code import checkout
 
-    snapshots = prune.snapshots_of(request.runs)  # their names go with the runs
+    snapshots = checkout.snapshots_of(request.runs)  # their names go with the runs
     removed = cleanup.remove(request.runs, LIBRARY)
     gone = [(run.job, run.node) for run in removed.runs if not run.problem]
-    return removed.replace(freed=removed.freed + prune.remove(snapshots, gone))
+    return removed.replace(freed=removed.freed + checkout.remove(snapshots, gone))

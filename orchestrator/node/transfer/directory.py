@@ -1,7 +1,7 @@
-"""A directory that takes files: the user's own, or a private one of a job.
+"""A directory that takes files: the user's own, or one of a job.
 
 A file counts as here with its size and time, or by its checksum where the time differs or is none.
-Half files are continued. Nothing is written through a link: see common/folder.py.
+Nothing is written through a link: see common/folder.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 from orchestrator.common import files
 from orchestrator.common.folder import Folder, Partial
-from orchestrator.node.transfer.receive import OtherContent, Writing
+from orchestrator.node.transfer.receive import OtherContent, Target, Writing
 from orchestrator.protocol.manifest import DIRECTORY, LINK, Entry, ranges
 from orchestrator.protocol.requests.transfer import Begun, Lacking
 
@@ -31,15 +31,24 @@ class Here(NamedTuple):
     status: os.stat_result | None  # of a whole file with another time or content
 
 
-class Directory:
-    """A directory that takes files; what differs is overwritten."""
+class Directory(Target):
+    """A directory that takes files; what differs is overwritten.
 
-    goes_on = True
+    Half files of the user's are continued by the next transfer. Those of a job come from another
+    node, are on the disk before the next one has its name, and go where they do not come whole.
+    """
 
     def __init__(
-        self, root: Path, entries: Sequence[Entry], umask: int, *, private: bool = False
+        self,
+        root: Path,
+        entries: Sequence[Entry],
+        umask: int,
+        *,
+        private: bool = False,
+        of_job: bool = False,
     ) -> None:
-        self.entries, self.umask = entries, umask
+        super().__init__(entries)
+        self.umask, self.of_job = umask, private or of_job
         self.folder = Folder(root, private=private)
         self.folder.mask = umask
         self.begun: dict[int, Here] = {}
@@ -177,7 +186,7 @@ class Arriving:
             if self.digest.hexdigest() != total:
                 self.part.discard()
                 raise OtherContent(self.entry.path)
-            if self.place.folder.private:  # a checkpoint, say: its manifest may come next
+            if self.place.of_job:  # a checkpoint, say: its manifest may come next
                 os.fsync(self.part.file.fileno())
             time = self.entry.time or os.fstat(self.part.file.fileno()).st_mtime_ns
             self.part.publish(self.place.folder.mode(self.entry.mode), time)
@@ -185,8 +194,7 @@ class Arriving:
             self.part.close()
 
     def abandon(self) -> None:
-        """Keep what has come of a file of the user's: the next transfer continues it."""
-        if self.place.folder.private:
+        if self.place.of_job:
             self.part.discard()
         self.part.close()
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.visit import RoomState, Visit
-from orchestrator.node.transfer import payload
+from orchestrator.node.server.visit import Refusal, RoomState, Visit
+from orchestrator.node.transfer import outputs, payload
 from orchestrator.node.transfer.directory import Directory
 from orchestrator.node.transfer.receive import Incoming, Target, unzip
 from orchestrator.protocol import manifest
@@ -19,6 +19,8 @@ from orchestrator.protocol.manifest import LARGEST_LIST_BYTES, Entry
 from orchestrator.protocol.requests.transfer import (
     HANDED,
     LARGEST_BATCH_BYTES,
+    PRIVATE,
+    SAVED,
     STORE,
     AskTaken,
     Contents,
@@ -26,14 +28,17 @@ from orchestrator.protocol.requests.transfer import (
     Giving,
     Lacking,
     Offer,
+    Output,
+    OutputFiles,
     Place,
+    SumOutput,
     Take,
     Taken,
     Written,
 )
 
 if TYPE_CHECKING:
-    from orchestrator.node.transfer.give import Giver, Source
+    from orchestrator.node.transfer.give import Giver
     from orchestrator.node.transfer.take import Taking
 
 TAKEN_SECONDS = 0.5  # an answer about what is taken waits so long for its end
@@ -47,25 +52,39 @@ class Moving(RoomState):
         super().__init__(visit)
         self.incoming: dict[str, Incoming] = {}  # by the digest of the manifest
         self.offered: Incoming | None = None  # last
-        self.givers: list[Giver] = []  # what other nodes may fetch here
+        self.givers: dict[str, Giver] = {}  # of a manifest that other nodes may fetch here
         self.taking: Taking | None = None  # from another node
         self.handed: dict[str, RunDir] = {}  # what waits for the start of its job
+        self.rooms: list[RunDir] = []  # of jobs that checkpoints were brought for
+        self.listed: set[tuple[str, str]] = set()  # files that the head knows, and may ask for
 
     def leave(self) -> None:
         """End all that is under way, and discard what no job took up."""
-        self.end_giving()
+        for digest in list(self.givers):
+            self.end_giving(digest)
         if self.taking is not None:
             self.taking.end()
         for incoming in self.incoming.values():
             incoming.abandon()
         for run in self.handed.values():
             payload.discard(run)
+        for run in self.rooms:
+            outputs.discard(run)
+
+    def list(self, listing: OutputFiles) -> OutputFiles:
+        """Note the files of an answer: the head may ask for these, and no others."""
+        self.listed |= {(file.place or listing.place, file.path) for file in listing.files}
+        return listing
+
+    def refuse_if_not_listed(self, request: Output | SumOutput) -> None:
+        if (request.place, request.path) not in self.listed:  # walking each time takes too long
+            raise Refusal(f"no such output: {request.path!r}")
 
     def target(self, place: Place, entries: Sequence[Entry], listing: bytes) -> Target:
         """Return the place for files, with its policy; ValueError where there is none."""
         if place.kind == STORE:
-            from orchestrator.node.transfer.checkout import CodeVisit
-            from orchestrator.node.transfer.store import ToStore
+            from orchestrator.node.transfer.code.checkout import CodeVisit
+            from orchestrator.node.transfer.code.store import ToStore
 
             return ToStore(self.visit.of(CodeVisit).store, entries, listing)
         if place.kind == HANDED:
@@ -74,7 +93,12 @@ class Moving(RoomState):
             target = payload.place(run, entries)
             self.handed[run.path] = run
             return target
-        return Directory(Path(absolute(place.directory)), entries, self.visit.umask)
+        if place.kind == SAVED:
+            from orchestrator.node.transfer.saved.place import CopiesTarget
+
+            return CopiesTarget(place, entries, self.visit.umask)
+        root, private = Path(absolute(place.directory)), place.kind == PRIVATE
+        return Directory(root, entries, self.visit.umask, private=private)
 
     def begin(self, place: Place, listing: bytes) -> Incoming:
         """Await the files of a manifest."""
@@ -116,36 +140,29 @@ class Moving(RoomState):
 
     def give(self, request: Give, packed: bytes | bytearray) -> Giving:
         """Listen for nodes that take the files of a manifest."""
+        from orchestrator.node.transfer.give import Giver
+
         if packed:  # files that are here
             listing = unzip(packed, LARGEST_LIST_BYTES)
             target = self.target(request.place, manifest.unpacked(listing), listing)
             self.incoming[manifest.digest_of(listing)] = Incoming(target, listing, all_here=True)
         source = Coming(self.incoming, request.manifest)
-        return self.give_from(source, request.token, request.seconds)
+        self.end_giving(request.manifest)
+        giver = self.givers[request.manifest] = Giver(request.token, source, request.seconds)
+        return Giving(port=giver.port)
 
-    def give_from(self, source: Source, token: str, seconds: float) -> Giving:
-        from orchestrator.node.transfer.give import Giver
-
-        self.givers.append(Giver(token, source, seconds))
-        return Giving(port=self.givers[-1].port)
-
-    def end_giving(self) -> None:
-        while self.givers:
-            self.givers.pop().close()
+    def end_giving(self, digest: str) -> None:
+        if digest in self.givers:
+            self.givers.pop(digest).close()
 
     def take(self, request: Take) -> None:
         """Begin to take the files of a manifest from another node."""
         from orchestrator.node.transfer import take
 
         self.offered = None
-        into = request.into
-        self.begin_taking(lambda: take.take(request, lambda listing: self.begin(into, listing)))
-
-    def begin_taking(self, begin: Callable[[], Taking]) -> None:
-        """Begin with this, once nothing more is written of what was taken before."""
         if self.taking is not None:
-            self.taking.end()
-        self.taking = begin()
+            self.taking.end()  # nothing more is written of what was taken before
+        self.taking = take.take(request, lambda listing: self.begin(request.into, listing))
 
     def taken(self, request: AskTaken) -> Taken:
         """Say how far that is."""

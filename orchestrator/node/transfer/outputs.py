@@ -54,7 +54,7 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
 
 def without_copies(root: str, found: list[OutputFile]) -> list[OutputFile]:
     """Leave out what was brought here from another node, which has it."""
-    from orchestrator.node.transfer.copies import Copies, look_of  # the end of a job needs it
+    from orchestrator.node.transfer.saved.copies import Copies, look_of  # the end of a job needs it
 
     known = {place: Copies(place) for place in {root, *(file.place or root for file in found)}}
 
@@ -74,8 +74,8 @@ def without_copies(root: str, found: list[OutputFile]) -> list[OutputFile]:
 
 def add_beside_code(whole: Listing, run: RunDir, until: float) -> None:
     """Add what the ranks wrote into the snapshot that they ran in, if it was one."""
-    from orchestrator.node.transfer import snapshot
-    from orchestrator.node.transfer.store import Incomplete, Store
+    from orchestrator.node.transfer.code import snapshot
+    from orchestrator.node.transfer.code.store import Incomplete, Store
 
     store = Store()
     listing = Listing("", hidden=False)

@@ -40,20 +40,31 @@ class Writing(Protocol):
         """Leave it, as it is not whole."""
 
 
-class Target(Protocol):
+class Target:
     """A place for the files of a manifest, and the policy by which they come to be there."""
 
-    entries: Sequence[Entry]
-    goes_on: bool  # after a file that cannot be written; else that ends the transfer
+    goes_on = True  # after a file that cannot be written; else that ends the transfer
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = entries
 
     def compare(self, *, dry_run: bool) -> Lacking:
         """Say what is lacking, after making what needs no contents."""
+        raise NotImplementedError
 
     def begin(self, number: int, offset: int) -> Writing:
         """Begin with a file, from an offset on that `compare` has named."""
+        raise NotImplementedError
 
     def open(self, number: int) -> BinaryIO | None:
         """Open a file that is here, to give it on; None where it is not here after all."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Do what is due once every file is here."""
+
+    def abandon(self) -> None:
+        """Leave nothing half done: no more will come."""
 
 
 class Incoming:
@@ -75,6 +86,8 @@ class Incoming:
         count = len(self.target.entries)
         self.missing = set(manifest.numbers_in(self.lacking.ranges, count))
         self.failed = dict(self.lacking.failed)
+        if not (self.missing or dry_run):
+            self.target.finish()
         return self.lacking
 
     # -- what comes --------------------------------------------------------------------------
@@ -122,6 +135,8 @@ class Incoming:
             with self.news:
                 self.missing.discard(part.number)
                 self.news.notify_all()
+            if not self.missing:
+                self.target.finish()
 
     def _fail(self, number: int, problem: str) -> None:
         self.close()
@@ -140,6 +155,7 @@ class Incoming:
         if self.behind is not None:
             self.behind.end()
         self.close()
+        self.target.abandon()
 
     # -- for other nodes ---------------------------------------------------------------------
 

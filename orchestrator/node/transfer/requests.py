@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.visit import Refusal, RoomState, Visit, answers
+from orchestrator.node.server.visit import Refusal, Visit, answers
 from orchestrator.node.transfer import outputs
-from orchestrator.node.transfer.checkout import CodeVisit
+from orchestrator.node.transfer.code.checkout import CodeVisit
+from orchestrator.node.transfer.code.store import Incomplete
 from orchestrator.node.transfer.moving import Moving
-from orchestrator.node.transfer.store import Incomplete
+from orchestrator.protocol.manifest import is_inside
 from orchestrator.protocol.requests.request import LACKING, Nothing
 from orchestrator.protocol.requests.transfer import (
+    AskSaved,
     AskTaken,
     CheckedOut,
     CheckOut,
@@ -18,7 +22,6 @@ from orchestrator.protocol.requests.transfer import (
     EndGiving,
     Files,
     Give,
-    GiveFiles,
     Giving,
     Lacking,
     MakeRoom,
@@ -28,36 +31,14 @@ from orchestrator.protocol.requests.transfer import (
     OutputPiece,
     Outputs,
     OutputSum,
+    RemoveCopies,
     Room,
+    Saved,
     SumOutput,
     Take,
-    TakeFiles,
     Taken,
     Written,
 )
-
-
-class TransferVisit(RoomState):
-    """What this visit knows of the files that are fetched, or brought for a job."""
-
-    def __init__(self, visit: Visit) -> None:
-        super().__init__(visit)
-        self.rooms: list[RunDir] = []  # of jobs that checkpoints were brought for
-        self.listed: set[tuple[str, str]] = set()  # files that the head knows, and may ask for
-
-    def leave(self) -> None:
-        for run in self.rooms:
-            outputs.discard(run)
-
-    def list(self, listing: OutputFiles) -> OutputFiles:
-        """Note the files of an answer: the head may ask for these, and no others."""
-        self.listed |= {(file.place or listing.place, file.path) for file in listing.files}
-        return listing
-
-    def refuse_if_not_listed(self, request: Output | SumOutput) -> None:
-        if (request.place, request.path) not in self.listed:  # walking each time takes too long
-            raise Refusal(f"no such output: {request.path!r}")
-
 
 # -- to this node, and from it to others ------------------------------------------------------
 
@@ -79,7 +60,7 @@ def give(visit: Visit, request: Give) -> Giving:
 
 @answers(EndGiving)
 def end_giving(visit: Visit, request: EndGiving) -> Nothing:
-    visit.of(Moving).end_giving()
+    visit.of(Moving).end_giving(request.manifest)
     return Nothing()
 
 
@@ -108,7 +89,7 @@ def check_out(visit: Visit, request: CheckOut) -> CheckedOut:
 @answers(MakeRoom)
 def make_room(visit: Visit, request: MakeRoom) -> Room:
     run = RunDir(request.job, request.node)
-    visit.of(TransferVisit).rooms.append(run)
+    visit.of(Moving).rooms.append(run)
     return Room(directory=outputs.room_for(run))
 
 
@@ -119,45 +100,48 @@ def make_room(visit: Visit, request: MakeRoom) -> Room:
 def outputs_of_job(visit: Visit, request: Outputs) -> OutputFiles:
     run = RunDir(request.job, request.node)
     listing = outputs.of_job(run, checkpoints=request.checkpoints, beside=request.beside)
-    return visit.of(TransferVisit).list(listing)
+    return visit.of(Moving).list(listing)
 
 
 @answers(Files)
 def files(visit: Visit, request: Files) -> OutputFiles:
-    return visit.of(TransferVisit).list(outputs.of_path(request.path, request.directory))
+    return visit.of(Moving).list(outputs.of_path(request.path, request.directory))
 
 
 @answers(Checkpoints)
 def checkpoints(visit: Visit, request: Checkpoints) -> OutputFiles:
-    return visit.of(TransferVisit).list(outputs.of_checkpoints(request))
+    return visit.of(Moving).list(outputs.of_checkpoints(request))
 
 
 @answers(Output)
 def output(visit: Visit, request: Output) -> OutputPiece:
-    visit.of(TransferVisit).refuse_if_not_listed(request)
+    visit.of(Moving).refuse_if_not_listed(request)
     return OutputPiece(data=outputs.piece(request.place, request.path, request.offset))
 
 
 @answers(SumOutput)
 def sum_output(visit: Visit, request: SumOutput) -> OutputSum:
-    visit.of(TransferVisit).refuse_if_not_listed(request)
+    visit.of(Moving).refuse_if_not_listed(request)
     return outputs.digest(request)
 
 
-# -- from node to node ------------------------------------------------------------------------
+# -- what programs saved ----------------------------------------------------------------------
 
 
-@answers(GiveFiles)
-def give_files(visit: Visit, request: GiveFiles) -> Giving:
-    from orchestrator.node.transfer.files import Given
+@answers(AskSaved)
+def saved(visit: Visit, request: AskSaved) -> Saved:
+    from orchestrator.node.transfer.saved import listing
 
-    source = Given(request.directory, request.files)
-    return visit.of(Moving).give_from(source, request.token, request.seconds)
+    answer = listing.saved(RunDir(request.job, request.node), request.outputs)
+    visit.of(Moving).listed |= {(answer.roots[file.place], file.path) for file in answer.files}
+    return answer
 
 
-@answers(TakeFiles)
-def take_files(visit: Visit, request: TakeFiles) -> Nothing:
-    from orchestrator.node.transfer import files
+@answers(RemoveCopies)
+def remove_copies(visit: Visit, request: RemoveCopies) -> Nothing:
+    from orchestrator.node.transfer.saved.place import CopiesTarget
 
-    visit.of(Moving).begin_taking(lambda: files.take(request, visit.umask))
+    if not all(is_inside(os.fsencode(path)) for path in request.paths):
+        raise ValueError("a path that leads out of the directory")
+    CopiesTarget(request.place, (), visit.umask).drop(request.paths)
     return Nothing()

@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
 
 from orchestrator.node.peers.signed_connection import Broken
 from orchestrator.node.transfer.give import RECORD
@@ -101,22 +100,12 @@ def in_groups(wanted: Iterable[tuple[str, int]]) -> Iterator[list[tuple[str, int
         yield group
 
 
-class Arrivals(Protocol):
-    """The place of files that come, one after the other."""
-
-    def take(self, data: memoryview) -> None:
-        """Write what came: the rest of a file, and the next ones."""
-
-    def abandon(self) -> None:
-        """Remove what did not come whole."""
-
-
 class Taking:
     """Work in a thread that takes files; `seen` counts their bytes."""
 
     def __init__(self, work: Callable[[Taking], None]) -> None:
         self.work = work
-        self.files = self.seen = 0
+        self.seen = 0
         self.incoming: Incoming | None = None
         self.caller: Caller | None = None
         self.problem = ""
@@ -140,21 +129,6 @@ class Taking:
         if self.ended:
             raise Broken("it is no longer wanted")
         return self.caller
-
-    def receive(
-        self, caller: Caller, wanted: Sequence[tuple[str, int]], arrivals: Arrivals
-    ) -> None:
-        """Fetch files into their place, which keeps those that come whole; count their bytes."""
-
-        def write(_: str, piece: memoryview) -> None:
-            arrivals.take(piece)
-            self.seen += len(piece)
-
-        try:
-            caller.fetch(wanted, write)
-            arrivals.take(memoryview(b""))  # empty files at the end
-        finally:
-            arrivals.abandon()
 
     def fill(self, caller: Caller, incoming: Incoming) -> None:
         """Fetch what is lacking of a manifest; note what could not be written."""
@@ -184,9 +158,7 @@ class Taking:
         lacking = None
         if over and self.incoming is not None:
             lacking = self.incoming.lacking.replace(failed=self.incoming.failed)
-        return Taken(
-            size=self.seen, files=self.files, over=over, problem=self.problem, lacking=lacking
-        )
+        return Taken(size=self.seen, over=over, problem=self.problem, lacking=lacking)
 
     def end(self) -> None:
         """Give up what is under way, and wait until nothing more is written."""

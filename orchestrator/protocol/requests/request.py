@@ -17,7 +17,7 @@ from orchestrator.protocol.version import Version
 
 A = TypeVar("A", bound=Message)
 
-ROOMS = ("machine", "transfer", "saved", "environments", "start", "follow", "warm")
+ROOMS = ("machine", "transfer", "environments", "start", "follow", "warm")
 
 
 class Request(Message, Generic[A]):

@@ -21,7 +21,21 @@ LARGEST_BATCH_BYTES = 1 << 24  # of contents in one request, unpacked
 
 STORE = "store"  # contents by their digest: a snapshot is made of them (CheckOut)
 DIRECTORY = "directory"  # the user's own: what differs is overwritten, half files are continued
+PRIVATE = "private"  # a directory that is for the user alone, whatever the files' modes are
 HANDED = "handed"  # what the ranks of a job are handed when it starts: private, gone with the job
+SAVED = "saved"  # where a job's program saves: see SavedPlace
+
+
+class SavedPlace(Message):
+    """How a node gets what another node's ranks saved: all of it or nothing.
+
+    What its own ranks wrote stays, unless it is older: then it is kept under a hidden name.
+    """
+
+    root: str  # the name of a directory that the program writes: see node/transfer/saved
+    by: str = ""  # the name of the node whose ranks wrote it
+    outputs: tuple[str, ...] = ()  # directories of the node's own that the program writes
+    older: tuple[str, ...] = ()  # files of an attempt before the one that wrote these
 
 
 class Place(Message):
@@ -31,6 +45,7 @@ class Place(Message):
     directory: str = ""  # absolute, or below ~
     job: str = ""
     node: Count = 0
+    saved: Optional[SavedPlace] = None
 
 
 # -- from the head to a node ------------------------------------------------------------------
@@ -131,7 +146,9 @@ class Give(Request[Giving], do="give"):
 
 
 class EndGiving(Request[Nothing], do="end_giving"):
-    """Give nothing more to other nodes."""
+    """Give the files of a manifest to no more nodes."""
+
+    manifest: str  # its digest
 
 
 class GivingNode(Message):
@@ -161,7 +178,6 @@ class Taken(Message):
     size: Count  # bytes that have come
     over: bool
     problem: str = ""
-    files: Count = 0  # that were lacking, where that is known
     lacking: Optional[Lacking] = None  # what was lacking when it began, and what failed
 
 
@@ -287,29 +303,45 @@ class SumOutput(Request[OutputSum], do="sum_output"):
     size: Count
 
 
-class NamedFile(Message):
-    """A file that is to be the same on another node."""
-
-    path: str  # below the directory
-    size: Count
-    sum: str  # SHA-256
-    mode: Count = 0o600
-    changed: Optional[int] = None  # nanoseconds; without it the time is that of its coming
+# -- what programs saved ----------------------------------------------------------------------
 
 
-class GiveFiles(Request[Giving], do="give_files"):
-    """Give these files of a directory to nodes that have the token."""
+class SavedFile(Message):
+    """A file that a program wrote on a node, a link, a directory, or a copy that was removed."""
 
-    directory: str
-    files: tuple[str, ...]  # paths below it
-    token: str
-    seconds: float
+    path: str  # below the place
+    place: str = ""  # see node/transfer/saved/listing.py
+    kind: str = "file"  # or "link", "directory", "removed"
+    size: Count = 0
+    changed: Count = 0  # nanoseconds; of a copy those of its origin
+    mode: Few = 0o600
+    target: str = ""  # of a link, inside the place
+    by: str = ""  # the name of the node that it is a copy of, untouched since it came
+    sound: bool = True  # it does not lack its end
+    sum: str = ""  # of its begin, middle and end
+    attempt: Few = 0  # that this node wrote it in
 
 
-class TakeFiles(Request[Nothing], do="take_files"):
-    """Begin to take files into a directory from another node; those that are there stay."""
+class Saved(Message):
+    """All that a program wrote in the directories of its job."""
 
-    directory: str
-    files: tuple[NamedFile, ...]
-    giver: GivingNode
-    seconds: float
+    files: tuple[SavedFile, ...]
+    roots: dict[str, str]  # place -> the directory that it is here
+    whole: bool = True  # these are all
+    shared: bool = False  # it runs on the disk of the head's experiment
+    kept: bool = False  # a state is in memory, or in a checkpoint of ours
+
+
+class AskSaved(Request[Saved], do="saved"):
+    """Ask what the program wrote on this node since its job began."""
+
+    job: str
+    node: int
+    outputs: tuple[str, ...] = ()  # directories of the node's own that the program writes
+
+
+class RemoveCopies(Request[Nothing], do="remove_copies"):
+    """Remove copies whose origins are no more, of those that are as they came."""
+
+    place: Place
+    paths: tuple[str, ...]

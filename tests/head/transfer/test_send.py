@@ -179,7 +179,7 @@ def test_a_node_that_is_behind_gets_the_same(work: Path, monkeypatch: pytest.Mon
     """And costs no memory: only few batches are kept."""
     monkeypatch.setattr(contents, "KEPT", 2)
     outbox = Outbox(scan(work))
-    own = outbox.contents_from(contents.starts_of(outbox.tree.entries, range(outbox.tree.files)))
+    own = outbox.contents_from(dict.fromkeys(range(outbox.tree.files), 0))
     count = len(own.cuts)
     assert count > 5
     first = [own.get(number) for number in range(count)]

@@ -19,10 +19,10 @@ import pytest
 from orchestrator.common.folder import Partial
 from orchestrator.node.peers.signed_connection import Broken
 from orchestrator.node.transfer import directory, files, give, take, wire
+from orchestrator.node.transfer.code.store import Store, ToStore
 from orchestrator.node.transfer.directory import Directory
 from orchestrator.node.transfer.give import Giver, Source
 from orchestrator.node.transfer.receive import Incoming
-from orchestrator.node.transfer.store import Store, ToStore
 from orchestrator.node.transfer.take import Caller, Taking
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, Entry

@@ -16,11 +16,12 @@ import pytest
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Visit
-from orchestrator.node.transfer import outputs, prune, snapshot
-from orchestrator.node.transfer import store as stores
-from orchestrator.node.transfer.checkout import CodeVisit
+from orchestrator.node.transfer import outputs
+from orchestrator.node.transfer.code import checkout, snapshot
+from orchestrator.node.transfer.code import store as stores
+from orchestrator.node.transfer.code.checkout import CodeVisit
+from orchestrator.node.transfer.code.store import Incomplete, Store, hash_of
 from orchestrator.node.transfer.moving import Moving
-from orchestrator.node.transfer.store import Incomplete, Store, hash_of
 from orchestrator.protocol import manifest
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
@@ -286,11 +287,11 @@ def test_snapshots_go_with_their_jobs(store: Store) -> None:
     later = time.time() + 2 * snapshot.UNUSED
     snapshot.remove_unused(store, later)
     assert Path(started).is_dir()
-    held = prune.snapshots_of([("job-1", 0), ("unknown", 0), ("../x", 0)])
+    held = checkout.snapshots_of([("job-1", 0), ("unknown", 0), ("../x", 0)])
     assert list(held) == [("job-1", 0)]
-    assert prune.remove(held, []) == 0
+    assert checkout.remove(held, []) == 0
     assert Path(started).is_dir()
-    assert prune.remove(held, [("job-1", 0)]) > 0
+    assert checkout.remove(held, [("job-1", 0)]) > 0
     assert not Path(started).exists()
 
 

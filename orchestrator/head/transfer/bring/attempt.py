@@ -29,9 +29,9 @@ def bring(
     has stopped the job. CheckFailed says why the attempt must not begin.
     """
     own = [
-        Partner(node.name, node, node.address, channel, record.first_part(node))
+        Partner(node.name, channel, address=node.address, login=node, job=record.first_part(node))
         for node, channel in zip(nodes, channels, strict=True)
     ]
-    left = [Partner(node.name, node, node.address) for node in spares]
+    left = [Partner(node.name, address=node.address, login=node) for node in spares]
     bring_to_attempt(experiment, record, own, left, transport, say, stopped)
     bring_saved(experiment, record, own, say, stopped)

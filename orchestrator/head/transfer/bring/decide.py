@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from orchestrator.protocol.requests.saved import SavedFile
+from orchestrator.protocol.requests.transfer import SavedFile
 
 
 class Key(NamedTuple):

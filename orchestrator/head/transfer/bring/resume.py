@@ -6,11 +6,11 @@ only others have, which were in an earlier job or an earlier attempt, is brought
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.common.text import Say, duration, plural, size
@@ -21,10 +21,9 @@ from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.facts import listed
 from orchestrator.head.transfer.bring.checkpoint import Missing
-from orchestrator.head.transfer.bring.exchange import Stopped
-from orchestrator.head.transfer.bring.partner import Beats, Partner
-from orchestrator.head.transfer.bring.room import Room
+from orchestrator.head.transfer.bring.partner import Partner
 from orchestrator.head.transfer.fetch.pull import LIST_SECONDS
+from orchestrator.head.transfer.peer import Peer, kept_alive
 from orchestrator.protocol.requests.transfer import Checkpoints
 from orchestrator.records import (
     checkpoint_parts,
@@ -62,7 +61,7 @@ def bring_to_start(start: Start, transport: Transport, say: Say) -> None:
     named = checkpoint.resume if checkpoint.resume != "auto" else None
     directory = checkpoint.directory if named is None else named
     known = list(earlier(start, named))[:MOST_LOOKED_AT]
-    search = Search(start.own, transport, say, lambda: None, start.where.experiments)
+    search = Search(start.own, transport, say, lambda: None)
     try:
         if directory is not None and (named is None or not known):
             # Below the code it is the node's own; and before the first run nobody has anything.
@@ -109,7 +108,8 @@ def partners_of(record: JobRecord) -> list[Partner]:
     """List the nodes of an earlier job, of all of its attempts."""
     before = {name for attempt in record.attempts for name in attempt.nodes}
     spares = [node for node in record.spares if node.name in before]
-    return [Partner(node.name, node, node.address) for node in (*record.nodes, *spares)]
+    nodes = (*record.nodes, *spares)
+    return [Partner(node.name, address=node.address, login=node) for node in nodes]
 
 
 def bring_to_attempt(
@@ -119,7 +119,7 @@ def bring_to_attempt(
     left: Sequence[Partner],
     transport: Transport,
     say: Say,
-    stopped: Stopped,
+    stopped: Callable[[], None],
 ) -> None:
     """Bring to the nodes of the next attempt what only those have that it leaves.
 
@@ -129,7 +129,7 @@ def bring_to_attempt(
     others = [partner for partner in left if partner.name in before]
     if not others or record.scheduled:
         return
-    search = Search(own, transport, say, stopped, experiment.path)
+    search = Search(own, transport, say, stopped)
     question = Checkpoints(experiment=experiment.name)
     try:
         if held := search.held(own, question):  # else it saves on a shared disk, or nothing
@@ -151,21 +151,19 @@ class Search:
         own: Sequence[Partner],
         transport: Transport,
         say: Say,
-        stopped: Stopped,
-        place: Path,  # here, for what nodes cannot take from each other
+        stopped: Callable[[], None],
     ) -> None:
-        self.place = place
         self.own, self.transport, self.say, self.stopped = list(own), transport, say, stopped
         self.others: dict[str, Partner | OrchestratorError] = {}  # by their names: reached once
-        self.beats = Beats()  # old nodes may take minutes to answer, or not to
-        for partner in self.own:
-            self.beats.begin(partner)
+        self.there = list[Peer](own)  # old nodes may take minutes to answer, or not to
+        self.beats = contextlib.ExitStack()
+        self.beats.enter_context(kept_alive(self.there))
 
     def close(self) -> None:
+        self.beats.close()
         for partner in self.others.values():
             if isinstance(partner, Partner):
                 partner.open.connection.close()
-        self.beats.end()
 
     def held(
         self, partners: Sequence[Partner], question: Checkpoints, first: int = 0
@@ -203,6 +201,7 @@ class Search:
         """Connect to other nodes, all at once; return those that are there."""
 
         def connect(partner: Partner) -> Partner:
+            assert partner.login is not None
             partner.channel = serving(self.transport, partner.login)
             return partner
 
@@ -210,7 +209,7 @@ class Search:
         for partner, result in zip(new, fleet.everywhere(new, connect), strict=True):
             self.others[partner.name] = result
             if isinstance(result, Partner):
-                self.beats.begin(result)
+                self.there.append(result)
         known = [self.others[partner.name] for partner in others]
         return [each for each in known if isinstance(each, Partner)]
 
@@ -278,13 +277,8 @@ class Search:
         began = time.monotonic()
         deliveries = checkpoint_parts.to_bring(candidate, range(len(self.own)))
         version = candidate.versions[deliveries[0].manifest]
-        room = Room(self.place)
-        missing = Missing(partners, deliveries, candidate.step, version, room, self.stopped)
-        missing.bring(into)
-        for line in missing.through_here[:1]:
-            more = len(missing.through_here) - 1
-            others = f"; nor can {plural(more, 'other')}" if more else ""
-            self.say(f"{line}{others}: the files came through this machine")
+        step, say = candidate.step, self.say
+        Missing(partners, deliveries, step, version, into, say, self.stopped).bring()
         count, total = len(deliveries), sum(each.record.size for each in deliveries)
         sources = [partners[number].name for number in sorted({d.source for d in deliveries})]
         targets = [partners[number].name for number in sorted({d.target for d in deliveries})]
@@ -312,9 +306,12 @@ def others_than(own: Sequence[Partner], partners: Sequence[Partner]) -> list[Par
     kept: dict[str, Partner] = {}
     for partner in partners:
         if login_of(partner) not in logins and partner.address not in places - {""}:
-            kept.setdefault(partner.name, replace(partner))
+            kept.setdefault(
+                partner.name, Partner(partner.name, address=partner.address, login=partner.login)
+            )
     return list(kept.values())
 
 
 def login_of(partner: Partner) -> tuple[str, str | None, int | None]:
+    assert partner.login is not None
     return partner.login.host, partner.login.user, partner.login.port

@@ -6,10 +6,12 @@ So what cannot be brought ends the attempt before it begins: the trained numbers
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.common.text import Say
@@ -18,23 +20,34 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.screen.output import Progress, printable
 from orchestrator.head.transfer.bring import words
 from orchestrator.head.transfer.bring.decide import Copying, Decision, Key, View, decide
-from orchestrator.head.transfer.bring.exchange import LONGEST_SECONDS, Bundle, Exchange, Stopped
-from orchestrator.head.transfer.bring.partner import Beats, Partner
+from orchestrator.head.transfer.bring.partner import Partner
 from orchestrator.head.transfer.fetch.fetch import plain
+from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree, kept_alive
 from orchestrator.head.transfer.schedule import WIDTH, Rules
-from orchestrator.head.transfer.take import QUICK_SECONDS
-from orchestrator.protocol.requests.saved import AskSaved, Saved, TakeSaved
-from orchestrator.protocol.requests.transfer import GivingNode, NamedFile, SumOutput
+from orchestrator.head.transfer.send import Outbox, Sender
+from orchestrator.head.transfer.spread import Origin, ServedFromHere, Spread, exchange
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
+from orchestrator.protocol.requests.transfer import (
+    SAVED,
+    AskSaved,
+    Place,
+    RemoveCopies,
+    Saved,
+    SavedPlace,
+    SumOutput,
+)
 from orchestrator.records.experiment import Experiment, JobRecord
 
 ANSWER_SECONDS = 15.0
+REMOVE_SECONDS = 60.0  # of thousands of files, on a network disk
 LAG_SECONDS = 70.0  # NFS keeps attributes for 60 s at most, unless it is told otherwise
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 MOST_BYTES = 1 << 38  # to one node, for one attempt
 MUCH_BYTES = 10**9  # it is said before they come
 DISK_BYTES_PER_SECOND = 20e6  # of a slow disk whose files get their checksums
 SUMS_AT_ONCE = 64
-AGAIN_SECONDS = (1.0, 5.0, 10.0)  # before each other try: a line may come back
+RETRY_SECONDS = (1.0,)  # before each other try: a line may come back
+RULES = Rules(WIDTH, streams=False, pauses=RETRY_SECONDS)
 
 
 def bring_saved(
@@ -42,7 +55,7 @@ def bring_saved(
     record: JobRecord,
     partners: Sequence[Partner],
     say: Say,
-    stopped: Stopped,
+    stopped: Callable[[], None],
 ) -> None:
     """Bring it, and say so; on one disk that nodes share, wait until each sees all there is.
 
@@ -52,17 +65,15 @@ def bring_saved(
     alone = len(partners) == len(record.attempts[-1].nodes) == 1
     if record.engine or alone:  # what the engine saves is brought otherwise
         return
-    beats = Beats(partners)
     try:
-        SavedFiles(partners, given(experiment), record, say, stopped).bring()
+        with kept_alive(partners):
+            SavedFiles(partners, outputs_of(experiment), record, say, stopped).bring()
     except NodeError as error:
         what = f"what the program saved is not the same on all nodes: {error.what}"
         raise CheckFailed(what, words.MEND) from error
-    finally:
-        beats.end()
 
 
-def given(experiment: Experiment) -> tuple[str, ...]:
+def outputs_of(experiment: Experiment) -> tuple[str, ...]:
     """Return the directories that the launch gave the program to write, below its own."""
     try:
         sync = resolved.read(experiment.path).get("sync")
@@ -72,19 +83,41 @@ def given(experiment: Experiment) -> tuple[str, ...]:
     return tuple(str(name).strip("/") for name in names) if isinstance(names, list) else ()
 
 
+class Parcel(NamedTuple):
+    """What some nodes lack alike of one node, so that they can give it on."""
+
+    source: int
+    place: str
+    by: str  # whose ranks wrote it
+    keys: frozenset[Key]
+
+
+def alike(copies: Sequence[Copying]) -> dict[Parcel, dict[int, list[Copying]]]:
+    """Put together what the same nodes lack of one node; each has its copies."""
+    lacking: dict[tuple[int, str, str, int], list[Copying]] = defaultdict(list)
+    for copy in copies:
+        lacking[copy.source, copy.key.place, copy.by, copy.target].append(copy)
+    parcels: dict[Parcel, dict[int, list[Copying]]] = defaultdict(dict)
+    for (source, place, by, target), some in lacking.items():
+        keys = frozenset(copy.key for copy in some)
+        parcels[Parcel(source, place, by, keys)][target] = some
+    return parcels
+
+
 class SavedFiles:
     """Sees to it that the nodes of the next attempt have the same files of the program."""
 
     def __init__(
         self,
         partners: Sequence[Partner],
-        given: Sequence[str],
+        outputs: Sequence[str],
         record: JobRecord,
         say: Say,
-        stopped: Stopped,
+        stopped: Callable[[], None],
     ) -> None:
-        self.partners, self.given, self.record = partners, tuple(given), record
+        self.partners, self.outputs, self.record = partners, tuple(outputs), record
         self.say, self.stopped = say, stopped
+        self.known_sums: dict[int, dict[Key, str]] = defaultdict(dict)  # of each node's files
 
     def bring(self) -> None:
         views = self.views()
@@ -117,9 +150,7 @@ class SavedFiles:
 
         def ask(partner: Partner) -> Saved:
             job, node = partner.job
-            question = AskSaved(job=job, node=node, given=self.given)
-            with partner.lock:
-                return partner.open.ask(question, ANSWER_SECONDS)
+            return partner.ask(AskSaved(job=job, node=node, outputs=self.outputs), ANSWER_SECONDS)
 
         answers = fleet.everywhere(self.partners, ask)
         return [
@@ -144,116 +175,88 @@ class SavedFiles:
         """Bring and remove what was decided; return which nodes that failed on, and why."""
         total = sum(views[copy.source].files[copy.key].size for copy in decision.copies)
         progress = Progress("bringing what one node alone has saved", total)
-        exchange = Exchange(self.partners, progress, self.stopped)
-        exchange.go(list(self.bundles(decision.copies, views)))
-        failed = {node: error.what for node, error in exchange.failed.items()}
+        served = ServedFromHere(self.say, "the files come through this machine")
+        spreads = [
+            self.spread(parcel, targets, views, served, progress)
+            for parcel, targets in alike(decision.copies).items()
+        ]
+        failed = exchange(spreads, progress)
+        served.sum_up()
         gone = [
-            (node, place, tuple(key.path for key in keys))
+            (self.partners[node], self.place(node, place), tuple(key.path for key in keys))
             for node, all_keys in decision.gone.items()
             for place, keys in groupby(sorted(all_keys), key=lambda key: key.place)
         ]
 
-        def remove(item: tuple[int, str, tuple[str, ...]]) -> None:
-            node, place, paths = item
-            request = self.request(node, place).replace(gone=paths)
-            if problem := self.partners[node].take(request, progress, self.stopped):
-                raise NodeError(problem[:300])
+        def remove(item: tuple[Partner, Place, tuple[str, ...]]) -> None:
+            partner, place, paths = item
+            partner.ask(RemoveCopies(place=place, paths=paths), REMOVE_SECONDS)
 
-        for (node, _, _), result in zip(gone, fleet.everywhere(gone, remove), strict=True):
+        for (partner, _, _), result in zip(gone, fleet.everywhere(gone, remove), strict=True):
             if isinstance(result, OrchestratorError):
-                failed[node] = result.what
-        return failed
+                failed[partner] = result
+        return {self.partners.index(peer): why.what for peer, why in failed.items()}  # type: ignore[arg-type]
 
-    def bundles(self, copies: Sequence[Copying], views: Sequence[View]) -> Iterator[Bundle]:
-        """Put together what the same nodes lack of one node, so that they can give it on."""
-        lacking: dict[tuple[int, str, str, int], list[Copying]] = defaultdict(list)
-        for copy in copies:
-            lacking[copy.source, copy.key.place, copy.by, copy.target].append(copy)
-        alike: dict[tuple[int, str, str, frozenset[Key]], list[int]] = defaultdict(list)
-        for (source, place, by, target), group in lacking.items():
-            alike[source, place, by, frozenset(copy.key for copy in group)].append(target)
-        replaces = {(copy.target, copy.key) for copy in copies if copy.replaces}
-        sums: dict[int, dict[Key, str]] = defaultdict(dict)
-        for (source, place, by, keys), targets in alike.items():
-            self.add_sums(sums[source], source, keys, views)
-            yield self.bundle(source, place, by, keys, targets, views, sums[source], replaces)
-
-    def bundle(
+    def spread(
         self,
-        source: int,
-        place: str,
-        by: str,
-        keys: frozenset[Key],
-        targets: Sequence[int],
+        parcel: Parcel,
+        copies: Mapping[int, Sequence[Copying]],
         views: Sequence[View],
-        sums: Mapping[Key, str],
-        replaces: set[tuple[int, Key]],
-    ) -> Bundle:
-        origin = views[source]
-        links = {key.path: origin.files[key].target for key in keys if key not in sums}
-        above = {directory for key in keys for directory in directories_of(key)}
-        times = {d.path: origin.directories[d] for d in above if d in origin.directories}
-        files = tuple(
-            NamedFile(path=key.path, size=file.size, sum=sums[key], mode=file.mode,
-                      changed=file.changed)
-            for key in sorted(keys & sums.keys())
-            for file in [origin.files[key]]
-        )  # fmt: skip
+        served: ServedFromHere,
+        progress: Progress,
+    ) -> Spread:
+        """Let some nodes have what they lack alike of one node."""
+        giver, root = self.partners[parcel.source], views[parcel.source].roots[parcel.place]
+        entries = list(self.entries(parcel, views[parcel.source]))
+        outbox = Outbox(NodeTree.at(giver, root, "", entries))
+        senders = []
+        for target, some in copies.items():
+            older = tuple(copy.key.path for copy in some if copy.replaces)
+            place = self.place(target, parcel.place, parcel.by, older)
+            senders.append(Sender(outbox, self.partners[target], place, progress.add))
+        return Spread(senders, served, Origin(giver, root), RULES, self.stopped)
 
-        def request(target: int, giver: GivingNode) -> TakeSaved:
-            older = tuple(key.path for key in sorted(keys) if (target, key) in replaces)
-            whole = self.request(target, place).replace(by=by, files=files, links=links)
-            return whole.replace(directories=times, older=older, giver=giver)
+    def place(self, node: int, root: str, by: str = "", older: tuple[str, ...] = ()) -> Place:
+        job, index = self.partners[node].job
+        saved = SavedPlace(root=root, by=by, outputs=self.outputs, older=older)
+        return Place(kind=SAVED, job=job, node=index, saved=saved)
 
-        return Bundle(
-            source,
-            targets,
-            frozenset(key.path for key in keys),
-            lambda node: views[node].roots.get(place, ""),
-            request,
-            Rules(WIDTH, streams=False, pauses=AGAIN_SECONDS, through_head=False),
-        )
+    def entries(self, parcel: Parcel, view: View) -> Iterator[Entry]:
+        """Describe the files, with checksums, and the directories that they are in."""
+        sums = self.sums(parcel, view)
+        for key in parcel.keys:
+            file, path = view.files[key], os.fsencode(key.path)
+            if key in sums:
+                yield Entry(path, FILE, file.mode, file.size, sums[key].encode(), file.changed)
+            else:
+                yield Entry(path, LINK, 0, 0, os.fsencode(file.target))
+        for above in {directory for key in parcel.keys for directory in directories_of(key)}:
+            if above in view.directories:
+                path = os.fsencode(above.path)
+                yield Entry(path, DIRECTORY, 0, 0, b"", view.directories[above])
 
-    def request(self, target: int, place: str) -> TakeSaved:
-        job, node = self.partners[target].job
-        return TakeSaved(
-            job=job,
-            node=node,
-            given=self.given,
-            place=place,
-            by="",
-            files=(),
-            links={},
-            directories={},
-            gone=(),
-            older=(),
-            seconds=LONGEST_SECONDS,
-        )
-
-    def add_sums(
-        self, sums: dict[Key, str], node: int, keys: frozenset[Key], views: Sequence[View]
-    ) -> None:
+    def sums(self, parcel: Parcel, view: View) -> dict[Key, str]:
         """Have a node read its files for their checksums, many asked for at once: it may be far."""
-        partner, view = self.partners[node], views[node]
-        files = sorted(k for k in keys - sums.keys() if view.files[k].kind == "file")
-        for at in range(0, len(files), SUMS_AT_ONCE):
+        partner, root = self.partners[parcel.source], view.roots[parcel.place]
+        sums = self.known_sums[parcel.source]
+        files = (key for key in parcel.keys if view.files[key].kind == "file")
+        keys = sorted(key for key in files if key not in sums)
+        for at in range(0, len(keys), SUMS_AT_ONCE):
             self.stopped()
-            some = files[at : at + SUMS_AT_ONCE]
-            total = sum(view.files[key].size for key in some)
-            with partner.lock:
-                asked = []
-                for key in some:
-                    size = view.files[key].size
-                    question = SumOutput(
-                        place=view.roots[key.place], path=key.path, offset=0, size=size + 1
-                    )
-                    asked.append((key, question, partner.open.tell(question)))
-                for key, question, number in asked:
-                    seconds = QUICK_SECONDS + total / DISK_BYTES_PER_SECOND
-                    answer = partner.open.wait_for(number, question, seconds)
-                    if answer.size != view.files[key].size:
-                        raise NodeError(f"{partner.name}: {key.path} changes while it is read")
-                    sums[key] = answer.sum
+            some = keys[at : at + SUMS_AT_ONCE]
+            sizes = [view.files[key].size for key in some]
+            questions = [
+                SumOutput(place=root, path=key.path, offset=0, size=size + 1)
+                for key, size in zip(some, sizes, strict=True)
+            ]
+            seconds = QUICK_SECONDS + sum(sizes) / DISK_BYTES_PER_SECOND
+            for key, size, answer in zip(
+                some, sizes, partner.ask_all(questions, seconds), strict=True
+            ):
+                if answer.size != size:
+                    raise NodeError(f"{partner.name}: {key.path} changes while it is read")
+                sums[key] = answer.sum
+        return sums
 
     # -- a disk that all share ---------------------------------------------------------------
 
@@ -267,7 +270,7 @@ class SavedFiles:
         deadline = time.monotonic() + LAG_SECONDS
         while late and time.monotonic() < deadline:
             self.stopped()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
             late = unseen(wanted, self.views())
         if late:
             raise CheckFailed(*words.unseen(late, LAG_SECONDS))

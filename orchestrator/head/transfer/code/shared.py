@@ -15,6 +15,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.transfer.code.listing import MARKER
 from orchestrator.head.transfer.index import signature
+from orchestrator.head.transfer.peer import Peer
 from orchestrator.head.transfer.send import Outbox, Sender
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import FILE, Entry
@@ -75,7 +76,7 @@ def check_same(
 
     def ask(node: Reached) -> dict[bytes, str]:
         """Return what the node sees otherwise: its checksum, where the size is the same."""
-        sender = Sender(outbox, node.channel, into)
+        sender = Sender(outbox, Peer(node.node.name, node.channel), into)
         lacking = sender.offer(dry_run=True, seconds=COMPARE_SECONDS)
         sums = {begun.number: begun.sum for begun in lacking.begun}
         numbers = [*sender.numbers(), *lacking.failed]

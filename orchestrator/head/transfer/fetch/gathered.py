@@ -51,9 +51,8 @@ def gather(nodes: Sequence[Offered], root: Path) -> Gathering:
             except (ValueError, RecursionError) as error:
                 gathering.short[directory] = f"its manifest {error}"
                 continue
-            found.setdefault(directory, []).append(
-                held(node.node, directory, text, manifest, sizes)
-            )
+            holding = holding_of(node.node, directory, text, manifest, sizes)
+            found.setdefault(directory, []).append(holding)
     for directory, holdings in found.items():
         candidates = checkpoint_parts.candidates(holdings)
         whole = [candidate for candidate in candidates if candidate.whole]
@@ -65,20 +64,22 @@ def gather(nodes: Sequence[Offered], root: Path) -> Gathering:
     return gathering
 
 
-def held(
-    node: int, directory: str, text: bytes, manifest: Manifest, sizes: Mapping[str, int]
+def holding_of(
+    node: int,
+    directory: str,
+    text: bytes,
+    manifest: Manifest,
+    sizes: Mapping[str, int],
+    path: str = "",
 ) -> Holding:
-    here = frozenset(
-        name
-        for name, file in manifest.files.items()
-        if sizes.get(f"{directory}/{name}") == file.size
-    )
-    digest = hashlib.sha256(text).hexdigest()
-    step, save, created = manifest.step, manifest.save, manifest.created
-    generation = checkpoint_manifest.generation(manifest.progress)
+    """Return what a node has of the checkpoint in one of its directories."""
+    files = manifest.files
+    here = {name for name in files if sizes.get(f"{directory}/{name}") == files[name].size}
     return Holding(
-        *(node, step, save, created, digest, manifest.files, here, manifest.hosts),
-        generation=generation,
+        *(node, manifest.step, manifest.save, manifest.created, hashlib.sha256(text).hexdigest()),
+        *(files, frozenset(here), manifest.hosts),
+        path=path,
+        generation=checkpoint_manifest.generation(manifest.progress),
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.head.transfer.bring.decide import Key, View, decide, is_equal
-from orchestrator.protocol.requests.saved import SavedFile
+from orchestrator.protocol.requests.transfer import SavedFile
 
 NAMES = "abc"
 

@@ -23,11 +23,10 @@ from orchestrator.head.transfer.bring import saved
 from orchestrator.head.transfer.bring.partner import Partner
 from orchestrator.head.transfer.bring.saved import SavedFiles, bring_saved
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.saved import take
 from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.node.transfer.saved import place as take
 from orchestrator.protocol.requests.request import Request
-from orchestrator.protocol.requests.saved import AskSaved, Saved, SavedFile
-from orchestrator.protocol.requests.transfer import Giving
+from orchestrator.protocol.requests.transfer import AskSaved, Giving, Saved, SavedFile
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Attempt, JobRecord
 from tests.head.start.recovery.test_gather import node, record

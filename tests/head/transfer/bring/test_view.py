@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.head.transfer.bring.decide import Key
 from orchestrator.head.transfer.bring.saved import view
-from orchestrator.protocol.requests.saved import Saved, SavedFile
+from orchestrator.protocol.requests.transfer import Saved, SavedFile
 
 
 @pytest.mark.parametrize(

@@ -17,19 +17,13 @@ from orchestrator.common import files
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.resume_dir import attempts_of
 from orchestrator.node.job.run_directory import RunDir, home
-from orchestrator.node.saved.places import (
-    MEMORY,
-    OUTPUTS,
-    WORK,
-    began,
-    experiment,
-    one_disk,
-    roots,
-)
-from orchestrator.node.transfer.copies import Copies, look_of
+from orchestrator.node.transfer.saved.copies import Copies, look_of
 from orchestrator.protocol.manifest import is_inside
-from orchestrator.protocol.requests.saved import Saved, SavedFile
+from orchestrator.protocol.requests.transfer import Saved, SavedFile
+from orchestrator.protocol.spec import Spec
 
+# Where a program saves: where it runs, in its outputs, in memory, and where it was told to.
+WORK, OUTPUTS, MEMORY, GIVEN = "work", "outputs", "memory", "given/"
 # What Python and the kernel leave beside a program, and what we write into a program's directory.
 NOT_WRITTEN = re.compile(
     r"__pycache__|core(\.[0-9]+)?|\.orchestrator-.*|\..*\.[0-9]+\.before", re.S
@@ -42,18 +36,18 @@ OURS = {  # what our own engine and sampler write there, which is brought otherw
     ),
     MEMORY: re.compile(r"(trainer[0-9]+|script)\..*", re.DOTALL),
 }
-MOST_LOOKED_AT, DEEPEST, MOST_NAMED = 100_000, 8, 20_000
-LOOKING_SECONDS = 1.0  # the next attempt waits for it
+MOST_SEEN, DEEPEST, MOST_NAMED = 100_000, 8, 20_000
+SEARCH_SECONDS = 1.0  # the next attempt waits for it
 ENDS_BYTES = 1 << 16  # of each file's begin, middle and end
 
 
-def saved(run: RunDir, given: Iterable[str] = ()) -> Saved:
+def saved(run: RunDir, outputs: Iterable[str] = ()) -> Saved:
     """List all that was written in the job's directories."""
     spec = run.read_spec()
-    since, places = began(run, spec), roots(run, spec, given)
+    since, places = began(run, spec), roots(run, spec, outputs)
     ours = home(), os.path.dirname(experiment(run, spec))  # all that nodes and heads keep
     apart = frozenset(map(os.path.realpath, ours))
-    until = time.monotonic() + LOOKING_SECONDS
+    until = time.monotonic() + SEARCH_SECONDS
     starts = sorted(starts_of(run))
     listed: list[SavedFile] = []
     whole = True
@@ -87,7 +81,7 @@ class Walk:
             directory, depth = waiting.popleft()
             for entry in entries(os.path.join(self.root, directory)):
                 seen += 1
-                if seen > MOST_LOOKED_AT or time.monotonic() > self.until:
+                if seen > MOST_SEEN or time.monotonic() > self.until:
                     self.whole = False
                     return
                 path = os.path.join(directory, entry.name)
@@ -258,3 +252,49 @@ def tensor_bytes(header: bytes) -> int:
         return max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
         return -1
+
+
+# -- where a program saves -----------------------------------------------------------------------
+
+
+def roots(run: RunDir, spec: Spec, outputs: Iterable[str]) -> dict[str, str]:
+    """Return the directory that each of the places is on this node."""
+    found = {WORK: spec.workdir, OUTPUTS: os.path.join(experiment(run, spec), "outputs")}
+    if memory := spec.env.get("ORCHESTRATOR_RESUME_DIR"):
+        found[MEMORY] = memory
+    for name in outputs:
+        own = os.path.join(spec.workdir, name)
+        if not is_inside(os.fsencode(name)):
+            raise ValueError(f"a path that leads out of the directory: {name!r}")
+        if os.path.islink(own) and os.path.isdir(own):  # the node's own: sync.outputs
+            found[GIVEN + name] = os.path.realpath(own)
+    return found
+
+
+def experiment(run: RunDir, spec: Spec) -> str:
+    """Return the experiment's directory here: the head's, where both share a disk, or our own."""
+    own = os.path.join(run.path, "experiment")
+    named = spec.env.get("ORCHESTRATOR_EXPERIMENT", "")
+    return named if named and os.path.isdir(named) else own
+
+
+def one_disk(run: RunDir, spec: Spec) -> bool:
+    """Tell whether the program runs on the disk of the head's experiment, which nodes share."""
+    experiment = os.path.realpath(spec.env.get("ORCHESTRATOR_EXPERIMENT", ""))
+    workdir = os.path.realpath(spec.workdir)
+    if experiment == os.path.realpath(os.path.join(run.path, "experiment")):
+        return False  # this node's own
+    try:
+        same = os.stat(experiment).st_dev == os.stat(workdir).st_dev
+    except OSError:
+        return False
+    return same and experiment.startswith(os.path.join(workdir, ""))
+
+
+def began(run: RunDir, spec: Spec) -> float:
+    """Return since when what is written is the job's; on a shared disk by the clock of that."""
+    if one_disk(run, spec):
+        path = os.path.join(spec.env["ORCHESTRATOR_EXPERIMENT"], "config.yaml")
+        if os.path.exists(path):
+            return os.stat(path).st_mtime
+    return os.stat(run.spec).st_mtime

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from orchestrator.node.transfer.files import Given
 
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.saved import take
-from orchestrator.node.transfer.copies import Copies
-from orchestrator.node.transfer.files import Given
 from orchestrator.node.transfer.give import Giver
-from orchestrator.protocol.requests.saved import TakeSaved
-from orchestrator.protocol.requests.transfer import GivingNode, NamedFile
+from orchestrator.node.transfer.saved import place as take
+from orchestrator.node.transfer.saved.copies import Copies
+from orchestrator.protocol.requests.transfer import GivingNode, NamedFile, TakeSaved
 from tests.node.start.test_next_spec import FIRST
 
 TOKEN = secrets.token_hex(32)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.transfer.store import (
+from orchestrator.node.transfer.code.store import (
     READ,
     Incomplete,
     Store,

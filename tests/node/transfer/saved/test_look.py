@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.saved import look
-from orchestrator.node.saved.places import one_disk
 from orchestrator.node.server.visit import Visit
-from orchestrator.node.transfer.copies import Copies, look_of
-from orchestrator.protocol.requests.saved import AskSaved, Saved
+from orchestrator.node.transfer.saved import listing as look
+from orchestrator.node.transfer.saved.copies import Copies, look_of
+from orchestrator.node.transfer.saved.listing import one_disk
+from orchestrator.protocol.requests.transfer import AskSaved, Saved
 from tests.node.start.test_next_spec import FIRST
 
 

@@ -23,7 +23,7 @@ from typing import BinaryIO
 from orchestrator.common import files
 from orchestrator.common.permissions import others
 from orchestrator.node.job.run_directory import home
-from orchestrator.node.transfer.receive import OtherContent, unzip
+from orchestrator.node.transfer.receive import OtherContent, Target, unzip
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, LARGEST_LIST_BYTES, Entry
 from orchestrator.protocol.requests.transfer import Lacking
@@ -251,7 +251,7 @@ def key_of(entry: Entry) -> bytes:
     return b"%b-%o" % (entry.value, entry.mode)
 
 
-class ToStore:
+class ToStore(Target):
     """The store as a place for the files of a manifest: each content once, by its digest."""
 
     goes_on = False
@@ -259,7 +259,8 @@ class ToStore:
     def __init__(self, store: Store, entries: Sequence[Entry], listing: bytes) -> None:
         if any(entry.kind == FILE and not entry.value for entry in entries):
             raise ValueError("the store takes no file without its checksum")
-        self.store, self.entries, self.listing = store, entries, listing
+        super().__init__(entries)
+        self.store, self.listing = store, listing
 
     def compare(self, *, dry_run: bool) -> Lacking:
         """Keep the list, and say which contents are lacking."""

@@ -1,0 +1,149 @@
+"""A node that gives or takes files, over a channel on which one thing is asked at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from orchestrator.common.errors import NodeError
+from orchestrator.head.connect.channel import Declined, NodeChannel
+from orchestrator.head.connect.reach import Reached
+from orchestrator.head.transfer.tree import Gone, Tree
+from orchestrator.protocol.manifest import Entry
+from orchestrator.protocol.message import Message
+from orchestrator.protocol.requests.request import Beat, Request
+from orchestrator.protocol.requests.transfer import AskTaken, Output, SumOutput, Take, Taken
+from orchestrator.protocol.timing import HEAD_BEAT
+
+QUICK_SECONDS = 30.0  # for an answer that needs no work: a node that is very busy is not lost
+READ_SECONDS = 60.0  # for a piece of a file
+PIECE_BYTES = 1 << 19  # as node/transfer/outputs.py has it
+MOST_CALLERS = 8  # that one node gives to at once: it hears a few more, and hangs up on others
+
+A = TypeVar("A", bound=Message)
+
+
+@dataclass(eq=False)
+class Peer:
+    """One node, and what is known of the ways to it."""
+
+    name: str
+    channel: NodeChannel | None = None
+    reached: Reached | None = None  # with its facts, where it was probed
+    address: str = ""  # where other nodes may reach it
+    lock: threading.Lock = field(default_factory=threading.Lock)  # of the channel
+    taking: threading.Lock = field(default_factory=threading.Lock)  # it takes from one at a time
+    callers: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MOST_CALLERS))
+
+    @property
+    def open(self) -> NodeChannel:
+        assert self.channel is not None
+        return self.channel
+
+    def ask(self, request: Request[A], seconds: float) -> A:
+        with self.lock:
+            return self.open.ask(request, seconds)
+
+    def ask_all(self, requests: Sequence[Request[A]], seconds: float) -> list[A]:
+        """Ask several things, all on their way at once: a far node is no slower than its line."""
+        with self.lock:
+            asked = [(self.open.tell(request), request) for request in requests]
+            return [self.open.wait_for(number, request, seconds) for number, request in asked]
+
+    def take(
+        self, request: Take, seen: Callable[[int], None], give_up: Callable[[], bool]
+    ) -> Taken:
+        """Have it take files from another; say how much came, and why the rest did not.
+
+        It ends when give_up() says so, or raises.
+        """
+        self.ask(request, QUICK_SECONDS)
+        size = 0
+        try:
+            while True:
+                taken = self.ask(AskTaken(end=give_up()), QUICK_SECONDS)
+                seen(max(0, taken.size - size))
+                size = max(size, taken.size)
+                if taken.over:
+                    return taken
+        except NodeError:
+            raise
+        except BaseException:
+            with contextlib.suppress(NodeError):
+                self.ask(AskTaken(end=True), QUICK_SECONDS)
+            raise
+
+
+@contextlib.contextmanager
+def kept_alive(peers: Iterable[Peer]) -> Iterator[None]:
+    """Let nodes hear from us while we are busy with others: a server leaves a head that is silent.
+
+    Nobody waits for the answers; they are passed over by the next question. Peers may be added.
+    """
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(HEAD_BEAT):
+            for peer in list(peers):
+                if peer.lock.acquire(blocking=False):  # else somebody asks it something now
+                    with contextlib.suppress(NodeError):  # whoever needs the node hears that
+                        peer.open.tell(Beat())
+                    peer.lock.release()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@dataclass(frozen=True)
+class NodeTree(Tree):
+    """Files that a node has listed, with their checksums; what we send on is read there."""
+
+    peer: Peer = field(default_factory=lambda: Peer(""))
+    place: str = ""  # that the node has listed
+    below: str = ""  # of that: where the files are
+
+    @classmethod
+    def at(cls, peer: Peer, place: str, below: str, entries: Iterable[Entry]) -> NodeTree:
+        tree = Tree.of(os.fsencode(os.path.join(place, below)), entries)
+        return cls(
+            tree.directory, tree.entries, tree.listing, tree.digest,
+            peer=peer, place=place, below=below,
+        )  # fmt: skip
+
+    def path(self, entry: Entry) -> str:
+        return os.path.join(self.below, os.fsdecode(entry.path))
+
+    def read(self, entry: Entry, offset: int, size: int) -> bytes:
+        offsets = range(offset, offset + size, PIECE_BYTES)
+        path = self.path(entry)
+        requests = [Output(place=self.place, path=path, offset=at) for at in offsets]
+        with self.named():
+            pieces = [piece.data for piece in self.peer.ask_all(requests, READ_SECONDS)]
+        data = b"".join(pieces)[:size]
+        if len(data) < size:
+            raise Gone(0, "it became shorter while it was sent")
+        return data
+
+    def sum(self, entry: Entry, size: int) -> str:
+        request = SumOutput(place=self.place, path=self.path(entry), offset=0, size=size)
+        with self.named():
+            return self.peer.ask(request, READ_SECONDS).sum
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Say of which node an error is; one of a single file is as that of a file here."""
+        try:
+            yield
+        except Declined as error:
+            raise OSError(0, error.what) from None
+        except NodeError as error:
+            raise NodeError(f"{self.peer.name}: {error.what}", error.fix) from None
