@@ -134,6 +134,8 @@ class Moving(RoomState):
         except Exception:
             offered.abandon()
             raise
+        if request.last:
+            offered.abandon()  # what has not come by now
         return Written(failed=dict(offered.failed))
 
     # -- from node to node -------------------------------------------------------------------

@@ -82,8 +82,8 @@ def send_tree(
     say: Callable[[str], None] = lambda _: None,
 ) -> list[tuple[int, int] | OrchestratorError]:
     """Bring a tree to the stores of nodes; return how many files and bytes each lacked."""
-    into = peers(nodes, Place(kind=STORE))
-    results = send_to_all(into, tree, seen, passing_on, say)
+    places = [Place(kind=STORE)] * len(nodes)
+    results = send_to_all(peers(nodes), places, tree, seen, passing_on, say)
     assert first_failed(results) == b""
     return [(r.files, r.size) if isinstance(r, Sent) else r for r in results]
 
@@ -142,7 +142,7 @@ def test_an_edit_on_the_way_is_seen(work: Path, nodes: list[Reached], how: str) 
         (work / "many/7").unlink()
     else:
         (work / "many/7").write_bytes(b"x" if how == "edited" else b"")
-    results = send_to_all(peers(nodes, Place(kind=STORE)), tree)
+    results = send_to_all(peers(nodes), [Place(kind=STORE)] * len(nodes), tree)
     assert first_failed(results) == b"many/7"
     new = scan(work)
     changed = {"edited": (1, 1), "shorter": (0, 0), "gone": (0, 0)}  # an empty one has come
@@ -153,7 +153,7 @@ def test_an_edit_on_the_way_is_seen(work: Path, nodes: list[Reached], how: str) 
 def test_a_node_that_lacks_what_there_is_not_is_refused(work: Path, nodes: list[Reached]) -> None:
     tree = scan(work)
     small = Tree(tree.directory, tree.entries[:1], tree.listing, tree.digest)
-    (refused,) = send_to_all(peers(nodes[:1], Place(kind=STORE)), small)
+    (refused,) = send_to_all(peers(nodes[:1]), [Place(kind=STORE)], small)
     assert "it lacks files that the list does not have" in str(refused)
 
 

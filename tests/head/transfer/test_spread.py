@@ -17,12 +17,13 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.connect.subprocess_transport import ProcessChannel
 from orchestrator.head.transfer import contents, spread
 from orchestrator.head.transfer.contents import Batch, Contents
+from orchestrator.head.transfer.peer import Peer
 from orchestrator.head.transfer.schedule import Rules, Schedule
 from orchestrator.head.transfer.send import Sender, Sent
-from orchestrator.head.transfer.spread import PassingOn, Peer, places
+from orchestrator.head.transfer.spread import PassingOn, places
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.facts import Address, Interface
-from orchestrator.protocol.requests.transfer import Place, Take
+from orchestrator.protocol.requests.transfer import Take
 from tests.head.transfer.test_send import check_out, reach, scan, send_tree
 
 NODES = 4  # one after the other
@@ -48,7 +49,9 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Reac
         monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / f"home{number}"))
         reached.append(reach(f"node{number}"))
     rules = Rules(width=1)
-    monkeypatch.setattr(spread, "Schedule", lambda takers: Schedule(takers, rules=rules))
+    monkeypatch.setattr(
+        spread, "Schedule", lambda takers, origins, _: Schedule(takers, origins, rules)
+    )
     monkeypatch.setattr(spread, "places", lambda giver, taker: ("127.0.0.1",))
     yield reached
     for node in reached:
@@ -146,7 +149,7 @@ def test_a_full_disk_is_that_nodes_alone(
     real = Sender.deliver
 
     def refuse(self: Sender, lacking: Any) -> Sent:
-        if self.channel is nodes[0].channel:
+        if self.peer.channel is nodes[0].channel:
             raise NodeError("no space left on device")
         return real(self, lacking)
 
@@ -197,7 +200,7 @@ def test_where_another_is_called(nodes_apart: Callable[..., Reached], case: str)
 
 
 def peer(reached: Reached) -> Peer:
-    return Peer("", reached.channel, Place(), reached)
+    return Peer("", reached.channel, reached)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 
 from orchestrator.common.folder import Partial
 from orchestrator.node.peers.signed_connection import Broken
-from orchestrator.node.transfer import directory, files, give, take, wire
+from orchestrator.node.transfer import directory, give, take, wire
 from orchestrator.node.transfer.code.store import Store, ToStore
 from orchestrator.node.transfer.directory import Directory
 from orchestrator.node.transfer.give import Giver, Source
@@ -29,11 +29,9 @@ from orchestrator.protocol.manifest import FILE, Entry
 from orchestrator.protocol.requests.transfer import (
     STORE,
     GivingNode,
-    NamedFile,
     Part,
     Place,
     Take,
-    TakeFiles,
 )
 
 TOKEN = secrets.token_hex(32)
@@ -326,62 +324,71 @@ def test_a_giver_ends_with_its_time(tmp_path: Path, giving: list[Giver]) -> None
 
 # -- files ------------------------------------------------------------------------------------
 
-FILES = {"shard/0.bin": os.urandom(600_000), "shard/1.bin": b"", "top": b"top"}
+FILES = {b"shard/0.bin": os.urandom(600_000), b"shard/1.bin": b"", b"top": b"top"}
 
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    for name, content in {**FILES, "secret": b"not given"}.items():
-        path = tmp_path / "shards" / name
+    for name, content in {**FILES, b"secret": b"not given"}.items():
+        path = tmp_path / "shards" / os.fsdecode(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     return tmp_path / "shards"
 
 
-def named(*names: str) -> tuple[NamedFile, ...]:
-    return tuple(
-        NamedFile(path=name, size=len(FILES[name]), sum=sum_of(FILES[name])) for name in names
+def of_shards(root: Path, *names: bytes) -> Incoming:
+    """A directory of a job's for some of these files."""
+    entries = tuple(
+        Entry(name, FILE, 0o644, len(FILES[name]), sum_of(FILES[name]).encode()) for name in names
     )
+    target = Directory(root, entries, 0o022, private=True)
+    return Incoming(target, manifest.packed(entries), all_here=True)
 
 
-def take_files(directory: Path, giver: GivingNode, *wanted: NamedFile) -> Taking:
-    return files.take(
-        TakeFiles(directory=str(directory), files=wanted, giver=giver, seconds=SECONDS), 0o077
+def take_files(giving: list[Giver], here: Incoming, there: Incoming) -> Taking:
+    request = Take(
+        manifest=manifest.digest_of(here.listing),
+        size=len(here.listing),
+        into=Place(),
+        giver=start(giving, here),
+        seconds=SECONDS,
     )
+    return take.take(request, lambda _: there)
 
 
-def test_files_go_into_a_directory(tmp_path: Path, shards: Path, giving: list[Giver]) -> None:
-    place = start(giving, files.Given(str(shards), tuple(FILES)))
+def test_files_go_into_a_private_directory(
+    tmp_path: Path, shards: Path, giving: list[Giver]
+) -> None:
     target = tmp_path / "target"
-    first = take_files(target, place, *named("top"))
-    assert (end_of(first), first.files) == ("", 1)
-    rest = take_files(target, place, *named(*FILES))
-    assert (end_of(rest), rest.files) == ("", 2)
-    found = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
-    assert found == set(FILES)
-    assert all((target / name).read_bytes() == content for name, content in FILES.items())
+    for names, came in (((b"top",), 3), (tuple(FILES), 600_000), (tuple(FILES), 0)):
+        taking = take_files(giving, of_shards(shards, *names), of_shards(target, *names))
+        assert (end_of(taking), taking.seen) == ("", came)
+    found = {os.fsencode(path.relative_to(target)): path for path in target.rglob("*")}
+    assert set(found) == {*FILES, b"shard"}
+    assert all(found[name].read_bytes() == content for name, content in FILES.items())
     assert all(path.stat().st_mode & 0o077 == 0 for path in target.rglob("*"))
 
 
-def test_only_the_files_that_were_named_are_given(
+def test_only_the_files_of_the_manifest_are_given(
     tmp_path: Path, shards: Path, giving: list[Giver]
 ) -> None:
-    (shards / "link").symlink_to("/etc/passwd")
-    place = start(giving, files.Given(str(shards), ("top", "link", "absent")))
-    for name, size in (("secret", 9), ("link", 1), ("absent", 1), ("../shards/top", 3)):
+    here = of_shards(shards, *FILES)
+    (shards / "top").unlink()
+    (shards / "top").symlink_to("/etc/passwd")
+    place = start(giving, here)
+    for name, size in (("2:0", 3), ("3:0", 9), ("-1:0", 9), ("secret", 9), ("../shards/top", 3)):
         with pytest.raises(Broken, match="it has no"):
             Caller(place.addresses, place.port, TOKEN, SECONDS).fetch([(name, size)], print)
     with pytest.raises(ValueError, match="leads out"):
-        files.Given(str(shards), ("../secret",))
-    with pytest.raises(ValueError, match="leads out"):
-        take_files(tmp_path, place, NamedFile(path="../x", size=3, sum=sum_of(b"top")))
+        manifest.unpacked(manifest.packed([Entry(b"../secret", FILE, 0o600, 3, b"")]))
 
 
 def test_a_file_with_another_content_is_not_kept(
     tmp_path: Path, shards: Path, giving: list[Giver]
 ) -> None:
-    place = start(giving, files.Given(str(shards), tuple(FILES)))
     (shards / "top").write_bytes(b"pot")
-    taking = take_files(tmp_path / "target", place, *named("shard/1.bin", "top"))
+    names = (b"shard/1.bin", b"top")
+    there = of_shards(tmp_path / "target", *names)
+    taking = take_files(giving, of_shards(shards, *names), there)
     assert end_of(taking) == "top came with another content"
     assert [path.name for path in (tmp_path / "target").iterdir()] == ["shard"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ from orchestrator.protocol.requests.transfer import PRIVATE, MakeRoom, Place
 from orchestrator.records import checkpoint_manifest, checkpoint_store
 from orchestrator.records.checkpoint_parts import Delivery, Version
 
-Way = tuple[int, int, str]  # who takes, who gives, and its directory
+Source = tuple[int, str]  # who gives, and its directory
+Parcel = tuple[Source, tuple[Entry, ...]]
 STAR = Rules(width=MOST_CALLERS, streams=False, passes_on=False)  # each takes a share of its own
 
 
@@ -38,33 +40,45 @@ class Missing:
 
     def bring(self) -> None:
         """Bring all of it; an error says what could not be brought."""
-        ways: dict[Way, list[Entry]] = {}
+        lacking: dict[tuple[Source, int], list[Entry]] = defaultdict(list)
         for part in self.deliveries:
             there = next(h.path for h in self.version.holdings
                          if h.node == part.source and part.name in h.here)  # fmt: skip
             entry = entry_of(part.name, part.record.size, part.record.sha256)
-            ways.setdefault((part.target, part.source, there), []).append(entry)
-        last = {way[0]: way for way in ways}
+            lacking[(part.source, there), part.target].append(entry)
+        last = {target: source for source, target in lacking}
         self.places = {target: self.place_on(target) for target in last}
-        progress = Progress(
-            "bringing the checkpoint", sum(part.record.size for part in self.deliveries)
-        )
+        files: dict[Parcel, list[int]] = defaultdict(list)
+        manifests: dict[Parcel, list[int]] = defaultdict(list)
+        for (source, target), entries in lacking.items():
+            files[source, tuple(entries)].append(target)
+        for target, source in last.items():
+            manifests[source, (self.manifest(source[0]),)].append(target)
+        total = sum(part.record.size for part in self.deliveries)
+        progress = Progress("bringing the checkpoint", total)
         served = ServedFromHere(self.say, "the files come through this machine")
-        for files in (ways, {way: [self.manifest(way[1])] for way in last.values()}):
-            self.go(files, progress, served)
+        for parcels in (files, manifests):
+            self.go(parcels, progress, served)
         served.sum_up()
 
     def go(
-        self, files: Mapping[Way, Sequence[Entry]], progress: Progress, served: ServedFromHere
+        self, parcels: Mapping[Parcel, Sequence[int]], progress: Progress, served: ServedFromHere
     ) -> None:
         spreads = []
-        for (target, source, there), entries in sorted(files.items()):
+        for ((source, there), entries), targets in parcels.items():
             giver = self.partners[source]
             within = there.removeprefix(f"{giver.place}/")
             outbox = Outbox(NodeTree.at(giver, giver.place, within, entries))
-            into = Place(kind=PRIVATE, directory=self.places[target])
-            sender = Sender(outbox, self.partners[target], into, progress.add)
-            spreads.append(Spread([sender], served, Origin(giver, there), STAR, self.stopped))
+            senders = [
+                Sender(
+                    outbox,
+                    self.partners[target],
+                    Place(kind=PRIVATE, directory=self.places[target]),
+                    progress.add,
+                )
+                for target in targets
+            ]
+            spreads.append(Spread(senders, served, Origin(giver, there), STAR, self.stopped))
         for peer, error in exchange(spreads, progress).items():
             raise NodeError(f"{peer.name}: {error.what}", error.fix)
 

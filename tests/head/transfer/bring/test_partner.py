@@ -9,13 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.head.connect.channel import Declined
-from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.transfer.bring.partner import Partner
-from orchestrator.node.server.visit import Refusal
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import Checkpoints, Output
-from tests.head.transfer.bring.test_checkpoint import Channel
+from tests.head.transfer.bring.nodes import Channel
 
 
 class Pruning(Channel):
@@ -28,10 +25,7 @@ class Pruning(Channel):
     def ask(self, request: Request[Any], timeout: float) -> Any:
         if isinstance(request, Output):
             self.oldest.unlink(missing_ok=True)
-        try:
-            return super().ask(request, timeout)
-        except (Refusal, OSError) as error:
-            raise Declined(str(error)) from error
+        return super().ask(request, timeout)
 
 
 def test_one_that_is_pruned_meanwhile_hides_no_other(
@@ -47,6 +41,6 @@ def test_one_that_is_pruned_meanwhile_hides_no_other(
         manifest = {"format": 1, "step": step, "created": 1.0, "world": 1, "files": files}
         (place / "manifest.json").write_text(json.dumps({**manifest, "progress": None}))
     channel = Pruning(tmp_path / "step_00000001/manifest.json")
-    partner = Partner("n", Node("n"), channel=cast(Any, channel))
+    partner = Partner("n", cast(Any, channel))
     held = partner.checkpoints(Checkpoints(directory=str(tmp_path)), 0)
     assert [holding.step for holding in held] == [2]

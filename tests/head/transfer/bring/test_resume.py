@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.transfer.bring import partner, resume
+from orchestrator.head.transfer import peer
+from orchestrator.head.transfer.bring import resume
 from orchestrator.head.transfer.bring.partner import Partner
 from orchestrator.protocol.requests.request import Beat, Request
 from orchestrator.protocol.requests.transfer import Checkpoints
-from tests.head.transfer.bring.test_checkpoint import Channel
+from tests.head.transfer.bring.nodes import Channel
 
 ENOUGH = 3
 
@@ -24,16 +25,16 @@ class Silent(Channel):
     def __init__(self, kind: type[Request[Any]], heard: threading.Event) -> None:
         super().__init__()
         self.kind, self.heard = kind, heard
-        self.asked = threading.Lock()
+        self.busy = threading.Lock()
 
     def ask(self, request: Request[Any], timeout: float) -> Any:
-        assert self.asked.acquire(blocking=False), "two ask at once"
+        assert self.busy.acquire(blocking=False), "two ask at once"
         try:
             if isinstance(request, self.kind):
                 assert self.heard.wait(30), f"nothing was heard while {request.do} was not answered"
             return super().ask(request, timeout)
         finally:
-            self.asked.release()
+            self.busy.release()
 
 
 class Counting(Channel):
@@ -41,31 +42,28 @@ class Counting(Channel):
         super().__init__()
         self.heard, self.beats = heard, 0
 
-    def ask(self, request: Request[Any], timeout: float) -> Any:
+    def tell(self, request: Request[Any]) -> Any:
         self.beats += isinstance(request, Beat)
         if self.beats == ENOUGH:
             self.heard.set()
-        return super().ask(request, timeout)
 
 
 def test_nobody_waits_for_another_to_hear_from_the_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(partner, "HEAD_BEAT", 0.01)
+    monkeypatch.setattr(peer, "HEAD_BEAT", 0.01)
     heard = threading.Event()
-    channels = [Silent(Beat, heard), Silent(Checkpoints, heard), Counting(heard)]
-    own = [
-        Partner(f"n{at}", Node(f"n{at}"), channel=cast(Any, channel))
-        for at, channel in enumerate(channels)
-    ]
-    looking = resume.Search(own, cast(Any, None), print, lambda: None, Path())
+    channels = [Silent(Checkpoints, heard), Counting(heard)]
+    own = [Partner(f"n{at}", cast(Any, channel)) for at, channel in enumerate(channels)]
+    looking = resume.Search(own, cast(Any, None), print, lambda: None)
     try:
         assert looking.held(own, Checkpoints(directory=str(tmp_path))) == []
     finally:
         looking.close()
     assert heard.is_set()
-    assert not any(thread.is_alive() for thread in looking.beats.threads)
+    beats, _ = channels[1].beats, time.sleep(0.1)  # type: ignore[attr-defined]
+    assert channels[1].beats == beats  # type: ignore[attr-defined]
 
 
 def test_it_says_for_whom_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,8 +75,8 @@ def test_it_says_for_whom_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         said.append(text)
         told.set()
 
-    own = [Partner("n0", Node("n0"), channel=cast(Any, Silent(Checkpoints, told)))]
-    looking = resume.Search(own, cast(Any, None), say, lambda: None, Path())
+    own = [Partner("n0", cast(Any, Silent(Checkpoints, told)))]
+    looking = resume.Search(own, cast(Any, None), say, lambda: None)
     try:
         looking.held(own, Checkpoints(directory=str(tmp_path)))
     finally:

@@ -18,30 +18,29 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from orchestrator.common.errors import CheckFailed, NodeError, StoppedEarly
-from orchestrator.head.connect.channel import Declined
 from orchestrator.head.transfer.bring import saved
 from orchestrator.head.transfer.bring.partner import Partner
 from orchestrator.head.transfer.bring.saved import SavedFiles, bring_saved
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.visit import Refusal, Visit
-from orchestrator.node.transfer.saved import place as take
+from orchestrator.node.transfer.saved import place as place_of_copies
+from orchestrator.node.transfer.saved.place import CopiesTarget
 from orchestrator.protocol.requests.request import Request
-from orchestrator.protocol.requests.transfer import AskSaved, Giving, Saved, SavedFile
+from orchestrator.protocol.requests.transfer import AskSaved, Give, Giving, Saved, SavedFile
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Attempt, JobRecord
-from tests.head.start.recovery.test_gather import node, record
+from tests.head.start.recovery.test_gather import record
+from tests.head.transfer.bring.nodes import Channel
 from tests.node.start.test_next_spec import FIRST
 
 JOB = "run-1"  # as of record()
 
 
-class Machine:
+class Machine(Channel):
     """One node: its working directory, and the server that a head talks to."""
 
     def __init__(self, index: int, name: str, place: Path) -> None:
+        super().__init__()
         self.index, self.name, self.work = index, name, place / name
-        self.visit, self.asked = Visit(), list[str]()
-        self.connection = SimpleNamespace(address="127.0.0.1", close=lambda: None)
         self.work.mkdir(parents=True)
         run = RunDir(JOB, index)
         run.create()
@@ -49,19 +48,6 @@ class Machine:
         env = {"ORCHESTRATOR_EXPERIMENT": str(Path(run.path) / "experiment")}
         run.write_spec(FIRST.replace(node=index, env=env, workdir=str(self.work)))
         os.utime(run.spec, (1000, 1000))
-
-    def ask(self, request: Request[Any], _: float) -> Any:
-        self.asked.append(request.do.partition(".")[2])
-        try:
-            return self.visit.answer(request)
-        except Refusal as refusal:
-            raise Declined(str(refusal), refusal.kind) from None
-
-    def tell(self, _: Request[Any]) -> int:
-        return 0
-
-    def wait_for(self, _: int, request: Request[Any], seconds: float) -> Any:
-        return self.ask(request, seconds)
 
     def write(self, name: str, content: str, at: int) -> None:
         path = self.work / name
@@ -114,10 +100,7 @@ class Job:
         """Gather these nodes, bring what they lack, begin the next attempt; return what is said."""
         said: list[str] = []
         there = [self.machines[name] for name in names]
-        partners = [
-            Partner(one.name, node(one.index, one.name), "", cast("Any", one), (JOB, one.index))
-            for one in there
-        ]
+        partners = [Partner(one.name, cast("Any", one), job=(JOB, one.index)) for one in there]
         SavedFiles(partners, (), self.record(), said.append, stopped).bring()
         self.began(names)
         return said
@@ -126,7 +109,7 @@ class Job:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(saved, "AGAIN_SECONDS", (0.0,))
+    monkeypatch.setattr(saved, "RULES", replace(saved.RULES, pauses=(0.0,)))
     yield tmp_path
 
 
@@ -172,18 +155,23 @@ def test_who_has_it_passes_it_on_and_one_that_cannot_is_done_without(place: Path
     """Two take from the first, then each may give to two; what fails so comes from the first."""
     job = Job("abcdefg", place)
     job["a"].write("ckpt.pt", "step 40", 1500)
-    own = job["b"].ask
 
-    def ask(request: Request[Any], seconds: float) -> Any:
-        answer = own(request, seconds)
-        return answer.replace(port=1) if isinstance(answer, Giving) else answer  # nobody is there
+    def mislead(machine: Machine) -> None:
+        own = machine.ask
 
-    cast("Any", job["b"]).ask = ask
+        def ask(request: Request[Any], seconds: float) -> Any:
+            answer = own(request, seconds)  # and nobody listens at the port that we name
+            return answer.replace(port=1) if isinstance(answer, Giving) else answer
+
+        cast("Any", machine).ask = ask
+
+    for name in "bcd":
+        mislead(job[name])
     (said,) = job.again("abcdefg")
     assert "b, c, d" in said and "WARNING" not in said
     assert all(one.has() == {"ckpt.pt": "step 40"} for one in job.machines.values())
-    gave = [job[name].asked.count("give_files") for name in "abcdefg"]
-    assert gave == [1, 1, 0, 0, 0, 0, 0], "to b and c; then, with b, to four; those of b again"
+    gave = [job[name].asked.count("give") for name in "abcdefg"]
+    assert gave[0] == 1 and any(gave[1:]), "to all, in the end"
 
 
 def test_what_a_node_wrote_itself_stays(place: Path) -> None:
@@ -314,7 +302,7 @@ def test_a_half_written_file_becomes_what_it_was_if_another_node_knows_that(plac
     assert job["b"].has() == {**seen, "ckpt.pt": "60"}
 
 
-@pytest.mark.parametrize("why", ["no room", "no way", "too much", "changed"])
+@pytest.mark.parametrize("why", ["no room", "too much", "changed"])
 def test_what_cannot_be_brought_ends_the_attempt_and_nothing_of_it_is_there(
     place: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
@@ -322,24 +310,45 @@ def test_what_cannot_be_brought_ends_the_attempt_and_nothing_of_it_is_there(
     job["a"].write("c-40/model.pt", "weights", 1500)
     job["a"].write("c-40/other.pt", "weights", 1500)
     if why == "no room":
-        monkeypatch.setattr(take.Work, "free", lambda _: take.MARGIN)
-    elif why == "no way":
-        job["a"].connection.address = "127.0.0.2"
-        monkeypatch.setattr("orchestrator.node.transfer.take.socket.create_connection", refused)
+        monkeypatch.setattr(CopiesTarget, "free", lambda _: place_of_copies.MARGIN_BYTES)
     elif why == "too much":
         monkeypatch.setattr(saved, "MOST_BYTES", 10)
     else:
-        given = "orchestrator.node.transfer.files.Given.open"
-        monkeypatch.setattr(given, lambda *_: (job["a"].work / "c-40/../c-40/x").open("rb"))
-        job["a"].write("c-40/x", "another", 1500)
+        changes = job["a"].ask
+
+        def ask(request: Request[Any], seconds: float) -> Any:
+            if isinstance(request, Give):
+                job["a"].write("c-40/other.pt", "another", 1500)
+            return changes(request, seconds)
+
+        cast("Any", job["a"]).ask = ask
     with pytest.raises(CheckFailed, match="its ranks would begin anew") as refusal:
         job.again("ab")
     assert "begins with a dot" in refusal.value.fix
-    assert job["b"].has() == {} and not (job["b"].work / take.WAITING).exists()
+    assert job["b"].has() == {} and not (job["b"].work / place_of_copies.WAITING).exists()
 
 
 def refused(*_: object, **__: object) -> NoReturn:
     raise ConnectionRefusedError(111, "refused")
+
+
+def test_what_has_no_way_from_node_to_node_comes_through_the_head(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it, links and times too, and where each node has a part and others need both."""
+    job = Job("abc", place)
+    job["a"].write("runs/s-1/model.pt", "weights" * 200_000, 1500)
+    job["a"].link("runs/latest", "s-1", 1500)
+    job["b"].write("rank1.pt", "of b", 1600)
+    monkeypatch.setattr("orchestrator.node.transfer.take.socket.create_connection", refused)
+    said = job.again("abc")
+    assert "cannot take files from" in said[0] and "come through this machine" in said[0], said
+    assert said[-1].startswith("only a, b had runs/s-1/model.pt and 2 more")
+    for name in "bc":
+        assert job[name].has() == job["a"].has()
+        assert str((job[name].work / "runs/latest").readlink()) == "s-1"
+        assert (job[name].work / "runs/s-1").stat().st_mtime == 1500
+    assert job.again("abc") == [], "what came so is known as copies, too"
 
 
 def test_a_stop_by_the_user_ends_it_and_is_passed_on(place: Path) -> None:
@@ -406,7 +415,7 @@ def test_a_network_disk_that_lags_behind_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A rank that does not see a checkpoint would begin anew beside those that go on."""
-    monkeypatch.setattr(saved, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(saved, "POLL_SECONDS", 0.0)
     seen: list[Sequence[str]] = [("a_4.pt", "a_8.pt"), ("a_4.pt", "a_8.pt"), ("a_4.pt",), ()]
     stops: list[None] = []
 
@@ -423,7 +432,7 @@ def test_a_network_disk_that_lags_behind_is_waited_for(
 
     said: list[str] = []
     partners = [
-        Partner(name, node(at, name), "", cast("Any", SimpleNamespace(ask=ask)), (JOB, at))
+        Partner(name, cast("Any", SimpleNamespace(ask=ask)), job=(JOB, at))
         for at, (name, ask) in enumerate({"a": new, "b": late}.items())
     ]
     place = experiments.create(tmp_path / "experiments", "run")

@@ -5,18 +5,23 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from orchestrator.node.transfer.files import Given
 
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.transfer import take
+from orchestrator.node.transfer.directory import Directory
 from orchestrator.node.transfer.give import Giver
-from orchestrator.node.transfer.saved import place as take
+from orchestrator.node.transfer.receive import Incoming
+from orchestrator.node.transfer.saved import place
 from orchestrator.node.transfer.saved.copies import Copies
-from orchestrator.protocol.requests.transfer import GivingNode, NamedFile, TakeSaved
+from orchestrator.node.transfer.saved.place import CopiesTarget
+from orchestrator.protocol import manifest
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
+from orchestrator.protocol.requests.transfer import SAVED, GivingNode, Place, SavedPlace, Take
 from tests.node.start.test_next_spec import FIRST
 
 TOKEN = secrets.token_hex(32)
@@ -43,36 +48,57 @@ def ask(tmp_path: Path, work: Path) -> Iterator[Ask]:
     for path, content in CONTENTS.items():
         (there / path).parent.mkdir(parents=True, exist_ok=True)
         (there / path).write_bytes(content)
-    giver = Giver(TOKEN, Given(str(there), tuple(CONTENTS)), 60)
+    givers: list[Giver] = []
 
     def go(*paths: str, changed: int = TIME, content: bytes | None = None, **more: Any) -> str:
         for path in paths:
             (there / path).write_bytes(content or CONTENTS[path])
-        files = tuple(named(path, changed, content) for path in paths)
-        node = GivingNode(addresses=("127.0.0.1",), port=giver.port, token=TOKEN)
-        taking = take.take(request(files=files, giver=node, **more), 0o022)
+        wanted = [file(path, changed, content) for path in paths]
+        entries = tuple(sorted([*wanted, *others(more.pop("links", {}), more.pop("times", {}))]))
+        listing = manifest.packed(entries)
+        source = Incoming(Directory(there, entries, 0o022), listing, all_here=True)
+        givers.append(Giver(TOKEN, source, 60))
+        node = GivingNode(addresses=("127.0.0.1",), port=givers[-1].port, token=TOKEN)
+        into, digest = where(**more), manifest.digest_of(listing)
+        request = Take(manifest=digest, size=len(listing), into=into, giver=node, seconds=60)
+
+        def begin(listing: bytes) -> Incoming:
+            return Incoming(CopiesTarget(into, manifest.unpacked(listing), 0o022), listing)
+
+        taking = take.take(request, begin)
         assert taking.over.wait(10)
         return taking.problem
 
     yield go
-    giver.close()
+    for giver in givers:
+        giver.close()
 
 
-def named(path: str, changed: int = TIME, content: bytes | None = None) -> NamedFile:
+def file(path: str, changed: int = TIME, content: bytes | None = None) -> Entry:
     content = CONTENTS.get(path, b"") if content is None else content
-    total = hashlib.sha256(content).hexdigest()
-    return NamedFile(path=path, size=len(content), sum=total, mode=0o640, changed=changed)
+    total = hashlib.sha256(content).hexdigest().encode()
+    return Entry(os.fsencode(path), FILE, 0o640, len(content), total, changed)
 
 
-def request(**more: Any) -> TakeSaved:
-    nothing: dict[str, Any] = {"given": (), "place": "work", "by": "node a", "files": ()}
-    nothing |= {"links": {}, "directories": {}, "gone": (), "older": (), "seconds": 60}
-    return TakeSaved(job="e-abc", node=1, **{**nothing, **more})
+def others(links: Mapping[str, str], times: Mapping[str, int]) -> Iterator[Entry]:
+    for path, target in links.items():
+        yield Entry(os.fsencode(path), LINK, 0, 0, os.fsencode(target))
+    for path, time in times.items():
+        yield Entry(os.fsencode(path), DIRECTORY, 0, 0, b"", time)
+
+
+def where(**more: Any) -> Place:
+    saved = SavedPlace(**{"root": "work", "by": "node a", **more})
+    return Place(kind=SAVED, job="e-abc", node=1, saved=saved)
+
+
+def drop(*paths: str) -> None:
+    CopiesTarget(where(), (), 0o022).drop(paths)
 
 
 def test_what_comes_is_as_it_was_there_and_known_as_a_copy(work: Path, ask: Ask) -> None:
     times = {"runs": TIME - 7, "runs/s-1": TIME - 5}
-    assert not ask(*CONTENTS, links={"runs/last": "s-1"}, directories=times)
+    assert not ask(*CONTENTS, links={"runs/last": "s-1"}, times=times)
     for path, content in CONTENTS.items():
         status = (work / path).stat()
         assert (work / path).read_bytes() == content
@@ -83,29 +109,34 @@ def test_what_comes_is_as_it_was_there_and_known_as_a_copy(work: Path, ask: Ask)
     assert set(known) == {*CONTENTS, "runs/last"} and {copy.by for copy in known.values()} == {
         "node a"
     }
-    assert not ask(gone=("runs/s-1/model.pt", "runs/s-1/empty.json", "runs/last", "absent"))
+    drop("runs/s-1/model.pt", "runs/s-1/empty.json", "runs/last", "absent")
     assert [path.name for path in sorted(work.iterdir()) if path.name[0] != "."] == ["ckpt.pt"]
 
 
 @pytest.mark.parametrize(
-    "more",
+    "entries",
     [
-        {"files": (named("../out.pt"),)},
-        {"files": (named("/out.pt"),)},
-        {"files": (named("a/../../out.pt"),)},
-        {"links": {"../out": "x"}},
-        {"links": {"last": "/etc"}},
-        {"links": {"last": "../../etc"}},
-        {"links": {"runs/last": "../.."}},
-        {"directories": {"..": 1}},
-        {"gone": ("../home",)},
-        {"place": "elsewhere"},
-        {"given": ("../x",), "place": "given/../x"},
+        [file("../out.pt")],
+        [file("/out.pt")],
+        [file("a/../../out.pt")],
+        [*others({"../out": "x"}, {})],
+        [*others({"last": "/etc"}, {})],
+        [*others({"last": "../../etc"}, {})],
+        [*others({"runs/last": "../.."}, {})],
+        [*others({}, {"..": 1})],
     ],
 )
-def test_nothing_outside_is_touched(work: Path, more: dict[str, Any]) -> None:
+def test_nothing_outside_is_touched(work: Path, entries: list[Entry]) -> None:
+    with pytest.raises(ValueError, match="leads out"):
+        CopiesTarget(where(), manifest.unpacked(manifest.packed(entries)), 0o022)
+
+
+@pytest.mark.parametrize(
+    "more", [{"root": "elsewhere"}, {"outputs": ("../x",), "root": "given/../x"}]
+)
+def test_there_is_no_other_directory(work: Path, more: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"leads out|no directory"):
-        take.take(request(**more), 0o022)
+        CopiesTarget(where(**more), (), 0o022)
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path, work: Path, ask: Ask) -> None:
@@ -114,14 +145,16 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, work: Path, ask: Ask)
     assert ask("ckpt.pt", "runs/s-1/model.pt") == "runs/s-1/model.pt: not a directory"
     assert ask(links={"runs/last": "s-1"}) and not (work / "ckpt.pt").exists()
     assert [path.name for path in (tmp_path / "away").rglob("*")] == ["s-1"]
-    assert not ask(gone=("runs/s-1",), directories={"runs": 1})
+    drop("runs/s-1")
+    assert not ask(times={"runs": 1})
     assert (tmp_path / "away").stat().st_mtime_ns > 1
 
 
 def test_our_own_stays_with_all_that_would_come_with_it(work: Path, ask: Ask) -> None:
     (work / "ckpt.pt").write_bytes(b"mine")
     assert ask(*CONTENTS) == "ckpt.pt is there, written by this node's own ranks"
-    assert ask(links={"ckpt.pt": "runs"}) and not ask(gone=("ckpt.pt",))
+    assert ask(links={"ckpt.pt": "runs"})
+    drop("ckpt.pt")
     assert [path.name for path in work.iterdir() if path.name[0] != "."] == ["ckpt.pt"]
     assert (work / "ckpt.pt").read_bytes() == b"mine"
     (work / "ckpt.pt").write_bytes(CONTENTS["ckpt.pt"])
@@ -132,7 +165,7 @@ def test_our_own_stays_with_all_that_would_come_with_it(work: Path, ask: Ask) ->
 def test_a_copy_that_was_changed_is_our_own(work: Path, ask: Ask) -> None:
     assert not ask("ckpt.pt")
     (work / "ckpt.pt").write_bytes(b"MORE")
-    assert not ask(gone=("ckpt.pt",))
+    drop("ckpt.pt")
     assert ask("ckpt.pt", changed=TIME + 5) and (work / "ckpt.pt").read_bytes() == b"MORE"
 
 
@@ -152,9 +185,9 @@ def test_an_end_in_the_middle_leaves_no_copy_that_is_taken_for_our_own(
 ) -> None:
     assert not ask("ckpt.pt", changed=TIME + 10**12)
     with monkeypatch.context() as patch:
-        patch.setattr(take.Work, "to", None)
+        patch.setattr(CopiesTarget, "room_for", None)
         assert ask("ckpt.pt", changed=TIME + 10**13, content=b"more"), "it ended in the middle"
-    assert not (work / take.WAITING).exists() and (work / "ckpt.pt").read_bytes() == b"last"
+    assert not (work / place.WAITING).exists() and (work / "ckpt.pt").read_bytes() == b"last"
     assert not ask("ckpt.pt", changed=TIME + 10**13, content=b"more")
     assert (work / "ckpt.pt").read_bytes() == b"more"
     assert sorted(path.name[:6] for path in work.iterdir()) == [".orche", "ckpt.p"]
@@ -165,10 +198,10 @@ def test_older_copies_make_room_on_a_full_disk(
 ) -> None:
     assert not ask("ckpt.pt")
 
-    def free(_: take.Work) -> int:
-        return take.MARGIN + 4 * (not (work / "ckpt.pt").exists())
+    def free(_: CopiesTarget) -> int:
+        return place.MARGIN_BYTES + 4 * (not (work / "ckpt.pt").exists())
 
-    monkeypatch.setattr(take.Work, "free", free)
+    monkeypatch.setattr(CopiesTarget, "free", free)
     assert not ask("ckpt.pt", changed=TIME + 5, content=b"more")
     assert (work / "ckpt.pt").read_bytes() == b"more"
     assert "MB free" in ask("runs/s-1/model.pt")

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Visit
-from orchestrator.node.transfer.saved import listing as look
+from orchestrator.node.transfer.saved import listing
 from orchestrator.node.transfer.saved.copies import Copies, look_of
 from orchestrator.node.transfer.saved.listing import one_disk
 from orchestrator.protocol.requests.transfer import AskSaved, Saved
@@ -74,8 +74,8 @@ def test_what_the_program_has_written(
     links = {file.path: file.target for file in found.files if file.kind == "link"}
     assert links == {"latest": "a b", "a b/absolute": "../step4"}, "both lead inside, on any node"
     assert found.whole and not found.shared
-    monkeypatch.setattr(look, "MOST_LOOKED_AT", 1)
-    assert not look.saved(run).whole
+    monkeypatch.setattr(listing, "MOST_SEEN", 1)
+    assert not listing.saved(run).whole
 
 
 def test_a_directory_that_the_launch_gave_is_looked_at_too(tmp_path: Path, run: RunDir) -> None:
@@ -85,11 +85,11 @@ def test_a_directory_that_the_launch_gave_is_looked_at_too(tmp_path: Path, run: 
     (tmp_path / "work/data").symlink_to(tmp_path / "disk/data")
     (tmp_path / "disk/ckpts/last").symlink_to(tmp_path / "work/ckpts/a.pt")
     (tmp_path / "disk/ckpts/away").symlink_to(tmp_path / "work/data/b.pt")
-    found = look.saved(run, ["ckpts", "absent"])
+    found = listing.saved(run, ["ckpts", "absent"])
     assert names(found) == ["given/ckpts:a.pt", "given/ckpts:last"]
     assert found.files[1].target == "a.pt", "whatever the way on which its path leads there"
     with pytest.raises(ValueError, match="leads out"):
-        look.saved(run, ["../work"])
+        listing.saved(run, ["../work"])
 
 
 def test_copies_are_told_apart_and_those_of_another_job_are_old_files(
@@ -104,15 +104,15 @@ def test_copies_are_told_apart_and_those_of_another_job_are_old_files(
         copies.expect(name, look_of((work / name).stat()), "node a", job)
     copies.write()
     (work / "changed.pt").write_bytes(b"more")
-    found = {file.path: file.by for file in look.saved(run).files}
+    found = {file.path: file.by for file in listing.saved(run).files}
     assert found == {"of_this.pt": "node a", "changed.pt": ""}
     (work / "of_this.pt").unlink()
-    assert [(file.path, file.kind) for file in look.saved(run).files] == [
+    assert [(file.path, file.kind) for file in listing.saved(run).files] == [
         ("changed.pt", "file"),
         ("of_this.pt", "removed"),
     ]
     Path(copies.path).write_text("[1, 2")
-    assert [file.path for file in look.saved(run).files] == ["changed.pt"]
+    assert [file.path for file in listing.saved(run).files] == ["changed.pt"]
 
 
 def test_in_which_attempt_it_was_written(tmp_path: Path, run: RunDir) -> None:
@@ -125,7 +125,7 @@ def test_in_which_attempt_it_was_written(tmp_path: Path, run: RunDir) -> None:
     for name, at in (("a.pt", 150), ("b.pt", 250), ("c.pt", 300)):
         write(tmp_path / "work", name)
         os.utime(tmp_path / "work" / name, (at, at))
-    assert [(file.path, file.attempt) for file in look.saved(run).files] == [
+    assert [(file.path, file.attempt) for file in listing.saved(run).files] == [
         *(("a.pt", 1), ("b.pt", 2)),
         ("c.pt", 3),
     ]
@@ -151,7 +151,7 @@ def test_a_file_that_lacks_its_end(name: str, tmp_path: Path, run: RunDir) -> No
     path, content = tmp_path / "work" / name, whole()[name]
     for size in (len(content), len(content) - 5, 20):
         path.write_bytes(content[:size])
-        (file,) = look.saved(run).files
+        (file,) = listing.saved(run).files
         assert file.sound == (size == len(content)), size
 
 
@@ -196,5 +196,5 @@ def test_nodes_whose_clocks_disagree_see_the_same_on_a_disk_that_they_share(
         env = {"ORCHESTRATOR_EXPERIMENT": str(experiment)}
         run.write_spec(FIRST.replace(node=node, env=env, workdir=str(tmp_path)))
         os.utime(run.spec, (clock, clock))
-        found = look.saved(run)
+        found = listing.saved(run)
         assert names(found) == ["work:last.ckpt"] and found.shared

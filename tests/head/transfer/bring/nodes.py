@@ -1,0 +1,40 @@
+"""Nodes without the network between head and node: a visit each, in this process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from orchestrator.head.connect.channel import Declined
+from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.protocol.requests.request import Request
+
+
+class Channel:
+    """A channel to a visit; it notes what was asked."""
+
+    def __init__(self) -> None:
+        self.visit, self.asked = Visit(), list[str]()
+        self.connection = SimpleNamespace(address="127.0.0.1", close=lambda: None)
+
+    def ask(self, request: Request[Any], seconds: float) -> Any:
+        self.asked.append(request.do.partition(".")[2])
+        try:
+            return self.visit.answer(request)
+        except Refusal as refusal:
+            raise Declined(str(refusal), refusal.kind) from None
+
+    def put(self, data: bytes, seconds: float) -> None:
+        self.visit.piece += data
+
+    def tell(self, request: Request[Any]) -> Any:
+        """Answer at once; an answer that is a refusal is raised when it is waited for."""
+        try:
+            return self.ask(request, 0.0)
+        except Declined as refusal:
+            return refusal
+
+    def wait_for(self, answer: Any, request: Request[Any], seconds: float) -> Any:
+        if isinstance(answer, Declined):
+            raise answer
+        return answer
