@@ -20,7 +20,7 @@ FILES = sorted(HOUSE.rglob("*.py"))
 CORE = [
     *("common", "config", "protocol", "records", "traces", "trackers"),
     *("node/peers", "node/job", "node/calls", "node/server", "node/machine"),
-    *("node/transfer", "node/saved", "node/warm", "node/environments"),
+    *("node/transfer", "node/warm", "node/environments"),
     *("node/start", "node/follow", "node"),
     *("head", "head/nodes", "head/screen", "head/background", "head/connect"),
     *("head/transfer", "head/plan", "head/doctor", "head/follow", "head/exec"),
@@ -69,7 +69,7 @@ OTHERS = {
     "node/job/fast_torchrun.py": {"torch"},  # it is torchrun
 }
 MOST_CHILDREN = 12  # files and folders in a folder, so that it is seen at once
-CROWDED = {"head": 15, "node": 14, "node/job": 17, "node/transfer": 15, "protocol": 13}
+CROWDED = {"head": 15, "node": 13, "node/job": 17, "protocol": 13}
 MOST_ARROWS = 60  # between the rooms of the head
 LONGEST_FUNCTION = 50
 

@@ -71,9 +71,6 @@ class Partial:
         self.hidden = hidden(label, self.name)
         self.stack = contextlib.ExitStack()
         self.directory = self.stack.enter_context(folder.inside(parts[:-1]))
-        self.problem = ""
-        self.is_first = False  # nothing had this name when it began
-        self.sum = hashlib.sha256()  # of what came for the range that is under way
 
     def here(self) -> os.stat_result | None:
         """Look at what has the file's name; OSError where that is no file."""
@@ -128,17 +125,6 @@ class Partial:
                 self.file.write(data)
         return self.file.tell()
 
-    def write(self, data: bytes, most: int) -> int:
-        """Add what came, as long as nothing has gone wrong; return how much."""
-        data = b"" if self.problem else data[: most - self.file.tell()]
-        try:
-            self.put(data)
-        except OSError as error:
-            self.problem = error.strerror or str(error)
-            return 0
-        self.sum.update(data)
-        return len(data)
-
     def put(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of it: the last room of a disk takes a part, without an error.
 
@@ -152,13 +138,6 @@ class Partial:
             if error.errno in NO_ROOM:
                 self.file.truncate(0)
             raise
-
-    def is_as(self, total: str, count: int, size: int) -> bool:
-        """Tell whether the range that has come is what the other side read once more."""
-        same = (total, count) == (self.sum.hexdigest(), size)
-        if not same:
-            os.ftruncate(self.file.fileno(), 0)
-        return same
 
     def publish(self, mode: int, time_ns: int) -> None:
         """Give the whole file its mode and time, and its name."""

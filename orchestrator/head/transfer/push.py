@@ -15,7 +15,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.output import Progress
 from orchestrator.head.transfer.peer import Peer, kept_alive
 from orchestrator.head.transfer.send import Outbox, Sender
 from orchestrator.head.transfer.spread import PassingOn, send_to_all

@@ -29,6 +29,7 @@ class Here(NamedTuple):
     have: int
     digest: hashlib._Hash
     status: os.stat_result | None  # of a whole file with another time or content
+    grown: bool = False  # it is what has the name, and no half file
 
 
 class Directory(Target):
@@ -48,7 +49,7 @@ class Directory(Target):
         of_job: bool = False,
     ) -> None:
         super().__init__(entries)
-        self.umask, self.of_job = umask, private or of_job
+        self.label, self.umask, self.of_job = LABEL, umask, of_job
         self.folder = Folder(root, private=private)
         self.folder.mask = umask
         self.begun: dict[int, Here] = {}
@@ -96,17 +97,24 @@ class Directory(Target):
                 return False
         if entry.kind == LINK:
             return self._lacks_link(entry, parts, dry_run=dry_run)
-        part = Partial(self.folder, parts, LABEL)
+        part = Partial(self.folder, parts, self.label)
         try:
             status = part.here()
             if status is not None and status.st_size == entry.size:
                 return self._differs(number, entry, part, status)
-            if not dry_run and (size := part.begun_size()):
-                with files.open_plain(part.hidden, part.directory) as half:
-                    self.begun[number] = here(half, min(size, entry.size), None)
+            if not dry_run:
+                self._find_begun(number, entry, part, status)
             return True
         finally:
             part.close()
+
+    def _find_begun(
+        self, number: int, entry: Entry, part: Partial, status: os.stat_result | None
+    ) -> None:
+        """Note what a broken transfer has left of a file."""
+        if size := part.begun_size():
+            with files.open_plain(part.hidden, part.directory) as half:
+                self.begun[number] = here(half, min(size, entry.size), None)
 
     def _differs(self, number: int, entry: Entry, part: Partial, status: os.stat_result) -> bool:
         """Tell whether a file of this size is another one, as far as that is known here."""
@@ -148,7 +156,10 @@ class Directory(Target):
             return Settling(self, self.entries[number], known)
         if offset and (known is None or offset != known.have):
             raise ValueError("a part of a file that nothing comes before")
-        return Arriving(self, self.entries[number], known if offset else None)
+        return self.arriving(self.entries[number], known if offset else None)
+
+    def arriving(self, entry: Entry, known: Here | None) -> Arriving:
+        return Arriving(self, entry, known)
 
     def open(self, number: int) -> BinaryIO | None:
         *above, last = parts_of_path(self.entries[number])
@@ -164,12 +175,15 @@ class Arriving:
 
     def __init__(self, place: Directory, entry: Entry, known: Here | None) -> None:
         self.place, self.entry = place, entry
-        self.part = Partial(place.folder, parts_of_path(entry), LABEL)
+        self.part = Partial(place.folder, parts_of_path(entry), place.label)
         self.digest = known.digest.copy() if known else hashlib.sha256()
         try:
             self.part.here()
             have = known.have if known else 0
-            if self.part.open() < have:
+            size = self.part.open()
+            if known is not None and known.grown:
+                size = self.part.take_over()
+            if size < have:
                 raise OSError(0, "what was here of it has gone")
             self.part.file.seek(have)
             self.part.file.truncate()

@@ -98,7 +98,7 @@ class Moving(RoomState):
 
             return CopiesTarget(place, entries, self.visit.umask)
         root, private = Path(absolute(place.directory)), place.kind == PRIVATE
-        return Directory(root, entries, self.visit.umask, private=private)
+        return Directory(root, entries, self.visit.umask, private=private, of_job=private)
 
     def begin(self, place: Place, listing: bytes) -> Incoming:
         """Await the files of a manifest."""

@@ -113,11 +113,11 @@ class Incoming:
                 self.number, self.at = part.number, part.offset
             self._write(part, data)
         except OtherContent as error:
-            self._fail(part.number, str(error))
+            self.fail(part.number, str(error))
         except OSError as error:
             if not self.target.goes_on:
                 raise
-            self._fail(part.number, error.strerror or str(error))
+            self.fail(part.number, error.strerror or str(error))
 
     def _write(self, part: Part, data: memoryview) -> None:
         assert self.writing is not None
@@ -138,7 +138,8 @@ class Incoming:
             if not self.missing:
                 self.target.finish()
 
-    def _fail(self, number: int, problem: str) -> None:
+    def fail(self, number: int, problem: str) -> None:
+        """Give up a file."""
         self.close()
         with self.news:
             self.failed[number] = problem

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestrator.common.errors import NodeError
 from orchestrator.common.text import Say
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.output import Progress
 from orchestrator.head.transfer.bring.partner import Partner
 from orchestrator.head.transfer.peer import MOST_CALLERS, QUICK_SECONDS, NodeTree
 from orchestrator.head.transfer.schedule import Rules

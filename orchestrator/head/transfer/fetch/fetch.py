@@ -1,46 +1,49 @@
 """Fetches files from a node into a directory here, whole or not at all.
 
-A file is written under a hidden name and renamed when its checksum is the node's. What a broken
-fetch has left is continued, after its checksum was compared, too. A name from a node never leads
-out of the directory: each part of it is opened in the one before, and no link is followed.
+The directory takes them as one of a node does, by the policy of this command: see `Home`. A name
+from a node never leads out of it.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
-from orchestrator.common.errors import NodeError
-from orchestrator.common.files import digest
+from orchestrator.common import files
 from orchestrator.common.folder import Folder, Partial
-from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.protocol.manifest import link_is_inside
-from orchestrator.protocol.requests.request import Answered, Refused, Request
+from orchestrator.head.connect.channel import Declined, NodeChannel
+from orchestrator.node.transfer.directory import Arriving, Directory, Here, here
+from orchestrator.node.transfer.receive import Incoming, OtherContent
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, link_is_inside
+from orchestrator.protocol.message import Message
+from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import (
     Output,
     OutputFile,
     OutputPiece,
     OutputSum,
+    Part,
     SumOutput,
 )
 
 ANSWER_SECONDS = 60.0
+DISK_BYTES_PER_SECOND = 20e6  # of a slow disk whose files get their checksums
 AHEAD = 8  # requests that are on their way, so that a far node is no slower than its line
-PIECE = 1 << 19  # as node/transfer/outputs.py has it
-RANGE = 64 << 20  # bytes that have one checksum
-SAME_TIME = 1e-4  # seconds: two floats of one time
+PIECE_BYTES = 1 << 19  # as node/transfer/outputs.py has it
 ANOTHER = "another file has this name here"
+CHANGED = "it changed while it was read: fetch it again"
+KINDS = {"file": FILE, "directory": DIRECTORY, "link": LINK}
 PUBLISHING = threading.Lock()  # several nodes may have files of one name
+
+MayReplace = Callable[[os.stat_result, Entry], bool]
+Question = tuple[int, Request[Any]]  # about a file, by its number
 
 
 @dataclass
@@ -64,43 +67,83 @@ def plain(path: str) -> bool:
     return named and bool(parts) and not path.startswith("/") and not {"..", "."} & set(parts)
 
 
-class Pipeline:
-    """Requests to one node whose answers are taken in their order, some of them on their way."""
+class Home(Directory):
+    """A directory here that takes a node's files. What has such a name may have to stay.
 
-    def __init__(self, channel: NodeChannel) -> None:
-        self.channel = channel
-        self.waiting: deque[tuple[int, Callable[[Any, str], None]]] = deque()
+    A shorter file is the beginning of the one there, if the contents say so: it has grown.
+    """
 
-    def ask(self, request: Request[Any], done: Callable[[Any, str], None]) -> None:
-        """Send a request; done(answer, "") or done(None, why not) is called some time later."""
-        if len(self.waiting) >= AHEAD:
-            self.take()
-        self.waiting.append((self.channel.tell(request), done))
+    def __init__(self, folder: Folder, entries: Sequence[Entry], label: str, replace: bool) -> None:
+        super().__init__(folder.root, entries, folder.mask, private=folder.private)
+        self.label, self.replace = label, replace
+        self.before: dict[bytes, os.stat_result] = {}  # what has the name of a file that differs
+        self.made: set[bytes] = set()  # links
+        self.equal: set[bytes] = set()  # files that somebody else has brought meanwhile
 
-    def take(self) -> None:
-        number, done = self.waiting.popleft()
-        deadline = time.monotonic() + ANSWER_SECONDS
-        silence = f"it sends nothing for {ANSWER_SECONDS:.0f} s"
-        while True:
-            answer = self.channel.message(deadline, silence)
-            if isinstance(answer, (Answered, Refused)) and answer.id != number:
-                self.pass_over(answer.id)
-                continue
-            if isinstance(answer, Refused):
-                self.channel.pending.pop(number, None)
-                return done(None, answer.error)
-            if isinstance(answer, Answered):
-                return done(self.channel.answer_of(answer)[1], "")
+    def _make(self) -> None:
+        self.folder.make()
 
-    def pass_over(self, number: int) -> None:
-        """Leave the answer to a request of somebody else: another thread may end the job."""
-        ours = any(number == waiting for waiting, _ in self.waiting)
-        if ours or self.channel.pending.pop(number, None) is None:
-            raise NodeError("the node broke the protocol: its answers are in disorder")
+    def _differs(self, number: int, entry: Entry, part: Partial, status: os.stat_result) -> bool:
+        # Ranks of two nodes write files of one size within a tick of the clock, after a barrier:
+        # time tells only where the file here came from this node.
+        if self.replace and status.st_mtime_ns == entry.time:
+            return False
+        self.before[entry.path] = status
+        with files.open_plain(part.name, part.directory) as file:
+            self.begun[number] = here(file, entry.size, os.fstat(file.fileno()))
+        return True
 
-    def finish(self) -> None:
-        while self.waiting:
-            self.take()
+    def _find_begun(
+        self, number: int, entry: Entry, part: Partial, status: os.stat_result | None
+    ) -> None:
+        super()._find_begun(number, entry, part, status)
+        if status is None:
+            return
+        self.before[entry.path] = status
+        if number not in self.begun and status.st_size < entry.size:
+            with files.open_plain(part.name, part.directory) as file:
+                begin = here(file, status.st_size, None)
+            self.begun[number] = begin._replace(grown=True)
+
+    def _lacks_link(self, entry: Entry, parts: list[str], *, dry_run: bool) -> bool:
+        last = os.fsencode(parts[-1])
+        with self.folder.inside(parts[:-1]) as directory:
+            try:
+                os.symlink(entry.value, last, dir_fd=directory)
+                self.made.add(entry.path)
+            except FileExistsError:
+                status = os.lstat(last, dir_fd=directory)
+                link = stat.S_ISLNK(status.st_mode)
+                if not (link and os.readlink(last, dir_fd=directory) == entry.value):
+                    raise another() from None
+        return False
+
+    def arriving(self, entry: Entry, known: Here | None) -> Arriving:
+        return Coming(self, entry, known)
+
+
+class Coming(Arriving):
+    """A file that comes; one that another node has brought meanwhile stays."""
+
+    def __init__(self, place: Home, entry: Entry, known: Here | None) -> None:
+        super().__init__(place, entry, known)
+        self.home = place
+        self.is_first = not place.replace and entry.path not in place.before
+
+    def finish(self, total: str) -> None:
+        with PUBLISHING:
+            if not self.is_first or self.part.here() is None:
+                super().finish(total)
+                return
+            try:
+                with files.open_plain(self.part.name, self.part.directory) as file:
+                    same = files.digest(file.fileno()) == total
+                self.part.discard()
+                if not same:
+                    raise another()
+                self.home.equal.add(self.entry.path)
+            finally:
+                self.part.close()
 
 
 class Fetch:
@@ -121,7 +164,6 @@ class Fetch:
         self.label, self.replace, self.progress = label, replace, progress
         # What came before a time of this machine is replaced by what changed there since another.
         self.came_before, self.changed_since = since
-        self.pipeline = Pipeline(channel)
         self.result = Fetched()
 
     def go(self, listed: Sequence[OutputFile]) -> Fetched:
@@ -130,7 +172,7 @@ class Fetch:
         Programs that know nothing of other nodes give their files the same names on each: those
         of a node that comes later go into a directory of its own.
         """
-        self._fetch(listed)
+        self._fetch([file for file in listed if self._is_sound(file)])
         failed = self.result.failed
         aside = [file for file in listed if file.place and failed.get(file.path) == ANOTHER]
         if aside:
@@ -140,162 +182,131 @@ class Fetch:
             self._fetch(aside)
         return self.result
 
-    def _fetch(self, listed: Sequence[OutputFile]) -> None:
-        self.folder.make()
-        for file in listed:
-            if not plain(file.path):
-                continue  # no node of ours would name such a path
-            try:
-                self._begin(file)
-            except OSError as error:
-                self.result.failed[file.path] = error.strerror or str(error)
-        self.pipeline.finish()
-
-    def _begin(self, file: OutputFile) -> None:
-        parts = PurePosixPath(file.path).parts
-        if file.kind == "directory":
-            with self.folder.inside(parts):
-                return
-        if file.kind == "link":
-            self._link(file, parts)
-            return
-        part = Partial(self.folder, parts, self.label)
-        try:
-            if self._is_here(part, file):
-                self.result.kept += 1
-                self.progress(file.size)
-                part.close()
-            else:
-                part.is_first = part.here() is None and not self.replace
-                self._receive(part, file, self._resume(part, file))
-        except BaseException:
-            part.close()
-            raise
-
-    def _link(self, file: OutputFile, parts: Sequence[str]) -> None:
-        if not link_is_inside(file.path, file.target):
+    def _is_sound(self, file: OutputFile) -> bool:
+        if not plain(file.path):
+            return False  # no node of ours would name such a path
+        if file.kind == "link" and not link_is_inside(file.path, file.target):
             self.result.left_out.append(f"{file.path} (a link that leads out, to {file.target})")
-            return
-        with self.folder.inside(parts[:-1]) as directory:
-            try:
-                os.symlink(file.target, parts[-1], dir_fd=directory)
-                self.result.fetched.append(file.path)
-            except FileExistsError:
-                status = os.lstat(parts[-1], dir_fd=directory)
-                link = stat.S_ISLNK(status.st_mode)
-                if link and os.readlink(parts[-1], dir_fd=directory) == file.target:
-                    self.result.kept += 1
-                else:
-                    raise another() from None
-
-    def _is_here(self, part: Partial, file: OutputFile) -> bool:
-        """Tell whether the file is here; a FileExistsError if another is, and is to stay."""
-        status = part.here()
-        if status is None or status.st_size != file.size:
             return False
-        # Ranks of two nodes write files of one size within a tick of the clock, after a barrier:
-        # time tells only where the file here came from this node.
-        if self.replace and abs(status.st_mtime - file.changed) < SAME_TIME:
-            return True
-        source = os.open(part.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=part.directory)
-        try:
-            same = self._common(source, file, file.size) == file.size
-            if same:
-                os.utime(source, (file.changed, file.changed))
-        finally:
-            os.close(source)
-        if not same and not self._may_replace(status, file):
-            raise another()
-        return same
+        return True
 
-    def _may_replace(self, here: os.stat_result, file: OutputFile) -> bool:
-        is_new = here.st_ctime < self.came_before and file.changed > self.changed_since
+    def _fetch(self, listed: Sequence[OutputFile]) -> None:
+        self.listed = listed
+        self.home = Home(self.folder, list(map(entry_of, listed)), self.label, self.replace)
+        self.incoming = Incoming(self.home, b"")
+        self.incoming.compare()
+        lacking = set(self.incoming.missing)
+        self.progress(sum(f.size for number, f in enumerate(listed) if number not in lacking))
+        try:
+            self._receive(self._starts())
+        finally:
+            self.incoming.close()
+        self._count(lacking)
+
+    def _starts(self) -> dict[int, int]:
+        """Return from which byte on each file has to come; some have only another time here."""
+        begun = {half.number: half for half in self.incoming.lacking.begun}
+        sums = (self._sum(number, half.have) for number, half in begun.items())
+        known = {number: answer.sum for number, answer in self._answers(sums)
+                 if isinstance(answer, OutputSum)}  # fmt: skip
+        starts = {}
+        for number in sorted(self.incoming.missing):
+            path = self.home.entries[number].path
+            half, before = begun.get(number), self.home.before.get(path)
+            have = half.have if half is not None and known.get(number) == half.sum else 0
+            if (
+                before is not None
+                and have < before.st_size
+                and not self._may_replace(before, number)
+            ):
+                self.incoming.fail(number, ANOTHER)
+                continue
+            self.progress(have)
+            if half is not None and half.whole and have == self.listed[number].size:
+                self.incoming.put(Part(number, have, 0, half.sum), memoryview(b""))
+                self.home.equal.add(path)
+            else:
+                starts[number] = have
+        return starts
+
+    def _may_replace(self, before: os.stat_result, number: int) -> bool:
+        changed = self.listed[number].changed
+        is_new = before.st_ctime < self.came_before and changed > self.changed_since
         return self.replace or is_new
 
-    def _resume(self, part: Partial, file: OutputFile) -> int:
-        """Return from which byte on the file has to come."""
-        size, status = part.open(), part.here()
-        if not size and status is not None and status.st_size < file.size:
-            size = part.take_over()  # it has grown there since it was fetched
-        if size > file.size:
-            size = 0
-        have = self._common(part.file.fileno(), file, size) if size else 0
-        os.ftruncate(part.file.fileno(), have)
-        if status and have < status.st_size and not self._may_replace(status, file):
-            part.discard()
-            raise another()
-        part.file.seek(have)
-        self.progress(have)
-        return have
+    def _receive(self, starts: Mapping[int, int]) -> None:
+        """Ask for all that is missing; the last piece of a file waits for its checksum."""
+        last, at = dict.fromkeys(starts, b""), dict(starts)
+        for number, answer in self._answers(self._questions(starts)):
+            if isinstance(answer, OutputPiece):
+                data = last[number]
+                self.incoming.put(Part(number, at[number], len(data)), memoryview(data))
+                at[number] += len(data)
+                last[number] = answer.data[: self.listed[number].size - at[number]]
+                self.result.size += len(last[number])
+                self.progress(len(last[number]))
+            elif isinstance(answer, OutputSum):
+                data = last.pop(number)
+                if at[number] + len(data) == answer.size == self.listed[number].size:
+                    part = Part(number, at[number], len(data), answer.sum)
+                    self.incoming.put(part, memoryview(data))
+                elif number not in self.incoming.failed:
+                    self.incoming.fail(number, CHANGED)
 
-    def _common(self, descriptor: int, file: OutputFile, size: int) -> int:
-        """Return how many bytes are the node's, by the checksums of ranges."""
-        self.pipeline.finish()
-        for offset in range(0, size, RANGE):
-            count = min(RANGE, size - offset)
-            answer = self.channel.ask(self._sum(file, offset, count), ANSWER_SECONDS)
-            if (answer.sum, answer.size) != (digest(descriptor, offset, count), count):
-                return offset
-        return size
-
-    def _sum(self, file: OutputFile, offset: int, size: int) -> SumOutput:
-        place = file.place or self.place
-        return SumOutput(place=place, path=file.path, offset=offset, size=size)
-
-    def _receive(self, part: Partial, file: OutputFile, at: int) -> None:
-        """Ask for all that is missing; it is written when it comes, in order."""
-        if at == file.size:
-            return self._finish(part, file)
-
-        def piece(answer: OutputPiece | None, why: str) -> None:
-            self.result.size += part.write(answer.data, file.size) if answer else 0
-            part.problem = part.problem or why
-            self.progress(len(answer.data) if answer else 0)
-
-        def whole(answer: OutputSum | None, why: str, first: int, end: int) -> None:
-            part.problem = part.problem or why
-            if not part.problem and answer and not part.is_as(answer.sum, answer.size, end - first):
-                part.problem = "it changed while it was read: fetch it again"
-            part.sum = hashlib.sha256()
-            if end == file.size:
-                self._finish(part, file)
-
-        for first in range(at, file.size, RANGE):
-            end = min(file.size, first + RANGE)
-            for offset in range(first, end, PIECE):
+    def _questions(self, starts: Mapping[int, int]) -> Iterator[Question]:
+        for number, start in starts.items():
+            file = self.listed[number]
+            for offset in range(start, file.size, PIECE_BYTES):
                 place = file.place or self.place
-                request = Output(place=place, path=file.path, offset=offset)
-                self.pipeline.ask(request, piece)
-            done = partial(whole, first=first, end=end)
-            self.pipeline.ask(self._sum(file, first, end - first), done)
-        return None
+                yield number, Output(place=place, path=file.path, offset=offset)
+            yield self._sum(number, file.size)
 
-    def _finish(self, part: Partial, file: OutputFile) -> None:
-        try:
-            if not part.problem:
-                self._publish(part, file)
-        except OSError as error:
-            part.problem = error.strerror or str(error)
-        finally:
-            part.close()
-        if part.problem:
-            self.result.failed[file.path] = part.problem
+    def _sum(self, number: int, size: int) -> Question:
+        file = self.listed[number]
+        place = file.place or self.place
+        return number, SumOutput(place=place, path=file.path, offset=0, size=size)
 
-    def _publish(self, part: Partial, file: OutputFile) -> None:
-        with PUBLISHING:
-            if part.is_first and part.here() is not None:  # of another node, meanwhile
-                source = os.open(part.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=part.directory)
-                try:
-                    same = digest(source) == digest(part.file.fileno())
-                finally:
-                    os.close(source)
-                part.discard()
-                if not same:
-                    raise another()
+    def _answers(self, questions: Iterable[Question]) -> Iterator[tuple[int, Message]]:
+        """Yield the answers in their order, with some questions on their way."""
+        waiting: deque[tuple[Question, int]] = deque()
+
+        def next_answer() -> Iterator[tuple[int, Message]]:
+            (number, request), asked = waiting.popleft()
+            seconds = ANSWER_SECONDS
+            if isinstance(request, SumOutput):
+                seconds += request.size / DISK_BYTES_PER_SECOND
+            try:
+                yield number, self.channel.wait_for(asked, request, seconds)
+            except Declined as error:
+                self.incoming.fail(number, error.what)
+
+        for question in questions:
+            waiting.append((question, self.channel.tell(question[1])))
+            if len(waiting) == AHEAD:
+                yield from next_answer()
+        while waiting:
+            yield from next_answer()
+
+    def _count(self, lacking: set[int]) -> None:
+        """Note what has become of each file."""
+        for number, entry in enumerate(self.home.entries):
+            path = self.listed[number].path
+            if number in self.incoming.failed:
+                why = self.incoming.failed[number]
+                changed = why == str(OtherContent(entry.path))
+                self.result.failed[path] = CHANGED if changed else why
+            elif entry.path in self.home.made or (
+                number in lacking and entry.path not in self.home.equal
+            ):
+                self.result.fetched.append(path)
+            elif entry.kind != DIRECTORY:
                 self.result.kept += 1
-                return
-            part.publish(self.folder.mode(file.mode), int(file.changed * 1e9))
-        self.result.fetched.append(file.path)
+
+
+def entry_of(file: OutputFile) -> Entry:
+    time = int(file.changed * 1e9)
+    path, target = os.fsencode(file.path), os.fsencode(file.target)
+    return Entry(path, KINDS.get(file.kind, FILE), file.mode, file.size, target, time)
 
 
 def another() -> OSError:
