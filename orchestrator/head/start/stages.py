@@ -103,7 +103,7 @@ def bring_checkpoint(prepared: Prepared, say: Say) -> None:
         return
     # Most launches do without it.
     from orchestrator.head.transfer.bring import resume
-    from orchestrator.head.transfer.bring.partner import Partner
+    from orchestrator.head.transfer.bring.checkpoint import Partner
 
     own = [
         Partner(
@@ -218,11 +218,11 @@ def launch_again(job: Again, say: Say) -> Running | JobRecord:
 
 def bring_saved(job: Again, ended: JobRecord, gathered: Gathered, say: Say) -> None:
     """Bring the nodes what they lack of the newest state, and of what the program saved."""
-    from orchestrator.head.transfer.bring import attempt
+    from orchestrator.head.transfer.bring import resume
 
     stopped = partial(refuse_if_stopped, job.experiment)
     nodes, spares = gathered.nodes, gathered.spares
-    attempt.bring(
+    resume.bring_to_attempt(
         job.experiment, ended, nodes, gathered.channels, spares, job.transport, say, stopped
     )
 

@@ -12,7 +12,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import OWN_BRIDGES, listed
 from orchestrator.head.screen.output import Progress
-from orchestrator.head.transfer.peer import QUICK_SECONDS, Peer, kept_alive
+from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree, Peer, kept_alive
 from orchestrator.head.transfer.schedule import HEAD, WIDTH, Order, Rules, Schedule
 from orchestrator.head.transfer.send import PUT_SECONDS, Outbox, Seen, Sender, Sent
 from orchestrator.head.transfer.tree import Tree
@@ -173,29 +173,35 @@ class ServedFromHere:
             self.say(f"files were sent from here to {others}, too: {listed(self.nodes[1:])}")
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The node that has the files, and its directory of them; each other one has its number."""
-
-    peer: Peer
-    directory: str
-
-
 class Spread:
     """The way of one tree to nodes, from here or from the node that has it."""
+
+    @classmethod
+    def from_node(
+        cls,
+        tree: NodeTree,
+        takers: Mapping[Peer, Place],
+        served: ServedFromHere,
+        rules: Rules,
+        stopped: Callable[[], None],
+        seen: Seen,
+    ) -> Spread:
+        outbox = Outbox(tree)
+        senders = [Sender(outbox, peer, place, seen) for peer, place in takers.items()]
+        return cls(senders, served, rules, stopped)
 
     def __init__(
         self,
         senders: Sequence[Sender],
         served: ServedFromHere,
-        origin: Origin | None = None,
         rules: Rules = Rules(),  # noqa: B008  it has no state
         stopped: Callable[[], None] = lambda: None,
     ) -> None:
-        self.senders, self.served, self.origin = list(senders), served, origin
-        self.stopped, self.outbox = stopped, senders[0].outbox
-        takers = range(len(senders))
-        self.schedule = Schedule(takers, (HEAD if origin is None else len(takers),), rules)
+        self.senders, self.served, self.stopped = list(senders), served, stopped
+        self.outbox = senders[0].outbox
+        tree, takers = self.outbox.tree, range(len(senders))
+        self.origin = tree.peer if isinstance(tree, NodeTree) else None  # its number is the last
+        self.schedule = Schedule(takers, (HEAD if self.origin is None else len(takers),), rules)
         self.givers: dict[int, GivingNode] = {}
         self.problems: dict[int, tuple[str, str]] = {}  # of a taker: from whom it could not, why
 
@@ -210,7 +216,7 @@ class Spread:
 
     def peer(self, number: int) -> Peer:
         if self.origin is not None and number == len(self.senders):
-            return self.origin.peer
+            return self.origin
         return self.senders[number].peer
 
     def let_give(self, nodes: Collection[int]) -> None:
@@ -218,14 +224,13 @@ class Spread:
 
         def ask(at: int) -> None:
             peer, token = self.peer(at), secrets.token_hex(32)
-            of_origin = self.origin is not None and peer is self.origin.peer
-            directory = self.origin.directory if self.origin is not None else ""
-            place = Place(directory=directory) if of_origin else self.senders[at].into
+            here = Place(directory=os.fsdecode(self.outbox.tree.directory))
+            place = here if peer is self.origin else self.senders[at].into
             request = Give(
                 manifest=self.outbox.tree.digest, place=place, token=token, seconds=LONGEST_SECONDS
             )
             with peer.lock:
-                if of_origin:
+                if peer is self.origin:
                     peer.open.put(self.outbox.packed, PUT_SECONDS)
                 port = peer.open.ask(request, QUICK_SECONDS).port
             if port:

@@ -1,29 +1,70 @@
-"""Bring what nodes lack of one checkpoint, each file checked: its manifest comes last."""
+"""What nodes have of a checkpoint, and how they get what they lack, each file checked."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.common.errors import NodeError
 from orchestrator.common.text import Say
+from orchestrator.head.connect.channel import Declined
+from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.screen.output import Progress
-from orchestrator.head.transfer.bring.partner import Partner
-from orchestrator.head.transfer.peer import MOST_CALLERS, QUICK_SECONDS, NodeTree
+from orchestrator.head.transfer.fetch.fetch import plain
+from orchestrator.head.transfer.fetch.gathered import holding_of
+from orchestrator.head.transfer.fetch.pull import LIST_SECONDS, content
+from orchestrator.head.transfer.peer import MOST_CALLERS, QUICK_SECONDS, NodeTree, Peer
 from orchestrator.head.transfer.schedule import Rules
-from orchestrator.head.transfer.send import Outbox, Sender
-from orchestrator.head.transfer.spread import Origin, ServedFromHere, Spread, exchange
+from orchestrator.head.transfer.spread import ServedFromHere, Spread, exchange
 from orchestrator.protocol.manifest import FILE, Entry
-from orchestrator.protocol.requests.transfer import PRIVATE, MakeRoom, Place
+from orchestrator.protocol.requests.transfer import (
+    PRIVATE,
+    Checkpoints,
+    MakeRoom,
+    Place,
+)
 from orchestrator.records import checkpoint_manifest, checkpoint_store
-from orchestrator.records.checkpoint_parts import Delivery, Version
+from orchestrator.records.checkpoint_parts import Delivery, Holding, Version
 
 Source = tuple[int, str]  # who gives, and its directory
 Parcel = tuple[Source, tuple[Entry, ...]]
 STAR = Rules(width=MOST_CALLERS, streams=False, passes_on=False)  # each takes a share of its own
+
+
+@dataclass(eq=False)
+class Partner(Peer):
+    """One node, which may not be connected to yet."""
+
+    login: Login | None = None
+    job: tuple[str, int] = ("", 0)  # its part of the job that resumes
+    place: str = ""  # that its files are below
+    manifests: dict[str, bytes] = field(default_factory=dict)  # by their checksums
+
+    def checkpoints(self, question: Checkpoints, number: int) -> list[Holding]:
+        """Ask the node what it has, and number it in the answer."""
+        with self.lock:
+            listing = self.open.ask(question, LIST_SECONDS)
+            self.place = listing.place
+            files = [file for file in listing.files if plain(file.path)]
+            sizes = {file.path: file.size for file in files}
+            holdings = []
+            for file in files:
+                directory, _, name = file.path.rpartition("/")
+                if name != checkpoint_manifest.NAME or not directory:
+                    continue
+                try:
+                    text = content(self.open, self.place, file)
+                    manifest = checkpoint_manifest.parse(text)
+                except (Declined, ValueError, RecursionError):
+                    continue  # it was pruned meanwhile, cannot be read, or is none
+                where = f"{self.place}/{directory}"
+                holding = holding_of(number, directory, text, manifest, sizes, where)
+                self.manifests[holding.manifest] = text
+                holdings.append(holding)
+        return holdings
 
 
 @dataclass
@@ -68,17 +109,13 @@ class Missing:
         for ((source, there), entries), targets in parcels.items():
             giver = self.partners[source]
             within = there.removeprefix(f"{giver.place}/")
-            outbox = Outbox(NodeTree.at(giver, giver.place, within, entries))
-            senders = [
-                Sender(
-                    outbox,
-                    self.partners[target],
-                    Place(kind=PRIVATE, directory=self.places[target]),
-                    progress.add,
-                )
+            tree = NodeTree.at(giver, giver.place, within, entries)
+            takers = {
+                self.partners[target]: Place(kind=PRIVATE, directory=self.places[target])
                 for target in targets
-            ]
-            spreads.append(Spread(senders, served, Origin(giver, there), STAR, self.stopped))
+            }
+            seen = progress.add
+            spreads.append(Spread.from_node(tree, takers, served, STAR, self.stopped, seen))
         for peer, error in exchange(spreads, progress).items():
             raise NodeError(f"{peer.name}: {error.what}", error.fix)
 

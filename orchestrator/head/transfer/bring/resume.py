@@ -17,11 +17,12 @@ from orchestrator.common.text import Say, duration, plural, size
 from orchestrator.config.launch import Where
 from orchestrator.config.schema import Checkpoint
 from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.facts import listed
-from orchestrator.head.transfer.bring.checkpoint import Missing
-from orchestrator.head.transfer.bring.partner import Partner
+from orchestrator.head.transfer.bring.checkpoint import Missing, Partner
+from orchestrator.head.transfer.bring.saved import bring_saved
 from orchestrator.head.transfer.fetch.pull import LIST_SECONDS
 from orchestrator.head.transfer.peer import Peer, kept_alive
 from orchestrator.protocol.requests.transfer import Checkpoints
@@ -30,7 +31,7 @@ from orchestrator.records import (
     experiments,
 )
 from orchestrator.records.checkpoint_parts import Candidate, Holding
-from orchestrator.records.experiment import STAMP, Experiment, JobRecord
+from orchestrator.records.experiment import STAMP, Experiment, JobRecord, NodeRecord
 
 LATE_SECONDS = 10.0  # after which it is said who has not answered
 
@@ -115,25 +116,47 @@ def partners_of(record: JobRecord) -> list[Partner]:
 def bring_to_attempt(
     experiment: Experiment,
     record: JobRecord,
+    nodes: Sequence[NodeRecord],
+    channels: Sequence[NodeChannel],
+    spares: Sequence[NodeRecord],
+    transport: Transport,
+    say: Say,
+    stopped: Callable[[], None],
+) -> None:
+    """Bring to the nodes of the next attempt the newest state, and what a user's program saved.
+
+    `record` has all attempts so far, `spares` are the nodes that this one leaves, and `stopped`
+    raises an error when the user has stopped the job. CheckFailed says why it must not begin.
+    """
+    own = [
+        Partner(node.name, channel, address=node.address, login=node, job=record.first_part(node))
+        for node, channel in zip(nodes, channels, strict=True)
+    ]
+    before = {name for attempt in record.attempts for name in attempt.nodes}
+    left = [Partner(node.name, address=node.address, login=node)
+            for node in spares if node.name in before]  # fmt: skip
+    if left and not record.scheduled:
+        bring_from_left(experiment, own, left, transport, say, stopped)
+    bring_saved(experiment, record, own, say, stopped)
+
+
+def bring_from_left(
+    experiment: Experiment,
     own: Sequence[Partner],
     left: Sequence[Partner],
     transport: Transport,
     say: Say,
     stopped: Callable[[], None],
 ) -> None:
-    """Bring to the nodes of the next attempt what only those have that it leaves.
+    """Bring what only those have that the attempt leaves.
 
     Without it the ranks take what is whole, and say so. Nodes that share a disk lack nothing.
     """
-    before = {name for attempt in record.attempts for name in attempt.nodes}
-    others = [partner for partner in left if partner.name in before]
-    if not others or record.scheduled:
-        return
     search = Search(own, transport, say, stopped)
     question = Checkpoints(experiment=experiment.name)
     try:
         if held := search.held(own, question):  # else it saves on a shared disk, or nothing
-            search.bring(question, others_than(own, others), "", held)
+            search.bring(question, others_than(own, left), "", held)
     except CheckFailed as error:
         say(f"WARNING: {error.what}")
     finally:

@@ -18,14 +18,13 @@ from orchestrator.common.text import Say
 from orchestrator.config import resolved
 from orchestrator.head.connect import fleet
 from orchestrator.head.screen.output import Progress, printable
-from orchestrator.head.transfer.bring import words
-from orchestrator.head.transfer.bring.decide import Copying, Decision, Key, View, decide
-from orchestrator.head.transfer.bring.partner import Partner
+from orchestrator.head.transfer.bring import decide
+from orchestrator.head.transfer.bring.checkpoint import Partner
+from orchestrator.head.transfer.bring.decide import Copying, Decision, Key, View
 from orchestrator.head.transfer.fetch.fetch import plain
-from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree, kept_alive
+from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree, Peer, kept_alive
 from orchestrator.head.transfer.schedule import WIDTH, Rules
-from orchestrator.head.transfer.send import Outbox, Sender
-from orchestrator.head.transfer.spread import Origin, ServedFromHere, Spread, exchange
+from orchestrator.head.transfer.spread import ServedFromHere, Spread, exchange
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
 from orchestrator.protocol.requests.transfer import (
     SAVED,
@@ -70,7 +69,7 @@ def bring_saved(
             SavedFiles(partners, outputs_of(experiment), record, say, stopped).bring()
     except NodeError as error:
         what = f"what the program saved is not the same on all nodes: {error.what}"
-        raise CheckFailed(what, words.MEND) from error
+        raise CheckFailed(what, decide.MEND) from error
 
 
 def outputs_of(experiment: Experiment) -> tuple[str, ...]:
@@ -126,24 +125,24 @@ class SavedFiles:
             return
         began = time.monotonic()
         nodes_of = {attempt.number: attempt.nodes for attempt in self.record.attempts}
-        decision = decide(views, nodes_of)
+        decision = decide.decide(views, nodes_of)
         copies = decision.copies
         self.check_size(copies, views)
         failed = self.carry_out(decision, views)
         came = [copy for copy in copies if copy.target not in failed]
         if came:
-            self.say(words.come(came, views, time.monotonic() - began))
+            self.say(decide.come(came, views, time.monotonic() - began))
         if failed:
-            raise CheckFailed(words.lacking(copies, views, failed), words.MEND)
+            raise CheckFailed(decide.lacking(copies, views, failed), decide.MEND)
         if count := sum(map(len, decision.gone.values())):
             removed = "1 copy" if count == 1 else f"{count} copies"
             self.say(f"{removed} removed of what was removed where it had been saved")
-        for line in words.notes(decision, views):
+        for line in decide.notes(decision, views):
             self.say(line)
         names = {view.name for view in views}
         away = [name for name in self.record.attempts[-1].nodes if name not in names]
         if away and not any(view.files or view.kept for view in views):
-            self.say(words.all_lost(away))
+            self.say(decide.all_lost(away))
 
     def views(self) -> list[View]:
         """Ask each node; one that does not answer has nothing, and that may not be all."""
@@ -165,9 +164,9 @@ class SavedFiles:
         for copy in copies:
             totals[copy.target] += views[copy.source].files[copy.key].size
         if (total := max(totals.values(), default=0)) > MOST_BYTES:
-            raise CheckFailed(words.too_much(copies, total, views, MOST_BYTES), words.LARGE)
+            raise CheckFailed(decide.too_much(copies, total, views, MOST_BYTES), decide.LARGE)
         if total > MUCH_BYTES:
-            self.say(words.begins(copies, views))
+            self.say(decide.begins(copies, views))
 
     # -- bringing ----------------------------------------------------------------------------
 
@@ -207,14 +206,13 @@ class SavedFiles:
     ) -> Spread:
         """Let some nodes have what they lack alike of one node."""
         giver, root = self.partners[parcel.source], views[parcel.source].roots[parcel.place]
-        entries = list(self.entries(parcel, views[parcel.source]))
-        outbox = Outbox(NodeTree.at(giver, root, "", entries))
-        senders = []
+        tree = NodeTree.at(giver, root, "", self.entries(parcel, views[parcel.source]))
+        takers: dict[Peer, Place] = {}
         for target, some in copies.items():
             older = tuple(copy.key.path for copy in some if copy.replaces)
             place = self.place(target, parcel.place, parcel.by, older)
-            senders.append(Sender(outbox, self.partners[target], place, progress.add))
-        return Spread(senders, served, Origin(giver, root), RULES, self.stopped)
+            takers[self.partners[target]] = place
+        return Spread.from_node(tree, takers, served, RULES, self.stopped, progress.add)
 
     def place(self, node: int, root: str, by: str = "", older: tuple[str, ...] = ()) -> Place:
         job, index = self.partners[node].job
@@ -273,7 +271,7 @@ class SavedFiles:
             time.sleep(POLL_SECONDS)
             late = unseen(wanted, self.views())
         if late:
-            raise CheckFailed(*words.unseen(late, LAG_SECONDS))
+            raise CheckFailed(*decide.unseen(late, LAG_SECONDS))
 
 
 def view(name: str, saved: Saved) -> View:

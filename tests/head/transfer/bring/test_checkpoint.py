@@ -13,8 +13,7 @@ import pytest
 
 from orchestrator.common.errors import NodeError
 from orchestrator.head.transfer import peer
-from orchestrator.head.transfer.bring.checkpoint import Missing
-from orchestrator.head.transfer.bring.partner import Partner
+from orchestrator.head.transfer.bring.checkpoint import Missing, Partner
 from orchestrator.node.transfer import give
 from orchestrator.protocol.requests.transfer import Checkpoints
 from orchestrator.records import checkpoint_manifest

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.head.transfer.bring.partner import Partner
+from orchestrator.head.transfer.bring.checkpoint import Partner
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import Checkpoints, Output
 from tests.head.transfer.bring.nodes import Channel

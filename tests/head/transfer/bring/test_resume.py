@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.head.transfer import peer
 from orchestrator.head.transfer.bring import resume
-from orchestrator.head.transfer.bring.partner import Partner
+from orchestrator.head.transfer.bring.checkpoint import Partner
 from orchestrator.protocol.requests.request import Beat, Request
 from orchestrator.protocol.requests.transfer import Checkpoints
 from tests.head.transfer.bring.nodes import Channel

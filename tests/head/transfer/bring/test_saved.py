@@ -19,7 +19,7 @@ import pytest
 
 from orchestrator.common.errors import CheckFailed, NodeError, StoppedEarly
 from orchestrator.head.transfer.bring import saved
-from orchestrator.head.transfer.bring.partner import Partner
+from orchestrator.head.transfer.bring.checkpoint import Partner
 from orchestrator.head.transfer.bring.saved import SavedFiles, bring_saved
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.transfer.saved import place as place_of_copies
