@@ -1,20 +1,17 @@
-"""The hashes that a user wrote into requirements: what was downloaded has to have them.
+"""The hashes that a user wrote into requirements: what is installed has to have them.
 
-Neither `pip download` of resolved versions nor `uv pip compile` looks at them.
+uv names all hashes that the index has of a version; of these the user's stay, and pip checks them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed
 
 HASH = re.compile(r"\s*\\?\s*--hash[= ](sha256|sha384|sha512):([0-9A-Fa-f]+)")
 NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
-READ = 1 << 20
 
 Hashes = Mapping[str, frozenset[str]]  # a package, and algorithm:digest of each file allowed
 
@@ -40,19 +37,6 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def check(directory: Path, allowed: Hashes, what: str) -> None:
-    """Refuse wheels of which none of the hashes allowed is theirs."""
-    for path in sorted(directory.glob("*.whl")):
-        theirs = allowed.get(normal(path.name.partition("-")[0]))
-        if theirs and not theirs & {f"{kind}:{digest(path, kind)}" for kind in kinds(theirs)}:
-            raise CheckFailed(
-                f"{what}:\n    {path.name} has the hash sha256:{digest(path, 'sha256')}, which is"
-                " not among those of the file",
-                "do not install it before you know why; after an intended change, write the file's"
-                " hashes anew (uv pip compile --generate-hashes, pip hash WHEEL)",
-            )
-
-
 def keep(pinned: str, allowed: Hashes, what: str) -> str:
     """Leave of the hashes that an index names for each version those that the user allows."""
     lines = []
@@ -67,19 +51,8 @@ def keep(pinned: str, allowed: Hashes, what: str) -> str:
             raise CheckFailed(
                 f"{what}:\n    none of the hashes of {line.split()[0]} in the file is one"
                 " of the index",
-                "do not install it before you know why",
+                "do not install it before you know why; after an intended change, write the file's"
+                " hashes anew (uv pip compile --generate-hashes, pip hash WHEEL)",
             )
         lines.append(" ".join([HASH.sub("", line).strip(), *(f"--hash={each}" for each in hashes)]))
     return "\n".join(lines) + "\n"
-
-
-def kinds(hashes: frozenset[str]) -> set[str]:
-    return {each.partition(":")[0] for each in hashes}
-
-
-def digest(path: Path, kind: str) -> str:
-    total = hashlib.new(kind)
-    with path.open("rb") as file:
-        while data := file.read(READ):
-            total.update(data)
-    return total.hexdigest()

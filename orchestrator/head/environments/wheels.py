@@ -1,7 +1,7 @@
 """Resolves requirements for each kind of node, and downloads its wheels once, on the head.
 
 uv resolves, because it follows the markers of another platform; pip downloads, because it knows the
-head's own indexes, mirrors and certificates. Both are checked against the index's hashes.
+head's own indexes, mirrors and certificates. Both check the index's hashes, and the user's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LONGEST = 3600.0  # seconds for a download
 LAST_LINES = 8
 UNUSED = 30 * 86400.0  # seconds after which downloads are old
 LOCKED = "locked.txt"
-PINNED = "pinned.txt"  # exact versions, with hashes where the nodes download
+PINNED = "pinned.txt"  # exact versions, with hashes
 BUILD = (
     "build one: python -m pip wheel --no-deps -w wheels {}; and write the path of the wheel in its"
     " place"
@@ -192,16 +192,14 @@ def wheels_for(kind: Kind, key: str, sources: Requirements, say: Say) -> Path:
     new = fresh(own)
     try:
         pinned, options = pins(kind, sources, new, what)
-        if Path(pinned).parent == new:  # else it is the user's own file
+        if Path(pinned).parent == new:  # else it is the user's own file, with hashes or without
             check_projects(Path(pinned), say)
-        locked = new / LOCKED  # of a lock: the hashes are in it
-        allowed = hashes.wanted(locked.read_bytes() if locked.exists() else sources.text)
-        if sources.from_index:
+            locked = new / LOCKED  # of a lock: the hashes are in it
+            allowed = hashes.wanted(locked.read_bytes() if locked.exists() else sources.text)
             Path(pinned).write_text(hashes.keep(Path(pinned).read_text(), allowed, what))
-        else:
+        if not sources.from_index:
             options = [*options, *kind.pip_options, "-d", str(new)]
             run(pip("download", *options, "-r", pinned), what)
-            hashes.check(new, allowed, what)
         for path in new.iterdir():
             if path.suffix not in (".whl", ".txt"):
                 raise CheckFailed(f"{what}:\n    {path.name} is no wheel", BUILD.format("PROJECT"))
@@ -237,8 +235,7 @@ def pins(kind: Kind, sources: Requirements, new: Path, what: str) -> tuple[str, 
     words = ["pip", "compile", "-q", "--no-header", "--no-annotate", "--emit-index-url"]
     words += ["--only-binary", ":all:", "--python-platform", kind.uv_platform]
     words += ["--python-version", ".".join(map(str, kind.version)), *where(sources)]
-    words += indexes_of_pip(sources)
-    words += ["--generate-hashes"] if sources.from_index else []
+    words += [*indexes_of_pip(sources), "--generate-hashes"]
     run([str(uv), *words, "-o", pinned, file], what)
     return pinned, ["--no-deps", *where(sources)]
 

@@ -37,6 +37,7 @@ WAIT_SECONDS = 0.2  # before it is asked again whether anybody still wants the f
 PASSING_THROUGH = threading.Lock()
 
 T = TypeVar("T")
+P = TypeVar("P", bound=Peer)
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class Spread:
     def from_node(
         cls,
         tree: NodeTree,
-        takers: Mapping[Peer, Place],
+        takers: Mapping[P, Place],
         served: ServedFromHere,
         rules: Rules,
         stopped: Callable[[], None],

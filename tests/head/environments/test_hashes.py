@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.environments import hashes
+from orchestrator.head.environments import hashes, requirements, wheels
+from tests.head.environments.test_requirements import LINUX, wheel
 
 GOOD = hashlib.sha256(b"wheel").hexdigest()
 OTHER = "0" * 64
@@ -21,18 +22,31 @@ other==2
 """.encode()
 
 
-def test_a_wheel_without_any_of_its_hashes_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "my_package-1.0-py3-none-any.whl").write_bytes(b"wheel")
-    (tmp_path / "other-2-py3-none-any.whl").write_bytes(b"anything")
-    hashes.check(tmp_path, hashes.wanted(FILE), "no")
-    sha512 = f"\0my-package==1.0 --hash sha512:{hashlib.sha512(b'wheel').hexdigest()}".encode()
-    hashes.check(tmp_path, hashes.wanted(b"-r more.txt\n" + sha512), "no")  # of an included file
-    (tmp_path / "my_package-1.0-py3-none-any.whl").write_bytes(b"another")
-    with pytest.raises(CheckFailed, match=r"my_package-1\.0.*not\n? ?among those of the file"):
-        hashes.check(tmp_path, hashes.wanted(FILE), "no")
+@pytest.mark.parametrize("total", [GOOD, ""])
+def test_a_wheel_without_any_of_its_hashes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    wheel(tmp_path, "mine", "1.0")
+    total = total or hashlib.sha256(next(tmp_path.glob("*.whl")).read_bytes()).hexdigest()
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"mine==1.0 --hash=sha256:{OTHER} --hash=sha256:{total}\n")
+    sources = requirements.read(file, (str(tmp_path),), index=False)
+    if total == GOOD:
+        with pytest.raises(CheckFailed, match=r"(?i)hash"):
+            wheels.wheels_for(LINUX, "0" * 16, sources, print)
+    else:
+        (found,) = wheels.wheels_for(LINUX, "0" * 16, sources, print).glob("*.whl")
+        assert found.name == "mine-1.0-py3-none-any.whl"
 
 
-def test_nodes_that_download_by_themselves_get_the_users_hashes_alone() -> None:
+def test_hashes_are_read_with_what_they_are_of() -> None:
+    sha512 = f"-r more.txt\n\0my-package==1.0 --hash sha512:{'a' * 128}".encode()  # included
+    assert hashes.wanted(sha512) == {"my-package": {f"sha512:{'a' * 128}"}}
+    assert hashes.wanted(FILE) == {"my-package": {f"sha256:{OTHER}", f"sha256:{GOOD}"}}
+
+
+def test_of_the_hashes_of_an_index_the_users_are_left() -> None:
     pinned = "--index-url https://x/simple\nmy-package==1.0 \\\n  --hash=sha256:{} \\\n"
     pinned += f"  --hash=sha256:{'1' * 64}\nother==2 --hash=sha256:{OTHER}\n"
     kept = hashes.keep(pinned.format(GOOD), hashes.wanted(FILE), "no").splitlines()

@@ -22,7 +22,7 @@ from orchestrator.head.transfer.bring import decide
 from orchestrator.head.transfer.bring.checkpoint import Partner
 from orchestrator.head.transfer.bring.decide import Copying, Decision, Key, View
 from orchestrator.head.transfer.fetch.fetch import plain
-from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree, Peer, kept_alive
+from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree, kept_alive
 from orchestrator.head.transfer.schedule import WIDTH, Rules
 from orchestrator.head.transfer.spread import ServedFromHere, Spread, exchange
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
@@ -194,7 +194,7 @@ class SavedFiles:
         for (partner, _, _), result in zip(gone, fleet.everywhere(gone, remove), strict=True):
             if isinstance(result, OrchestratorError):
                 failed[partner] = result
-        return {self.partners.index(peer): why.what for peer, why in failed.items()}  # type: ignore[arg-type]
+        return {self.partners.index(peer): why.what for peer, why in failed.items()}
 
     def spread(
         self,
@@ -207,7 +207,7 @@ class SavedFiles:
         """Let some nodes have what they lack alike of one node."""
         giver, root = self.partners[parcel.source], views[parcel.source].roots[parcel.place]
         tree = NodeTree.at(giver, root, "", self.entries(parcel, views[parcel.source]))
-        takers: dict[Peer, Place] = {}
+        takers: dict[Partner, Place] = {}
         for target, some in copies.items():
             older = tuple(copy.key.path for copy in some if copy.replaces)
             place = self.place(target, parcel.place, parcel.by, older)
