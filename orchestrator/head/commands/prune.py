@@ -1,6 +1,6 @@
 """`orchestrator prune`: remove old experiments; list, pin or unpin some.
 
-The choice is head/prune/plan.py, the removal head/prune/removal.py; here are the words and the
+The choice is head/prune/plan.py, the removal head/prune/remove.py; here are the words and the
 question.
 """
 
@@ -26,9 +26,18 @@ from orchestrator.common.errors import (
 )
 from orchestrator.common.text import parse_seconds, plural, size
 from orchestrator.config.launch import Where
-from orchestrator.head.prune import remove
-from orchestrator.head.prune.plan import Entry, Plan, Rules, Scan, choose, decide, scan
-from orchestrator.head.prune.removal import FAILED, KEPT, REMOVED, Removal
+from orchestrator.head.prune.plan import (
+    Entry,
+    Plan,
+    Rules,
+    Scan,
+    choose,
+    decide,
+    measure,
+    pin,
+    scan,
+)
+from orchestrator.head.prune.remove import FAILED, KEPT, REMOVED, Removal
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Progress
 from orchestrator.records.checkpoint_store import shown
@@ -166,7 +175,7 @@ def pins(options: PruneOptions) -> int:
         for name in names:
             assert root is not None
             try:
-                remove.pin(root, name, wanted=options.pin)
+                pin(root, name, wanted=options.pin)
             except OSError as error:
                 raise UsageError(f"{shown(name)}: {error.strerror}") from error
     change = "pinned" if options.pin else "not pinned any more"
@@ -183,7 +192,7 @@ def listed(options: PruneOptions) -> int:
         content, directory = content_of(root, options), options.directory
         decided = choose(content.entries, 0.0, Rules(len(content.entries)))
         measured = {
-            entry.name: remove.measure(root, entry.name, directory / entry.name)
+            entry.name: measure(root, entry.name, directory / entry.name)
             for entry, _ in decided
             if root is not None
         }

@@ -7,28 +7,35 @@ followed, and a record has to be one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import json
 import os
 import re
 import stat
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from orchestrator.common import files
 from orchestrator.common.errors import OrchestratorError, UsageError
-from orchestrator.head.prune import remove
-from orchestrator.head.prune.remove import Measure
 from orchestrator.head.schedulers import queue
 from orchestrator.protocol.requests.follow import Living
 from orchestrator.records import trust
+from orchestrator.records.checkpoint_store import shown
 from orchestrator.records.experiment import TRUST, Experiment, JobRecord, Untrusted, read_record
 from orchestrator.records.experiments import stamped
 
 STAMP = re.compile(r"[^.].*_([0-9]{8}_[0-9]{6})", re.DOTALL)
 GONE = re.compile(r"\.(.+)\.gone-[0-9a-f]{8}", re.DOTALL)
 OVER = ("done", "failed", "stopped", "lost")
+PIN, HEAD = ".pin", ".head"
 LIVING_SECONDS = 60.0
+
+
+class InTheWay(Exception):
+    """The reason why an experiment stays as it is, as a sentence."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,14 @@ class Scan:
     entries: Sequence[Entry] = ()
     foreign: Mapping[str, str] = field(default_factory=dict)  # name -> why it is none of ours
     hidden: Sequence[str] = ()  # left by prunes that were interrupted
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The bytes that deleting a directory would free, and the first obstacle to that."""
+
+    size: int = 0
+    obstacle: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,25 +140,106 @@ def read(root: int, name: str, *, trusted: bool) -> Entry | str:
         return "its name does not end with a time"
     try:
         with files.opened(name, root) as directory:
-            status = os.fstat(directory)
-            try:
-                record = read_record(directory, Path(name), trusted=trusted)
-            except Untrusted as error:
-                return f"it {error.problem}, or its record ({TRUST})"
-            except FileNotFoundError:
-                return "it has no job.json"
-            except OSError as error:
-                return f"its job.json cannot be read: {error.strerror}"
-            except (ValueError, UsageError):
-                return "its job.json is not the record of a job"
+            status, record = (
+                os.fstat(directory),
+                read_record(directory, Path(name), trusted=trusted),
+            )
             launched = trusted or trust.signature(directory, record.orders) is not None
+            status = os.fstat(directory)
             identity = (status.st_dev, status.st_ino)
-            return Entry(name, record, remove.pinned(directory), identity, launched)
+            return Entry(name, record, pinned(directory), identity, launched)
+    except Untrusted as error:
+        return f"it {error.problem}, or its record ({TRUST})"
+    except FileNotFoundError:
+        return "it has no job.json"
     except NotADirectoryError:
         link = stat.S_ISLNK(os.stat(name, dir_fd=root, follow_symlinks=False).st_mode)
         return "a symbolic link" if link else "not a directory"
     except OSError as error:
-        return f"it cannot be read: {error.strerror}"
+        what = "it" if error.filename == name else "its job.json"
+        return f"{what} cannot be read: {error.strerror}"
+    except (ValueError, UsageError):
+        return "its job.json is not the record of a job"
+
+
+def pinned(directory: int) -> bool:
+    """Tell whether this experiment must never be removed."""
+    try:
+        os.stat(PIN, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def pin(root: int, name: str, *, wanted: bool) -> None:
+    """Protect an experiment from being removed, or make it again like any other."""
+    with files.opened(name, root) as directory:
+        if wanted:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            os.close(os.open(PIN, flags, files.PRIVATE, dir_fd=directory))
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(PIN, dir_fd=directory)
+
+
+@contextlib.contextmanager
+def lock_of_head(directory: int, create: int = 0) -> Iterator[BinaryIO]:
+    """Hold the lock that a head holds as long as it follows the job: Experiment.lock()."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | create
+    with os.fdopen(os.open(HEAD, flags, files.PRIVATE, dir_fd=directory), "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InTheWay(f"it is in use by {holder_of(file)}") from None
+        yield file
+
+
+def holder_of(file: BinaryIO) -> str:
+    try:
+        holder = json.loads(file.read(4096))
+        return f"process {holder['pid']} on {holder['host']}"
+    except (ValueError, KeyError, TypeError):
+        return "a head that starts"
+
+
+def in_use(root: int, name: str) -> str:
+    """Return which head follows the job now, or nothing; no file is created or kept open."""
+    try:
+        with files.opened(name, root) as directory, lock_of_head(directory):
+            return ""
+    except InTheWay as reason:
+        return str(reason)
+    except OSError:
+        return ""
+
+
+def measure(root: int, name: str, path: os.PathLike[str]) -> Measure:
+    """Measure an experiment without changing it; a file with several names counts once."""
+    size, linked, obstacles = 0, set[int](), list[str]()
+
+    def note(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # another prune was faster
+            obstacles.append(f"{shown(error.filename)}: {error.strerror}")
+
+    try:
+        for where, inner, names, directory in os.fwalk(name, onerror=note, dir_fd=root):
+            there = os.fstat(directory).st_nlink  # none: another prune has just deleted it
+            writable = os.access(".", os.W_OK | os.X_OK, dir_fd=directory, effective_ids=True)
+            if (inner or names) and there and not writable:
+                obstacles.append(f"{shown(os.path.relpath(where, name))} is read-only for us")
+            for entry in (*inner, *names):
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(entry, dir_fd=directory, follow_symlinks=False)
+                    size += 0 if status.st_ino in linked else status.st_blocks * 512
+                    if status.st_nlink > 1:
+                        linked.add(status.st_ino)
+    except RecursionError:
+        obstacles.insert(0, "its directories are nested too deeply")
+    except OSError as error:
+        note(error)
+    for point in files.mounts_below(path):
+        obstacles.insert(0, f"{shown(point)} is mounted there: what it holds is not ours to delete")
+    return Measure(size, next(iter(obstacles), ""))
 
 
 # -- the rules --------------------------------------------------------------------------------
@@ -185,7 +281,7 @@ def decide(
     chosen = choose(content.entries, time.time(), rules)
     going = [entry for entry, why in chosen if why is None]
     busy = {
-        entry.name: remove.in_use(root, entry.name)
+        entry.name: in_use(root, entry.name)
         or in_queue(directory / entry.name, entry)
         or unasked(entry, on_nodes=on_nodes)
         for entry in going
@@ -196,22 +292,28 @@ def decide(
         if not busy[entry.name] and (on_nodes or not entry.settled)
         if entry.launched_here and not entry.record.scheduled
     ]
-    unreached: dict[str, str] = {}
-    if to_ask:
-        from orchestrator.head.prune import nodes  # paramiko takes 0.1 s
-
-        answers, silent = nodes.ask(Living, to_ask, ssh_config, LIVING_SECONDS)
-        living = {run for answer in answers for run in answer.living}
-        for entry in going:
-            busy[entry.name] = busy[entry.name] or runs(entry.record, living, silent)
-            runs_there = {node.name: (entry.record.job, node.index) for node in entry.record.nodes}
-            unreached |= {n: silent[run] for n, run in runs_there.items() if run in silent}
-    busy = {name: why for name, why in busy.items() if why}
+    living, silent = ask_living(to_ask, ssh_config) if to_ask else (set(), {})
+    busy = {e.name: why for e in going if (why := busy[e.name] or runs(e.record, living, silent))}
     decided = [(entry, why or busy.get(entry.name)) for entry, why in chosen]
     names = [entry.name for entry, why in decided if why is None] + [*content.hidden]
-    measured = {name: remove.measure(root, name, directory / name) for name in names}
-    unreached = unreached if on_nodes else {}
+    measured = {name: measure(root, name, directory / name) for name in names}
+    unreached = {
+        node.name: silent[run]
+        for record in to_ask
+        for node in record.nodes
+        if on_nodes and (run := (record.job, node.index)) in silent
+    }
     return Plan(directory, decided, content, busy, measured, unreached, on_nodes)
+
+
+def ask_living(
+    records: Sequence[JobRecord], ssh_config: Path | None
+) -> tuple[Collection[tuple[str, int]], Mapping[tuple[str, int], str]]:
+    """Return the runs of these jobs that live, and why nobody could be asked about others."""
+    from orchestrator.head.prune import nodes  # paramiko takes 0.1 s
+
+    answers, silent = nodes.ask(Living, records, ssh_config, LIVING_SECONDS)
+    return {run for answer in answers for run in answer.living}, silent
 
 
 def in_queue(path: Path, entry: Entry) -> str:

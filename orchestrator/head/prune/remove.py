@@ -1,4 +1,4 @@
-"""Remove an experiment: whole or gone, whenever that is interrupted, and nothing but it.
+"""Remove what a plan selects, here and on the nodes: each whole or gone, however it is cut short.
 
 All is done by names in directories that are held open, so that no symbolic link is ever followed,
 whoever puts one where. What an interruption left hidden, the next prune deletes.
@@ -11,21 +11,112 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
-import stat
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
 
 from orchestrator.common import files
+from orchestrator.head.prune.plan import Entry, InTheWay, Plan, lock_of_head, pinned
+from orchestrator.protocol.requests.follow import Remove
 from orchestrator.records.checkpoint_store import shown
 
-PIN = ".pin"
-HEAD = ".head"
+BATCH = 100  # experiments held at a time; each takes two file descriptors
+NODES_SECONDS = 600.0  # a node's slow disk, a million files
+REMOVED, KEPT, FAILED = "removed", "kept", "failed"
 
 
-class InTheWay(Exception):
-    """The reason why an experiment stays as it is, as a sentence."""
+@dataclass
+class Removal:
+    """One walk through a plan: name -> what became of it, and why."""
+
+    root: int
+    plan: Plan
+    ssh_config: Path | None = None
+    outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    unreached: dict[str, str] = field(default_factory=dict)  # node -> why
+    freed_on_nodes: int = 0
+
+    @property
+    def freed(self) -> int:
+        return sum(self.plan.measured[name].size for name in self.ended(REMOVED))
+
+    def ended(self, how: str) -> dict[str, str]:
+        """Return those that ended so, each with the reason."""
+        return {name: why for name, (action, why) in self.outcomes.items() if action == how}
+
+    def go(self, seen: Callable[[int], None] = lambda _: None) -> None:
+        """Remove all that goes; `seen` hears of bytes that are gone."""
+        for hidden in self.plan.scan.hidden:
+            with self._noted(hidden):
+                self._deleted(hidden, finish(self.root, hidden, seen))
+        going = self.plan.going
+        for start in range(0, len(going), BATCH):
+            with contextlib.ExitStack() as stack:
+                self._remove(going[start : start + BATCH], stack, seen)
+
+    def _remove(
+        self, batch: Sequence[Entry], stack: contextlib.ExitStack, seen: Callable[[int], None]
+    ) -> None:
+        held: dict[str, Held] = {}
+        for entry in batch:
+            with self._noted(entry.name):
+                if obstacle := self.plan.measured[entry.name].obstacle:
+                    self.outcomes[entry.name] = FAILED, obstacle
+                else:
+                    held[entry.name] = hold(self.root, entry.name, entry.identity)
+                    stack.callback(held[entry.name].release)
+        if self.plan.on_nodes:
+            self._clean_nodes([entry for entry in batch if entry.name in held])
+        for name in [name for name in held if name not in self.outcomes]:
+            with self._noted(name):
+                self._deleted(name, take(self.root, held[name], seen))
+
+    def _deleted(self, name: str, problems: Sequence[str]) -> None:
+        self.outcomes[name] = REMOVED, ""
+        if problems:
+            more = f", and {len(problems) - 1} more" if problems[1:] else ""
+            why = f"some of it could not be deleted: {shown(problems[0])}{more}"
+            self.outcomes[name] = FAILED, why
+
+    @contextlib.contextmanager
+    def _noted(self, name: str) -> Iterator[None]:
+        """Note why an experiment could not be removed."""
+        try:
+            yield
+        except InTheWay as why:
+            self.outcomes[name] = KEPT, str(why)
+        except FileNotFoundError:
+            self.outcomes[name] = KEPT, "another process has removed it"
+        except OSError as error:
+            self.outcomes[name] = FAILED, f"{error.strerror}, in {shown(self.plan.directory)}"
+
+    def _clean_nodes(self, batch: Sequence[Entry]) -> None:
+        """Remove what these jobs left on their nodes, before their records are removed.
+
+        Only the record says which nodes a job ran on: it stays until all of them were cleaned, or
+        the rest would never be found again. A job whose record was also copied to an experiment
+        that stays keeps its files on the nodes.
+        """
+        from orchestrator.head.prune import nodes
+
+        shared = {entry.record.job for entry, why in self.plan.decided if why is not None}
+        cleaned = [entry for entry in batch if entry.record.job not in shared]
+        records = [entry.record for entry in cleaned]
+        answers, silent = nodes.ask(Remove, records, self.ssh_config, NODES_SECONDS)
+        self.freed_on_nodes += sum(answer.freed for answer in answers)
+        problems = {(run.job, run.node): run.problem for answer in answers for run in answer.runs}
+        for entry in cleaned:
+            for node in entry.record.nodes:
+                run = (entry.record.job, node.index)
+                if run in silent:
+                    self.unreached[node.name] = silent[run]
+                if why := silent.get(run) or problems.get(run):
+                    self.outcomes.setdefault(entry.name, (FAILED, f"on node {node.name}: {why}"))
+
+
+# -- one of them -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -34,117 +125,25 @@ class Held:
 
     name: str
     directory: int
-    locks: list[int]
-
-    def unlock(self) -> None:
-        while self.locks:
-            os.close(self.locks.pop())
+    lock: BinaryIO  # of its head; closed before its files are deleted
+    all: contextlib.ExitStack
 
     def release(self) -> None:
-        self.unlock()
-        os.close(self.directory)
-
-
-# -- looking ----------------------------------------------------------------------------------
-
-
-def pinned(directory: int) -> bool:
-    """Tell whether this experiment must never be removed."""
-    try:
-        os.stat(PIN, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def pin(root: int, name: str, *, wanted: bool) -> None:
-    """Protect an experiment from being removed, or make it again like any other."""
-    with files.opened(name, root) as directory:
-        if wanted:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            os.close(os.open(PIN, flags, files.PRIVATE, dir_fd=directory))
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(PIN, dir_fd=directory)
-
-
-def in_use(root: int, name: str) -> str:
-    """Return which head follows the job now, or nothing; no file is created or kept open."""
-    with contextlib.suppress(OSError), files.opened(name, root) as directory:
-        try:
-            os.close(_lock_of_head(directory, create=False))
-        except InTheWay as reason:
-            return str(reason)
-    return ""
-
-
-@dataclass
-class Measure:
-    """The bytes that deleting a directory would free, and the first obstacle to that."""
-
-    size: int = 0
-    obstacle: str = ""
-
-    def note(self, obstacle: str) -> None:
-        self.obstacle = self.obstacle or obstacle
-
-
-def measure(root: int, name: str, path: os.PathLike[str]) -> Measure:
-    """Measure an experiment without changing it."""
-    measured = Measure()
-
-    def note(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):  # another prune was faster
-            measured.note(f"{shown(error.filename)}: {error.strerror}")
-
-    linked: set[int] = set()
-    try:
-        for where, inner, names, directory in os.fwalk(name, onerror=note, dir_fd=root):
-            there = os.fstat(directory).st_nlink  # none: another prune has just deleted it
-            writable = os.access(".", os.W_OK | os.X_OK, dir_fd=directory, effective_ids=True)
-            if (inner or names) and there and not writable:
-                measured.note(f"{shown(os.path.relpath(where, name))} is read-only for us")
-            for entry in (*inner, *names):
-                with contextlib.suppress(FileNotFoundError):
-                    measured.size += _size(entry, directory, linked)
-    except RecursionError:
-        measured.obstacle = "its directories are nested too deeply"
-    except OSError as error:
-        note(error)
-    for point in files.mounts_below(path):
-        measured.obstacle = f"{shown(point)} is mounted there: what it holds is not ours to delete"
-    return measured
-
-
-def _size(name: str, directory: int, linked: set[int]) -> int:
-    """Return the bytes of one entry; a file with several names counts once."""
-    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
-        if status.st_ino in linked:
-            return 0
-        linked.add(status.st_ino)
-    return status.st_blocks * 512
-
-
-# -- holding ----------------------------------------------------------------------------------
+        self.all.close()
 
 
 def hold(root: int, name: str, identity: tuple[int, int]) -> Held:
     """Lock an experiment against everybody else; InTheWay and OSError say why that failed."""
-    directory = os.open(name, files.DIRECTORY, dir_fd=root)
-    locks: list[int] = []
-    try:
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(files.opened(name, root))
         _lock_of_prune(directory)
-        locks.append(_lock_of_head(directory, create=True))
+        lock = stack.enter_context(lock_of_head(directory, os.O_CREAT))
         status = os.fstat(directory)
         if (status.st_dev, status.st_ino) != identity:
             raise InTheWay("it was replaced a moment ago")
         if pinned(directory):
             raise InTheWay("it has just been pinned")
-    except BaseException:
-        Held(name, directory, locks).release()
-        raise
-    return Held(name, directory, locks)
+        return Held(name, directory, lock, stack.pop_all())
 
 
 def _lock_of_prune(directory: int) -> None:
@@ -154,29 +153,6 @@ def _lock_of_prune(directory: int) -> None:
         raise InTheWay("another prune is removing it") from None
     except OSError:
         pass  # NFS locks no directories; two prunes then both delete it, which does no harm
-
-
-def _lock_of_head(directory: int, *, create: bool) -> int:
-    """Take the lock that a head holds as long as it follows the job: Experiment.lock()."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(HEAD, flags | (os.O_CREAT if create else 0), 0o600, dir_fd=directory)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        try:
-            holder = json.loads(os.pread(fd, 4096, 0))
-            who = f"process {holder['pid']} on {holder['host']}"
-        except (ValueError, KeyError, TypeError):
-            who = "a head that starts"
-        os.close(fd)
-        raise InTheWay(f"it is in use by {who}") from None
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-# -- removing ---------------------------------------------------------------------------------
 
 
 def hide(root: int, held: Held) -> str:
@@ -198,7 +174,7 @@ def take(root: int, held: Held, seen: Callable[[int], None]) -> list[str]:
     found by its name, which is hidden by now, nobody can miss it.
     """
     hidden = hide(root, held)
-    held.unlock()
+    held.lock.close()
     return files.delete(hidden, seen, root)
 
 

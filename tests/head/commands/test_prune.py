@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.head.commands import prune
-from orchestrator.head.prune import remove
+from orchestrator.head.prune import plan, remove
 from orchestrator.head.prune.plan import Rules, decide
-from orchestrator.head.prune.removal import KEPT, REMOVED, Removal
+from orchestrator.head.prune.remove import KEPT, REMOVED, Removal
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 ORCHESTRATOR = str(Path(sys.executable).parent / "orchestrator")
@@ -216,13 +216,13 @@ def test_a_pin_of_the_last_moment(root: Path, monkeypatch: pytest.MonkeyPatch) -
     identity = (root / "m_20260101_000000").stat()
     own = (identity.st_dev, identity.st_ino)
     held = remove.hold(fd, "m_20260101_000000", own)
-    remove.pin(fd, "m_20260101_000000", wanted=True)
-    with pytest.raises(remove.InTheWay, match="just been pinned"):
+    plan.pin(fd, "m_20260101_000000", wanted=True)
+    with pytest.raises(plan.InTheWay, match="just been pinned"):
         remove.hide(fd, held)
     held.release()
-    with pytest.raises(remove.InTheWay, match="just been pinned"):
+    with pytest.raises(plan.InTheWay, match="just been pinned"):
         remove.hold(fd, "m_20260101_000000", own)
-    with pytest.raises(remove.InTheWay, match="replaced a moment ago"):
+    with pytest.raises(plan.InTheWay, match="replaced a moment ago"):
         remove.hold(fd, "m_20260102_000000", own)
     os.close(fd)
     assert days(root) == "123"
@@ -295,7 +295,7 @@ def test_a_directory_that_becomes_a_link(tmp_path: Path, root: Path) -> None:
     held = remove.hold(fd, path.name, (status.st_dev, status.st_ino))
     path.rename(tmp_path / "moved")
     path.symlink_to(outside)
-    with pytest.raises(remove.InTheWay, match="something else has taken its name"):
+    with pytest.raises(plan.InTheWay, match="something else has taken its name"):
         remove.take(fd, held, lambda _: None)
     held.release()
     with pytest.raises(NotADirectoryError):
