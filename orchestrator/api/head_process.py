@@ -7,10 +7,10 @@ handler or child of ours. Modules are imported here by whoever needs them: this 
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.head.background.process import Answers, Pipe
+from orchestrator.protocol.message import encode
 
 if TYPE_CHECKING:
     from orchestrator.config.launch import LaunchArguments, Where
@@ -55,7 +55,7 @@ def stop(answers: Answers, where: Where, experiment: str, grace: float | None) -
     ended = end_job(where, experiment, grace)
     receipts = ended.receipts or []
     answers.tell(
-        receipts=[asdict(receipt) for receipt in receipts],
+        receipts=encode(receipts),
         code=stopping.exit_code(receipts),
         text=stopping.to_text(receipts),
         why=ended.problem,

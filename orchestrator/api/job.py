@@ -30,7 +30,7 @@ from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.lines import LineSplitter
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader
-from orchestrator.records import manifest
+from orchestrator.records import manifest, outcome
 from orchestrator.records.experiment import Experiment, JobRecord
 
 CALLED = "Cluster.run"  # the first word of the command of a job that has results
@@ -63,12 +63,10 @@ class Verdict:
         return f"{self.traceback.rstrip()}\n{self.text}" if self.traceback else self.text
 
     @staticmethod
-    def of(recorded: dict[str, Any]) -> Verdict:
+    def of(recorded: outcome.Verdict) -> Verdict:
         """Read the verdict of job.json."""
-        names = ("kind", "title", "message", "node", "node_name", "rank", "where", "traceback")
-        known = {name: recorded[name] for name in (*names, "fix", "time", "others")}
-        text = "\n".join(verdicts.to_lines(recorded))
-        return Verdict(**known, same=tuple(recorded["same"]), text=text)
+        known = {name: value for name, value in vars(recorded).items() if name != "also"}
+        return Verdict(**known, text="\n".join(verdicts.to_lines(recorded)))
 
 
 @dataclass(frozen=True)

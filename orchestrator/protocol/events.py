@@ -178,6 +178,28 @@ class RankEnded(RankEvent, event="rank_ended"):
     shm_full: bool = False
 
 
+class RankState(Message):
+    """One rank, as its events tell."""
+
+    state: str = "?"
+    pid: Optional[int] = None
+    words: Optional[str] = None  # that it gave to sys.exit
+    code: Optional[int] = None
+    peak_kb: Optional[int] = None
+
+    def after(self, event: RankEvent) -> RankState:
+        """Return what is known with one event more."""
+        changes: dict[str, Any] = {"state": event.event[len("rank_") :]}
+        if isinstance(event, (RankStarted, RankEnded)):
+            changes["pid"] = event.pid
+        if isinstance(event, RankExit):
+            changes["words"] = event.code
+        if isinstance(event, RankEnded):
+            changes["code"] = event.code
+            changes["peak_kb"] = self.peak_kb if event.peak_kb is None else event.peak_kb
+        return self.replace(**changes)
+
+
 # -- lines ------------------------------------------------------------------------------------
 
 

@@ -106,7 +106,10 @@ class Message:
 
 
 def encode(value: Any, *, nones: bool = False) -> Any:
-    """Return the JSON data of a message, or of a value inside one; with `nones`, every field."""
+    """Return the JSON data of a message, of a dataclass, or of a value inside one.
+
+    All fields of a dataclass are in it; with `nones`, those of messages, too.
+    """
     if isinstance(value, Message):
         defaults = value._defaults
         return {
@@ -122,6 +125,9 @@ def encode(value: Any, *, nones: bool = False) -> Any:
         import base64  # not for the supervisor
 
         return base64.b64encode(value).decode("ascii")
+    if hasattr(value, "__dataclass_fields__"):
+        names = value.__dataclass_fields__
+        return {name: encode(getattr(value, name), nones=nones) for name in names}
     return value
 
 
@@ -140,13 +146,13 @@ def parse(data: bytes | str) -> dict[str, Any]:
 
 
 def decode(kind: type[T], data: Any, *, newer: bool = False, where: str = "") -> T:
-    """Return `data` as a message (or a dataclass) of this class, or raise Nonsense.
+    """Return `data` as a message, a dataclass or another value of this type, or raise Nonsense.
 
     Every key must be a field and every value of its field's type. `newer` passes over unknown keys:
     it is for what a process of another version may have written.
     """
-    record: T = _record(kind, data, newer, where or kind.__name__)
-    return record
+    value: T = _value(kind, data, newer, where or kind.__name__)
+    return value
 
 
 def _record(kind: Any, data: Any, newer: bool, where: str) -> Any:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import getpass
 import time
-import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
-from orchestrator.common.errors import UsageError
-from orchestrator.protocol.message import Moment, decode
+from orchestrator.protocol.message import Moment
 from orchestrator.records import machines as remembered
 from orchestrator.records.machines import Place, machine_of
 
@@ -33,10 +31,13 @@ class Cordon:
         return f"{self.reason}, since {since}" if self.reason else f"since {since}"
 
 
+Cordons = dict[str, Cordon]  # by machine
+
+
 def read() -> dict[str, Cordon]:
     """Return every cordon by its machine, the oldest first."""
-    known = [cordon(machine, entry) for machine, entry in remembered.read(FILE).items()]
-    return {each.machine: each for each in sorted(known, key=lambda each: each.since)}
+    known = remembered.read(FILE, Cordons)
+    return dict(sorted(known.items(), key=lambda entry: entry[1].since))
 
 
 def words_of(node: Place, cordons: Mapping[str, Cordon]) -> str:
@@ -45,33 +46,22 @@ def words_of(node: Place, cordons: Mapping[str, Cordon]) -> str:
     return own.words if own is not None else ""
 
 
-def cordon(machine: str, entry: object) -> Cordon:
-    """Return an entry of the file as a cordon."""
-    try:
-        return decode(Cordon, {**typing.cast(dict[str, object], entry), "machine": machine})
-    except (ValueError, TypeError) as error:
-        path = remembered.directory() / FILE
-        raise UsageError(f"{path} is not a file of ours: {error}", f"rm {path}") from error
-
-
 def add(machines: Sequence[str], reason: str) -> list[Cordon]:
     """Cordon machines; one that is already keeps its time and gets the new reason, if any."""
     cordons = []
-    with remembered.changing(FILE) as data:
+    with remembered.changing(FILE, Cordons) as known:
         for machine in machines:
-            old = (
-                cordon(machine, data[machine]) if machine in data else Cordon(machine, time.time())
-            )
+            old = known.get(machine) or Cordon(machine, time.time())
             new = replace(old, reason=reason[:LONGEST] or old.reason, by=login())
-            data[machine] = asdict(new)
+            known[machine] = new
             cordons.append(new)
     return cordons
 
 
 def remove(machines: Sequence[str]) -> None:
-    with remembered.changing(FILE) as data:
+    with remembered.changing(FILE, Cordons) as known:
         for machine in machines:
-            data.pop(machine, None)
+            known.pop(machine, None)
 
 
 def login() -> str:

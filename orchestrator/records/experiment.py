@@ -18,8 +18,10 @@ from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.common.permissions import others
 from orchestrator.config.launch import Launch
-from orchestrator.protocol.message import decode, parse
+from orchestrator.protocol.events import RankState
+from orchestrator.protocol.message import decode, encode, parse
 from orchestrator.records import trust
+from orchestrator.records.outcome import Head, Receipt, SlowRank, Verdict
 
 RECORD = "job.json"
 LARGEST_RECORD = 64 << 20
@@ -28,6 +30,7 @@ STAMP = re.compile(r".+_\d{8}_\d{6}")
 SLURM_JOB = "slurm_job"  # a file with the number, there before anything else is
 SHOWN = ".shown"
 NO_RESTART = ".no_restart"
+STEAL = ".steal"  # who wants to be the head in place of another
 NOTIFY = ".notify"  # whom the heads of this job tell, with what is secret of that
 RESTARTING = "restarting"  # the state of a job between two attempts
 RESIZED = "resized"  # the state of an attempt that was ended to go on with more nodes
@@ -50,7 +53,7 @@ class NodeRecord:
     nproc: int
     state: str = "starting"
     exit_code: int | None = None
-    ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ranks: dict[int, RankState] = field(default_factory=dict)
     # Of its start, in Unix seconds of the head's clock: supervisor, torch, ranks, output
     times: dict[str, float] = field(default_factory=dict)
     clock: float = 0.0  # seconds that its clock is ahead of the head's, where that misleads
@@ -79,7 +82,7 @@ class Attempt:
     ended: float
     state: str  # failed or lost, or resized: more nodes take part; done or stopped of the last one
     exit_code: int | None
-    verdict: dict[str, Any] | None
+    verdict: Verdict | None
     nodes: list[str]  # names
     codes: list[int] = field(default_factory=list)  # exit codes of its ranks, each once
     step: int | None = None  # that it had reached, where that is known
@@ -105,16 +108,16 @@ class JobRecord:
     command: list[str]
     nodes: list[NodeRecord]
     started: float
-    head: dict[str, Any]
+    head: Head = field(default_factory=Head)
     ssh_config: str | None = None
     master: str = ""
     launch: Launch = field(default_factory=Launch)  # the options; `start` is the way chosen
     ended: float | None = None
     exit_code: int | None = None
-    verdict: dict[str, Any] | None = None
-    slow: list[dict[str, Any]] = field(default_factory=list)  # who held the others up, and by what
+    verdict: Verdict | None = None
+    slow: list[SlowRank] = field(default_factory=list)  # who held the others up
     goodput: dict[str, float] = field(default_factory=dict)  # seconds by what they went into
-    receipts: dict[str, dict[str, Any]] = field(default_factory=dict)  # of `stop`, by node
+    receipts: dict[str, Receipt] = field(default_factory=dict)  # of `stop`, by node
     slurm_job: str | None = None  # the Slurm job that has these nodes
     batch: bool = False  # its head is that job's batch script
     part_of: int = 0  # run-node: the number of nodes of the job; this record is of one of them
@@ -251,7 +254,7 @@ class Experiment:
             file.write(text.encode(errors="backslashreplace"))  # names that are no text
 
     def write_record(self, record: JobRecord) -> None:
-        self.write(RECORD, json.dumps(dataclasses.asdict(record), indent=1) + "\n")
+        self.write(RECORD, json.dumps(encode(record), indent=1) + "\n")
 
     def read_record(self) -> JobRecord:
         try:
@@ -302,7 +305,7 @@ class Experiment:
         """Tell whether this is another machine's part of a job."""
         with contextlib.suppress(UsageError):
             record = self.read_record()
-            return bool(record.part_of) and record.head["host"] != os.uname().nodename
+            return bool(record.part_of) and record.head.host != os.uname().nodename
         return False
 
     def slurm_job(self) -> str | None:
@@ -311,7 +314,7 @@ class Experiment:
         except OSError:
             return None
 
-    def lock(self, *, background: bool = False) -> dict[str, Any] | None:
+    def lock(self, *, background: bool = False) -> Head | None:
         """Become the one head of this job, until this process ends; return who else is, if any.
 
         One in the background says so of itself: whoever comes next may take over from it.
@@ -330,24 +333,20 @@ class Experiment:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            text = os.pread(fd, 4096, 0).decode()
-            os.close(fd)
-            holder: dict[str, Any] = (
-                json.loads(text) if text else {"pid": 0, "host": "?", "since": 0}
-            )
-            return holder
+            with os.fdopen(fd, "rb") as file:
+                return Head.read(file.read())
         self._lock = fd
         self.name_head(background=background)
-        (self.path / ".steal").unlink(missing_ok=True)
+        (self.path / STEAL).unlink(missing_ok=True)
         return None
 
     def name_head(self, *, background: bool) -> None:
         """Write into the lock, which this process holds, who it is."""
         assert self._lock is not None
-        who = {**this_head(), **({"background": True} if background else {})}
+        who = replace(this_head(), background=background)
         with contextlib.suppress(OSError):  # a full disk: then only its name is not known
             os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, json.dumps(who).encode(), 0)
+            os.pwrite(self._lock, json.dumps(encode(who)).encode(), 0)
 
     @property
     def followed(self) -> bool:
@@ -378,23 +377,22 @@ class Experiment:
             return False
         return True
 
-    def thief(self) -> dict[str, Any] | None:
+    def successor(self) -> Head | None:
         """Return another head that wants to take this one's place, if there is one."""
         try:
-            head: dict[str, Any] = json.loads((self.path / ".steal").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return Head.read((self.path / STEAL).read_bytes())
+        except OSError:
             return None
-        return head
 
-    def steal(self, patience: float) -> dict[str, Any] | None:
+    def steal(self, patience: float) -> Head | None:
         """Become the one head in another's place; return the other if it does not leave in time."""
         deadline = time.monotonic() + patience
         holder = self.lock()
         while holder is not None and time.monotonic() < deadline:
-            self.write(".steal", json.dumps(this_head()))
+            self.write(STEAL, json.dumps(encode(this_head())))
             time.sleep(0.1)
             holder = self.lock()
-        (self.path / ".steal").unlink(missing_ok=True)
+        (self.path / STEAL).unlink(missing_ok=True)
         return holder
 
     def forbid_restarts(self) -> None:
@@ -455,5 +453,5 @@ class Experiment:
             self._lock = None
 
 
-def this_head() -> dict[str, Any]:
-    return {"host": os.uname().nodename, "pid": os.getpid(), "since": time.time()}
+def this_head() -> Head:
+    return Head(os.uname().nodename, os.getpid(), time.time())

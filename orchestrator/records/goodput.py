@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from orchestrator.common import files
 from orchestrator.records.experiment import RESIZED, JobRecord
+from orchestrator.records.outcome import Verdict
 
 PARTS = {  # as job.json has them -> in words
     "training": "training",
@@ -166,9 +167,8 @@ def ahead_at(record: JobRecord, moment: float) -> float:
     return next((each.clock for each in spans if moment - each.clock >= each.started), 0.0)
 
 
-def failed_at(verdict: Mapping[str, Any] | None) -> float | None:
-    when = (verdict or {}).get("time")
-    return float(when) if isinstance(when, (int, float)) else None
+def failed_at(verdict: Verdict | None) -> float | None:
+    return (verdict.time or None) if verdict else None
 
 
 def read(lines: Iterable[bytes]) -> dict[int, Told]:

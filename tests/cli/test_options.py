@@ -46,7 +46,7 @@ COMMANDS = {
     "verify": verify_command,
     "nodes": nodes_command,
 }
-RECORD = JobRecord("job-1", "/e", "done", ["master_launch"], [], 1000.0, {})
+RECORD = JobRecord("job-1", "/e", "done", ["master_launch"], [], 1000.0)
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Launch
+from orchestrator.protocol.events import RankState
+from orchestrator.protocol.message import encode
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.experiments import create, every, find
+from orchestrator.records.outcome import Head, Verdict
 
 ROOT = Path(__file__).parents[2]
 NODE = NodeRecord(0, "bob@gpu01", "gpu01", "bob", None, "10.0.0.1", "/usr/bin/python3", 0, 2)
@@ -31,9 +34,9 @@ def record(**fields: object) -> JobRecord:
         experiment="/experiments/multinode_20260101_000000",
         state="running",
         command=["master_launch", "train.py", "a b"],
-        nodes=[NODE, dataclasses.replace(NODE, index=1, ranks={"2": {"state": "ended"}})],
+        nodes=[NODE, dataclasses.replace(NODE, index=1, ranks={2: RankState(state="ended")})],
         started=1000.0,
-        head={"host": "head", "pid": 1, "since": 1000.0},
+        head=Head("head", 1, 1000.0),
     )
     return dataclasses.replace(made, **fields)  # type: ignore[arg-type]
 
@@ -104,13 +107,13 @@ def test_the_record_there_and_back(tmp_path: Path) -> None:
     place = Experiment(tmp_path)
     place.write_record(record())
     assert place.read_record() == record()
-    place.write_record(record(state="done", exit_code=0, verdict={"kind": "x"}))
+    place.write_record(record(state="done", exit_code=0, verdict=Verdict(kind="x")))
     assert place.read_record().state == "done"
     assert [path.name for path in tmp_path.iterdir()] == ["job.json"]
 
 
 def test_a_record_of_a_later_version(tmp_path: Path) -> None:
-    data = dataclasses.asdict(record())
+    data = encode(record())
     data["later"] = data["nodes"][0]["later"] = 1
     (tmp_path / "job.json").write_text(json.dumps(data))
     assert Experiment(tmp_path).read_record() == record()
@@ -144,7 +147,7 @@ def test_what_is_no_record(tmp_path: Path, text: str) -> None:
 def test_a_record_with_a_field_of_a_wrong_type(
     tmp_path: Path, where: tuple[str | int, ...], value: object, problem: str
 ) -> None:
-    data: Any = dataclasses.asdict(record())
+    data: Any = encode(record())
     part = data
     for key in where[:-1]:
         part = part[key]
@@ -218,8 +221,8 @@ def test_only_one_head(tmp_path: Path) -> None:
     before = open_files()
     holder = place.lock()
     assert holder is not None
-    assert (holder["pid"], holder["host"]) == (other.pid, os.uname().nodename)
-    assert abs(holder["since"] - time.time()) < 60
+    assert (holder.pid, holder.host) == (other.pid, os.uname().nodename)
+    assert abs(holder.since - time.time()) < 60
     assert open_files() == before
     # It ends with the process, however that ends.
     other.kill()
@@ -227,11 +230,8 @@ def test_only_one_head(tmp_path: Path) -> None:
     for file in (other.stdin, other.stdout):
         file.close()
     assert place.lock() is None
-    assert Experiment(tmp_path).lock() == {
-        **holder,
-        **Experiment(tmp_path).lock(),
-        "pid": os.getpid(),
-    }  # type: ignore[dict-item]
+    mine = Experiment(tmp_path).lock()
+    assert mine is not None and (mine.pid, mine.host) == (os.getpid(), os.uname().nodename)
     place.unlock()
     again = Experiment(tmp_path)
     assert again.lock() is None
@@ -463,7 +463,7 @@ def spoiled(draw: st.DrawFn) -> bytes:
     """A record with a value replaced, or bytes that are none."""
     if draw(st.integers(0, 3)) == 0:
         return draw(st.binary(max_size=60))
-    tree: Any = json.loads(json.dumps(dataclasses.asdict(record())))
+    tree: Any = json.loads(json.dumps(encode(record())))
     *keys, last = draw(st.sampled_from([keys for keys in keys_in(tree) if keys]))
     parent = tree
     for key in keys:
@@ -473,11 +473,7 @@ def spoiled(draw: st.DrawFn) -> bytes:
 
 
 @given(spoiled())
-@example(
-    json.dumps(
-        dataclasses.asdict(record(nodes=[dataclasses.replace(NODE, address="../../x")]))
-    ).encode()
-)
+@example(json.dumps(encode(record(nodes=[dataclasses.replace(NODE, address="../../x")]))).encode())
 @settings(
     max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
 )

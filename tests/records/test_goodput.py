@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.records import goodput
 from orchestrator.records.experiment import RESIZED, Attempt, JobRecord
 from orchestrator.records.goodput import Span, Told
+from orchestrator.records.outcome import Verdict
 from tests.records.one_node import NODE
 
 
@@ -135,13 +136,13 @@ def test_a_number_that_is_none_is_no_line(name: str, bad: object) -> None:
 
 
 def attempt(number: int, started: float, ended: float, *, restarted: bool) -> Attempt:
-    verdict = {"time": ended - 1}
+    verdict = Verdict(time=ended - 1)
     return Attempt(number, "j", started, ended, "failed", 1, verdict, [], restarted=restarted)
 
 
 def record(state: str, *attempts: Attempt, ended: float | None = None) -> JobRecord:
-    verdict = {"time": ended - 2} if ended and not attempts else None
-    made = JobRecord("j", "e", state, [], [], 100.0, {}, attempts=list(attempts), ended=ended)
+    verdict = Verdict(time=ended - 2) if ended and not attempts else None
+    made = JobRecord("j", "e", state, [], [], 100.0, attempts=list(attempts), ended=ended)
     return replace(made, verdict=verdict)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import stat
@@ -16,6 +15,7 @@ from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.common.permissions import is_private_group, others
 from orchestrator.head.follow.streams.node_logs import AppendOnly
+from orchestrator.protocol.message import encode
 from orchestrator.records import experiments, trust
 from orchestrator.records.experiment import Experiment, JobRecord, Untrusted
 from orchestrator.records.experiments import create, every, find
@@ -314,7 +314,7 @@ def test_new_orders_leave_no_moment_without_any(
         standing = made.read_record()
         assert made.is_launched_here(standing) and made.is_launched_here(new)
         before.append(standing)
-        made.write("job.json", json.dumps(dataclasses.asdict(new)))
+        made.write("job.json", json.dumps(encode(new)))
 
     monkeypatch.setattr(Experiment, "write_record", write)
     for new in orders:

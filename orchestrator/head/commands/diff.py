@@ -21,6 +21,7 @@ from orchestrator.head.transfer.code import archive
 from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import trainers
+from orchestrator.records.outcome import Verdict
 
 Section = dict[str, Any]  # a key, with dots for what is inside, and its value
 Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of each
@@ -140,13 +141,13 @@ def environment(
 def results(experiment: Experiment, record: JobRecord) -> Section:
     took = record.ended - record.started if record.ended else None
     ranks = [rank for node in record.nodes for rank in node.ranks.values()]
-    peaks = [rank["peak_kb"] for rank in ranks if isinstance(rank.get("peak_kb"), int)]
-    verdict = mapping(record.verdict)
+    peaks = [rank.peak_kb for rank in ranks if rank.peak_kb is not None]
+    verdict = record.verdict or Verdict()
     section = {
         "state": record.state,
         "exit code": record.exit_code,
-        "verdict": verdict.get("message"),
-        "where": SNAPSHOT.sub(SAME, str(verdict.get("where") or "")) or None,
+        "verdict": verdict.message or None,
+        "where": SNAPSHOT.sub(SAME, verdict.where) or None,
         "seconds": None if took is None else round(took, 1),
         "peak memory of a rank, kB": max(peaks, default=None),
     }

@@ -82,8 +82,8 @@ def follow_again(
 def tell(stay: Stay, ending: Ending, where: Where | None) -> int:
     """Say how a head's stay has ended, with the job or without, here and to whom it concerns."""
     experiment, record, run = stay.experiment, ending.record, ending.run
-    if run is not None and run.thief is not None:
-        say(f"{head_name(run.thief)} has taken over; this head ends, the job goes on")
+    if run is not None and run.successor is not None:
+        say(f"{run.successor} has taken over; this head ends, the job goes on")
         return EXIT_STOPPED  # not 0: what waits for this command must not take it for done
     if run is not None and run.end.left:
         leave(run, ending.screen, where)
@@ -130,7 +130,7 @@ def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = 
     if words := goodput.in_words({} if screen is None else record.goodput):
         say(f"time spent: {words}")
     if cause is None or record.state == "stopped":
-        why = str(cause["message"]) if cause else ""
+        why = cause.message if cause else ""
         by_user = why in (verdict.STOPPED_BY_USER, verdict.KILLED_BY_USER)  # who reads that knows
         why = "" if by_user else f" ({why})" * bool(why)
         say(f"{record.state} after {took}{why}: {experiment.path}")
@@ -139,11 +139,11 @@ def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = 
     say(f"{record.state} after {took}; all logs are in {experiment.logs}")
     tell_attempts(record)
     tree = manifest.working_tree(experiment)
-    if cause["node"] is not None and cause["node"] < len(record.nodes):
-        node, rank = record.node(cause["node"]), cause["rank"]
+    if cause.node is not None and cause.node < len(record.nodes):
+        node, rank = record.node(cause.node), cause.rank
         prefix = f"node{node.index} | " if rank is None else f"node{node.index} rank{rank} | "
         (log,) = log_files(experiment, [node])
-        lines = cause["traceback"].splitlines() or last_words(log, rank)
+        lines = cause.traceback.splitlines() or last_words(log, rank)
         shown = 0 if screen is None else screen.still_shows(lines, node.index, rank)
         lines = shortened([crash_dump.in_text(line, tree) for line in lines[shown:]])
         output.tell("".join(f"{prefix}{line}\n" for line in lines))
@@ -169,10 +169,6 @@ def shortened(lines: Sequence[str]) -> list[str]:
         return list(lines)
     half = EXCERPT // 2
     return [*lines[:half], f"... ({left_out} lines are left out here)", *lines[-half:]]
-
-
-def head_name(head: dict[str, Any]) -> str:
-    return f"process {head['pid']} on {head['host']}"
 
 
 # -- in the background ------------------------------------------------------------------------

@@ -75,7 +75,7 @@ class LogFetcher:
 
     def over(self, wait: float) -> bool:
         """Wait for news; return whether all is over."""
-        if self.followers and self.experiment.thief() is not None:
+        if self.followers and self.experiment.successor() is not None:
             self.end()  # a head comes, and will fill the files in our place
         if not self.followers:
             time.sleep(0 if self.record.over else wait)

@@ -11,12 +11,13 @@ from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.follow import stop as stopping
 from orchestrator.head.follow.restarts import Restarts
-from orchestrator.head.follow.stop import Receipt
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.status import containers
 from orchestrator.head.status.find_job import FoundJob, find_job
+from orchestrator.protocol.message import encode
 from orchestrator.records.experiment import JobRecord
+from orchestrator.records.outcome import Receipt
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,6 @@ def emergency_stop(where: Where, *, all_users: bool, as_json: bool) -> int:
 
 
 def show_receipts(receipts: list[Receipt], *, as_json: bool) -> int:
-    data = stopping.to_json(receipts)
+    data = encode(receipts)
     output.result(data, lambda _: stopping.to_text(receipts), as_json=as_json)
     return stopping.exit_code(receipts)

@@ -3,40 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from orchestrator.common.errors import UsageError
 from orchestrator.head.follow.failure_kinds import of_a_machine
-from orchestrator.records import history
+from orchestrator.records import machines
 from orchestrator.records.experiment import JobRecord
-from orchestrator.records.history import Incident
-from orchestrator.records.machines import machine_of
+from orchestrator.records.machines import Incident, machine_of
+from orchestrator.records.outcome import SlowRank, Verdict
 
 
-def note(experiment: str, record: JobRecord, verdict: dict[str, Any] | None) -> str:
+def note(experiment: str, record: JobRecord, verdict: Verdict | None) -> str:
     """Remember the node that a verdict names; return what prevents that, if anything does."""
     if verdict is None:
         return ""
-    kind, message = verdict["kind"], verdict["message"]
+    kind, message = verdict.kind, verdict.message
     if not of_a_machine(kind, message):
         return ""
-    return noted(experiment, record, verdict["node"], verdict["time"], kind, message)
+    return noted(experiment, record, verdict.node, verdict.time, kind, message)
 
 
-def note_slow(experiment: str, record: JobRecord, found: Mapping[str, Any]) -> str:
+def note_slow(experiment: str, record: JobRecord, slow: SlowRank) -> str:
     """Remember the node of who holds the others up; return what prevents that, if anything does."""
-    node, cause, text = found["node"], found["cause"], found["text"]
-    return noted(experiment, record, node, time.time(), cause, text)
+    return noted(experiment, record, slow.node, time.time(), slow.cause, slow.text)
 
 
-def noted(experiment: str, record: JobRecord, index: int, when: float, kind: str, what: str) -> str:
+def noted(
+    experiment: str, record: JobRecord, index: int | None, when: float, kind: str, what: str
+) -> str:
     node = next((node for node in record.nodes if node.index == index), None)
     if node is None:
         return ""
     machine = machine_of(node)
     try:
-        history.note(Incident(machine, when, record.job, experiment, kind, what))
+        machines.note(Incident(machine, when, record.job, experiment, kind, what))
     except UsageError as error:
         return f"the history of {machine} is not kept: {error.what}"
     return ""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from orchestrator.protocol.events import (
     Ended,
     Event,
     FirstOutput,
-    RankEnded,
     RankEvent,
-    RankExit,
     RankStarted,
+    RankState,
     Started,
     TorchReady,
 )
@@ -40,7 +38,7 @@ class NodeState:
     given_up: bool = False
     awaited: float = 0.0  # seconds of waiting that the user was last told about
     clock: float = 0.0  # the node's clock minus ours
-    ranks: dict[str, dict[str, Any]] = field(default_factory=dict)  # as job.json has them
+    ranks: dict[int, RankState] = field(default_factory=dict)  # as job.json has them
     times: dict[str, float] = field(default_factory=dict)  # of its start, as job.json has them
 
     @property
@@ -64,16 +62,7 @@ class NodeState:
 
     def take(self, event: RankEvent) -> None:
         """Note what the event says of its rank."""
-        rank = self.ranks.setdefault(str(event.rank), {})
-        rank["state"] = event.event.removeprefix("rank_")
-        if isinstance(event, RankStarted):
-            rank["pid"] = event.pid
-        elif isinstance(event, RankExit):
-            rank["words"] = event.code
-        elif isinstance(event, RankEnded):
-            rank.update(pid=event.pid, code=event.code)
-            if event.peak_kb is not None:
-                rank["peak_kb"] = event.peak_kb
+        self.ranks[event.rank] = self.ranks.get(event.rank, RankState()).after(event)
 
     def note_time(self, event: Event) -> None:
         """Note when a step of the start was done, by our clock: of the ranks, the last one's."""

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from orchestrator.common.errors import EXIT_NO_RESTART
 from orchestrator.common.text import duration
@@ -32,6 +31,7 @@ from orchestrator.records.experiment import (
     NodeRecord,
 )
 from orchestrator.records.metrics import trainers
+from orchestrator.records.outcome import Verdict
 
 # Kinds of failures (head/follow/failure_kinds.py) that another start may not meet again.
 PASSING = {
@@ -101,7 +101,7 @@ class Restarts:
     def blamed(self, name: str) -> int:
         """Count the attempts whose verdict names this node, and not the program that it ran."""
         return sum(
-            verdict["node_name"] == name and of_a_machine(verdict["kind"], verdict["message"])
+            verdict.node_name == name and of_a_machine(verdict.kind, verdict.message)
             for verdict in (attempt.verdict for attempt in self.record.attempts)
             if verdict is not None
         )
@@ -145,7 +145,7 @@ class Restarts:
 
 def ended(experiment: Experiment, record: JobRecord) -> Attempt:
     """Describe the attempt that this record says has ended."""
-    codes = (rank.get("code") for node in record.nodes for rank in node.ranks.values())
+    codes = (rank.code for node in record.nodes for rank in node.ranks.values())
     earlier = record.attempts
     return Attempt(
         number=len(earlier) + 1,
@@ -189,14 +189,14 @@ class Decision:
 
     restart: bool
     why: str
-    verdict: dict[str, Any] | None
+    verdict: Verdict | None
 
 
 def decide(attempts: Sequence[Attempt], allowed: int) -> Decision:
     """Decide what follows the last of these attempts, where so many restarts are allowed."""
     last = attempts[-1]
 
-    def end(why: str, verdict: dict[str, Any] | None = last.verdict) -> Decision:
+    def end(why: str, verdict: Verdict | None = last.verdict) -> Decision:
         return Decision(False, why, verdict)
 
     if last.state not in ("failed", "lost"):
@@ -226,7 +226,7 @@ def decide(attempts: Sequence[Attempt], allowed: int) -> Decision:
 
 
 def kind_of(attempt: Attempt) -> str:
-    return str((attempt.verdict or {}).get("kind", ""))
+    return attempt.verdict.kind if attempt.verdict else ""
 
 
 def is_passing(attempt: Attempt) -> bool:
@@ -236,13 +236,13 @@ def is_passing(attempt: Attempt) -> bool:
 
 def because(attempt: Attempt) -> str:
     """Say in a few words what happened, for the line between two attempts."""
-    verdict = attempt.verdict or {}
+    verdict = attempt.verdict or Verdict()
     what = PASSING.get(kind_of(attempt), "a rank failed")
-    node, rank = verdict.get("node"), verdict.get("rank")
+    node, rank = verdict.node, verdict.rank
     if kind_of(attempt) == "lost" and node is not None:
         return f"node {node} lost"
     if kind_of(attempt) == "start":
-        why = str(verdict.get("message", "")).partition("\n")[0]
+        why = verdict.message.partition("\n")[0]
         return f"{what}: {why[:MOST_WORDS]}" if why else what
     if rank is not None:
         return f"{what}: rank {rank} on node {node}"
@@ -252,11 +252,11 @@ def because(attempt: Attempt) -> str:
 def is_same(one: Attempt, other: Attempt) -> bool:
     """Tell whether two attempts failed alike, at the same step as far as steps are known."""
 
-    def signature(attempt: Attempt) -> tuple[Any, ...]:
-        verdict = attempt.verdict or {}
-        message = str(verdict.get("message", "")).partition("\n")[0]
-        where, message = (SNAPSHOT.sub("", str(text)) for text in (verdict.get("where"), message))
-        return verdict.get("kind"), where, message, attempt.step
+    def signature(attempt: Attempt) -> tuple[object, ...]:
+        verdict = attempt.verdict or Verdict()
+        message = verdict.message.partition("\n")[0]
+        where, message = (SNAPSHOT.sub("", text) for text in (verdict.where, message))
+        return verdict.kind, where, message, attempt.step
 
     return signature(one) == signature(other)
 

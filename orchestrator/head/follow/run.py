@@ -11,8 +11,8 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Protocol
 
 from orchestrator.common import interrupt
 from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
@@ -41,8 +41,9 @@ from orchestrator.protocol.requests.machine import Listening
 from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord, NodeRecord
+from orchestrator.records.outcome import Head, SlowRank
 
-THIEF_SECONDS = 0.5  # between two looks whether another head wants to take over
+SUCCESSOR_SECONDS = 0.5  # between two looks whether another head wants to take over
 LEAVE_LIMIT = 3.0
 CUT_OFF_SECONDS = 600.0
 SAME_SIGNAL = 1.0  # between the ends of the ranks and the signal to their head
@@ -95,7 +96,7 @@ class Run:
         backend: Backend,
         *,
         left_behind: bool = False,
-        straggler: Callable[[JobRecord, dict[str, Any]], None] = lambda *_: None,
+        straggler: Callable[[JobRecord, SlowRank], None] = lambda *_: None,
         growth: Growth | None = None,
     ) -> None:
         self.straggler = straggler  # who wants to hear of those that hold the others up
@@ -130,7 +131,7 @@ class Run:
         self.taken_back = False
         self.out_of_time = False  # the reason of a stop: Slurm may start the job again
         self.since = time.time()
-        self.thief: dict[str, Any] | None = None
+        self.successor: Head | None = None
         self.next_look = 0.0
         self.changed = True
         self.disk_is_full = False
@@ -191,7 +192,7 @@ class Run:
             self.leave()
         elif "h" in pressed or "?" in pressed:
             self.say(KEYS)
-        self.check_thief()
+        self.check_successor()
         if self.end.order_is_due(time.monotonic()):
             self.end_all(self.end.order_why, PEER_GRACE)
         self.check_patience()
@@ -270,10 +271,17 @@ class Run:
 
     def slow(self, event: events.RankSlow) -> None:
         """Note who holds the others up; the log says it. A new head hears it all once more."""
-        known = {"cause": event.cause, "rank": event.who, "node": event.node, "step": event.step}
-        self.held_up({**known, "text": event.text})
+        self.held_up(
+            SlowRank(
+                cause=event.cause,
+                rank=event.who,
+                node=event.node,
+                step=event.step,
+                text=event.text,
+            )
+        )
 
-    def held_up(self, found: dict[str, Any]) -> None:
+    def held_up(self, found: SlowRank) -> None:
         if found not in self.record.slow:
             self.record = replace(self.record, slow=[*self.record.slow, found])
             self.straggler(self.record, found)
@@ -346,7 +354,7 @@ class Run:
         if event.code == 0:
             self.rank_done(node, event.rank, when)
         elif not event.asked:
-            message = node.ranks[str(event.rank)].get("words", "")
+            message = node.ranks[event.rank].words or ""
             index, name = node.record.index, node.record.name
             self.failed(verdict.of_rank(index, name, event, when, message))
 
@@ -512,7 +520,7 @@ class Run:
             self.say(apart)
         slow = self.slow_monitor.look(followers)
         if slow is not None:
-            self.held_up({**asdict(slow), "time": time.time()})
+            self.held_up(slow)
             self.say(slow.text)
             self.changed = True
         failure = self.hang_monitor.look(followers)
@@ -536,11 +544,11 @@ class Run:
         self.say(f"{larger.why}; asking all ranks to save and stop ({self.grace:g} s)")
         self.end_all(RESIZED, self.grace)
 
-    def check_thief(self) -> None:
+    def check_successor(self) -> None:
         if time.monotonic() > self.next_look:
-            self.next_look = time.monotonic() + THIEF_SECONDS
-            self.thief = self.experiment.thief()
-            self.end.left = self.end.left or self.thief is not None
+            self.next_look = time.monotonic() + SUCCESSOR_SECONDS
+            self.successor = self.experiment.successor()
+            self.end.left = self.end.left or self.successor is not None
 
     def leave(self) -> None:
         """Leave the job running, as the user wants: no node must take that for a lost head."""
@@ -587,7 +595,7 @@ class Run:
         for node in unreached:
             node.record = replace(node.record, state="lost")
         state, code = self.outcome(bool(unreached))
-        codes = [rank.get("code") for node in self.nodes for rank in node.ranks.values()]
+        codes = [rank.code for node in self.nodes for rank in node.ranks.values()]
         bad = sum(code not in (0, None) for code in codes)
         conclusion = None
         if state == "stopped":
@@ -599,8 +607,8 @@ class Run:
             silent = [(node.record.index, node.record.name) for node in unreached]
             conclusion = verdict.conclude(verdict.of_silent(self.failures, silent), bad)
             if conclusion:
-                fix = manifest.not_sent(self.experiment, conclusion["message"])
-                conclusion["fix"] = fix or conclusion["fix"]
+                fix = manifest.not_sent(self.experiment, conclusion.message)
+                conclusion = replace(conclusion, fix=fix or conclusion.fix)
             if problem := incidents.note(self.experiment.name, self.record, conclusion):
                 self.say(problem)
         self.record = replace(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from orchestrator.common.errors import (
     EXIT_DONE,
@@ -19,55 +18,12 @@ from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.follow import Stop, StopAll, StopReceipt
 from orchestrator.records.experiment import NOT_STARTED, Experiment, JobRecord, NodeRecord
+from orchestrator.records.outcome import Receipt
 
 HEAD_SECONDS = 20.0  # for a head to bring the outputs home and leave
 PROOF_SECONDS = 20.0  # beyond the grace: SIGKILL, the sweep, and looking again
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """One node's end of one job. Without an error: what was ended there, and what is left."""
-
-    node: str
-    job: str
-    took: float = 0.0
-    user: str = ""  # another's job
-    ended: dict[str, str] = field(default_factory=dict)  # PID -> name: what lived before
-    killed: dict[str, str] = field(default_factory=dict)  # of these, what did not go when asked
-    left: tuple[int, ...] = ()
-    doubtful: dict[str, str] = field(default_factory=dict)  # may be of it, and nobody can tell
-    gpu_memory: dict[str, str] = field(default_factory=dict)  # what dead processes still hold
-    gpu_unknown: str = ""
-    port: dict[str, Any] | None = None  # the master's
-    error: str = ""
-    known: bool = True  # else the node has neither files nor processes of it, for this login
-
-    @staticmethod
-    def of(name: str, proof: StopReceipt) -> Receipt:
-        def by_pid(known: dict[int, str]) -> dict[str, str]:
-            return {str(pid): text for pid, text in known.items()}
-
-        return Receipt(
-            node=name,
-            job=proof.job,
-            took=proof.took,
-            user=proof.user,
-            known=proof.known,
-            ended=by_pid(proof.ended),
-            killed=by_pid(proof.killed),
-            left=proof.left,
-            doubtful=by_pid(proof.doubtful),
-            gpu_memory=by_pid(proof.gpu_memory),
-            gpu_unknown=proof.gpu_unknown,
-            port=encode(proof.port) if proof.port else None,
-        )
-
-    @property
-    def proved(self) -> bool:
-        return self.known and not (self.error or self.left or self.doubtful or self.gpu_memory)
 
 
 def stop_job(
@@ -119,7 +75,7 @@ def receipts_of(
         if isinstance(result, OrchestratorError):
             listed.append(Receipt(name, job, took, error=result.what))
         else:
-            listed += [Receipt.of(name, proof) for proof in result]
+            listed += [Receipt(**{**vars(proof), "node": name}) for proof in result]
     return listed
 
 
@@ -161,15 +117,11 @@ def described(receipt: Receipt) -> str:
         noun = "process" if many == 1 else "processes"
         parts[0] = f"ended {many} {noun}{how} in {receipt.took:.1f} s, nothing left"
     if receipt.port:
-        state = "free" if receipt.port["free"] else "in use by a process that is not of this job"
-        parts.append(f"port {receipt.port['number']} {state}")
+        state = "free" if receipt.port.free else "in use by a process that is not of this job"
+        parts.append(f"port {receipt.port.number} {state}")
     if receipt.gpu_unknown:
         parts.append(f"GPU memory not checked: {receipt.gpu_unknown}")
     return f"{whose}: {'; '.join(parts)}"
-
-
-def to_json(receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
-    return [asdict(receipt) for receipt in receipts]
 
 
 def conclude(experiment: Experiment, receipts: list[Receipt]) -> tuple[list[Receipt], str]:
@@ -186,10 +138,9 @@ def conclude(experiment: Experiment, receipts: list[Receipt]) -> tuple[list[Rece
     record = experiment.read_record()
     idle = {node.name for node in record.nodes if node.state == NOT_STARTED}
     receipts = [replace(r, known=r.known or r.node in idle) for r in receipts]
-    proofs = {receipt.node: receipt for receipt in receipts}
-    over = {name for name, receipt in proofs.items() if receipt.proved}
+    over = {receipt.node for receipt in receipts if receipt.proved}
     nodes = [replace(node, state="ended") if node.name in over else node for node in record.nodes]
-    kept = {**record.receipts, **{name: asdict(receipt) for name, receipt in proofs.items()}}
+    kept = {**record.receipts, **{receipt.node: receipt for receipt in receipts}}
     record = replace(record, nodes=nodes, receipts=kept)
     if not record.over and exit_code(receipts) == EXIT_DONE:
         now = time.time()

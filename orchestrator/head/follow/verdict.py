@@ -7,12 +7,12 @@ import signal
 import time as clock
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from orchestrator.common.text import plural
 from orchestrator.head.follow import failure_kinds
 from orchestrator.head.screen.output import printable
 from orchestrator.protocol.events import Ended, RankEnded, RankError
+from orchestrator.records.outcome import OtherFailure, Verdict
 
 FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 PACKAGES = re.compile(
@@ -250,7 +250,7 @@ def is_of_ranks(failure: Failure) -> bool:
     return bool(broken and failure_kinds.DISTRIBUTED.search(text))
 
 
-def conclude(failures: Sequence[Failure], ended_badly: int) -> dict[str, Any] | None:
+def conclude(failures: Sequence[Failure], ended_badly: int) -> Verdict | None:
     """Return what job.json says: the cause, and how many ranks ended likewise or because of it."""
     first = cause(failures)
     if first is None:
@@ -266,62 +266,57 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> dict[str, Any] | 
         # No machine's fault: none of them is named in its history, or given up for a spare.
         first = replace(first, kind="exception", fix=failure_kinds.EVERYWHERE)
     known = len(own) + (first.rank is not None and first.kind != "ended_early")
-    return {
-        **{name: value for name, value in vars(first).items() if name != "evidence"},
-        "message": printable(first.message),  # pages and notices have no use for its colours
-        "title": failure_kinds.title(first.kind),
-        "fix": first.fix or failure_kinds.fix_of(first.kind, first.message),
-        "same": sorted(f.rank for f in same if f.rank is not None),
-        "also": [
-            {"rank": f.rank, "node": f.node, "message": printable(first_line(f.message))}
-            for f in also
-        ],
-        "others": max(0, ended_badly - known),
-    }
+    return Verdict(
+        node=first.node,
+        node_name=first.node_name,
+        rank=first.rank,
+        time=first.time,
+        kind=first.kind,
+        message=printable(first.message),  # pages and notices have no use for its colours
+        traceback=first.traceback,
+        where=first.where,
+        fix=first.fix or failure_kinds.fix_of(first.kind, first.message),
+        title=failure_kinds.title(first.kind),
+        same=tuple(sorted(f.rank for f in same if f.rank is not None)),
+        also=tuple(OtherFailure(f.rank, f.node, printable(first_line(f.message))) for f in also),
+        others=max(0, ended_badly - known),
+    )
 
 
-def stopped(why: str, time: float) -> dict[str, Any]:
+def stopped(why: str, time: float) -> Verdict:
     return _without_a_node("stopped", why, time)
 
 
-def not_started(why: str, time: float) -> dict[str, Any]:
+def not_started(why: str, time: float) -> Verdict:
     return _without_a_node(failure_kinds.of_text(why) or "start", why, time)
 
 
-def _without_a_node(kind: str, message: str, time: float) -> dict[str, Any]:
-    origin = {"node": None, "node_name": "", "rank": None, "time": time, "kind": kind}
-    text = {"message": message, "traceback": "", "where": "", "title": failure_kinds.title(kind)}
-    return {
-        **origin,
-        **text,
-        "fix": failure_kinds.fix_of(kind),
-        "same": [],
-        "also": [],
-        "others": 0,
-    }
+def _without_a_node(kind: str, message: str, time: float) -> Verdict:
+    title, fix = failure_kinds.title(kind), failure_kinds.fix_of(kind)
+    return Verdict(time=time, kind=kind, message=message, title=title, fix=fix)
 
 
-def to_lines(verdict: dict[str, Any]) -> list[str]:
+def to_lines(verdict: Verdict) -> list[str]:
     """Return the last lines on the screen."""
-    nobody = "the job" if verdict["kind"] == "hang" else "the head"
-    who = f"node {verdict['node']} ({verdict['node_name']})"
-    who = nobody if verdict["node"] is None else who
-    who = who if verdict["rank"] is None else f"rank {verdict['rank']} on {who}"
-    at = clock.strftime("%H:%M:%S", clock.localtime(verdict["time"]))
-    what = first_line(verdict["message"])
+    nobody = "the job" if verdict.kind == "hang" else "the head"
+    who = f"node {verdict.node} ({verdict.node_name})"
+    who = nobody if verdict.node is None else who
+    who = who if verdict.rank is None else f"rank {verdict.rank} on {who}"
+    at = clock.strftime("%H:%M:%S", clock.localtime(verdict.time))
+    what = first_line(verdict.message)
     if not what.startswith(SAYS_ALL):
-        what = f"{verdict['title']}: {what}"
+        what = f"{verdict.title}: {what}"
     lines = [f"the cause: {who}, {at}: {what}"]
-    if verdict["where"]:
-        lines.append(f"  at {verdict['where']}")
-    if verdict["same"]:
-        lines.append(f"  the same on {in_words(verdict['same'])}")
-    for other in verdict["also"][:3]:
-        rank = f"rank {other['rank']} on node {other['node']}"
-        lines.append(f"  {rank} failed by itself too: {other['message']}")
-    if verdict["others"]:
-        lines.append(f"  {plural(verdict['others'], 'more rank')} ended because of it")
-    return [*lines, f"what to do: {verdict['fix']}"] if verdict["fix"] else lines
+    if verdict.where:
+        lines.append(f"  at {verdict.where}")
+    if verdict.same:
+        lines.append(f"  the same on {in_words(verdict.same)}")
+    for other in verdict.also[:3]:
+        rank = f"rank {other.rank} on node {other.node}"
+        lines.append(f"  {rank} failed by itself too: {other.message}")
+    if verdict.others:
+        lines.append(f"  {plural(verdict.others, 'more rank')} ended because of it")
+    return [*lines, f"what to do: {verdict.fix}"] if verdict.fix else lines
 
 
 def in_words(ranks: Sequence[int]) -> str:

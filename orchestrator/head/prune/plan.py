@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import stat
@@ -26,6 +25,7 @@ from orchestrator.records import trust
 from orchestrator.records.checkpoint_store import shown
 from orchestrator.records.experiment import TRUST, Experiment, JobRecord, Untrusted, read_record
 from orchestrator.records.experiments import stamped
+from orchestrator.records.outcome import Head
 
 STAMP = re.compile(r"[^.].*_([0-9]{8}_[0-9]{6})", re.DOTALL)
 GONE = re.compile(r"\.(.+)\.gone-[0-9a-f]{8}", re.DOTALL)
@@ -65,8 +65,7 @@ class Entry:
     def settled(self) -> bool:
         """Tell whether every node was seen to end: one that did not answer at the start may have
         begun after all."""
-        verdict = self.record.verdict
-        at_start = isinstance(verdict, dict) and verdict.get("kind") == "start"
+        at_start = self.record.verdict is not None and self.record.verdict.kind == "start"
         return self.record.state in ("done", "failed", "stopped") and not at_start
 
 
@@ -190,16 +189,8 @@ def lock_of_head(directory: int, create: int = 0) -> Iterator[BinaryIO]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InTheWay(f"it is in use by {holder_of(file)}") from None
+            raise InTheWay(f"it is in use by {Head.read(file.read())}") from None
         yield file
-
-
-def holder_of(file: BinaryIO) -> str:
-    try:
-        holder = json.loads(file.read(4096))
-        return f"process {holder['pid']} on {holder['host']}"
-    except (ValueError, KeyError, TypeError):
-        return "a head that starts"
 
 
 def in_use(root: int, name: str) -> str:

@@ -15,11 +15,11 @@ from dataclasses import replace
 from orchestrator.common.errors import EXIT_FAILED, EXIT_NODE, EXIT_STOPPED, OrchestratorError
 from orchestrator.common.text import Say
 from orchestrator.head.follow import verdict
-from orchestrator.head.follow.stop import Receipt
 from orchestrator.head.schedulers import queue
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.output import pass_on
 from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.outcome import Receipt
 
 OUTPUT = "slurm.out"  # what the head prints, of all attempts
 LOOK = 0.2  # seconds between two looks at the files
@@ -210,12 +210,12 @@ def end(record: JobRecord, *, now: bool) -> str:
 def stop(experiment: Experiment, record: JobRecord, grace: float) -> list[Receipt]:
     """Ask the job to end, then cancel it; return when it has left Slurm's queue."""
     job, began = job_of(record), time.monotonic()
-    killed: dict[str, str] = {}
+    killed: dict[int, str] = {}
     if not queue.look_up(job).over:
         end(record, now=grace <= 0)
     if grace > 0 and not gone(job, grace + KILL_LIMIT / 2):
         queue.cancel(job)
-        killed = {job: "Slurm's job"}
+        killed = {int(job): "Slurm's job"}
     left = () if gone(job, KILL_LIMIT) else (int(job),)
     if not left:
         settle(experiment, experiment.read_record(), patience=1.0)

@@ -7,9 +7,10 @@ below the two that matter. The log keeps them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Any
+
+from orchestrator.records.outcome import Verdict
 
 OURS = "orchestrator/node/job/rank.py"
 # As faulthandler writes them; a traceback has a comma before "in".
@@ -60,7 +61,6 @@ class CrashDump:
 # Shows files of a snapshot by the paths that the user knows: those of the working tree. Pure.
 
 SNAPSHOT = r"(?<![^\s\"'(:=,])/[^\s\"':]*?/code/snapshots/[0-9a-f]{8}-[0-9]{1,6}/"  # on a node
-SHOWN = ("message", "traceback", "where")
 
 
 def in_text(text: str, tree: str) -> str:
@@ -71,9 +71,11 @@ def in_text(text: str, tree: str) -> str:
     return re.sub(f"{SNAPSHOT}{title}(?![^/\\s\"':,;)])", lambda _: tree.rstrip("/"), text)
 
 
-def in_verdict(verdict: Mapping[str, Any], tree: str) -> dict[str, Any]:
+def in_verdict(verdict: Verdict, tree: str) -> Verdict:
     """Return the verdict as it is shown; the record keeps what the nodes said."""
-    return {
-        name: in_text(value, tree) if name in SHOWN and isinstance(value, str) else value
-        for name, value in verdict.items()
-    }
+    return replace(
+        verdict,
+        message=in_text(verdict.message, tree),
+        traceback=in_text(verdict.traceback, tree),
+        where=in_text(verdict.where, tree),
+    )

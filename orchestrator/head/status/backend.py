@@ -17,10 +17,10 @@ from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.subprocess_transport import LocalTransport, SrunTransport
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.stop import Receipt
 from orchestrator.head.schedulers import batch_job, queue
 from orchestrator.head.status.status import UNSCHEDULED, Scheduled
 from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.outcome import Receipt
 
 Conclude = Callable[[Experiment, JobRecord], int]  # prints the end, returns the exit code
 

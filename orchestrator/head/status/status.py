@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.table import Column, Table
 from orchestrator.head.status import containers
+from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.follow import Jobs, JobState
 from orchestrator.records import cordons, experiment, experiments, goodput, manifest
@@ -49,7 +50,7 @@ class NodeStatus:
     """The state of the job on one node. `data` is what --json shows of it."""
 
     state: str
-    ranks: Mapping[str, Mapping[str, Any]]
+    ranks: Mapping[int, RankState]
     data: Mapping[str, Any]
     why: str = ""
     log_time: float | None = None
@@ -60,8 +61,7 @@ class NodeStatus:
         data = encode(state)
         if state.ended is not None:
             data.setdefault("agent", None)
-        data["ranks"] = {str(rank): ranks for rank, ranks in data["ranks"].items()}
-        why, ranks = state.why or "", data["ranks"]
+        why, ranks = state.why or "", state.ranks
         return NodeStatus(state.state, ranks, data, why, state.log_time, state.log_bytes)
 
     @staticmethod
@@ -95,7 +95,7 @@ def from_record(record: JobRecord) -> list[NodeStatus]:
     """Return the state of the job on each node when it ended."""
     states = []
     for node in record.nodes:
-        data = {"state": node.state, "ranks": node.ranks, "agent": node.exit_code}
+        data = {"state": node.state, "ranks": encode(node.ranks), "agent": node.exit_code}
         states.append(NodeStatus(node.state, node.ranks, data))
     return states
 
@@ -139,7 +139,7 @@ def to_text(
     lines = [heading, STATES_THERE.text(rows_of(record, states), output.terminal()).rstrip()]
     if words := goodput.in_words(time_of(record)):
         lines.append(f"  time spent: {words}")
-    lines += [f"  {output.printable(found.get('text', ''))}" for found in record.slow]
+    lines += [f"  {output.printable(slow.text)}" for slow in record.slow]
     lines += [f"  {output.printable(line)}" for line in cause_of(record)]
     return "\n".join([*lines, *left_warm(record)]).rstrip()
 
@@ -156,10 +156,10 @@ def rows_of(record: JobRecord, states: Sequence[NodeStatus]) -> Iterator[Line]:
             notes.append(f"last output {duration(silence)} ago")
         note = ", ".join(filter(None, notes))
         yield Line(f"node {node.index}", node.name, status.state, note)
-        for number, rank in sorted(status.ranks.items(), key=lambda item: int(item[0])):
-            code, pid = rank.get("code"), f"pid {rank.get('pid', '?')}"
-            end = "" if code is None else f"exit code {code}"
-            yield Line(f"  rank {number}", pid, rank.get("state", "?"), end)
+        for number, rank in sorted(status.ranks.items()):
+            pid = f"pid {'?' if rank.pid is None else rank.pid}"
+            end = "" if rank.code is None else f"exit code {rank.code}"
+            yield Line(f"  rank {number}", pid, rank.state, end)
 
 
 def cause_of(record: JobRecord) -> list[str]:
@@ -211,9 +211,9 @@ def to_json(
         "experiment": record.experiment,
         "state": job_now(record, states),
         "exit_code": record.exit_code,
-        "verdict": record.verdict,
-        "slow": record.slow,
-        "attempts": [asdict(attempt) for attempt in record.attempts],
+        "verdict": encode(record.verdict),
+        "slow": encode(record.slow),
+        "attempts": encode(record.attempts),
         "goodput": time_of(record),
         "nodes": nodes,
         **scheduled.data,

@@ -8,8 +8,8 @@ from typing import Any
 
 from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import RunDir, connect
-from orchestrator.protocol.events import Ended, RankEnded, RankEvent, RankStarted, Started
-from orchestrator.protocol.requests.follow import JobState, RankState
+from orchestrator.protocol.events import Ended, RankEvent, RankState, Started
+from orchestrator.protocol.requests.follow import JobState
 
 
 def job_state(run: RunDir) -> JobState:
@@ -24,13 +24,7 @@ def job_state(run: RunDir) -> JobState:
             ended = True
             known.update(ended=event.time, agent=event.agent, why=event.why)
         elif isinstance(event, RankEvent):
-            rank = ranks.get(event.rank, RankState())
-            state = event.event[len("rank_") :]
-            if isinstance(event, RankStarted):
-                rank = rank.replace(pid=event.pid)
-            elif isinstance(event, RankEnded):
-                rank = rank.replace(pid=event.pid, code=event.code)
-            ranks[event.rank] = rank.replace(state=state)
+            ranks[event.rank] = ranks.get(event.rank, RankState()).after(event)
     try:
         spec = run.read_spec()
         known.update(nproc=spec.nproc, first_rank=spec.first_rank, nnodes=spec.nnodes)

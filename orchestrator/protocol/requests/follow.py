@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
+from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import Count, Message, Moment
 from orchestrator.protocol.profiling import ProfileNews, ProfileWish
 from orchestrator.protocol.requests.request import Nothing, Request
@@ -100,14 +101,6 @@ class StopAll(Request[StopReceipts], do="stop_all"):
     grace: float
     wait: float
     all_users: bool = False
-
-
-class RankState(Message):
-    """One rank, as its last event tells."""
-
-    state: str = "?"
-    pid: Optional[int] = None
-    code: Optional[int] = None
 
 
 class JobState(Message):

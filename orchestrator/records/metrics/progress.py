@@ -97,7 +97,7 @@ def of_ranks(record: JobRecord, paths: Files) -> list[RankProgress]:
     ranks = []
     for node in record.nodes:
         for rank in range(node.first_rank, node.first_rank + node.nproc):
-            state = str(node.ranks.get(str(rank), {}).get("state", node.state))
+            state = node.ranks[rank].state if rank in node.ranks else node.state
             point = trainers.last(paths.get(rank))
             ranks.append(
                 RankProgress(

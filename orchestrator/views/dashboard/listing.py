@@ -14,6 +14,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.records import experiments, goodput
 from orchestrator.records.experiment import RECORD, Experiment, JobRecord
 from orchestrator.records.metrics import progress
+from orchestrator.records.outcome import Verdict
 
 MOST = 500  # the newest; older ones are found by the commands
 UNREADABLE = "damaged"
@@ -94,8 +95,10 @@ class Listing:
 def slim(record: JobRecord) -> JobRecord:
     """Leave out what the list does not show and may be large: every rank, every traceback."""
     nodes = [replace(node, ranks={}) for node in record.nodes]
-    cut = {name: str(value)[:300] for name, value in (record.verdict or {}).items()}
-    return replace(record, nodes=nodes, verdict=cut or None, command=[], slow=[], receipts={})
+    cause = record.verdict and Verdict(
+        title=record.verdict.title[:300], message=record.verdict.message[:300]
+    )
+    return replace(record, nodes=nodes, verdict=cause, command=[], slow=[], receipts={})
 
 
 def row_of(path: Path, record: JobRecord, steps: int | None) -> Row:
@@ -113,7 +116,7 @@ def row_of(path: Path, record: JobRecord, steps: int | None) -> Row:
         nodes=len(record.nodes),
         ranks=ranks,
         attempt=record.attempt,
-        cause=f"{cause['title']}: {cause['message']}".splitlines()[0] if cause else "",
+        cause=f"{cause.title}: {cause.message}".splitlines()[0] if cause else "",
         training=training if 0 < training <= 1 else None,
         progress=how_far,
     )

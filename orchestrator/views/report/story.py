@@ -19,7 +19,6 @@ from orchestrator.records import checkpoint_store, goodput, manifest
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord
 from orchestrator.records.metrics import curves, samples, trainers
 from orchestrator.records.metrics.curves import CACHE, Curve, RankMap
-from orchestrator.records.metrics.lines import number
 from orchestrator.records.metrics.samples import Events
 from orchestrator.views.report import machines
 from orchestrator.views.report.machines import Machines
@@ -170,12 +169,12 @@ def moments(
             found.append(Moment(max(times), what))
     for attempt in record.attempts:
         if attempt.restarted:
-            title = str((attempt.verdict or {}).get("title", attempt.state))
+            title = attempt.verdict.title if attempt.verdict else attempt.state
             what = f"attempt {attempt.number} ended: {title}; started again: {attempt.why}"
             found.append(Moment(attempt.ended, what, attempt.step, bad=attempt.state != RESIZED))
     verdict = record.verdict
     if verdict and record.state != "stopped":
-        found.append(Moment(float(verdict["time"]), str(verdict["title"]), bad=True))
+        found.append(Moment(verdict.time, verdict.title, bad=True))
     if record.ended:
         found.append(Moment(record.ended, record.state, bad=record.state in ("failed", "lost")))
     for training in trainings:
@@ -234,9 +233,8 @@ def slow(record: JobRecord) -> list[Moment]:
     """List who held the others up: the ranks found it out at a step, or the head at a time."""
     moments = []
     for found in record.slow:
-        step, when = found.get("step"), number(found.get("time"))
-        if isinstance(step, int) or when is not None:
-            moments.append(Moment(when or 0.0, str(found.get("text", "")), step, bad=True))
+        if found.step is not None or found.time is not None:
+            moments.append(Moment(found.time or 0.0, found.text, found.step, bad=True))
     return moments
 
 

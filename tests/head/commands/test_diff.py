@@ -17,6 +17,7 @@ from orchestrator.head.screen.output import PLAIN
 from orchestrator.head.transfer.code import archive, git_info
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import Limits, Scan
+from orchestrator.protocol.events import RankState
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 FACTS = {"torch": "2.9.0", "hostname": "a", "software": {"cuda": "12.8"}, "cpus": 8}
@@ -30,12 +31,12 @@ def experiment(path: Path, torch: str = "2.9.0", lr: float = 0.1, **manifest: An
     nodes = [
         NodeRecord(
             index=index, name=name, host=name, user=None, port=None, address="", python="",
-            first_rank=index, nproc=1, ranks={str(index): {"peak_kb": 5}},
+            first_rank=index, nproc=1, ranks={index: RankState(peak_kb=5)},
         )
         for index, name in enumerate(("a", "b"))
     ]  # fmt: skip
     command = ["master_launch", *LONG.split(), f"--set optimizer.lr={lr}"]
-    record = JobRecord("job", str(path), "done", command, nodes, 100.0, {}, ended=109.0)
+    record = JobRecord("job", str(path), "done", command, nodes, 100.0, ended=109.0)
     made = Experiment(path)
     made.write_record(record)
     made.write("config.yaml", f"optimizer:\n  lr: {lr}\n  name: adamw\nenv: {{}}\n")

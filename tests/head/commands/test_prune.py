@@ -27,7 +27,7 @@ from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 ORCHESTRATOR = str(Path(sys.executable).parent / "orchestrator")
 NODE = NodeRecord(0, "10.9.9.9", "10.9.9.9", None, None, "10.9.9.9", "python3", 0, 1)
-RECORD = JobRecord("job-1", "experiments/x", "done", ["master_launch"], [], 1000.0, {})
+RECORD = JobRecord("job-1", "experiments/x", "done", ["master_launch"], [], 1000.0)
 Typed = Callable[..., tuple[int, str, str]]
 
 

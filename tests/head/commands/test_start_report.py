@@ -31,7 +31,7 @@ def record(*times: dict[str, float]) -> JobRecord:
         )
         for index, each in enumerate(times)
     ]  # fmt: skip
-    return JobRecord("job", "e", "done", [], nodes, 100.0, {})
+    return JobRecord("job", "e", "done", [], nodes, 100.0)
 
 
 def test_every_second_is_of_one_step() -> None:

@@ -18,7 +18,7 @@ def test_the_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = root / "train_20260101_000000"
     place.mkdir(parents=True)
     record = JobRecord(
-        job="j", experiment=str(place), state="running", command=[], nodes=[], started=1.0, head={}
+        job="j", experiment=str(place), state="running", command=[], nodes=[], started=1.0
     )
     Experiment(place).write_record(record)
     assert follow.print_unit(Where(experiments=root), None) == 0

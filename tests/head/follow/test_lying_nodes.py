@@ -142,7 +142,7 @@ def test_any_events_end_in_a_record_and_a_verdict(
     tmp_path: Path, said: list[events.Event], clock: float
 ) -> None:
     place = experiments.create(tmp_path, f"run{next(count)}")
-    record = JobRecord("run-1", str(place.path), "running", ["x"], NODES, 1000.0, {})
+    record = JobRecord("run-1", str(place.path), "running", ["x"], NODES, 1000.0)
     place.write_record(record)
     display = Display(Screen([], io.StringIO(), tty=False, color=False, quiet=True))
     run = Run(place, record, display, backend_of(record))

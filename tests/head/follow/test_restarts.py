@@ -19,6 +19,7 @@ from orchestrator.head.follow.restarts import (
     step_reached,
 )
 from orchestrator.records.experiment import RESIZED, Attempt, Experiment, JobRecord
+from orchestrator.records.outcome import Verdict
 from tests.records.one_node import NODE
 
 KILLED = {"kind": "signal", "message": "killed by signal 9 (SIGKILL)", "where": ""}
@@ -42,7 +43,7 @@ def attempts(*ends: tuple[dict[str, Any], int | None], **more: Any) -> list[Atte
             ended=100.0 * number + 50,
             state="failed",
             exit_code=1,
-            verdict={"node": 1, "rank": 2, **verdict},
+            verdict=Verdict(**{"node": 1, "rank": 2, **verdict}),
             nodes=["a", "b"],
             step=step,
             **more,
@@ -96,7 +97,7 @@ def test_a_crash_loop_ends_with_its_first_cause() -> None:
     ends = [(KILLED, 7), (BUG, 7), (KILLED, 7), ({**KILLED, "kind": "hang"}, 7)]
     decision = decide(attempts(*ends), 9)
     assert not decision.restart and decision.verdict is not None
-    assert decision.verdict["kind"] == "exception"
+    assert decision.verdict.kind == "exception"
     assert decision.why == (
         "3 attempts in a row got nowhere; the cause is that of attempt 2; attempt 3: a rank was"
         " killed: rank 2 on node 1; attempt 4: it hung: rank 2 on node 1"
@@ -143,7 +144,7 @@ def test_why_an_attempt_could_not_be_started_is_told_at_the_end() -> None:
     """The cause is that of the first attempt; what kept the job from going on is another."""
     unstarted = {"kind": "start", "message": "b does not have ckpt.pt (no room)\nmore"}
     decision = decide(attempts((KILLED, None), (unstarted, None), (unstarted, None)), 9)
-    assert not decision.restart and decision.verdict and decision.verdict["kind"] == "signal"
+    assert not decision.restart and decision.verdict and decision.verdict.kind == "signal"
     assert "attempt 2: it could not be started: b does not have ckpt.pt (no room);" in decision.why
 
 
@@ -169,15 +170,15 @@ def test_what_a_program_prints_shows_that_it_got_further() -> None:
 GONE = {"kind": "lost", "node": 1, "node_name": "b", "message": "gone"}
 IMPORT = {"kind": "exception", "node": 2, "node_name": "c", "message": "ImportError", "where": "x"}
 FAILED = JobRecord(
-    job="j", experiment="", state="failed", command=[], nodes=[NODE], started=10.0, head={},
-    ended=20.0, exit_code=1, verdict={"kind": "signal", "node": 0, "rank": 0},
+    job="j", experiment="", state="failed", command=[], nodes=[NODE], started=10.0,
+    ended=20.0, exit_code=1, verdict=Verdict(kind="signal", node=0, rank=0),
     launch=Launch(max_restarts=1),
 )  # fmt: skip
 
 
 def planned(*rows: tuple[str, str, int | None]) -> list[Attempt]:
     """Attempts of 50 s, each by its end, its nodes and the step that it had reached."""
-    verdicts = {"lost": GONE, "failed": BUG}
+    verdicts = {"lost": Verdict(**GONE), "failed": Verdict(**BUG)}
     return [
         Attempt(number, "j", 50.0 * number, 50.0 * number + 50, state, 1, verdicts.get(state),
                 list(nodes), step=step)

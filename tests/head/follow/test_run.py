@@ -37,7 +37,7 @@ def run_of(
 
 def job(directory: experiment.Experiment, *, batch: bool = False) -> JobRecord:
     command = ["master_launch"]
-    return JobRecord("run-1", str(directory.path), "running", command, [], 1000.0, {}, batch=batch)
+    return JobRecord("run-1", str(directory.path), "running", command, [], 1000.0, batch=batch)
 
 
 @pytest.mark.parametrize(("out_of_time", "written"), [(True, "running"), (False, "stopped")])

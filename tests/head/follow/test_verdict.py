@@ -16,6 +16,7 @@ from orchestrator.head.follow.verdict import (
 )
 from orchestrator.protocol.events import Ended, RankEnded
 from orchestrator.protocol.message import decode
+from orchestrator.records.outcome import OtherFailure
 
 
 def of_rank(node: int, name: str, event: dict[str, Any], time: float) -> Failure:
@@ -85,8 +86,8 @@ def test_a_message_is_kept_without_the_colours_of_a_terminal() -> None:
     ]
     found = conclude(failures, 2)
     assert found is not None
-    assert found["message"] == "ValueError: no batch\nof this epoch"
-    assert [each["message"] for each in found["also"]] == ["ValueError: no batch"]
+    assert found.message == "ValueError: no batch\nof this epoch"
+    assert [each.message for each in found.also] == ["ValueError: no batch"]
 
 
 SPAWNED = """
@@ -157,16 +158,16 @@ def test_an_exception_that_says_little_by_itself(
     failure = of_rank(0, "a", ended(1, error(**{"message": "", **fields})), 1000.0)
     assert failure.message == message
     told = conclude([failure], 1)
-    assert told is not None and fix in told["fix"]
+    assert told is not None and fix in told.fix
 
 
 def test_a_module_that_no_node_has() -> None:
     missing = error("No module named 'einops'", type="ModuleNotFoundError")
     first, second = (of_rank(n, "a", ended(1, missing, rank=n), 1000.0 + n) for n in (0, 1))
     everywhere, alone = conclude([first, second], 2), conclude([first], 2)
-    assert everywhere is not None and "install it on all of them" in everywhere["fix"]
-    assert everywhere["kind"] == "exception"  # it is no machine's fault
-    assert alone is not None and "make that node like the others" in alone["fix"]
+    assert everywhere is not None and "install it on all of them" in everywhere.fix
+    assert everywhere.kind == "exception"  # it is no machine's fault
+    assert alone is not None and "make that node like the others" in alone.fix
 
 
 def test_a_hang_that_is_of_no_node() -> None:
@@ -250,8 +251,8 @@ def test_the_rank_with_the_wrong_bits_is_the_cause_however_late_it_is_heard() ->
     assert missed.echo
     verdict = conclude([missed, odd], 2)
     assert verdict is not None
-    assert (verdict["rank"], verdict["node"], verdict["kind"]) == (3, 1, "corruption")
-    assert "verify --sdc" in verdict["fix"]
+    assert (verdict.rank, verdict.node, verdict.kind) == (3, 1, "corruption")
+    assert "verify --sdc" in verdict.fix
 
 
 @pytest.mark.parametrize(
@@ -306,7 +307,7 @@ def test_a_file_in_the_place_of_a_package(words: str, kind: str, fix: str) -> No
     """Nothing has to be installed, on however many nodes it happens."""
     lacking = error(words, type="ImportError")
     told = conclude([of_rank(n, "a", ended(1, lacking, rank=n), 0.0) for n in (0, 1)], 2)
-    assert told is not None and (told["kind"], fix in told["fix"]) == (kind, True)
+    assert told is not None and (told.kind, fix in told.fix) == (kind, True)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +322,7 @@ def test_a_file_in_the_place_of_a_package(words: str, kind: str, fix: str) -> No
 def test_a_limit_of_the_login_is_no_mistake_in_a_line(kind: str, words: str, fix: str) -> None:
     told = conclude([of_rank(0, "a", ended(1, error(words, type=kind)), 0.0)], 1)
     assert told is not None
-    assert fix in told["fix"]
+    assert fix in told.fix
 
 
 @pytest.mark.parametrize(
@@ -335,7 +336,7 @@ def test_a_limit_of_the_login_is_no_mistake_in_a_line(kind: str, words: str, fix
 def test_a_package_that_is_installed_or_called_otherwise(kind: str, words: str, fix: str) -> None:
     told = conclude([of_rank(0, "a", ended(1, error(words, type=kind)), 0.0)], 1)
     assert told is not None
-    assert fix in told["fix"]
+    assert fix in told.fix
 
 
 def test_every_kind_says_what_to_do() -> None:
@@ -385,8 +386,8 @@ def test_torchrun_is_known_by_its_last_line() -> None:
     assert of_torchrun(1, "b", {"agent": 2}, 5.0).kind == "torchrun"
     by_limit = conclude([of_torchrun(1, "b", {"agent": -9}, 5.0)], 0)
     assert by_limit is not None
-    assert by_limit["message"] == "torchrun was killed by signal 9 (SIGKILL)"
-    assert "`ulimit -t`" in by_limit["fix"]
+    assert by_limit.message == "torchrun was killed by signal 9 (SIGKILL)"
+    assert "`ulimit -t`" in by_limit.fix
     killed = of_torchrun(1, "b", {"agent": -9, "oom_kills": 1}, 5.0)
     assert killed.kind == "out_of_memory"
 
@@ -483,13 +484,13 @@ def test_who_it_was() -> None:
 def test_a_broken_connection_between_ranks_of_which_none_failed() -> None:
     told = conclude([failure(1, "exception", ECHO), failure(2, "exception", ECHO, rank=1)], 4)
     assert told is not None
-    assert (told["kind"], told["time"], told["others"], told["same"]) == ("link", 1, 3, [])
+    assert (told.kind, told.time, told.others, told.same) == ("link", 1, 3, ())
     lossy = (
         "RuntimeError: [gloo/transport/tcp/pair.cc:339] writev [10.0.0.2]:4: Connection timed out"
     )
     told = conclude([failure(1, "communication", lossy)], 1)
     assert told is not None
-    assert (told["kind"], "large packets" in told["fix"]) == ("link", True)
+    assert (told.kind, "large packets" in told.fix) == ("link", True)
 
 
 def test_a_connection_of_the_programs_own_is_none_between_ranks() -> None:
@@ -498,7 +499,7 @@ def test_a_connection_of_the_programs_own_is_none_between_ranks() -> None:
     own = of_rank(0, "a", ended(1, error(words, type="ConnectionResetError")), 0.0)
     told = conclude([own], 1)
     assert told is not None
-    assert told["kind"] == "exception"
+    assert told.kind == "exception"
 
 
 def test_the_verdict_counts_who_failed_the_same_way_by_itself_or_because_of_it() -> None:
@@ -510,8 +511,8 @@ def test_the_verdict_counts_who_failed_the_same_way_by_itself_or_because_of_it()
     ]
     told = conclude(failures, ended_badly=10)
     assert told is not None
-    assert (told["rank"], told["same"], told["others"]) == (0, [2], 7)
-    assert told["also"] == [{"rank": 3, "node": 0, "message": "another"}]
+    assert (told.rank, told.same, told.others) == (0, (2,), 7)
+    assert told.also == (OtherFailure(3, 0, "another"),)
     assert to_lines(told)[1:] == [
         "  the same on rank 2",
         "  rank 3 on node 0 failed by itself too: another",
@@ -523,10 +524,10 @@ def test_the_verdict_counts_who_failed_the_same_way_by_itself_or_because_of_it()
 
 def test_an_end_that_is_of_no_node() -> None:
     told = not_started("b: No space left on device", 1.0)
-    assert (told["kind"], told["node"], told["rank"]) == ("disk_full", None, None)
+    assert (told.kind, told.node, told.rank) == ("disk_full", None, None)
     assert to_lines(told)[-1].startswith("what to do: free some space")
-    assert not_started("b: what?", 1.0)["kind"] == "start"
-    assert (stopped("Ctrl-C", 1.0)["kind"], stopped("Ctrl-C", 1.0)["fix"]) == ("stopped", "")
+    assert not_started("b: what?", 1.0).kind == "start"
+    assert (stopped("Ctrl-C", 1.0).kind, stopped("Ctrl-C", 1.0).fix) == ("stopped", "")
 
 
 def test_a_node_that_tells_of_silence_is_not_the_one_that_is_lost() -> None:

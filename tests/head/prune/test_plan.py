@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.head.prune.plan import Entry, Rules, choose, stamp
 from orchestrator.records.experiment import JobRecord
 
-RECORD = JobRecord("job-1", "experiments/x", "done", ["master_launch"], [], 1000.0, {})
+RECORD = JobRecord("job-1", "experiments/x", "done", ["master_launch"], [], 1000.0)
 NOW = time.mktime((2026, 2, 1, 0, 0, 0, 0, 0, -1))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.head.screen.tracebacks import in_text, in_verdict
+from orchestrator.records.outcome import Verdict
 
 THERE = "/root/.orchestrator/code/snapshots/0a1b2c3d-1/my project"
 TREE = "/home/me/my project"
@@ -51,5 +54,5 @@ def test_a_tree_whose_name_says_something_to_regular_expressions() -> None:
 
 
 def test_only_what_is_read_of_a_verdict_changes() -> None:
-    verdict = {"where": f"{THERE}/x.py:1", "message": "m", "traceback": "", "rank": 3, "also": []}
-    assert in_verdict(verdict, TREE) == {**verdict, "where": f"{TREE}/x.py:1"}
+    verdict = Verdict(where=f"{THERE}/x.py:1", message="m", rank=3)
+    assert in_verdict(verdict, TREE) == replace(verdict, where=f"{TREE}/x.py:1")

@@ -34,7 +34,7 @@ def part(host: str, wrap: str | None, user: str | None = None, port: int | None 
 def launched(root: Path, parts: list[Any], *, signed: bool = True, **changes: Any) -> None:
     path = root / f"run_{time.strftime('%Y%m%d')}_{len(list(root.iterdir())):06}"
     path.mkdir(mode=0o700)
-    record = JobRecord("job-1", "x", "running", ["master_launch"], parts, 1000.0, {})
+    record = JobRecord("job-1", "x", "running", ["master_launch"], parts, 1000.0)
     experiment = Experiment(path)
     if signed:
         experiment.sign(replace(record, **changes))
@@ -74,7 +74,7 @@ def test_where_something_may_be_warm(
     changes: dict[str, Any], warm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(containers.time, "time", lambda: 1000.0)
-    record = JobRecord("job-1", "x", "running", ["master_launch"], [], 100.0, {})
+    record = JobRecord("job-1", "x", "running", ["master_launch"], [], 100.0)
     assert containers.may_be_warm(replace(record, **changes)) == warm
 
 

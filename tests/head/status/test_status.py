@@ -4,18 +4,23 @@ import dataclasses
 import time
 
 from orchestrator.head.status.status import NodeStatus, from_record, newest_of, to_text
+from orchestrator.protocol.events import RankState
 from orchestrator.protocol.requests.follow import JobState
 from orchestrator.records.experiment import JobRecord, NodeRecord
+from orchestrator.records.outcome import Verdict
 
 NODES = [
     NodeRecord(0, "gpu1", "gpu1", None, None, "10.0.0.1", "python3", 0, 1),
     NodeRecord(1, "bob@gpu12", "gpu12", "bob", None, "10.0.0.2", "python3", 1, 2),
 ]
-RECORD = JobRecord("job-1", "experiments/x", "running", ["master_launch"], NODES, 1000.0, {})
+RECORD = JobRecord("job-1", "experiments/x", "running", ["master_launch"], NODES, 1000.0)
 
 
 def test_a_line_for_every_node_and_rank() -> None:
-    ranks = {"10": {"state": "exited", "pid": 8, "code": 3}, "2": {"state": "running", "pid": 7}}
+    ranks = {
+        10: RankState(state="exited", pid=8, code=3),
+        2: RankState(state="running", pid=7),
+    }
     states = [NodeStatus.unknown("unreachable", "no answer"), NodeStatus("running", ranks, {})]
     assert to_text(RECORD, states).splitlines() == [
         "job-1: running, 2 nodes",
@@ -27,11 +32,11 @@ def test_a_line_for_every_node_and_rank() -> None:
 
 
 def test_a_job_that_failed_says_why() -> None:
-    cause = {
+    cause = Verdict(
         **{"node": 1, "node_name": "gpu12", "rank": 2, "time": 1060.0, "kind": "exception"},
         **{"message": "ValueError: \x1b[31mbad", "traceback": "", "where": "train.py:3 in main"},
-        **{"title": "an exception", "fix": "mend it", "same": [], "also": [], "others": 0},
-    }
+        **{"title": "an exception", "fix": "mend it"},
+    )
     failed = dataclasses.replace(RECORD, state="failed", ended=1061.0, verdict=cause)
     said = to_text(failed, from_record(failed)).splitlines()[-3:]
     assert said[0].startswith("  the cause: rank 2 on node 1 (gpu12), ")

@@ -31,7 +31,7 @@ def experiment(
     fields: dict[str, Any] = {"state": "done", "ended": STARTED + 60.0, "exit_code": 0, **changes}
     record = JobRecord(
         path.name, str(path), fields.pop("state"), ["master_launch", "train.py"], nodes, STARTED,
-        {}, **fields,
+        **fields,
     )  # fmt: skip
     made = Experiment(path)
     made.write_record(record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from orchestrator.protocol.message import encode
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.experiments import create
 
@@ -14,9 +15,8 @@ NOW = 1_700_000_000.0
 def job(root: Path, name: str, **more: object) -> Experiment:
     made = create(root, name)
     nodes = [NodeRecord(0, "a", "a", None, None, "10.0.0.1", "python", 0, 1)]
-    record = JobRecord("0123456789abcdef", made.name, "running", ["x"], nodes, NOW - 60, {})
-    data = {**vars(record), "nodes": [vars(node) for node in nodes], "launch": {}, **more}
-    made.write_record(JobRecord.from_json(data))
+    record = JobRecord("0123456789abcdef", made.name, "running", ["x"], nodes, NOW - 60)
+    made.write_record(JobRecord.from_json({**encode(record), "launch": {}, **more}))
     return made
 
 

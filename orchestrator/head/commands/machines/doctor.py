@@ -20,7 +20,7 @@ from orchestrator.head.start.code import expect_code
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
 from orchestrator.head.start.selection import diagnose
-from orchestrator.records import cordons, history
+from orchestrator.records import cordons, machines
 from orchestrator.records.machines import machine_of
 
 
@@ -43,11 +43,11 @@ SHOWN = 5  # incidents of one machine, the newest; --json has all
 NOTHING_REMEMBERED = "no machine has failed or been slow in a job of this login"
 
 
-def when(incident: history.Incident) -> str:
+def when(incident: machines.Incident) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(incident.time))
 
 
-INCIDENTS: Table[history.Incident] = Table(
+INCIDENTS: Table[machines.Incident] = Table(
     (
         Column("", when),
         Column("", lambda incident: incident.experiment),
@@ -61,7 +61,7 @@ INCIDENTS: Table[history.Incident] = Table(
 def show(node_list: Path, *, as_json: bool) -> int:
     """Show the machines of the list, and all others of which something is remembered."""
     listed = [machine_of(node) for node in read_nodes(node_list)] if node_list.exists() else []
-    known = history.by_machine(history.read(), listed)
+    known = machines.by_machine(listed)
     words = {machine: cordon.words for machine, cordon in cordons.read().items()}
     data = [
         {
@@ -80,7 +80,7 @@ def show(node_list: Path, *, as_json: bool) -> int:
 
 
 def history_text(
-    known: Mapping[str, Sequence[history.Incident]], cordoned: Mapping[str, str], terminal: Terminal
+    known: Mapping[str, Sequence[machines.Incident]], cordoned: Mapping[str, str], terminal: Terminal
 ) -> Iterator[str]:
     for machine, incidents in known.items():
         kinds = Counter(incident.kind for incident in incidents)
@@ -93,5 +93,5 @@ def history_text(
             yield INCIDENTS.text(incidents[-SHOWN:], terminal)
 
 
-def without_machine(incident: history.Incident) -> dict[str, object]:
+def without_machine(incident: machines.Incident) -> dict[str, object]:
     return {name: value for name, value in asdict(incident).items() if name != "machine"}

@@ -18,20 +18,11 @@ from orchestrator.protocol.requests.follow import AskPaces, Pace, Paces
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.metrics import samples
 from orchestrator.records.metrics.samples import RecentSamples
+from orchestrator.records.outcome import SlowRank
 
 FIRST, EVERY, SUSPECTS = 30.0, 60.0, 15.0  # seconds to the next look: at the job's begin, then,
 ANSWER_SECONDS = 3.0  # that ranks take to write what they remember
 LATE = "late rank"  # where it is unknown whether it computes or waits
-
-
-@dataclass(frozen=True)
-class Slow:
-    """Who holds the others up."""
-
-    cause: str
-    node: int
-    rank: int
-    text: str
 
 
 @dataclass
@@ -50,7 +41,7 @@ class SlowMonitor:
     suspect: int | None = None  # a node
     told: set[tuple[str, int]] = field(default_factory=set)
 
-    def look(self, followers: Sequence[NodeFollower]) -> Slow | None:
+    def look(self, followers: Sequence[NodeFollower]) -> SlowRank | None:
         """Return who is slow, when that is news; never waits."""
         now = time.monotonic()
         if now < self.due_at or sum(node.nproc for node in self.nodes) < 2:
@@ -82,7 +73,7 @@ class SlowMonitor:
     def answer(self, node: int, paces: Paces) -> None:
         self.answers[node] = paces.paces
 
-    def _rank(self, followers: Sequence[NodeFollower]) -> Slow | None:
+    def _rank(self, followers: Sequence[NodeFollower]) -> SlowRank | None:
         paces = {rank: pace for ranks in self.answers.values() for rank, pace in ranks.items()}
         before, self.before = self.before, paces
         if len(paces) < sum(node.nproc for node in self.nodes):
@@ -105,7 +96,11 @@ class SlowMonitor:
             cause, why = COMPUTE, ": it computes longer"
         node = node_of[late.rank]
         text = f"rank {late.rank} (node {node.index}, {node.name}) holds the others up for"
-        return Slow(cause, node.index, late.rank, f"{text} {late.part:.0%} of each step{why}")
+        return self._slow(cause, node, late.rank, f"{text} {late.part:.0%} of each step{why}")
+
+    @staticmethod
+    def _slow(cause: str, node: NodeRecord, rank: int, text: str) -> SlowRank:
+        return SlowRank(cause=cause, node=node.index, rank=rank, text=text, time=time.time())
 
     def _find_gpus(self) -> None:
         """Look which nodes tell what their GPUs do."""
@@ -116,7 +111,7 @@ class SlowMonitor:
             if samples.machine(path).models:
                 self.recent[node.index] = RecentSamples(path, LOOKS)
 
-    def _gpu(self) -> Slow | None:
+    def _gpu(self) -> SlowRank | None:
         # Where ranks are fewer than GPUs nobody knows here which ones they use.
         full = {
             node.index: node
@@ -135,7 +130,7 @@ class SlowMonitor:
             return None
         node = full[found.node]
         who = f"GPU {found.gpu} of node {node.index} ({node.name})"
-        return Slow(found.cause, node.index, node.first_rank + found.gpu, f"{who} {found.text}")
+        return self._slow(found.cause, node, node.first_rank + found.gpu, f"{who} {found.text}")
 
 
 def ranks_of(node: NodeRecord) -> range:

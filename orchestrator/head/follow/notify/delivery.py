@@ -21,6 +21,7 @@ from typing import IO, Any
 from orchestrator.common.version import __version__
 from orchestrator.head.follow.notify.notice import Notice
 from orchestrator.head.follow.notify.target import Target
+from orchestrator.protocol.message import encode
 
 SENDMAIL_PLACES = "/usr/sbin:/usr/lib:/usr/local/sbin:/opt/homebrew/sbin"
 
@@ -52,7 +53,7 @@ def by_command(command: str, notice: Notice, seconds: float) -> str:
         "NOTIFY_PATH": notice.path,
         "NOTIFY_TEXT": notice.text,
     }
-    return run(["/bin/sh", "-c", command], json.dumps(notice.to_json()) + "\n", seconds, told)
+    return run(["/bin/sh", "-c", command], json.dumps(encode(notice)) + "\n", seconds, told)
 
 
 def run(words: list[str], given: str, seconds: float, more: dict[str, str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from orchestrator.head.follow import verdict
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.lines import clean
+from orchestrator.protocol.message import encode
 from orchestrator.records.experiment import RESIZED, JobRecord
+from orchestrator.records.outcome import SlowRank, Verdict
 
 MOST_TEXT = 1900  # characters: a message of Discord has 2000
 MOST_TRACE = 8000
@@ -34,15 +36,12 @@ class Notice:
     time: float
     head: str  # the machine that tells it
     text: str  # in words; the first line is a title
-    verdict: dict[str, Any] | None = None
-    straggler: dict[str, Any] | None = None
+    verdict: Verdict | None = None
+    straggler: SlowRank | None = None
 
     @property
     def title(self) -> str:
         return self.text.partition("\n")[0]
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
 
     def to_message(self) -> dict[str, Any]:
         """Return what is posted: Slack and Mattermost show `text`, Discord shows `content`.
@@ -52,7 +51,7 @@ class Notice:
         words = self.text.replace("<", "\u2039").replace(">", "\u203a")
         words = EVERYBODY.sub("@\u200b", words)
         told = {"text": words, "content": words, "allowed_mentions": {"parse": []}}
-        return {**self.to_json(), **told}
+        return {**encode(self), **told}
 
 
 def of(event: str, record: JobRecord, text: str, when: float) -> Notice:
@@ -95,20 +94,20 @@ def of_restart(record: JobRecord, tree: str = "") -> Notice:
     return with_cause(of("restart", record, text, last.ended), last.verdict, tree)
 
 
-def of_straggler(record: JobRecord, found: Mapping[str, Any], when: float) -> Notice:
+def of_straggler(record: JobRecord, slow: SlowRank, when: float) -> Notice:
     """Describe who holds the others up."""
-    notice = of("straggler", record, f"is held up: {found['text']}", when)
-    return replace(notice, straggler=dict(found))
+    notice = of("straggler", record, f"is held up: {slow.text}", when)
+    return replace(notice, straggler=slow)
 
 
-def with_cause(notice: Notice, cause: dict[str, Any] | None, tree: str) -> Notice:
+def with_cause(notice: Notice, cause: Verdict | None, tree: str) -> Notice:
     """Add the verdict, with the paths that the user knows."""
     if cause is None:
         return notice
     cause = crash_dump.in_verdict(cause, tree)
     text = shown([*notice.text.splitlines(), *verdict.to_lines(cause)])
-    trace = str(cause.get("traceback", ""))[-MOST_TRACE:]
-    return replace(notice, text=text, verdict={**cause, "traceback": trace})
+    cause = replace(cause, traceback=cause.traceback[-MOST_TRACE:])
+    return replace(notice, text=text, verdict=cause)
 
 
 def shown(lines: Sequence[str]) -> str:

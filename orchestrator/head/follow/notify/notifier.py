@@ -5,8 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from orchestrator.common.errors import UsageError
 from orchestrator.common.text import Say
@@ -15,6 +14,7 @@ from orchestrator.head.follow.notify.notice import Notice
 from orchestrator.head.follow.notify.target import Target
 from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.outcome import SlowRank
 
 WAITING = 32  # notices for one target; what is more is not told
 SECONDS = 10.0  # that one notice may take
@@ -29,14 +29,14 @@ class Notifier:
         self.tree = tree  # the user's own working tree, for the paths of a verdict
         self.problems: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.couriers = [Courier(each, self.problems) for each in targets]
-        self.slow: set[tuple[Any, ...]] = set()
+        self.slow: set[tuple[object, ...]] = set()
 
-    def straggler(self, record: JobRecord, found: Mapping[str, Any]) -> None:
+    def straggler(self, record: JobRecord, slow: SlowRank) -> None:
         """Tell who holds the others up, once for each of them and each cause."""
-        key = (record.attempt, found["cause"], found["rank"], found["node"])
+        key = (record.attempt, slow.cause, slow.rank, slow.node)
         if self.couriers and key not in self.slow:
             self.slow.add(key)
-            self.tell(notice.of_straggler(record, found, time.time()))
+            self.tell(notice.of_straggler(record, slow, time.time()))
 
     def over(self, record: JobRecord) -> None:
         """Tell how a job has ended, or that its next attempt comes."""

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from orchestrator.head.follow.monitors import slow_monitor
-from orchestrator.head.follow.monitors.slow_monitor import Slow, SlowMonitor
+from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor
 from orchestrator.protocol.requests.follow import AskPaces, Pace, Paces
 from orchestrator.records.experiment import NodeRecord
+from orchestrator.records.outcome import SlowRank
 from tests.head.follow.monitors.test_late_rank import trained
 
 NODES = [NodeRecord(n, f"gpu0{n}", f"gpu0{n}", None, None, "", "", n, 1) for n in range(2)]
@@ -45,7 +46,7 @@ class Nodes:
 
     def look_until(
         self, until: float, awake: tuple[float, float] = (0.0, 0.0)
-    ) -> list[tuple[float, Slow]]:
+    ) -> list[tuple[float, SlowRank]]:
         """Look ten times a second; `awake` are the parts of it in which the programs run."""
         told = []
         while self.now < until:

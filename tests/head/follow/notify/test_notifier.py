@@ -20,21 +20,22 @@ from orchestrator.head.follow.notify.notice import Notice
 from orchestrator.head.follow.notify.notifier import WAITING, Notifier, notifier_of
 from orchestrator.head.follow.notify.target import Target, keep, parse
 from orchestrator.records.experiment import Attempt, Experiment, JobRecord, NodeRecord
+from orchestrator.records.outcome import SlowRank, Verdict
 from tests.head.follow.notify.receiver import Receiver, receiving
 
-CAUSE = {
+CAUSE = Verdict(
     **{"node": 1, "node_name": "b", "rank": 3, "time": 1.0, "kind": "exception"},
     **{"message": "ValueError: <!channel> @everyone \x1b[2J\u202e", "traceback": "t" * 20_000},
     **{"where": "train.py:7 in step", "title": "an exception", "fix": "look there"},
-    **{"same": [], "also": [], "others": 2},
-}
+    others=2,
+)
 
 
 def record(state: str = "failed", **more: Any) -> JobRecord:
     node = NodeRecord(0, "a", "a", None, None, "10.0.0.1", "python3", 0, 2)
     fields = {
         **{"job": "j", "experiment": "/e/run_1", "state": state, "command": [], "nodes": [node]},
-        **{"started": 100.0, "ended": 160.0, "head": {}, "verdict": CAUSE},
+        **{"started": 100.0, "ended": 160.0, "verdict": CAUSE},
         **{"launch": Launch(notify=("cmd:x",), max_restarts=3)},
     }
     return JobRecord(**{**fields, **more})  # type: ignore[arg-type]
@@ -123,9 +124,9 @@ def test_a_command_gets_the_event(tmp_path: Path) -> None:
     attempt = Attempt(1, "j", 100.0, 130.0, "failed", 1, CAUSE, ["a", "b"], step=7, restarted=True)
     notifier.over(record("restarting", attempts=[attempt], ended=None, verdict=None))
     notifier.over(record("done", verdict=None))
-    found = {"cause": "slow compute", "rank": 3, "node": 1, "step": 9, "text": "rank 3 is slow"}
+    found = SlowRank(cause="slow compute", rank=3, node=1, step=9, text="rank 3 is slow")
     notifier.straggler(record("running", ended=None), found)
-    notifier.straggler(record("running", ended=None), {**found, "step": 19})
+    notifier.straggler(record("running", ended=None), found.replace(step=19))
     notifier.close()
     assert not said
     restart, end, slow = (

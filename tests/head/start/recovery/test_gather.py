@@ -18,6 +18,7 @@ from orchestrator.head.start.recovery.gather import Gathering, NotBack
 from orchestrator.protocol.requests.follow import LivingRuns
 from orchestrator.records import cordons, experiments
 from orchestrator.records.experiment import RESIZED, Attempt, JobRecord, NodeRecord
+from orchestrator.records.outcome import Verdict
 
 
 @pytest.fixture(autouse=True)
@@ -33,12 +34,12 @@ def node(index: int, name: str, state: str = "ended") -> NodeRecord:
 
 def record(nodes: str, lost: str = "", spares: str = "", nnodes: str | None = None) -> JobRecord:
     parts = [node(at, name, "lost" if name in lost else "ended") for at, name in enumerate(nodes)]
-    verdict = {"node": 0, "node_name": nodes[0], "kind": "lost", "message": "gone"}
+    verdict = Verdict(node=0, node_name=nodes[0], kind="lost", message="gone")
     first = Attempt(1, "run-1", 0.0, 1.0, "lost", 4, verdict if lost else None, list(nodes))
     launch = Launch(max_restarts=3, nnodes=nnodes, node_loss_timeout=0.0)
     standing = [node(len(nodes) + at, name, "standing by") for at, name in enumerate(spares)]
     return JobRecord(
-        *("run-1", "run", "restarting", ["x"], parts, 0.0, {}),
+        *("run-1", "run", "restarting", ["x"], parts, 0.0),
         launch=launch,
         attempts=[first],
         spares=standing,
@@ -131,7 +132,7 @@ def test_a_node_with_which_nothing_worked_is_left_out_again(tmp_path: Path) -> N
 
 def test_a_node_that_was_named_three_times_is_swapped(tmp_path: Path) -> None:
     job = record("abc", spares="s")
-    verdict = {"node": 1, "node_name": "b", "kind": "signal", "message": "killed by signal 9"}
+    verdict = Verdict(node=1, node_name="b", kind="signal", message="killed by signal 9")
     job = replace(job, attempts=[replace(job.attempts[0], verdict=verdict)] * 3)
     asking, said = gathering(tmp_path, job)
     assert [one.name for one in asking.run().nodes] == ["a", "s", "c"]
