@@ -520,7 +520,7 @@ class Run:
             self.say(apart)
         slow = self.slow_monitor.look(followers)
         if slow is not None:
-            self.held_up(slow)
+            self.held_up(slow.replace(time=time.time()))
             self.say(slow.text)
             self.changed = True
         failure = self.hang_monitor.look(followers)

@@ -100,7 +100,7 @@ class SlowMonitor:
 
     @staticmethod
     def _slow(cause: str, node: NodeRecord, rank: int, text: str) -> SlowRank:
-        return SlowRank(cause=cause, node=node.index, rank=rank, text=text, time=time.time())
+        return SlowRank(cause=cause, node=node.index, rank=rank, text=text)
 
     def _find_gpus(self) -> None:
         """Look which nodes tell what their GPUs do."""
