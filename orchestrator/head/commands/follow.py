@@ -31,6 +31,7 @@ from orchestrator.head.status.backend import backend_of
 from orchestrator.head.status.find_job import FoundJob, adopt_job
 from orchestrator.records import experiments, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, this_head
+from orchestrator.records.outcome import Head
 
 if TYPE_CHECKING:
     from orchestrator.head.start.stages import Launched
@@ -255,7 +256,7 @@ def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
     if code is not None:
         return code
     holder = experiment.steal(STEAL_SECONDS) if steal else experiment.lock()
-    if holder is not None and holder.get("background"):
+    if holder is not None and holder.background:
         holder, steal = experiment.steal(STEAL_SECONDS), True
     if holder is not None:
         raise followed(experiment, holder, stolen=steal)
@@ -269,13 +270,13 @@ def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
     return follow_again(job, record, view, where=where)
 
 
-def followed(experiment: Experiment, holder: dict[str, Any], *, stolen: bool) -> UsageError:
+def followed(experiment: Experiment, holder: Head, *, stolen: bool) -> UsageError:
     """Make the error for a job that another process follows and does not give up."""
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"]))
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     still = f" and did not leave within {STEAL_SECONDS:.0f} s" if stolen else ""
     return UsageError(
-        f"{experiment.name} is followed by {head_name(holder)}, since {since}{still}",
-        f"end that process (kill -9 {holder['pid']} there); the job goes on"
+        f"{experiment.name} is followed by {holder}, since {since}{still}",
+        f"end that process (kill -9 {holder.pid} there); the job goes on"
         if stolen
         else f"take it over: orchestrator attach --steal {experiment.name}; "
         f"just watch: orchestrator logs -f {experiment.name}",

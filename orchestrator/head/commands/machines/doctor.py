@@ -80,7 +80,9 @@ def show(node_list: Path, *, as_json: bool) -> int:
 
 
 def history_text(
-    known: Mapping[str, Sequence[machines.Incident]], cordoned: Mapping[str, str], terminal: Terminal
+    known: Mapping[str, Sequence[machines.Incident]],
+    cordoned: Mapping[str, str],
+    terminal: Terminal,
 ) -> Iterator[str]:
     for machine, incidents in known.items():
         kinds = Counter(incident.kind for incident in incidents)
