@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.common import host_ranges
+from orchestrator.common import hosts as host_ranges
 from orchestrator.common.errors import CheckFailed
 
 MOST_HOSTS = 65536

@@ -175,7 +175,9 @@ def test_the_record_of_a_job_and_a_secret_that_is_in_none_of_it(head: Head) -> N
     options = ("--config", "c.yaml", "--env-file", "f.env", "--env", "B=typed")
     options = (*options, "--env-pass", "WANDB_*", "--secret", "MINE", "--env", "PIN=hunter2")
     options = (*options, "--nnodes", "1")
-    command = (*options, "--name", "first", head.script("tell.py", TELL), "--key=hunter2", "x")
+    seen = head.directory / "seen"
+    text = f"{TELL}    open({str(seen)!r}, 'w').write(os.environ['MINE'])\n"
+    command = (*options, "--name", "first", head.script("tell.py", text), "--key=hunter2", "x")
     given = {"MINE": "hunter2", "WANDB_MODE": "offline"}
     for more in (("--dry-run",), ("--dry-run", "--json")):
         shown = head.run(*more, *command, **given).text
@@ -188,13 +190,14 @@ def test_the_record_of_a_job_and_a_secret_that_is_in_none_of_it(head: Head) -> N
     env, args = told(head)["env"], told(head)["args"]
     assert isinstance(env, dict)
     assert (env["A"], env["B"], env["WANDB_MODE"]) == ("file", "typed", "offline")
-    assert (env["MINE"], env["PIN"], env["COPY"]) == ("hunter2", "hunter2", "see-hunter2-here")
-    assert args == ["--key=hunter2", "x"]
+    assert seen.read_text() == "hunter2"
+    seen.unlink()
+    assert (env["MINE"], env["PIN"], env["COPY"]) == ("*" * 7, "*" * 7, "see-*******-here")
+    assert args == ["--key=*******", "x"]
     assert b"hunter2" in head.node_file(0, "spec.json").read_bytes()
     (experiment,) = head.experiments
     files = [path for path in experiment.rglob("*") if path.is_file()]
-    holders = {path.parent.name for path in files if b"hunter2" in path.read_bytes()}
-    assert holders == {"logs"}  # the program prints it
+    assert not [path for path in files if b"hunter2" in path.read_bytes()]
     assert experiment.name.startswith("first_")
     record = head.record
     assert (record["state"], record["exit_code"], record["verdict"]) == ("done", 0, None)

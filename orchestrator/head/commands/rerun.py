@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.common.hiding import REDACTED
 from orchestrator.config import load
 from orchestrator.config.launch import LaunchArguments, Origin, Where
 from orchestrator.config.schema import Config
 from orchestrator.head.commands import launch
 from orchestrator.head.follow.notify import target as targets
-from orchestrator.head.plan.redact import REDACTED
 from orchestrator.head.screen.output import say
 from orchestrator.head.start import stages
 from orchestrator.head.start.request import resolve

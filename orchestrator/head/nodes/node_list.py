@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.common import host_ranges
+from orchestrator.common import hosts as host_ranges
 from orchestrator.common.errors import OrchestratorError, UsageError, nearest
-from orchestrator.common.host_ranges import BadRange
+from orchestrator.common.hosts import BadRange
 from orchestrator.common.text import plural
 from orchestrator.head.nodes.environment import ACTIVATION_FORMS, ACTIVATIONS, chosen
 

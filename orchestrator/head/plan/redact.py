@@ -5,19 +5,15 @@ Of the environment only variables on a list are written down, because a secret m
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, cast
 
+from orchestrator.common.hiding import REDACTED, hide, redacted_text
 from orchestrator.head.plan.model import EnvSetting, Plan
 
-T = TypeVar("T")
-
-REDACTED = "(redacted)"
 NOT_SHOWN = "(not shown)"
 YOURS = "(yours)"
-SHORTEST = 4
+SHORTEST_TOKEN = 8
 SHOWN = re.compile(
     r"(NCCL|RCCL|GLOO|UCX|UCC|CUDA|HIP|ROCR|ROCM|HSA|GPU|NVIDIA|TORCH|TORCHELASTIC|PYTORCH|TRITON"
     r"|OMP|KMP|MKL|OPENBLAS|SLURM|SBATCH|PBS|LSB|LC|ORCHESTRATOR)_\w+"
@@ -30,15 +26,6 @@ SECRET = re.compile(
     r"|(^|_)(API|ACCESS|AUTH|AUTHORIZATION|PASS|PAT|SIG|.*KEY)(_|$)",
     re.IGNORECASE,
 )
-# user:password@ in a URL, whatever the variable is called, and what stands for both over HTTP
-URL_LOGIN = re.compile(
-    r"(?<=://)[^/\s]*:[^/\s]+(?=@)|(?<=http://)[^/\s@]+(?=@)|(?<=https://)[^/\s@]+(?=@)"
-)
-BEARER = re.compile(r"(?<=Bearer )\S+|(?<=Authorization: Basic )\S+")
-
-
-def redacted_text(text: str) -> str:
-    return BEARER.sub(REDACTED, URL_LOGIN.sub(REDACTED, text))
 
 
 def redacted(env: Mapping[str, str]) -> dict[str, str]:
@@ -58,28 +45,10 @@ def is_listed(name: str) -> bool:
     return bool(SHOWN.fullmatch(name)) and not SECRET.search(name)
 
 
-def hide(data: T, secrets: Sequence[str]) -> T:
-    """Replace the values of --secret wherever they are in texts, lists, mappings, dataclasses."""
-    if not secrets:
-        return data
-    return cast("T", _hide(data, sorted(secrets, key=len, reverse=True)))
-
-
-def _hide(data: Any, secrets: Sequence[str]) -> Any:
-    if isinstance(data, str):
-        for secret in secrets:
-            # A shorter one is part of too many words, and is hidden where it stands alone.
-            if data == secret or len(secret) >= SHORTEST:
-                data = data.replace(secret, REDACTED)
-        return data
-    if isinstance(data, Mapping):
-        return {key: _hide(value, secrets) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return type(data)(_hide(item, secrets) for item in data)
-    if dataclasses.is_dataclass(data) and not isinstance(data, type):
-        fields = [field.name for field in dataclasses.fields(data) if field.init]
-        return dataclasses.replace(data, **{f: _hide(getattr(data, f), secrets) for f in fields})
-    return data
+def is_secret(name: str, value: str) -> bool:
+    """Tell whether a variable looks like a secret by its name, and its value like no word."""
+    mixed = re.search(r"\d", value) and re.search(r"[A-Za-z]", value)
+    return bool(SECRET.search(name)) and len(value) >= SHORTEST_TOKEN and bool(mixed)
 
 
 def shown(plan: Plan) -> Plan:

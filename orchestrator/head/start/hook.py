@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.common import hiding
 from orchestrator.common.errors import CheckFailed, NodeError, UsageError
 from orchestrator.head.connect import fleet
-from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import EnvSetting, NodePlan, Plan
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.protocol.requests.start import Hook, Hooked
@@ -40,7 +40,7 @@ def run(plan: Plan, nodes: Nodes, text: str, path: str | None, secrets: Sequence
     try:
         answers = fleet.ask_all(nodes.reached, hooks, HOOK_TIMEOUT, f" ({path} failed)")
     except NodeError as error:
-        what = redact.hide(error.what, secrets)
+        what = hiding.hide(error.what, secrets)
         raise CheckFailed(f"{what}\nnothing was started") from error
     return replace(plan, nodes=tuple(map(changed, plan.nodes, answers)))
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common import interrupt
+from orchestrator.common import hiding, interrupt
 from orchestrator.common.errors import OrchestratorError, StoppedEarly, UsageError
 from orchestrator.common.text import Say
 from orchestrator.common.version import __version__
@@ -57,7 +57,7 @@ def first_record(prepared: Prepared) -> JobRecord:
 
 def shown_command(request: Request) -> list[str]:
     """Return the command line without secrets: those that are known by value go first."""
-    return redact.redacted_command(redact.hide(list(request.command), request.secrets))
+    return redact.redacted_command(hiding.hide(list(request.command), request.secrets))
 
 
 def node_record(node: NodePlan) -> NodeRecord:
@@ -244,7 +244,7 @@ def describe(prepared: Prepared) -> str:
     """Write down config, code and nodes; return why that could not be written, or nothing."""
     experiment, config = prepared.experiment, prepared.request.config
     config = replace(config, env=redact.redacted(config.env))
-    hide = partial(redact.hide, secrets=prepared.request.secrets)
+    hide = partial(hiding.hide, secrets=prepared.request.secrets)
     try:
         experiment.write("config.yaml", load.dump(config, hide))
     except OSError as error:
@@ -255,7 +255,7 @@ def describe(prepared: Prepared) -> str:
 def write_manifest(prepared: Prepared) -> str:
     experiment = prepared.experiment
     tree = prepared.nodes.scan.ready(TREE_SECONDS) if prepared.nodes.scan else None
-    described = redact.hide(manifest(prepared, tree), prepared.request.secrets)
+    described = hiding.hide(manifest(prepared, tree), prepared.request.secrets)
     try:
         if tree and tree.size <= prepared.request.config.sync.keep * MEGABYTE:
             archive.write(tree, experiment.path / archive.NAME)

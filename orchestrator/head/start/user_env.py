@@ -10,6 +10,7 @@ from pathlib import Path
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments
+from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import EnvSetting
 
 LARGEST_FILE = 1 << 20
@@ -33,16 +34,20 @@ def read(arguments: LaunchArguments, environ: Mapping[str, str]) -> tuple[EnvSet
     settings: list[EnvSetting] = []
     for path in arguments.env_file:
         for name, value in read_file(path, environ).items():
-            settings.append(EnvSetting(name, value, f"--env-file {path}", yours=True))
+            settings.append(yours(name, value, f"--env-file {path}"))
     for pattern in arguments.env_pass:
         for name in matching(pattern, environ):
-            settings.append(EnvSetting(name, environ[name], "--env-pass", yours=True))
+            settings.append(yours(name, environ[name], "--env-pass"))
     for name, value in user_env(arguments.env, environ).items():
-        settings.append(EnvSetting(name, value, "--env", yours=True))
+        settings.append(yours(name, value, "--env"))
     for name in arguments.secret:
         value = secret_value(name, environ)
         settings.append(EnvSetting(name, value, "--secret", yours=True, secret=True))
     return tuple(settings)
+
+
+def yours(name: str, value: str, why: str) -> EnvSetting:
+    return EnvSetting(name, value, why, yours=True, secret=redact.is_secret(name, value))
 
 
 def user_env(variables: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+
+from orchestrator.common import hiding
 
 PARTIAL_SECONDS = 0.1  # how long a line without an end (a prompt, a bar) waits for its rest
 PARTIAL_BYTES = 1 << 16
@@ -25,10 +28,12 @@ class Partial:
 
 
 class JobLog:
-    def __init__(self, log: str, ranks: str, before: int = 0) -> None:
+    def __init__(self, log: str, ranks: str, before: int = 0, secrets: Sequence[str] = ()) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self.log = os.open(log, flags, 0o600)
         self.ranks = os.open(ranks, flags, 0o600)
+        # The longest first: one may be a part of another.
+        self.secrets = [os.fsencode(secret) for secret in sorted(secrets, key=len, reverse=True)]
         self.before = before  # bytes of earlier attempts, which stand before these at the head
         self.size = os.fstat(self.log).st_size
         self.stream = ""
@@ -49,7 +54,7 @@ class JobLog:
         if len(data) - end > PARTIAL_BYTES:
             end = len(data)
         if end:
-            self._write(stream, memoryview(data)[:end])
+            self._write(stream, memoryview(hiding.masked(data[:end], self.secrets)))
         partial.data = data[end:]
         if end or not begun:  # one that only grows (dots, a bar) waits from its beginning on
             partial.since = time.monotonic()
@@ -68,7 +73,7 @@ class JobLog:
                 continue
             left = partial.since + PARTIAL_SECONDS - now
             if everything or left <= 0:
-                self._write(stream, memoryview(partial.data))
+                self._write(stream, memoryview(hiding.masked(partial.data, self.secrets)))
                 partial.data = b""
             else:
                 due = left if due is None else min(due, left)

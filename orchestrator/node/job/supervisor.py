@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestrator.common import files
+from orchestrator.common import files, hiding
 from orchestrator.node.job import processes, register, resume_dir
 from orchestrator.node.job.job_log import NO_RANK, JobLog
 from orchestrator.node.job.job_processes import JobProcesses
@@ -73,7 +73,9 @@ class Supervisor:
     def __init__(self, run: RunDir, spec: Spec | None = None) -> None:
         self.run = run
         self.spec = spec or run.read_spec()
-        self.log = JobLog(run.log, run.ranks, self.spec.attempt.log if self.spec.attempt else 0)
+        self.secrets = hiding.parts(self.spec.env.get(name, "") for name in self.spec.secrets)
+        before = self.spec.attempt.log if self.spec.attempt else 0
+        self.log = JobLog(run.log, run.ranks, before, self.secrets)
         self.evidence = Evidence()
         self.events = os.open(run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         reserve(self.events, EVENTS_ROOM)
@@ -368,7 +370,8 @@ class Supervisor:
                 listener.send(b"\n")
 
     def event(self, event: Event) -> None:
-        self.unwritten += json.dumps(events.to_data(event)).encode("ascii") + b"\n"
+        data = hiding.hide(events.to_data(event), self.secrets)
+        self.unwritten += json.dumps(data).encode("ascii") + b"\n"
         with contextlib.suppress(OSError):
             while self.unwritten:
                 self.unwritten = self.unwritten[os.write(self.events, self.unwritten) :]

@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from orchestrator.common.errors import UsageError
-from orchestrator.common.own_names import is_own
+from orchestrator.common.hosts import is_this_machine
 from orchestrator.records.experiment import Experiment
 from orchestrator.views.dashboard import logs, pages
 from orchestrator.views.dashboard.guard import HEADERS, Guard
@@ -190,7 +190,7 @@ class Guarded:
     def judge(self, request: Request) -> Response | None:
         """Return the answer to one who may not pass; nothing for one who may."""
         guard, headers = self.guard, request.headers
-        if not is_own(headers.get("host", ""), guard.names):
+        if not is_this_machine(headers.get("host", ""), guard.names):
             return Response("this server has another name; see --name\n", 421)
         given = request.query_params.get("token")
         if given is not None and request.method == "GET":

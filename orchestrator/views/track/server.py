@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from orchestrator.common.errors import UsageError
-from orchestrator.common.own_names import is_own
+from orchestrator.common.hosts import is_this_machine
 from orchestrator.views.track.exposition import Exposition
 
 PATIENCE = 10.0  # seconds that a client may take for its request, and for the answer
@@ -78,7 +78,7 @@ class Answer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.late.cancel()
-        if not self.server.token and not is_own(self.headers.get("Host", "")):
+        if not self.server.token and not is_this_machine(self.headers.get("Host", "")):
             self.send_error(421, "another machine is meant")
         elif not self.may_read():
             self.send_response(401)

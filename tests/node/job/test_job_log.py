@@ -155,6 +155,18 @@ def test_files_are_their_owners_alone(files: Files) -> None:
     assert {oct(path.stat().st_mode & 0o777) for path in (files.log, files.ranks)} == {"0o600"}
 
 
+def test_secrets_are_masked_and_no_other_byte_moves(tmp_path: Path) -> None:
+    secrets = ("tök-1", "tök-12345", "abc")
+    log = JobLog(str(tmp_path / "log"), str(tmp_path / "ranks"), secrets=secrets)
+    log.feed("0", "the key tök-12345, tök-1 and abc\nagain t".encode())
+    log.feed("0", "ök-12345".encode())
+    log.flush(everything=True)
+    text = (tmp_path / "log").read_text()
+    assert text == f"the key {'*' * 10}, {'*' * 6} and abc\nagain {'*' * 10}"
+    os.close(log.log)
+    os.close(log.ranks)
+
+
 def test_a_log_is_gone_on_with(files: Files) -> None:
     files.job_log.feed("0", b"before\n")
     again = JobLog(str(files.log), str(files.ranks))

@@ -1,13 +1,15 @@
-"""Expand the ranges in names of hosts, as node lists and Slurm write them: gpu[01-03,7].
+"""Names of hosts: the ranges in them (gpu[01-03,7]), and whether one names this machine.
 
 Shipped to the nodes: the standard library alone, and Python 3.9.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 NUMBERS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
@@ -58,3 +60,22 @@ def _numbers(text: str, position: int, most: int) -> list[str]:
 
 def _too_many(position: int, most: int) -> BadRange:
     return BadRange(position, f"this makes more than {most} nodes", f"{most} nodes at most")
+
+
+# -- this machine ------------------------------------------------------------------------------
+
+
+def is_this_machine(host: str, more: Collection[str] = ()) -> bool:
+    """Tell whether a Host header is an address or a name of this machine: no DNS rebinding."""
+    name = host.strip().lower()
+    if name.startswith("["):
+        name = name[1:].partition("]")[0]
+    elif name.count(":") == 1:
+        name = name.partition(":")[0]
+    if name in {"localhost", os.uname().nodename.lower(), *more}:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

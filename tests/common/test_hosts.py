@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from orchestrator.common.own_names import is_own
+from orchestrator.common.hosts import is_this_machine
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ from orchestrator.common.own_names import is_own
     ],
 )
 def test_the_names_of_this_machine(host: str, right: bool) -> None:
-    assert is_own(host, {"head.example.org"}) is right
+    assert is_this_machine(host, {"head.example.org"}) is right
