@@ -24,10 +24,10 @@ from orchestrator.config.parse import at_least
 from orchestrator.config.schema import Config
 from orchestrator.engine.core import evaluation, settings, stopping
 from orchestrator.engine.core import loop as training_loop
+from orchestrator.engine.core.kept import ExtraState
 from orchestrator.engine.core.loop import Loop
 from orchestrator.engine.core.optimizer import Factory, LrScheduler, configured, schedule
 from orchestrator.engine.core.parts import (
-    ExtraState,
     Parts,
     is_endless,
     not_taken,
@@ -472,14 +472,16 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Give the whole weights, on the CPU of rank 0; {} on the others. Every rank calls it."""
-        return whole_weights.state_dict(self.bare)
+        with self.parts.stepper.evaluating():
+            return whole_weights.state_dict(self.bare)
 
     def save(self, path: str | Path) -> None:
         """Write the whole weights, and nothing else, from rank 0. Every rank calls it.
 
         NAME.safetensors, NAME.pt, or a directory, which gets the layout of Hugging Face.
         """
-        whole_weights.save(self.bare, Path(path).expanduser().absolute(), self.state.step)
+        with self.parts.stepper.evaluating():
+            whole_weights.save(self.bare, Path(path).expanduser().absolute(), self.state.step)
 
     def stop(self) -> None:
         """End on all ranks, once min_period is over: as a hook that returns True.
@@ -628,7 +630,7 @@ class Trainer:
         stepper = self.parts.stepper
         now = {"optimizer": stepper.initial_settings, "scheduler": self._scheduler.initial_settings}
         other = not_taken(progress.get("given"), now)
-        if other and not stepper.keeps_settings:
+        if other and not stepper.state.keeps_settings:
             self._say(f"as saved: {other}; on_train_begin= may change trainer.optimizer")
 
     def _kept(self) -> Found | None:

@@ -198,7 +198,7 @@ def offloaded(place: Path) -> Seen:
     keys = {"fsdp": {"cpu_offload": True}}
 
     def moments(made: Trainer) -> dict[str, Tensor]:
-        state = dict(made.parts.stepper.state())
+        state = made.parts.stepper.state.content().tensors
         return {name: mesh.local_tensor(value).cpu().clone() for name, value in state.items()}
 
     first = trainer(strategy="full_shard", config=keys)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
 from orchestrator.engine.core.evaluation import add, evaluate, refuse_other_names
-from orchestrator.engine.core.optimizer import LrScheduler, unsaved
+from orchestrator.engine.core.optimizer import LrScheduler
 from orchestrator.engine.core.parts import Parts, progress_of, save_checkpoint
 from orchestrator.engine.core.stopping import PROFILE, Best, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data.batch import Batches, Micro, Randomness, seed_all, to_device
@@ -94,6 +94,7 @@ class Loop:
             if self.checkpoints is not None:
                 after.callback(self.checkpoints.close)
             to_train(self.parts.model, self.parts.bare)
+            after.enter_context(self.parts.stepper.training_mode())
             # A hook is heard after its step, so all vote after it; else while the step computes.
             self.votes_late = any(gather(ranks.world == 1 or self.hooks.on_step_end is not None))
             self._call(self.hooks.on_train_begin)
@@ -230,17 +231,15 @@ class Loop:
 
     def _warn_of_unsaved(self) -> None:
         """Say at the first step, and not after a resume, what no checkpoint will have."""
-        optimizer = self.parts.stepper.optimizer
-        saves = self.checkpoints is not None or self.memory is not None
-        if self.warned or not saves or not optimizer.state:
+        stepper, saves = self.parts.stepper, self.checkpoints is not None or self.memory is not None
+        if self.warned or not saves or not stepper.optimizer.state:
             return
         self.warned = True
-        if names := unsaved(optimizer):
+        if names := sorted(set(stepper.state.content().unsaved)):
             self.reporter.say(
                 f"WARNING: checkpoints will not have {', '.join(names)} of the optimizer"
-                f" ({type(optimizer).__name__}): they are no tensors of one parameter, and a resume"
-                " begins without them; trainer.keep(name, holder) saves what a holder's"
-                " state_dict() gives"
+                f" ({type(stepper.optimizer).__name__}): they are neither tensors, numbers and"
+                " texts nor lists and dicts of them, and a resume begins without them"
             )
 
     def _check_names(self) -> None:
@@ -304,7 +303,8 @@ class Loop:
             return
         if last or self.policy.save or comparison.due(step):
             used_parts.shards_again(self.parts.bare)
-            optimizer = (("the optimizer's " + n, v) for n, v in self.parts.stepper.state())
+            state = self.parts.stepper.state.content().tensors
+            optimizer = (("the optimizer's " + name, value) for name, value in state.items())
             comparison.start(step, itertools.chain(self.parts.bare.named_parameters(), optimizer))
         comparison.finish(say) if last else comparison.poll(say)
 

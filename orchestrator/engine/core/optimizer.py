@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import math
-from collections.abc import Callable, Mapping
-from types import NoneType
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils import _pytree as tree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.schema import Config, Scheduler
+from orchestrator.engine.core.optimizer_state import HOW
 from orchestrator.engine.core.stopping import Metrics
 from orchestrator.engine.models.import_by_name import kind
-from orchestrator.engine.sharding.mesh import Mesh, local_tensor
+from orchestrator.engine.sharding.mesh import Mesh
 
 Factory = Callable[[list[nn.Parameter]], Optimizer]
 
 FUSED = (AdamW, Adam, SGD)  # elementwise, with kernels that take a scale and may do nothing
-HOW = ("fused", "foreach", "capturable", "differentiable")  # how it is computed, not what
 
 
 def configured(config: Config) -> Factory:
@@ -48,33 +53,29 @@ def bound(
     optimizer: Optimizer | Factory, names: Mapping[int, str], now: Mapping[str, nn.Parameter]
 ) -> Optimizer:
     """Move an optimizer from the parameters that it was made for to those of the spread model."""
-    if not isinstance(optimizer, Optimizer):
-        if not callable(optimizer):
-            raise UsageError(
-                f"optimizer is {kind(optimizer)}, and a Trainer has one optimizer of torch's",
-                "one may treat parts of a model differently:"
-                ' torch.optim.AdamW([{"params": a, "lr": 1e-3}, {"params": b, "lr": 1e-5}])',
-            )
+    if isinstance(optimizer, Optimizer):
+        for group in optimizer.param_groups:
+            refuse_strangers([p for p in group["params"] if id(p) not in names])
+            move(optimizer, group, names, now)
+        refuse_left_behind(optimizer, names, now)
+    elif callable(optimizer):
         wanted = [parameter for parameter in now.values() if parameter.requires_grad]
-        result = optimizer(wanted)
-        if not isinstance(result, Optimizer):
+        optimizer = optimizer(wanted)
+        if not isinstance(optimizer, Optimizer):
             raise UsageError(
-                f"optimizer gave a {type(result).__name__}, not a torch optimizer",
+                f"optimizer gave a {type(optimizer).__name__}, not a torch optimizer",
                 "give torch.optim.AdamW(model.parameters()), or a function of the parameters",
             )
-        optimizer = result
         allowed = {id(parameter) for parameter in wanted}
         for group in optimizer.param_groups:
             refuse_strangers([p for p in group["params"] if id(p) not in allowed])
     else:
-        for group in optimizer.param_groups:
-            refuse_strangers([p for p in group["params"] if id(p) not in names])
-            move(optimizer, group, names, now)
-    if isinstance(optimizer, LBFGS):
         raise UsageError(
-            "LBFGS evaluates the loss several times per step, which the Trainer does not",
-            "use another optimizer",
+            f"optimizer is {kind(optimizer)}, and a Trainer has one optimizer of torch's",
+            "one may treat parts of a model differently:"
+            ' torch.optim.AdamW([{"params": a, "lr": 1e-3}, {"params": b, "lr": 1e-5}])',
         )
+    refuse_closure(optimizer)
     return optimizer
 
 
@@ -94,6 +95,35 @@ def refuse_strangers(strangers: list[nn.Parameter]) -> None:
         )
 
 
+def refuse_closure(optimizer: Optimizer) -> None:
+    """Refuse LBFGS, SAM and their like, as far as their step() says what it needs."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise UsageError(
+            f"{type(optimizer).__name__} evaluates the loss several times per step, which the"
+            " Trainer does not",
+            "use another optimizer",
+        )
+
+
+def refuse_left_behind(
+    optimizer: Optimizer, names: Mapping[int, str], now: Mapping[str, nn.Parameter]
+) -> None:
+    """Refuse one that holds whole parameters elsewhere than in its groups, which nothing trains
+    once the model is sharded."""
+    held = tree.tree_leaves([value for key, value in vars(optimizer).items() if key != "state"])
+    inner = [leaf.param_groups for leaf in held if isinstance(leaf, Optimizer)]
+    for leaf in [*held, *tree.tree_leaves(inner)]:
+        name = names.get(id(leaf)) if isinstance(leaf, nn.Parameter) else None
+        if name is not None and now[name] is not leaf:
+            raise UsageError(
+                f"{type(optimizer).__name__} holds {name} outside its own groups, and sharding puts"
+                " another parameter in its place",
+                "let the Trainer make it, by a function of the parameters: Trainer(model, lambda"
+                f" parameters: {type(optimizer).__name__}(parameters, ...))",
+            )
+
+
 def move(
     optimizer: Optimizer,
     group: dict[str, Any],
@@ -102,68 +132,17 @@ def move(
 ) -> None:
     for index, old in enumerate(group["params"]):
         new = group["params"][index] = now[names[id(old)]]
-        if state := optimizer.state.pop(old, None):
-            optimizer.state[new] = {key: placed(value, old, new) for key, value in state.items()}
+        if old is not new and (state := optimizer.state.pop(old, None)):
+            optimizer.state[new] = tree.tree_map(functools.partial(placed, old, new), state)
 
 
-def placed(value: Any, old: Tensor, new: Tensor) -> Any:
+def placed(old: Tensor, new: Tensor, value: Any) -> Any:
     """Spread state that is as large as its parameter in the way the parameter is."""
     if not isinstance(value, Tensor) or value.shape != old.shape or not value.dim():
         return value
     if isinstance(new, DTensor):
         return distribute_tensor(value.to(new.device), new.device_mesh, new.placements)
     return value.to(new.device)
-
-
-def unsaved(optimizer: Optimizer) -> list[str]:
-    """Name what an optimizer keeps that is no tensor or number of one parameter: nothing of it is
-    in a checkpoint."""
-    names = set()
-    for parameter, values in optimizer.state.items():
-        if not isinstance(parameter, Tensor):
-            names.add(str(parameter))
-            continue
-        names |= {k for k, v in values.items() if not isinstance(v, (Tensor, int, float, NoneType))}
-    if type(optimizer).state_dict is not Optimizer.state_dict:
-        names |= optimizer.state_dict().keys() - {"state", "param_groups"}
-    return sorted(map(str, names))
-
-
-def can_fuse(optimizer: Optimizer) -> bool:
-    """Tell whether torch has fused kernels for it, and the user has not chosen another way."""
-    if type(optimizer) not in FUSED:
-        return False
-    for group in optimizer.param_groups:
-        if group.get("fused") is False or any(group.get(how) for how in HOW[1:]):
-            return False
-        if not all(has_kernel(parameter) for parameter in group["params"]):
-            return False
-    return True
-
-
-def has_kernel(parameter: Tensor) -> bool:
-    """Tell whether a fused kernel does for it what the optimizer says.
-
-    On processors SGD's leaves bf16 and fp16 as they are, and Adam's makes infinities of fp16.
-    """
-    on = parameter.device.type
-    return parameter.is_floating_point() and (
-        on == "cuda" or (on == "cpu" and parameter.dtype in (torch.float32, torch.float64))
-    )
-
-
-def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
-    if not isinstance(parameter, DTensor):
-        return parameter
-    return nn.Parameter(local_tensor(parameter), requires_grad=parameter.requires_grad)
-
-
-def local_state(value: Any, part: Tensor) -> Any:
-    """Bring a value to this rank's part; a count of steps, too, which the fused kernels read."""
-    if not isinstance(value, Tensor):
-        return value
-    value = local_tensor(value)
-    return value.to(part.device, torch.float32) if not value.dim() else value
 
 
 def copy_of(lr: Any) -> Any:
@@ -175,6 +154,23 @@ def set_lr(group: dict[str, Any], value: Any) -> None:
         group["lr"].fill_(value)
     else:
         group["lr"] = value
+
+
+@contextlib.contextmanager
+def lr_multiplied(optimizer: Optimizer, factor: float) -> Iterator[None]:
+    """Change the learning rates for one step: a scheduler of the user's reckons with its own."""
+    groups = optimizer.param_groups if factor != 1.0 else []
+    if any(group.get("lr") is None for group in groups):
+        raise UsageError(
+            f"{type(optimizer).__name__} has no learning rate (lr) that could be multiplied",
+            "leave out warmup_steps= and scale_lr=",
+        )
+    before = [copy_of(group["lr"]) for group in groups]
+    for group, lr in zip(groups, before, strict=True):
+        set_lr(group, lr * factor)
+    yield
+    for group, lr in zip(groups, before, strict=True):
+        set_lr(group, lr)
 
 
 def as_number(item: tuple[str, Any]) -> tuple[str, Any]:
@@ -197,6 +193,99 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str) and is_plain(inner) for key, inner in value.items())
     return value is None or isinstance(value, (bool, int, float, str))
+
+
+# -- what may be left to the kernels ---------------------------------------------------------------
+
+
+def fuse(optimizer: Optimizer) -> bool:
+    """Have it use fused kernels, if torch has them and the user has not chosen another way.
+
+    SGD's are used in single steps: on the first of a parameter they need those of all others.
+    """
+    fused = can_fuse(optimizer)
+    for group in optimizer.param_groups if fused and type(optimizer) is not SGD else ():
+        group["fused"] = True
+    return fused
+
+
+def can_fuse(optimizer: Optimizer) -> bool:
+    if type(optimizer) not in FUSED:
+        return False
+    for group in optimizer.param_groups:
+        if group.get("fused") is False or any(group.get(how) for how in HOW[1:]):
+            return False
+        if not all(has_kernel(parameter) for parameter in group["params"]):
+            return False
+    return True
+
+
+def has_kernel(parameter: Tensor) -> bool:
+    """Tell whether a fused kernel does for it what the optimizer says.
+
+    On processors SGD's leaves bf16 and fp16 as they are, and Adam's makes infinities of fp16.
+    """
+    on = parameter.device.type
+    return parameter.is_floating_point() and (
+        on == "cuda" or (on == "cpu" and parameter.dtype in (torch.float32, torch.float64))
+    )
+
+
+def is_watched(optimizer: Optimizer) -> bool:
+    """Tell whether code of the user's runs around its step, and would see gradients unscaled."""
+    hooks = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        _global_optimizer_pre_hooks,
+        _global_optimizer_post_hooks,
+    )
+    replaced = vars(optimizer).get("step")
+    return any(hooks) or not (replaced is None or hasattr(replaced, "_wrapped_by_lr_sched"))
+
+
+def makes_state(optimizer: Optimizer) -> bool:
+    """Tell whether this step makes state, which must not happen in one that may be left out:
+    the memory of fused SGD's momentum holds anything before its first step."""
+    return any(
+        parameter.grad is not None and not optimizer.state.get(parameter)
+        for group in optimizer.param_groups
+        if group.get("momentum", 1)
+        for parameter in group["params"]
+    )
+
+
+class OnShards(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Compute on this rank's shards: of what is elementwise, that is all there is to do, and the
+    dispatch of DTensors costs more host time than a fused step."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        shards = (
+            list(map(shard_of, value)) if isinstance(value, (list, tuple)) else shard_of(value)
+            for value in args
+        )
+        return func(*shards, **(kwargs or {}))
+
+
+def shard_of(value: Any) -> Any:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+@contextlib.contextmanager
+def left_to_kernels(optimizer: Any, mesh: Mesh, divisor: Tensor, bad: Tensor) -> Iterator[None]:
+    """Have fused kernels divide the gradients, and do nothing at all in a bad step: so nothing
+    waits for the device."""
+    before = [group["fused"] for group in optimizer.param_groups]
+    optimizer.grad_scale, optimizer.found_inf = divisor.float(), bad
+    for group in optimizer.param_groups:
+        group["fused"] = True
+    mode: Any = OnShards if mesh.mesh is not None else contextlib.nullcontext
+    with mode():
+        yield
+    for group, fused in zip(optimizer.param_groups, before, strict=True):
+        group["fused"] = fused
+    del optimizer.grad_scale, optimizer.found_inf
 
 
 # -- the learning rate -----------------------------------------------------------------------------

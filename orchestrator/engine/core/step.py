@@ -6,6 +6,7 @@ nothing here waits for the device: whether a step was skipped, the host learns w
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,23 +18,25 @@ from torch.optim import Optimizer
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import Training
+from orchestrator.engine.core.assignment import carry_assignments
 from orchestrator.engine.core.optimizer import (
-    HOW,
     Factory,
     bound,
-    can_fuse,
     copy_of,
+    fuse,
     is_summed,
-    local_parameter,
-    local_state,
-    set_lr,
+    is_watched,
+    left_to_kernels,
+    lr_multiplied,
+    makes_state,
     settings_of,
 )
+from orchestrator.engine.core.optimizer_state import OptimizerState, Place
 from orchestrator.engine.observe.reporter import StepReport
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import told_by_first
 from orchestrator.engine.sharding.blocks import has_sparse, sum_whole
-from orchestrator.engine.sharding.mesh import Mesh, local_tensor, sharded_like, sharding_explained
+from orchestrator.engine.sharding.mesh import Mesh, local_tensor, sharding_explained
 
 Sums = Mapping[str, tuple[Tensor, Tensor]]
 
@@ -50,11 +53,10 @@ def names_of(model: nn.Module) -> dict[int, str]:
 class Stepper:
     """Any torch optimizer, on the parameters as they are spread over the ranks.
 
-    There are two paths. torch's own AdamW, Adam and SGD work on the local tensors of this rank, by
-    their fused kernels: what they do is elementwise, so that sharding needs no thought, and the
-    dispatch of DTensors costs more host time than the step itself. Every other optimizer works on
-    the DTensors (so that one that is not elementwise is either right or refuses), and the host
-    waits to know whether the step is to be skipped.
+    It is driven by its contract: step() on gradients that are divided and clipped, zero_grad(),
+    state_dict(), load_state_dict(), and train() and eval() if it has them. torch's own AdamW, Adam
+    and SGD may be asked to do the division in their fused kernels, where nobody would see the
+    difference; the host then waits for nothing.
     """
 
     def __init__(
@@ -70,40 +72,33 @@ class Stepper:
         keeps_settings: bool = False,  # on a resume: the learning rate, weight decay ... of today
     ) -> None:
         self.mesh, self.training, self.lr_factor = mesh, training, lr_factor
-        self.keeps_settings = keeps_settings
         self.parameters = dict(plain_names.parameters(model))
         self.optimizer = bound(optimizer, names, self.parameters)
         self.initial_settings = settings_of(self.optimizer)
         chosen = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         self.named = [(name, p) for name, p in self.parameters.items() if id(p) in chosen]
         self.left = [p for p in self.parameters.values() if not is_summed(p, mesh)]
-        self.fused = can_fuse(self.optimizer) and not has_sparse(model)
-        self.locals = self._to_local() if self.fused else [p for _, p in self.named]
+        self.fused = not has_sparse(model) and fuse(self.optimizer)
         self.device = local_tensor(next(iter(self.parameters.values()))).device
+        self.state = OptimizerState(
+            *(self.optimizer, self.named, Place(mesh, self.device)), keeps_settings=keeps_settings
+        )
+        self.in_training = False  # else an evaluation need not end
+        self.proved = False  # its step() has come to an end once
         self.scaling = training.mixed_precision == "fp16"
         self.nominal = nominal
         self.scale = torch.tensor(FIRST_SCALE if self.scaling else 1.0, device=self.device)
         self.good, self.skipped, self.bad_in_a_row = (
             torch.zeros((), device=self.device) for _ in range(3)
         )
+        if mesh.mesh is not None:
+            carry_assignments()
 
     @property
     def whole(self) -> list[nn.Parameter]:
         """The parameters whose gradients nobody sums but this class: sharding leaves some whole,
         and ddp knows only those that were trained when it was made, not what is unfrozen later."""
         return [parameter for parameter in self.left if parameter.requires_grad]
-
-    def _to_local(self) -> list[nn.Parameter]:
-        """Exchange the optimizer's parameters, and their state, for the local parts."""
-        optimizer = self.optimizer
-        locals_ = {p: local_parameter(p) for _, p in self.named}
-        for group in optimizer.param_groups:
-            group["params"] = [locals_[p] for p in group["params"]]
-            group["fused"], group["foreach"] = True, False
-        for whole, part in locals_.items():
-            if state := optimizer.state.pop(whole, None):
-                optimizer.state[part] = {key: local_state(v, part) for key, v in state.items()}
-        return list(locals_.values())
 
     # -- a step -------------------------------------------------------------------------------
 
@@ -130,7 +125,6 @@ class Stepper:
         if the ranks used other parts of the model, so that they were summed with each other."""
         self._refuse_new_groups()
         sum_whole(self.whole)
-        self._take_gradients()
         flat = [value.to(self.device) for pair in sums.values() for value in pair]
         squared = torch.tensor([used, used**2], dtype=torch.float64).to(self.device)
         total = torch.cat([torch.stack([self._squares(), *flat]), squared])
@@ -164,27 +158,39 @@ class Stepper:
         return StepReport(step, names, total[1:-1], norm, bad, in_a_row, apart, lr)
 
     def _apply(self, factor: Tensor, bad: Tensor, lr_factor: float) -> float | Tensor:
-        groups = self.optimizer.param_groups
-        base = [copy_of(group["lr"]) for group in groups]
-        for group, lr in zip(groups, base, strict=True):
-            set_lr(group, lr * lr_factor)
-        if self.fused:
-            # The fused kernels divide by the one and do nothing at all where the other is set.
-            self.optimizer.grad_scale = (1.0 / factor).float()  # type: ignore[attr-defined]
-            self.optimizer.found_inf = bad  # type: ignore[attr-defined]
-            self.optimizer.step()
-        elif not bad.item():
-            self._multiply(factor.item())
-            with sharding_explained(self.mesh, type(self.optimizer).__name__):
-                self.optimizer.step()
-        for group, lr in zip(groups, base, strict=True):
-            set_lr(group, lr)  # a scheduler of the user's reckons with its own
-        first: float | Tensor = base[0] * lr_factor
+        lr = copy_of(self.optimizer.param_groups[0].get("lr"))
+        with lr_multiplied(self.optimizer, lr_factor):
+            if self.fused and not is_watched(self.optimizer) and not makes_state(self.optimizer):
+                with left_to_kernels(self.optimizer, self.mesh, 1.0 / factor, bad):
+                    self.optimizer.step()
+            elif not bad.item():
+                self._multiply(factor.item())
+                self._step_explained()
+        first: float | Tensor = math.nan if lr is None else lr * lr_factor
         return first
+
+    def _step_explained(self) -> None:
+        """Say, at its first step, by name what an optimizer cannot do here."""
+        name = type(self.optimizer).__name__
+        try:
+            with sharding_explained(self.mesh, name):
+                self.optimizer.step()
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError,
+                ValueError) as error:  # fmt: skip
+            if self.proved:
+                raise
+            sharded = self.mesh.mesh is not None
+            raise UsageError(
+                f"{name}.step() fails{' with sharded parameters' * sharded}:"
+                f" {type(error).__name__} {error}".rstrip(),
+                'strategy="ddp" (fsdp.sharding_strategy) keeps them whole' if sharded else
+                "a Trainer calls it as torch's own: after the backward, without a closure",
+            ) from error  # fmt: skip
+        self.proved = True
 
     def _multiply(self, factor: float) -> None:
         dense = []
-        for parameter in self.locals:
+        for _, parameter in self.named:
             grad = parameter.grad
             if grad is not None and grad.is_sparse:  # not in place: that would change a copy
                 parameter.grad = torch.mul(grad, factor)
@@ -193,36 +199,21 @@ class Stepper:
         if dense:
             torch._foreach_mul_(dense, factor)
 
-    def _take_gradients(self) -> None:
-        """Take the shards as FSDP has them now: it may have moved them in its first forward."""
-        if not self.fused:
-            return
-        for (_, parameter), local in zip(self.named, self.locals, strict=True):
-            if local is parameter:
-                continue
-            local.data = local_tensor(parameter)
-            local.grad = None if parameter.grad is None else local_tensor(parameter.grad)
-
     def _squares(self) -> Tensor:
         whole = {id(parameter) for parameter in self.whole}
-        grads = {
-            local: local_tensor(local.grad)
-            for local in self.locals
-            if local.grad is not None and local.grad.numel()
-        }
-        sharded = squares_of([grad for local, grad in grads.items() if id(local) not in whole])
+        grads = {p: local_tensor(p.grad) for _, p in self.named if p.grad is not None}
+        sharded = squares_of([grad for p, grad in grads.items() if id(p) not in whole])
         if not whole:
             return sharded.to(self.device)
         # Each copy counts its shards once, but all ranks have these.
-        once = squares_of([grad for local, grad in grads.items() if id(local) in whole])
+        once = squares_of([grad for p, grad in grads.items() if id(p) in whole])
         share = self.mesh.copies / dist.get_world_size()
         return sharded.to(self.device) + once.to(self.device) * share
 
     def _forget(self) -> None:
-        for parameter in self.parameters.values():
+        self.optimizer.zero_grad()
+        for parameter in self.parameters.values():  # those that are not in the optimizer, too
             parameter.grad = None
-        for local in self.locals:
-            local.grad = None
 
     def _count(self, bad: Tensor, count: Tensor) -> None:
         self.skipped += bad
@@ -238,22 +229,45 @@ class Stepper:
         self.good *= self.good < GROW_AFTER
         self.scale = (self.scale * (1 - lost / 2) * grow).clamp(1.0, LARGEST_SCALE)
 
+    # -- an optimizer that tells training from evaluation -----------------------------------------
+
+    @contextlib.contextmanager
+    def training_mode(self) -> Iterator[None]:
+        self.in_training = True
+        self._call("train")
+        try:
+            yield
+        finally:
+            self.in_training = False
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Have it show the weights to evaluate and to save, as schedule-free ones ask for."""
+        self._call("eval")
+        try:
+            yield
+        finally:
+            if self.in_training:
+                self._call("train")
+
+    def _call(self, name: str) -> None:
+        method = getattr(self.optimizer, name, None)
+        if callable(method):
+            method()
+
     # -- what a checkpoint holds of it ----------------------------------------------------------
 
-    def _with_locals(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
-        for (name, parameter), local in zip(self.named, self.locals, strict=True):
-            yield name, parameter, local
+    def progress(self) -> dict[str, Any]:
+        """Give what is no state of the optimizer, as JSON keeps it."""
+        return {
+            "class": type(self.optimizer).__name__,
+            "scale": self.scale.item() if self.scaling else None,
+            "nominal": self.nominal,
+            "good": self.good.item(),
+            "bad": self.skipped.item(),
+        }
 
-    def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Give the optimizer's tensors by the names of the parameters, sharded as they are."""
-        for name, parameter, local in self._with_locals():
-            for key, value in self.optimizer.state.get(local, {}).items():
-                if isinstance(value, Tensor):
-                    whole = sharded_like(parameter, value) if local is not parameter else value
-                    yield f"{name}.{key}", whole
-
-    def prime(self, progress: Mapping[str, Any]) -> None:
-        """Make the state that the saved optimizer had, so that a checkpoint can be read into it."""
+    def refuse_other_class(self, progress: Mapping[str, Any]) -> None:
         kind = type(self.optimizer).__name__
         if progress.get("class", kind) != kind:
             raise CheckFailed(
@@ -261,69 +275,17 @@ class Stepper:
                 f" {progress['class']}, this is {kind}",
                 "resume with the optimizer that it was saved with",
             )
-        had = set(progress.get("stateful", [name for name, _ in self.named]))
-        for name, parameter, local in self._with_locals():
-            if name not in had:
-                self.optimizer.state.pop(local, None)
-            elif not self.optimizer.state.get(local):
-                local.grad = torch.zeros_like(local if self.fused else parameter)
-        groups = self.optimizer.param_groups
-        base = [copy_of(group["lr"]) for group in groups]
-        for group in groups:
-            set_lr(group, copy_of(group["lr"]) * 0)
-        self.optimizer.grad_scale = self.optimizer.found_inf = None  # type: ignore[attr-defined]
-        unhooked = getattr(type(self.optimizer).step, "__wrapped__", type(self.optimizer).step)
-        unhooked(self.optimizer)
-        for group, lr in zip(groups, base, strict=True):
-            set_lr(group, lr)
-        self._forget()
-
-    def progress(self) -> dict[str, Any]:
-        """Give what is neither a parameter nor a tensor beside one, as JSON keeps it."""
-        state = self.optimizer.state
-        numbers = {
-            name: {k: v for k, v in state.get(local, {}).items() if isinstance(v, (int, float))}
-            for name, _, local in self._with_locals()
-        }
-        return {
-            "class": type(self.optimizer).__name__,
-            "stateful": [name for name, _, local in self._with_locals() if state.get(local)],
-            "plain": {name: values for name, values in numbers.items() if values},
-            "groups": settings_of(self.optimizer),
-            "scale": self.scale.item() if self.scaling else None,
-            "nominal": self.nominal,
-            "good": self.good.item(),
-            "bad": self.skipped.item(),
-        }
 
     def restore(self, progress: Mapping[str, Any]) -> None:
-        if not self.keeps_settings and "groups" in progress:
-            self._restore_settings(progress["groups"])
-        for name, _, local in self._with_locals():
-            if numbers := progress.get("plain", {}).get(name):
-                self.optimizer.state[local].update(numbers)
         if self.scaling and (progress["scale"] or 1.0) != 1.0:  # 1.0 was that of fp32
             self.scale.fill_(progress["scale"])
         self.nominal = self.nominal or progress.get("nominal")
         self.good.fill_(progress["good"])
         self.skipped.fill_(progress.get("bad", progress.get("skipped", 0)))
 
-    def _restore_settings(self, saved: list[dict[str, Any]]) -> None:
-        groups = self.optimizer.param_groups
-        if len(groups) != len(saved):
-            raise CheckFailed(
-                f"the checkpoint's optimizer has {len(saved)} groups of parameters,"
-                f" this one {len(groups)}"
-            )
-        for group, values in zip(groups, saved, strict=True):
-            for key, value in values.items():
-                if key == "lr":
-                    set_lr(group, value)
-                elif key not in HOW:
-                    group[key] = tuple(value) if isinstance(value, list) else value
-
 
 def squares_of(grads: list[Tensor]) -> Tensor:
+    grads = [grad for grad in grads if grad.numel()]
     if not grads:
         return torch.zeros((), dtype=torch.float64)
     values = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]

@@ -1,0 +1,180 @@
+"""What a training has beside its model: the state of its optimizer, of modules and of programs."""
+
+from __future__ import annotations
+
+import base64
+import io
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.engine.core.optimizer_state import Content, tensors_of
+from orchestrator.engine.core.step import Stepper
+from orchestrator.engine.ranks import plain_names
+from orchestrator.engine.saving.in_memory.memory_checkpoint import decoded
+from orchestrator.engine.sharding.mesh import plain_class
+
+# What torch and pickle raise for what is no data, or not safe to be read again.
+NOT_READ = (pickle.PickleError, AttributeError, RuntimeError, TypeError, ValueError)
+
+
+class AuxiliaryState:
+    """Hold the optimizer's state, and what a program keeps: dicts, or objects with state_dict()."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self.stepper = stepper
+        self.holders: dict[str, Any] = {}
+        self.primed: dict[str, Tensor] | None = None  # what a resume is to fill
+
+    def add(self, name: str, holder: Any) -> None:
+        loads = hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")
+        if not name or not isinstance(name, str) or name in self.holders:
+            raise UsageError(f"keep({name!r}, ...): each thing needs a name of its own")
+        if not isinstance(holder, dict) and not loads:
+            raise UsageError(
+                f"keep({name!r}, ...): a {type(holder).__name__} cannot be saved",
+                "give a dict, or an object with state_dict() and load_state_dict()",
+            )
+        if not holder and isinstance(holder, dict):
+            raise UsageError(
+                f"keep({name!r}, ...): the dict is empty, and a resume fills what is there",
+                "make all of it first, with the weights as the Trainer has spread them:"
+                " {n: w.detach().clone() for n, w in trainer.bare.named_parameters()}",
+            )
+        content_of(name, holder)
+        self.holders[name] = holder
+
+    def _kept(self) -> dict[str, Content]:
+        return {name: content_of(name, holder) for name, holder in self.holders.items()}
+
+    # -- as a checkpoint asks for it, together with the optimizer -------------------------------
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        if self.primed is not None:
+            yield from self.primed.items()
+            return
+        yield from prefixed("optim", self.stepper.state.content().tensors).items()
+        for content in self._kept().values():
+            yield from prefixed("kept", content.tensors).items()
+
+    def progress(self) -> dict[str, Any]:
+        own, kept = self.stepper.state.content(), self._kept()
+        forms = {path: form for content in kept.values() for path, form in content.forms.items()}
+        texts = {"kept": {name: content.text for name, content in kept.items()}, "forms": forms}
+        optimizer = {"text": own.text, "forms": own.forms}
+        return {**self.stepper.progress(), "optimizer": optimizer, **(texts if kept else {})}
+
+    def prime(self, progress: Mapping[str, Any]) -> None:
+        """Find the tensors that a checkpoint is to be read into."""
+        self.stepper.refuse_other_class(progress)
+        self.primed = prefixed("optim", self.stepper.state.targets(progress))
+        for name, content in self._kept().items():
+            if name in progress.get("kept", {}):
+                wanted = tensors_of(progress["kept"][name])
+                tensors = self._targets(name, set(wanted), content, progress.get("forms", {}))
+                self.primed |= prefixed("kept", tensors)
+
+    def _targets(
+        self, name: str, wanted: set[str], content: Content, forms: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
+        """Make for an object what it lacks: its load_state_dict() knows what to do with it."""
+        now, place = content.tensors, self.stepper.state.place
+        if wanted <= forms.keys() and not isinstance(self.holders[name], dict):
+            return {path: place.target(forms[path], now.get(path), None) for path in wanted}
+        if other := sorted(wanted ^ now.keys()):
+            raise CheckFailed(
+                f"what is kept as {name!r} has other tensors than in the checkpoint: {other[0]}"
+                + (f" and {len(other) - 1} more" if other[1:] else ""),
+                "make all of it before train(), as it was when it was saved",
+            )
+        return dict(now)
+
+    def restore(self, progress: Mapping[str, Any]) -> None:
+        self.stepper.restore(progress)
+        primed, self.primed = self.primed or {}, None
+        self.stepper.state.load(progress, unprefixed("optim", primed))
+        tensors = unprefixed("kept", primed)
+        for name, text in progress.get("kept", {}).items():
+            holder = self.holders.get(name)
+            if holder is None:
+                continue
+            try:
+                values = decoded(text, tensors)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise CheckFailed(f"what was kept as {name!r} makes no sense ({error})") from None
+            if isinstance(holder, dict):
+                holder.clear()
+                holder.update(values)
+            else:
+                holder.load_state_dict(values)
+
+    def lacking(self, progress: Mapping[str, Any]) -> list[str]:
+        """Name what a checkpoint has nothing of."""
+        saved = progress["stepper"].get("kept", {})
+        return [name for name in self.holders if name not in saved]
+
+
+def content_of(name: str, holder: Any) -> Content:
+    content = Content()
+    content.text = content.write(holder if isinstance(holder, dict) else holder.state_dict(), name)
+    return content
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{path}": tensor for path, tensor in tensors.items()}
+
+
+def unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    start = f"{prefix}."
+    return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+
+
+class ExtraState:
+    """Holds what modules have beside parameters and buffers: get_extra_state() gives it.
+
+    It may be of another size at each time, so it is kept as text, and read as weights alone.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = {
+            plain_names.plain(name): module
+            for name, module in model.named_modules()
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self.modules)
+
+    def refused(self) -> str:
+        """Say what cannot be read again, and is left out from now on."""
+        found = []
+        for name, module in list(self.modules.items()):
+            try:
+                read(written(module.get_extra_state()))
+            except NOT_READ as error:
+                del self.modules[name]
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                found.append(f"{name or 'the model'} ({plain_class(module).__name__}): {reason}")
+        return "; ".join(found)
+
+    def state_dict(self) -> dict[str, str]:
+        return {name: written(module.get_extra_state()) for name, module in self.modules.items()}
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        for name, module in self.modules.items():
+            if name in state:
+                module.set_extra_state(read(state[name]))
+
+
+def written(value: Any) -> str:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def read(text: str) -> Any:
+    return torch.load(io.BytesIO(base64.b64decode(text)), map_location="cpu", weights_only=True)

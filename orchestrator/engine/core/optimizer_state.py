@@ -1,0 +1,248 @@
+"""The optimizer's state as a checkpoint has it: what state_dict() gives, load_state_dict() takes.
+
+Parameters have their names there in the place of numbers. Tensors shaped like their parameter are
+spread over the ranks as it is, whatever the ranks are; everything else is kept as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import empty as empty_sharded
+from torch.optim import Optimizer
+
+from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.engine.saving.in_memory.memory_checkpoint import decoded, encoded
+from orchestrator.engine.sharding.mesh import Mesh
+
+HOW = ("fused", "foreach", "capturable", "differentiable")  # how it is computed, not what
+WHOLE = "whole"  # beside a sharded parameter
+# What an earlier version saved of each parameter, without a word about its tensors.
+EARLIER = {
+    "Adam": ("step", "exp_avg", "exp_avg_sq"),
+    "AdamW": ("step", "exp_avg", "exp_avg_sq"),
+    "SGD": ("momentum_buffer",),
+}
+
+
+@dataclass
+class Content:
+    """What somebody keeps: JSON that names tensors, those tensors, and how to make them again."""
+
+    text: Any = None
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    forms: dict[str, list[Any]] = field(default_factory=dict)  # where it isn't the parameter's
+    unsaved: list[str] = field(default_factory=list)
+
+    def write(self, value: Any, path: str, parameter: Tensor | None = None) -> Any:
+        """Give a value as JSON, and note its tensors."""
+        tensors: dict[str, Tensor] = {}
+        text = encoded(value, tensors, path, sharded=True)
+        for name, tensor in zip(tensors, map(summed, tensors.values()), strict=True):
+            self.tensors[name] = tensor
+            if parameter is None or not alike(tensor, parameter):
+                self.forms[name] = form_of(tensor, parameter)
+        return text
+
+    def entries(
+        self, values: Mapping[Any, Any], path: str, parameter: Tensor | None = None
+    ) -> dict[str, Any]:
+        """Write what can be kept of some values, and name what can not."""
+        written = {}
+        for key, value in values.items():
+            if isinstance(key, str):
+                with contextlib.suppress(UsageError):
+                    written[key] = self.write(value, f"{path}{key}", parameter)
+            if key not in written:
+                self.unsaved.append(str(key))
+        return written
+
+
+def summed(tensor: Tensor) -> Tensor:
+    """Add up what each rank has only a part of the sum of: nothing else can be saved."""
+    if not isinstance(tensor, DTensor) or not any(p.is_partial() for p in tensor.placements):
+        return tensor
+    whole = [Replicate() if p.is_partial() else p for p in tensor.placements]
+    return tensor.redistribute(placements=whole)
+
+
+def alike(tensor: Tensor, parameter: Tensor) -> bool:
+    same = tensor.shape == parameter.shape and tensor.dtype == parameter.dtype
+    sharded = isinstance(tensor, DTensor) == isinstance(parameter, DTensor)
+    return same and sharded and tensor.device == parameter.device
+
+
+def form_of(tensor: Tensor, parameter: Tensor | None) -> list[Any]:
+    """Describe a tensor, as JSON keeps it: dtype, shape, device, and how it is sharded."""
+    axis: int | str | None = WHOLE if isinstance(parameter, DTensor) else None
+    if isinstance(tensor, DTensor):
+        last = tensor.placements[-1]
+        axis = last.dim if isinstance(last, Shard) else -1
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return [dtype, list(tensor.shape), tensor.device.type, axis]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where tensors are made again."""
+
+    mesh: Mesh
+    device: torch.device
+
+    def empty(self, form: Sequence[Any], parameter: Tensor | None) -> Tensor:
+        """Make a tensor of this form, spread as the ranks of today are."""
+        dtype, shape, device, axis = getattr(torch, form[0]), *form[1:]
+        if parameter is not None and shape and axis != WHOLE and shape == [*parameter.shape]:
+            return torch.empty_like(parameter.detach(), dtype=dtype)
+        if isinstance(axis, int) and self.mesh.mesh is not None:
+            placements: list[Placement] = [Replicate()] * self.mesh.mesh.ndim
+            if axis >= 0:
+                placements[-1] = Shard(axis)
+            return empty_sharded(
+                *shape, dtype=dtype, device_mesh=self.mesh.mesh, placements=placements
+            )
+        return torch.empty(shape, dtype=dtype, device="cpu" if device == "cpu" else self.device)
+
+    def target(self, form: Sequence[Any] | None, now: Tensor | None, like: Tensor | None) -> Tensor:
+        """Give the tensor that a saved one is read into: the one that is there, if it fits."""
+        if form is None:
+            assert like is not None
+            form = form_of(like.detach(), like)
+        fits = now is not None and form[:2] == form_of(now, None)[:2]
+        return now if now is not None and fits else self.empty(form, like)
+
+
+def tensors_of(value: Any) -> Iterator[str]:
+    """Give the names of the tensors in such JSON."""
+    if isinstance(value, dict) and isinstance(value.get("tensor"), str):
+        yield value["tensor"]
+    elif isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from tensors_of(inner)
+
+
+class OptimizerState:
+    """The state of one optimizer."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        named: Sequence[tuple[str, nn.Parameter]],
+        place: Place,
+        *,
+        keeps_settings: bool,
+    ) -> None:
+        self.optimizer, self.parameters, self.place = optimizer, dict(named), place
+        self.keeps_settings = keeps_settings
+        known = {id(parameter): name for name, parameter in named}
+        own = (known[id(p)] for group in optimizer.param_groups for p in group["params"])
+        self.names = dict(enumerate(own))
+
+    def content(self) -> Content:
+        """Give all of it as JSON and tensors: the very tensors that train."""
+        content, settings, more = Content(), Content(), dict(self.optimizer.state_dict())
+        numbered = is_numbered(more)
+        state = more.pop("state") if numbered else {}
+        groups = more.pop("param_groups") if numbered else []
+        content.text = {
+            "state": {
+                name: content.entries(state[number], f"{name}.", self.parameters[name])
+                for number, name in self.names.items()
+                if state.get(number)
+            },
+            "shared": content.entries(
+                {key: value for key, value in state.items() if key not in self.names}, "shared "
+            ),
+            "more": content.entries(more, "more "),
+            "groups": [
+                settings.entries({k: v for k, v in group.items() if k != "params"}, f"group {i} ")
+                for i, group in enumerate(groups)
+            ],
+        }
+        content.tensors |= settings.tensors
+        content.forms |= settings.forms  # what JSON has not of them is code, such as a function
+        return content
+
+    def targets(self, progress: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Give the tensors that the saved ones are to be read into."""
+        text, forms = saved(progress)
+        now = self.content().tensors
+        found = {}
+        for name, like in self.parameters.items():
+            for path in tensors_of(text["state"].get(name)):
+                found[path] = self.place.target(forms.get(path), now.get(path), like)
+        for path in tensors_of([text["shared"], text["groups"], text["more"]]):
+            found[path] = self.place.target(forms[path], now.get(path), None)
+        return found
+
+    def load(self, progress: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        text, now = saved(progress)[0], dict(self.optimizer.state_dict())
+        groups = now["param_groups"] if is_numbered(now) else []
+        if len(groups) != len(text["groups"]):
+            raise CheckFailed(
+                f"the checkpoint's optimizer has {len(text['groups'])} groups of parameters,"
+                f" this one {len(groups)}"
+            )
+        now |= values_of(text["more"], tensors)
+        state = {
+            number: values_of(text["state"][name], tensors)
+            for number, name in self.names.items()
+            if name in text["state"]
+        }
+        if groups:
+            settings = [values_of(group, tensors) for group in text["groups"]]
+            pairs = zip(groups, settings, strict=True)
+            now["param_groups"] = [self._settings(*pair) for pair in pairs]
+            now["state"] = state | values_of(text["shared"], tensors)
+        self.optimizer.load_state_dict(now)
+        self._in_their_precision(state)
+
+    def _settings(self, now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+        """Choose the settings of a group: those that were saved, but for how it is computed."""
+        fixed = {key: now[key] for key in ("params", *HOW) if key in now}
+        return {**now, **({} if self.keeps_settings else saved), **fixed}
+
+    def _in_their_precision(self, before: Mapping[int, Mapping[str, Any]]) -> None:
+        """Undo what load_state_dict() does to state that is finer than its parameter: it rounds."""
+        loaded = self.optimizer.state_dict().get("state", {})
+        for number, values in before.items():
+            for key, value in values.items():
+                rounded = loaded.get(number, {}).get(key)
+                if isinstance(rounded, Tensor) and key != "step" and rounded.dtype != value.dtype:
+                    loaded[number][key] = value
+
+
+def is_numbered(state: Mapping[str, Any]) -> bool:
+    """Tell whether it is laid out as torch's own state_dict(): an optimizer may have another."""
+    return {"state", "param_groups"} <= state.keys()
+
+
+def values_of(text: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {key: decoded(value, tensors) for key, value in text.items()}
+
+
+def saved(progress: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list[Any]]]:
+    """Read what a checkpoint has of the optimizer, also one of an earlier version."""
+    if "optimizer" in progress:
+        return progress["optimizer"]["text"], progress["optimizer"]["forms"]
+    kind = progress.get("class", "")
+    if kind not in EARLIER:
+        raise CheckFailed(
+            f"an earlier version saved this optimizer ({kind}) without saying what its tensors are",
+            "resume with that version; its weights alone: orchestrator checkpoint export",
+        )
+    names, groups = progress["stateful"], progress["groups"]
+    keys = [*EARLIER[kind], *["max_exp_avg_sq" for group in groups if group.get("amsgrad")][:1]]
+    text = {
+        "state": {name: {key: {"tensor": f"{name}.{key}"} for key in keys} for name in names},
+        "shared": {},
+        "more": {},
+        "groups": [Content().entries(group, "") for group in groups],
+    }
+    return text, {f"{name}.step": ["float32", [], "cpu", None] for name in names}

@@ -1,0 +1,151 @@
+"""Optimizers as libraries and programs write them, with state of every kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, AdamW, Optimizer
+
+
+class Own(Optimizer):
+    """Changes each parameter by what change() says."""
+
+    def __init__(self, parameters: Any, lr: float = 1e-2) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    change = self.change(self.state[parameter], parameter.grad)
+                    parameter.sub_(change, alpha=group.get("lr", 1e-2))
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        return grad
+
+
+class Lists(Own):
+    """Keeps the last gradients, as Shampoo and SOAP keep their matrices."""
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        state["last"] = [*state.get("last", []), grad.clone()][-3:]
+        state["nested"] = {"count": state.get("nested", {"count": 0})["count"] + 1}
+        total = state["last"][0] / state["nested"]["count"]
+        for other in state["last"][1:]:
+            total = total + other
+        return total
+
+
+class Attribute(Own):
+    """Adds an attribute to its state_dict()."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.steps += 1
+        super().step()
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        return grad / self.steps
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.steps = state_dict["steps"]
+        super().load_state_dict({k: v for k, v in state_dict.items() if k != "steps"})
+
+
+class Shared(Own):
+    """Keeps state of all parameters together, as MADGRAD does."""
+
+    def step(self, closure: Any = None) -> None:
+        shared: Any = self.state
+        shared["all"] = {"steps": shared.get("all", {"steps": 0})["steps"] + 1}
+        super().step()
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        shared: Any = self.state
+        return grad / shared["all"]["steps"]
+
+
+class Inner(Optimizer):
+    """Has an optimizer for matrices, and one for the rest: the recipe for one of both."""
+
+    def __init__(self, parameters: Any) -> None:
+        every = list(parameters)
+        matrices = SGD([p for p in every if p.dim() > 1], lr=1e-2, momentum=0.9)
+        self.parts = [matrices, AdamW([p for p in every if p.dim() < 2], lr=1e-2)]
+        super().__init__(every, {"lr": 0.0})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+
+    def step(self, closure: Any = None) -> None:
+        for part in self.parts:
+            part.step()
+
+
+class Finer(Own):
+    """Keeps its means in more precision than the weights have."""
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        before = state.get("mean", torch.zeros_like(grad, dtype=torch.float32))
+        state["mean"] = before.lerp(grad.float(), 0.1)
+        return state["mean"].to(grad.dtype)
+
+
+class Rateless(Own):
+    """Finds out by itself how far to go."""
+
+    def __init__(self, parameters: Any) -> None:
+        Optimizer.__init__(self, parameters, {})
+
+
+class Switching(SGD):
+    """Wants to know whether it trains, as schedule-free ones do; notes its turns."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=1e-2)
+        self.turns: list[str] = []
+
+    def train(self) -> None:
+        self.turns.append("T")
+
+    def eval(self) -> None:
+        self.turns.append("E")
+
+    def step(self, closure: Any = None) -> None:
+        self.turns.append("s")
+        super().step()
+
+
+class Closing(Own):
+    """Evaluates the loss by itself, as LBFGS does."""
+
+    def step(self, closure: Any) -> None:
+        closure()
+
+
+class Closed(Own):
+    """Does so, too, and says it only when it is called."""
+
+    def step(self, closure: Any = None) -> None:
+        assert closure is not None, "no closure"
+
+
+OWN = {
+    "lists": Lists,
+    "attribute": Attribute,
+    "shared": Shared,
+    "inner": Inner,
+    "momentum": lambda parameters: SGD(parameters, lr=0.05, momentum=0.9),
+    "amsgrad": lambda parameters: AdamW(parameters, lr=torch.tensor(1e-2), amsgrad=True),
+}
