@@ -65,7 +65,7 @@ class AuxiliaryState:
         own, kept = self.stepper.state.content(), self._kept()
         forms = {path: form for content in kept.values() for path, form in content.forms.items()}
         texts = {"kept": {name: content.text for name, content in kept.items()}, "forms": forms}
-        optimizer = {"text": own.text, "forms": own.forms}
+        optimizer = {"text": own.text, "forms": own.forms, "unsaved": own.unsaved}
         return {**self.stepper.progress(), "optimizer": optimizer, **(texts if kept else {})}
 
     def prime(self, progress: Mapping[str, Any]) -> None:
@@ -114,8 +114,12 @@ class AuxiliaryState:
 
     def lacking(self, progress: Mapping[str, Any]) -> list[str]:
         """Name what a checkpoint has nothing of."""
-        saved = progress["stepper"].get("kept", {})
-        return [name for name in self.holders if name not in saved]
+        saved = progress["stepper"]
+        optimizer = saved.get("optimizer", {}).get("unsaved", [])
+        return [
+            *(f"{name} of the optimizer" for name in sorted(set(optimizer))),
+            *(name for name in self.holders if name not in saved.get("kept", {})),
+        ]
 
 
 def content_of(name: str, holder: Any) -> Content:

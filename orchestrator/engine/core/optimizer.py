@@ -27,6 +27,7 @@ from orchestrator.engine.sharding.mesh import Mesh
 Factory = Callable[[list[nn.Parameter]], Optimizer]
 
 FUSED = (AdamW, Adam, SGD)  # elementwise, with kernels that take a scale and may do nothing
+KERNELS = (torch.ops.aten._fused_adamw_, torch.ops.aten._fused_adam_, torch.ops.aten._fused_sgd_)
 
 
 def configured(config: Config) -> Factory:
@@ -255,17 +256,15 @@ def makes_state(optimizer: Optimizer) -> bool:
 
 
 class OnShards(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Compute on this rank's shards: of what is elementwise, that is all there is to do, and the
-    dispatch of DTensors costs more host time than a fused step."""
+    """Give fused kernels this rank's shards: of what is elementwise, that is all there is to do.
+    The dispatch of DTensors costs more host time than such a step, and knows no fused SGD."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        shards = (
-            list(map(shard_of, value)) if isinstance(value, (list, tuple)) else shard_of(value)
-            for value in args
-        )
-        return func(*shards, **(kwargs or {}))
+        if func.overloadpacket in KERNELS:
+            args = [list(map(shard_of, a)) if isinstance(a, (list, tuple)) else a for a in args]
+        return func(*args, **(kwargs or {}))
 
 
 def shard_of(value: Any) -> Any:
@@ -273,16 +272,14 @@ def shard_of(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def left_to_kernels(optimizer: Any, mesh: Mesh, divisor: Tensor, bad: Tensor) -> Iterator[None]:
+def left_to_kernels(optimizer: Any, divisor: Tensor, bad: Tensor) -> Iterator[None]:
     """Have fused kernels divide the gradients, and do nothing at all in a bad step: so nothing
     waits for the device."""
     before = [group["fused"] for group in optimizer.param_groups]
     optimizer.grad_scale, optimizer.found_inf = divisor.float(), bad
     for group in optimizer.param_groups:
         group["fused"] = True
-    mode: Any = OnShards if mesh.mesh is not None else contextlib.nullcontext
-    with mode():
-        yield
+    yield
     for group, fused in zip(optimizer.param_groups, before, strict=True):
         group["fused"] = fused
     del optimizer.grad_scale, optimizer.found_inf

@@ -79,13 +79,15 @@ def alike(tensor: Tensor, parameter: Tensor) -> bool:
 
 
 def form_of(tensor: Tensor, parameter: Tensor | None) -> list[Any]:
-    """Describe a tensor, as JSON keeps it: dtype, shape, device, and how it is sharded."""
+    """Describe a tensor, as JSON keeps it: dtype, shape, device, how it is sharded, and strides:
+    what is multiplied in another order comes to other bits."""
     axis: int | str | None = WHOLE if isinstance(parameter, DTensor) else None
     if isinstance(tensor, DTensor):
         last = tensor.placements[-1]
         axis = last.dim if isinstance(last, Shard) else -1
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return [dtype, list(tensor.shape), tensor.device.type, axis]
+    strides = None if tensor.is_contiguous() else list(tensor.stride())
+    return [dtype, list(tensor.shape), tensor.device.type, axis, strides]
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Place:
 
     def empty(self, form: Sequence[Any], parameter: Tensor | None) -> Tensor:
         """Make a tensor of this form, spread as the ranks of today are."""
-        dtype, shape, device, axis = getattr(torch, form[0]), *form[1:]
+        dtype, shape, device, axis, strides = getattr(torch, form[0]), *form[1:]
         if parameter is not None and shape and axis != WHOLE and shape == [*parameter.shape]:
             return torch.empty_like(parameter.detach(), dtype=dtype)
         if isinstance(axis, int) and self.mesh.mesh is not None:
@@ -107,7 +109,10 @@ class Place:
             return empty_sharded(
                 *shape, dtype=dtype, device_mesh=self.mesh.mesh, placements=placements
             )
-        return torch.empty(shape, dtype=dtype, device="cpu" if device == "cpu" else self.device)
+        where = torch.device("cpu") if device == "cpu" else self.device
+        if strides is not None:
+            return torch.empty_strided(shape, strides, dtype=dtype, device=where)
+        return torch.empty(shape, dtype=dtype, device=where)
 
     def target(self, form: Sequence[Any] | None, now: Tensor | None, like: Tensor | None) -> Tensor:
         """Give the tensor that a saved one is read into: the one that is there, if it fits."""
@@ -245,4 +250,4 @@ def saved(progress: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, 
         "more": {},
         "groups": [Content().entries(group, "") for group in groups],
     }
-    return text, {f"{name}.step": ["float32", [], "cpu", None] for name in names}
+    return text, {f"{name}.step": ["float32", [], "cpu", None, None] for name in names}

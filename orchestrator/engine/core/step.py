@@ -21,6 +21,7 @@ from orchestrator.config.schema import Training
 from orchestrator.engine.core.assignment import carry_assignments
 from orchestrator.engine.core.optimizer import (
     Factory,
+    OnShards,
     bound,
     copy_of,
     fuse,
@@ -79,6 +80,8 @@ class Stepper:
         self.named = [(name, p) for name, p in self.parameters.items() if id(p) in chosen]
         self.left = [p for p in self.parameters.values() if not is_summed(p, mesh)]
         self.fused = not has_sparse(model) and fuse(self.optimizer)
+        sharded = self.fused and mesh.mesh is not None
+        self.on_shards: Callable[[], Any] = OnShards if sharded else contextlib.nullcontext
         self.device = local_tensor(next(iter(self.parameters.values()))).device
         self.state = OptimizerState(
             *(self.optimizer, self.named, Place(mesh, self.device)), keeps_settings=keeps_settings
@@ -159,9 +162,9 @@ class Stepper:
 
     def _apply(self, factor: Tensor, bad: Tensor, lr_factor: float) -> float | Tensor:
         lr = copy_of(self.optimizer.param_groups[0].get("lr"))
-        with lr_multiplied(self.optimizer, lr_factor):
+        with lr_multiplied(self.optimizer, lr_factor), self.on_shards():
             if self.fused and not is_watched(self.optimizer) and not makes_state(self.optimizer):
-                with left_to_kernels(self.optimizer, self.mesh, 1.0 / factor, bad):
+                with left_to_kernels(self.optimizer, 1.0 / factor, bad):
                     self.optimizer.step()
             elif not bad.item():
                 self._multiply(factor.item())

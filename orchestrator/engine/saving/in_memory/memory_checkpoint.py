@@ -13,7 +13,7 @@ import base64
 import functools
 import json
 import sys
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from orchestrator.engine.saving.in_memory.search import Found
 
 TIMEOUT_SECONDS = 600.0  # seconds that a rank waits for the others
 ORDERED: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "count": Counter}
-LISTS: dict[str, type[list[Any]] | type[tuple[Any, ...]]] = {"list": list, "tuple": tuple}
+LISTS: dict[str, type[Any]] = {"list": list, "tuple": tuple, "deque": deque}
 
 
 def memory_checkpoint(
