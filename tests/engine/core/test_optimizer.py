@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
@@ -23,6 +24,14 @@ from tests.engine.programs.optimizers import OWN, Closed, Closing, Finer, Ratele
 CLOSE = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 STEPS, BATCH = 8, 8
 Make = Callable[[Any], Optimizer]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _groups() -> Iterator[None]:
+    """Leave no process group to other tests: a Trainer makes one of this process."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
