@@ -69,7 +69,7 @@ OTHERS = {
     "node/job/fast_torchrun.py": {"torch"},  # it is torchrun
 }
 MOST_CHILDREN = 12  # files and folders in a folder, so that it is seen at once
-CROWDED = {"head": 15, "node": 13, "node/job": 17, "protocol": 13}
+CROWDED = {"head": 15, "node": 13, "node/job": 18, "protocol": 13}
 MOST_ARROWS = 60  # between the rooms of the head
 LONGEST_FUNCTION = 50
 

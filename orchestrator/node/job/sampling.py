@@ -7,7 +7,6 @@ meets, a disk or a driver that hangs, meets a process that nobody waits for.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import sys
 import time
 
 from orchestrator.node.job import processes
+from orchestrator.node.job.agent_start import PR_SET_PDEATHSIG, prctl
 from orchestrator.node.job.run_directory import RunDir
 
 AFTER = 2.0  # seconds: a start has better things to do, and a shorter job has nothing to show
@@ -24,7 +24,6 @@ START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1));"
     " from orchestrator.node.main import main; main()"
 )
-PR_SET_PDEATHSIG = 1
 
 
 class SamplerProcess:
@@ -64,7 +63,7 @@ class SamplerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=errors,
-                preexec_fn=die_with_parent,  # noqa: PLW1509  no threads
+                preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
             )
         os.close(writing)
         return reading
@@ -84,7 +83,3 @@ class SamplerProcess:
             self.process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(END_SECONDS)
-
-
-def die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

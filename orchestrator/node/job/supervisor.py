@@ -23,6 +23,7 @@ from typing import Any
 
 from orchestrator.common import files, hiding
 from orchestrator.node.job import processes, register, resume_dir
+from orchestrator.node.job.agent_start import AgentStart, limits, prctl, settle
 from orchestrator.node.job.job_log import NO_RANK, JobLog
 from orchestrator.node.job.job_processes import JobProcesses
 from orchestrator.node.job.oom_evidence import Evidence, last_words
@@ -37,7 +38,6 @@ from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.protocol.version import OWN
 
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 F_SETPIPE_SZ = 1031
 READ = 1 << 20
@@ -96,7 +96,7 @@ class Supervisor:
         self.sweep_since = 0.0
         self.processes = JobProcesses(run.job, run.node, os.getpid())
         self.register = register.Register(run)
-        self.open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.limits = limits()  # of the login
         self.killed: dict[int, str] = {}
         self.lived: dict[int, str] = {}  # PID -> name: when its end began
         self.outlived: dict[int, str] = {}  # PID -> name: torchrun,
@@ -109,7 +109,8 @@ class Supervisor:
     def start(self) -> None:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         # Node 0's has a connection to each of the others; the ranks keep the login's limit.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (self.open_files[1], self.open_files[1]))
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         wake, self.wakeup = os.pipe()
         for fd in (wake, self.wakeup):
             os.set_blocking(fd, False)
@@ -132,34 +133,30 @@ class Supervisor:
     def start_agent(self) -> None:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
-        command = [*self.spec.command, f"--log-dir={self.run.path}/torchelastic", RANK]
-        environment = agent_environment(self.spec, self.run.path, os.environ)
-        self.agent = self.spawn_agent(command, environment, writing)
+        start = AgentStart(
+            command=[*self.spec.command, f"--log-dir={self.run.path}/torchelastic", RANK],
+            environment=agent_environment(self.spec, self.run.path, os.environ),
+            umask=self.spec.umask,
+            limits=self.limits,
+            directory=self.run.path,
+            supervisor=os.getpid(),
+        )
+        self.agent = self.spawn_agent(start, writing)
         os.close(writing)
         self.watch_output(reading, AGENT)
         pids = {"agent": self.agent.pid, "supervisor": os.getpid()}
         self.event(events.Started(time=time.time(), version=OWN, **pids))
 
-    def spawn_agent(
-        self, command: list[str], environment: dict[str, str], output: int
-    ) -> subprocess.Popen[bytes]:
+    def spawn_agent(self, start: AgentStart, output: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            command,
-            cwd=self.run.path,  # `-m` puts it on torchrun's path; the ranks go to the workdir
-            env=environment,
+            start["command"],
+            env=start["environment"],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
-            umask=self.spec.umask,
-            preexec_fn=self.prepare_agent,  # noqa: PLW1509  no threads
+            preexec_fn=lambda: settle(start),  # noqa: PLW1509  no threads
         )
-
-    def prepare_agent(self) -> None:
-        """Do what is left to do in the process that becomes torchrun."""
-        # Should we be killed, torchrun ends its ranks: nobody would read what they print.
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        resource.setrlimit(resource.RLIMIT_NOFILE, self.open_files)
 
     def listen(self) -> None:
         os.chdir(self.run.path)  # and hold no directory of the user's
@@ -557,10 +554,6 @@ def path_with(python: str, path: str) -> str:
         if os.path.exists(own) and shutil.which(name, path=path) != own:
             return os.pathsep.join([directory, path])
     return path
-
-
-def prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def open_fifo(path: str) -> int:

@@ -8,13 +8,11 @@ start in its place. The ranks are forked from this process, so it imports nothin
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import importlib.machinery
 import itertools
 import os
-import resource
 import select
 import signal
 import site
@@ -22,10 +20,12 @@ import socket
 import sys
 import time
 import types
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 if TYPE_CHECKING:
-    from orchestrator.node.job import fast_torchrun, process_title
+    from orchestrator.node.job import agent_start, fast_torchrun, process_title
+    from orchestrator.node.job.agent_start import AgentStart
     from orchestrator.node.warm import frames
 else:
 
@@ -37,10 +37,10 @@ else:
         return module
 
     frames = load("frames")
+    agent_start = load("agent_start", os.pardir, "job")
     fast_torchrun = load("fast_torchrun", os.pardir, "job")
     process_title = load("process_title", os.pardir, "job")
 
-PR_SET_PDEATHSIG = 1
 # As in node/job/rank.py: what a live context holds open; NVML alone does not.
 CONTEXT_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 # A package that reads one of these when it is imported has to be imported by each rank itself.
@@ -83,7 +83,7 @@ class Reading(os._Environ):  # type: ignore[type-arg]
     def note(self, name: str) -> None:
         """Note who asks, and who imports whoever asks."""
         Reading.names.add(name)
-        frame: types.FrameType | None = sys._getframe(2) if name in OF_A_RANK else None
+        frame = self.caller()[0] if name in OF_A_RANK else None
         while frame is not None:
             Reading.unfit.setdefault(frame.f_globals.get("__name__", "").partition(".")[0], name)
             frame = frame.f_back
@@ -91,7 +91,10 @@ class Reading(os._Environ):  # type: ignore[type-arg]
     def caller(self) -> tuple[types.FrameType | None, int]:
         """Return which line asks, behind what Python has between it and us."""
         frame: types.FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
+        while frame is not None and (
+            frame.f_globals is globals()
+            or frame.f_globals.get("__name__") in ("os", "collections.abc")
+        ):
             frame = frame.f_back
         return frame, frame.f_lineno if frame else 0
 
@@ -106,6 +109,8 @@ class Unfit(Exception):
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
+    if sys.flags.no_site:
+        begin(control)
     order, files = frames.receive(control)
     sys.path[0] = os.getcwd()  # not this file's directory, which is ours
     try:
@@ -121,22 +126,57 @@ def main() -> None:
     fast_torchrun.run(torchrun)
 
 
-def imported(modules: list[str], skip: tuple[str, ...], control: socket.socket) -> dict[str, Any]:
-    """Import these, and report what that has read; or why no job can start from here."""
-    gc.disable()  # as in a cold start
+def begin(control: socket.socket) -> NoReturn:
+    """Do what Python does at its start, watched; then start it again, as every other is started.
+
+    A sitecustomize, a usercustomize or a .pth file may read any variable: the new process has those
+    that were read, and a job with others of these starts cold.
+    """
+    del sys.path[0]  # a program is not known yet
+    with watched():
+        site.main()
+    reader = next(iter(Reading.unfit), "")
+    if reader:
+        why = f"{reader} reads {Reading.unfit[reader]} when Python starts"
+        frames.send(control, {"unfit": why, "packages": ()})
+    frames.send(control, {"start": time.time(), **what_was_read()})
+    order: dict[str, Any] = {}
+    try:
+        while "begin" not in order:
+            order, _ = frames.receive(control)
+    except (EOFError, OSError):
+        sys.exit()
+    environment = {own(name): own(value) for name, value in order["environment"].items()}
+    start_cold([own(word) for word in order["begin"]], environment)
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Note what is read of the environment."""
     environ: Any = os.environ
     environ.__class__ = Reading
     try:
-        warm_up(modules, skip, control)
-    except Unfit as error:
-        return {"unfit": str(error), "packages": error.packages}
+        yield
     finally:
         environ.__class__ = os._Environ
         Reading.listing = (None, 0)
+
+
+def what_was_read() -> dict[str, list[str]]:
+    return {"reads": sorted(Reading.names), "lists": sorted(Reading.listed_by)}
+
+
+def imported(modules: list[str], skip: tuple[str, ...], control: socket.socket) -> dict[str, Any]:
+    """Import these, and report what that has read; or why no job can start from here."""
+    gc.disable()  # as in a cold start
+    try:
+        with watched():
+            warm_up(modules, skip, control)
+    except Unfit as error:
+        return {"unfit": str(error), "packages": error.packages}
     gc.freeze()
     gc.enable()
-    read = {"reads": sorted(Reading.names), "lists": sorted(Reading.listed_by)}
-    return {"ready": time.time(), **read, "files": files_it_came_from()}
+    return {"ready": time.time(), **what_was_read(), "files": files_it_came_from()}
 
 
 def warm_up(modules: list[str], skip: tuple[str, ...], control: socket.socket) -> None:
@@ -145,6 +185,8 @@ def warm_up(modules: list[str], skip: tuple[str, ...], control: socket.socket) -
     All that read what only a rank has are found in one go. When a job comes, it is enough.
     """
     handlers = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
+    if "torch" not in sys.modules:
+        examine("what Python imports at its start", handlers)
     importlib.import_module("torch.distributed.run")
     examine("torch", handlers)
     packages = {name.partition(".")[0] for name in modules}
@@ -189,8 +231,8 @@ def examine(package: str, handlers: dict[int, Any]) -> None:
             raise Unfit(f"{package} opens sockets when it is imported")
         if held.startswith(CONTEXT_DEVICES):
             raise Unfit(f"{package} opens {held} when it is imported")
-    torch = sys.modules["torch"]
-    if "cuda" in vars(torch) and torch.cuda.is_initialized():
+    torch = sys.modules.get("torch")
+    if torch is not None and "cuda" in vars(torch) and torch.cuda.is_initialized():
         raise Unfit(f"{package} initialises CUDA when it is imported")
     changed = [n for n, handler in handlers.items() if signal.getsignal(n) != handler]
     if changed:
@@ -215,18 +257,13 @@ def files_it_came_from() -> dict[str, list[int]]:
 
 def become(order: dict[str, Any], output: int) -> None:
     """Be what a cold start is before its first line; where that cannot be, execute it."""
-    for kind, pair in order["limits"].items():
-        resource.setrlimit(int(kind), tuple(pair))
-    os.umask(order["umask"])
-    os.chdir(own(order["directory"]))
+    order["directory"] = own(order["directory"])
+    agent_start.settle(cast("AgentStart", order))
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
     environment = {own(name): own(value) for name, value in order["environment"].items()}
     command = [own(word) for word in order["command"]]
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != order["supervisor"]:
-        os.kill(os.getpid(), signal.SIGTERM)  # as the kernel would have told us
     # What stands first in this memory stays there: C code may have kept pointers to it.
     before = list(os.environ.items())
     kept = itertools.takewhile(lambda item: environment.get(item[0]) == item[1], before)

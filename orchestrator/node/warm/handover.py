@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, NamedTuple
 
 from orchestrator.node.job import processes
+from orchestrator.node.job.agent_start import limits
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.job.supervisor import agent_environment
@@ -88,7 +89,7 @@ def take(
         "node": spec.node,
         "environ": dict(environ),
         "environment": agent_environment(spec, run.path, environ),
-        "limits": setting.limits(),
+        "limits": limits(),
         "library": pairs.library(),
         "directory": os.getcwd(),
     }

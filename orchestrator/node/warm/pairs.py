@@ -206,7 +206,8 @@ def start(spec: Spec, run: RunDir, environ: Mapping[str, str], umask: int) -> st
         "modules": modules_of(run),
         "room": COMMAND_ROOM + sum(map(len, spec.command)),
     }
-    spawn(os.path.join(root(), key), description, environ)
+    public = setting.public_environment(spec, environ)
+    spawn(os.path.join(root(), key), description, environ, public)
     return ""
 
 
@@ -220,8 +221,13 @@ def modules_of(run: RunDir) -> list[str]:
     return [name for name in names if isinstance(name, str)][:20000]
 
 
-def spawn(directory: str, description: dict[str, Any], environ: Mapping[str, str]) -> None:
-    """Start the pair's first process in a directory that appears once it can be called."""
+def spawn(
+    directory: str, description: dict[str, Any], environ: Mapping[str, str], public: dict[str, str]
+) -> None:
+    """Start the pair's first process in a directory that appears once it can be called.
+
+    The job's variables go through a pipe: of those that nobody reads, none is kept.
+    """
     new = f"{directory}.{description['token']}"
     os.mkdir(new, 0o700)
     try:
@@ -255,7 +261,8 @@ def spawn(directory: str, description: dict[str, Any], environ: Mapping[str, str
             process.wait()
             raise
         assert process.stdin is not None
-        process.stdin.close()  # now it may look at its directory
+        with process.stdin:  # once it is closed, it may look at its directory
+            process.stdin.write(json.dumps(public).encode("ascii"))
     finally:
         shutil.rmtree(new, ignore_errors=True)
 

@@ -10,10 +10,10 @@ import hashlib
 import json
 import os
 import re
-import resource
 import sys
 from collections.abc import Mapping
 
+from orchestrator.node.job.agent_start import limits
 from orchestrator.node.job.supervisor import agent_environment
 from orchestrator.protocol.spec import Spec
 
@@ -25,6 +25,7 @@ AT_IMPORT = re.compile(
     r"|HF_|TRANSFORMERS_|TOKENIZERS_|MPL).*|GLIBC_TUNABLES|LANG|LANGUAGE|TZ|TZDIR|TMPDIR|TEMP|TMP"
     r"|VIRTUAL_ENV|LOGLEVEL|XDG_(CACHE|CONFIG|DATA)_HOME"
 )
+LOGIN = re.compile(r"://[^/\s@]*:[^/\s@]*@")  # a password in an address
 SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|KEY|AUTH|COOKIE", re.IGNORECASE)
 NAMESPACES = ("mnt", "pid", "net", "user", "ipc", "uts")
 MACHINE = "the machine"
@@ -54,11 +55,19 @@ def matters(name: str) -> bool:
     return AT_IMPORT.fullmatch(name) is not None and not SECRET.search(name)
 
 
+def public_environment(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of this job that hold nothing secret."""
+    return {
+        name: value
+        for name, value in sorted(agent_environment(spec, "", environ).items())
+        if name not in spec.secrets and not SECRET.search(name) and not LOGIN.search(value)
+    }
+
+
 def import_environment(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of this job that packages may read when they are imported."""
-    variables = agent_environment(spec, "", environ)
-    names = sorted(name for name in variables if matters(name) and name not in spec.secrets)
-    return {name: variables[name] for name in names}
+    variables = public_environment(spec, environ)
+    return {name: value for name, value in variables.items() if matters(name)}
 
 
 def setting_of(spec: Spec, environ: Mapping[str, str], library: str, umask: int) -> dict[str, str]:
@@ -68,7 +77,7 @@ def setting_of(spec: Spec, environ: Mapping[str, str], library: str, umask: int)
         "the version of orchestrator": os.path.basename(library),
         PYTHON: "\n".join([spec.agent[0], *identity(spec.agent[0])]),
         "the umask": f"{umask:o}",
-        "the hard limits of the login": str([limit[1] for limit in limits().values()]),
+        "the hard limits of the login": str([hard for _, _, hard in limits()]),
         "the user or its groups": str([os.getuid(), os.getgid(), sorted(os.getgroups())]),
         "the priority": f"{os.getpriority(os.PRIO_PROCESS, 0)} {text('/proc/self/oom_score_adj')}",
         "the set of CPUs": str(sorted(os.sched_getaffinity(0))),
@@ -88,11 +97,6 @@ def identity(path: str) -> list[str]:
     real = os.path.realpath(path)
     status = os.stat(real)
     return [real, str(status.st_mtime_ns), str(status.st_size), sys.version.split()[0]]
-
-
-def limits() -> dict[int, tuple[int, int]]:
-    kinds = sorted({v for n, v in vars(resource).items() if n.startswith("RLIMIT_")})
-    return {kind: resource.getrlimit(kind) for kind in kinds}
 
 
 def key_of(setting: Mapping[str, str]) -> str:

@@ -17,14 +17,15 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.node.job import process_title, processes
+from orchestrator.node.job.agent_start import PR_SET_PDEATHSIG, AgentStart, prctl, set_limits
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.job.supervisor import PR_SET_PDEATHSIG, Supervisor, prctl, run_job
+from orchestrator.node.job.supervisor import Supervisor, run_job
 from orchestrator.node.warm import frames
 from orchestrator.node.warm.pairs import ROOM_VARIABLE, TOKEN_VARIABLE, unfit_file
-from orchestrator.node.warm.setting import limits
 from orchestrator.protocol.spec import Spec
 
 AGENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "agent.py")
@@ -45,9 +46,10 @@ class Leave(Exception):
 class Standby:
     """The process that waits, until it leaves or becomes a supervisor."""
 
-    def __init__(self, directory: str, server: socket.socket) -> None:
+    def __init__(self, directory: str, server: socket.socket, job: dict[str, str]) -> None:
         self.directory = directory
         self.server = server
+        self.job = job  # variables of the job that it was started after
         with open(os.path.join(directory, "pair.json"), encoding="ascii") as file:
             self.pair: dict[str, Any] = json.load(file)
         self.environment: dict[str, str] = {}  # of the agent
@@ -65,13 +67,11 @@ class Standby:
     def spawn(self) -> None:
         """Start the agent in waiting."""
         self.control, its = socket.socketpair()
-        variables = self.pair["environment"]
-        self.environment = {**variables, **os.environ, **variables}
-        for name in self.pair["unset"]:
-            self.environment.pop(name, None)
+        words = ["-u", AGENT, str(its.fileno()), " " * self.pair["room"]]
+        self.command = [self.pair["python"], *words]
         self.agent = subprocess.Popen(
-            [self.pair["python"], "-u", AGENT, str(its.fileno()), " " * self.pair["room"]],
-            env=self.environment,
+            [self.pair["python"], "-S", *words],
+            env=self.variables({**self.job, **self.pair["environment"]}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -81,7 +81,30 @@ class Standby:
         )
         its.close()
         self.asked, self.reads, self.lists, self.files = 0, set(), set(), {}
+
+    def variables(self, own: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of the login with these variables, and without the job's unset."""
+        unset = self.pair["unset"]
+        return {n: v for n, v in {**os.environ, **own}.items() if n not in unset}
+
+    def begin(self, report: dict[str, Any]) -> None:
+        """Let the agent begin with the variables that are read while Python starts, and import."""
+        self.note(report)
+        read = self.names_read(self.job)
+        own = {name: value for name, value in self.job.items() if name in read}
+        self.environment = self.variables({**own, **self.pair["environment"]})
+        order = {"begin": self.command, "environment": self.environment}
+        frames.send(self.control, order)
         self.import_more()
+
+    def note(self, report: dict[str, Any]) -> None:
+        self.reads.update(report["reads"])
+        self.lists.update(report["lists"])
+
+    def names_read(self, environment: Mapping[str, str]) -> set[str]:
+        """Return the variables that were read, with those of a name that was listed."""
+        own = tuple(f"{package.lower()}_" for package in self.lists)
+        return self.reads | {name for name in environment if name.lower().startswith(own)}
 
     def import_more(self) -> None:
         """Tell the agent to import what it was not told yet; it listens when it is ready."""
@@ -114,10 +137,12 @@ class Standby:
             report, _ = frames.receive(self.control)
         except (EOFError, OSError, ValueError):
             raise Leave from None
+        if "start" in report:
+            self.begin(report)
+            return
         if "ready" in report:
             self.ready = True
-            self.reads.update(report["reads"])
-            self.lists.update(report["lists"])
+            self.note(report)
             self.files = {**report["files"], **self.files}  # a file is what it was at its import
             self.places = {p: mark for p, mark in self.files.items() if os.path.isdir(p)}
             if self.asked < len(self.pair["modules"]):
@@ -194,9 +219,7 @@ class Standby:
 
     def outdated(self, environment: dict[str, str]) -> str:
         """Say what was imported differently from how a cold start would import it, or nothing."""
-        own = tuple(f"{package.lower()}_" for package in self.lists)
-        listed = {n for n in {**self.environment, **environment} if n.lower().startswith(own)}
-        for name in sorted((self.reads | listed) - SESSION):
+        for name in sorted(self.names_read({**self.environment, **environment}) - SESSION):
             if self.environment.get(name) != environment.get(name):
                 return f"{name}, which a package reads when it is imported, differs"
         for path, before in self.files.items():
@@ -224,25 +247,15 @@ class Standby:
 class WarmSupervisor(Supervisor):
     """A supervisor whose agent is there already, and waits."""
 
-    def __init__(self, run: RunDir, spec: Spec, standby: Standby, order: dict[str, Any]) -> None:
+    def __init__(self, run: RunDir, spec: Spec, standby: Standby) -> None:
         super().__init__(run, spec)
-        self.standby, self.order = standby, order
+        self.standby = standby
 
-    def spawn_agent(
-        self, command: list[str], environment: dict[str, str], output: int
-    ) -> subprocess.Popen[bytes]:
-        order = {
-            "command": command,
-            "environment": environment,
-            "umask": self.spec.umask,
-            "limits": self.order["limits"],
-            "directory": self.run.path,
-            "supervisor": os.getpid(),
-        }
+    def spawn_agent(self, start: AgentStart, output: int) -> subprocess.Popen[bytes]:
         control = self.standby.control
         control.settimeout(START_SECONDS)
         with contextlib.suppress(BrokenPipeError):  # it has just been killed: reap() sees it
-            frames.send(control, order, [output])
+            frames.send(control, {**start}, [output])
         control.close()
         return self.standby.agent
 
@@ -268,17 +281,8 @@ def become(standby: Standby, spec: Spec, order: dict[str, Any], files: list[int]
     time.tzset()
     if spec.lease is not None and spec.lease.fd is not None:
         spec = spec.replace(lease=spec.lease.replace(fd=held[-1]))
-    run_job(WarmSupervisor(RunDir(spec.job, spec.node), spec, standby, order), ready)
+    run_job(WarmSupervisor(RunDir(spec.job, spec.node), spec, standby), ready)
     sys.exit()
-
-
-def set_limits(wanted: dict[str, list[int]]) -> None:
-    import resource
-
-    now = limits()
-    for kind, pair in wanted.items():
-        if now.get(int(kind)) != tuple(pair):
-            resource.setrlimit(int(kind), (pair[0], pair[1]))
 
 
 def memory_is_short() -> bool:
@@ -303,11 +307,12 @@ MOST_STALLS = 10.0  # percent of the last minute in which some process waited fo
 
 def main(directory: str, fd: str) -> None:
     """Wait in a directory that was made for this process, on a socket that listens there."""
-    os.read(0, 1)  # the directory is there once nobody holds the other end
+    with open(0, "rb", closefd=False) as pipe:
+        job = json.loads(pipe.read())  # the directory is there once nobody holds the other end
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.close(null)
     server = socket.socket(fileno=int(fd))
     server.setblocking(False)
     os.chdir(directory)
-    Standby(directory, server).wait()
+    Standby(directory, server, job).wait()

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from orchestrator.node.follow import stop_job
-from orchestrator.node.job import processes, supervisor
+from orchestrator.node.job import agent_start, processes, supervisor
 from orchestrator.node.job.job_processes import JobProcesses
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir, listen_in
@@ -236,7 +236,8 @@ class World:
         own = {"Popen": self.popen, "DEVNULL": subprocess.DEVNULL}
         patch.setattr(supervisor, "subprocess", SimpleNamespace(**own))
         patch.setattr(supervisor, "listen_in", self.listen_in)
-        patch.setattr(supervisor, "prctl", lambda *_: None)
+        for module in (supervisor, agent_start):
+            patch.setattr(module, "prctl", lambda *_: None)
         patch.setattr(supervisor.signal, "set_wakeup_fd", lambda *_: None)
         patch.setattr(supervisor.signal, "signal", lambda *_: None)
         patch.setattr(supervisor.os, "waitpid", self.waitpid)

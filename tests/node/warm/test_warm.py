@@ -464,7 +464,7 @@ STANDBY, AGENT = "orchestrator/node/warm/standby.py", "orchestrator/node/warm/ag
         (STANDBY, "    process_title.show_command([*program, *names])"),
         (STANDBY, "    standby.close()"),
         (STANDBY, "    run_job(WarmSupervisor(RunDir(spec.job"),
-        (AGENT, '    os.umask(order["umask"])'),
+        (AGENT, '    agent_start.settle(cast("AgentStart", order))'),
         (AGENT, "    process_title.show_command(command)"),
     ],
 )
@@ -531,3 +531,58 @@ def test_what_is_left_of_another_boot_is_removed_when_it_is_old(home: Path) -> N
         os.utime(path, (since, since))
     assert pairs.all_pairs() == []
     assert [path.name for path in (home / "warm").iterdir()] == ["a" * 16]
+
+
+# -- what runs when Python starts -------------------------------------------------------------
+
+HOOK = "import builtins, os\nbuiltins.HOOKED = os.environ.get('HOOK', 'off')\n"
+HOOKED = "import builtins; print(builtins.HOOKED)"
+
+
+def test_a_hook_at_the_start_of_python_runs_as_after_a_cold_start(node: WarmNode) -> None:
+    """So work ddtrace-run, opentelemetry-instrument and coverage: a variable turns them on."""
+    node.package("sitecustomize", HOOK)
+    hook = {"HOOK": "on"}
+    cold, _ = node.run(HOOKED, env=hook)
+    pair = node.keep_warm(cold)
+    warm, answer = node.run(HOOKED, env=hook)
+    assert answer.warm.warm, answer.warm.why
+    assert cold.output == warm.output == {"0": "on\n"}
+    for env, said in (({"HOOK": "other"}, "other\n"), ({}, "off\n")):
+        node.keep_warm(warm)
+        other, answer = node.run(HOOKED, env=env)
+        assert "HOOK, which a package reads" in answer.warm.why and not answer.warm.warm
+        assert other.output == {"0": said}
+    assert not alive(pair.pid)
+
+
+def test_a_variable_that_nothing_reads_is_not_kept(node: WarmNode) -> None:
+    node.package("sitecustomize", HOOK)
+    env = {"HOOK": "on", "ODD": "o" * 2000, "ADDRESS": "https://me:pass@host/", "TOKEN": "t" * 99}
+    pair = node.keep_warm(node.run(HOOKED, env=env)[0])
+    variables = processes.environment(pairs.ask(pair)["agent"])
+    assert b"HOOK=on" in variables
+    assert not any(name.startswith((b"ODD=", b"ADDRESS=", b"TOKEN=")) for name in variables)
+    kept = Path(pair.directory, "pair.json").read_text()
+    assert "ooo" not in kept and "pass@" not in kept
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import os; os.environ.get('RANK')", "sitecustomize reads RANK when Python starts"),
+        (
+            "import _thread, time; _thread.start_new_thread(time.sleep, (1e6,))",
+            "what Python imports at its start starts threads when it is imported",
+        ),
+    ],
+)
+def test_a_hook_that_no_waiting_process_can_stand_for_is_cold(
+    node: WarmNode, text: str, why: str
+) -> None:
+    node.package("sitecustomize", text)
+    job, _ = node.run(HELLO)
+    pairs.start(job.run.read_spec(), job.run, os.environ, 0o022)
+    wait_until(lambda: not pairs.all_pairs(), "its end")
+    _, cold = node.run(HELLO)
+    assert cold.warm.why == f"cold start: {why}"
