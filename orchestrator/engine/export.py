@@ -29,8 +29,10 @@ from orchestrator.common.errors import (
     UsageError,
 )
 from orchestrator.common.text import plural
+from orchestrator.engine.saving import reader
 from orchestrator.engine.saving import weights as files
-from orchestrator.engine.saving.reader import CheckpointReader, TensorPlanner
+from orchestrator.engine.saving.pieces import Kept, Place, pieces_for
+from orchestrator.engine.saving.reader import METADATA, PieceReader
 from orchestrator.engine.saving.weights import NAMES, Entry
 from orchestrator.engine.sharding.low_precision import DTYPES
 from orchestrator.records import checkpoint_store
@@ -135,8 +137,8 @@ class Source:
     """The weights of a checkpoint that was verified."""
 
     step: int
-    reader: CheckpointReader
-    metadata: Metadata
+    reader: PieceReader
+    kept: Mapping[str, Kept]  # of each tensor: which part is in which file
     weights: Mapping[str, Weight]
     configs: dict[str, str]  # texts of config.json and the like, by their names
 
@@ -146,11 +148,9 @@ class Source:
         problems = checkpoint_store.verify(checkpoint)
         if problems:
             raise CheckFailed(f"{shown(path)} is not exported: {'; '.join(problems[:3])}")
-        if ".metadata" not in checkpoint.files:
-            raise JobFailed(f"{shown(path)} is not exported: it has no .metadata")
-        reader = CheckpointReader(path)
-        metadata = reader.read_metadata()
-        reader.set_up_storage_reader(metadata, is_coordinator=True)
+        if METADATA not in checkpoint.files:
+            raise JobFailed(f"{shown(path)} is not exported: it has no {METADATA}")
+        metadata = reader.metadata_of(path)
         progress = checkpoint.progress if isinstance(checkpoint.progress, dict) else {}
         weights = weights_of(metadata, wanted, progress.get("aliases", {}))
         if not weights:
@@ -161,26 +161,43 @@ class Source:
             raise JobFailed(
                 f"{shown(path)} is not exported: its copy of the model's config is damaged: {error}"
             ) from None
-        return Source(checkpoint.step, reader, metadata, weights, configs)
+        kept: dict[str, dict[str, list[Place]]] = {}
+        for file, places in reader.places_in(metadata).items():
+            for place in places:
+                kept.setdefault(place.name, {}).setdefault(file, []).append(place)
+        return Source(checkpoint.step, PieceReader(path, metadata), kept, weights, configs)
 
     @property
     def entries(self) -> list[Entry]:
         return files.in_order(
-            Entry(name, weight.kind, tuple(stored(self.metadata, weight.key).size))
-            for name, weight in self.weights.items()
+            Entry(name, weight.kind, weight.shape) for name, weight in self.weights.items()
         )
 
     def write(self, out: Path, entries: Sequence[Entry]) -> None:
         head = files.header(entries, {"step": str(self.step)})
-        tensors = (
-            tensor(self.reader, self.metadata, *self.weights[entry.name]) for entry in entries
-        )
-        files.write(out, head, tensors)
+        files.write(out, head, (self.tensor(self.weights[entry.name]) for entry in entries))
+
+    def tensor(self, weight: Weight) -> Tensor:
+        """Put one tensor together from its shards, which become its dtype on the way."""
+        key, shape = weight.key, weight.shape
+        whole = Place((0,) * len(shape), shape, key, str(weight.kind), shape)
+        pieces, problem = pieces_for([whole], self.kept.get(key, {}), ())
+        if problem:
+            raise JobFailed(f"{shown(key)} is not exported: its shards do not make up the whole")
+        value = torch.empty(shape, dtype=weight.kind)
+        self.reader.read(pieces, [piece.box.of(value, whole) for piece in pieces])
+        if weight.converted and weight.kind == torch.float16 and value.isinf().any():
+            raise UsageError(
+                f"{shown(key)} has values above 65504, the largest of fp16", "take --dtype bf16"
+            )
+        return value
 
 
 class Weight(NamedTuple):
     key: str  # in the checkpoint
     kind: torch.dtype  # in OUT
+    shape: tuple[int, ...]
+    converted: bool
 
 
 def weights_of(
@@ -197,34 +214,14 @@ def weights_of(
         if not isinstance(stored, TensorStorageMetadata):
             sys.stderr.write(f"left out: {shown(key)} is not a tensor\n")
             continue
-        kind = stored.properties.dtype
-        kind = wanted if wanted and kind.is_floating_point else kind
+        own = stored.properties.dtype
+        kind = wanted if wanted and own.is_floating_point else own
         if kind not in NAMES:
             raise JobFailed(f"{shown(key)} is {kind}, which safetensors files cannot hold")
-        weights[key.removeprefix(WEIGHTS)] = Weight(key, kind)
-    return weights | {alias: weights[name] for alias, name in aliases.items() if name in weights}
-
-
-def stored(metadata: Metadata, key: str) -> TensorStorageMetadata:
-    entry = metadata.state_dict_metadata[key]
-    assert isinstance(entry, TensorStorageMetadata)
-    return entry
-
-
-def tensor(reader: CheckpointReader, metadata: Metadata, key: str, kind: torch.dtype) -> Tensor:
-    """Put one tensor together from its shards, which become this dtype on the way."""
-    about = stored(metadata, key)
-    if sum(chunk.sizes.numel() for chunk in about.chunks) != about.size.numel():
-        raise JobFailed(f"{shown(key)} is not exported: its shards do not make up the whole")
-    value = torch.empty(about.size, dtype=kind)
-    planner = TensorPlanner()
-    planner.set_up_planner({key: value}, metadata, is_coordinator=True)
-    reader.read_data(planner.create_local_plan(), planner).wait()
-    if kind != about.properties.dtype and kind == torch.float16 and value.isinf().any():
-        raise UsageError(
-            f"{shown(key)} has values above 65504, the largest of fp16", "take --dtype bf16"
+        weights[key.removeprefix(WEIGHTS)] = Weight(
+            key, kind, tuple(stored.size), converted=kind != own
         )
-    return value
+    return weights | {alias: weights[name] for alias, name in aliases.items() if name in weights}
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ from orchestrator.engine.sharding.used_parts import shards_again
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, FileRecord
 
+MODEL = "model."  # before the names of parameters and buffers in a checkpoint
 PROBE_BYTES = 1 << 16
 SEEN_WITHIN_SECONDS = 3.0  # a file of another node shows up on a shared disk (NFS caches)
 

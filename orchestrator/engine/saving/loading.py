@@ -16,31 +16,33 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load
+import torch
+from torch import nn
 
 from orchestrator.common import text
 from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.common.text import Say
+from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
-from orchestrator.engine.saving import placing
+from orchestrator.engine.saving import on_nodes, reader
 from orchestrator.engine.saving.checkpoint import (
+    MODEL,
     SEEN_WITHIN_SECONDS,
     Auxiliary,
     first_cause,
     state_of,
 )
+from orchestrator.engine.saving.exchange import Parts, agreed_pieces, part_of
 from orchestrator.engine.saving.in_memory.memory_file import Notes
 from orchestrator.engine.saving.in_memory.search import Found
+from orchestrator.engine.saving.on_nodes import NodesDisks
 from orchestrator.engine.saving.ownership import EXPERIMENT, run_of, saved_by
-from orchestrator.engine.saving.reader import CheckpointReader, TensorPlanner
+from orchestrator.engine.saving.pieces import DTYPES, Kept, Place, places_of, several
 from orchestrator.engine.sharding.mesh import local_tensor
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
 from orchestrator.records.checkpoint_parts import Candidate
@@ -62,11 +64,17 @@ class Target:
     accept: Accept
     say: Say
 
-    def tensors(self, progress: Any) -> dict[str, Tensor]:
+    def parts(self, progress: Any, kept: Kept) -> Parts:
         """Accept a state by its progress, and give the tensors that it is read into."""
         self.accept(progress)
         self.auxiliary.prime(progress["stepper"])
-        return state_of(self.model, self.auxiliary)
+        places = {place.name: place for of_shard in kept.values() for place in of_shard}
+        take_shapes(self.model, places, self.ranks.device)
+        state = state_of(self.model, self.auxiliary)
+        if strange := [name for name in places if name.startswith(MODEL) and name not in state]:
+            self.say(f"WARNING: {several(strange)} is not in this model, and is not read")
+        own = zip(places_of(state), state.values(), strict=True)
+        return {place.name: (place, local_tensor(value)) for place, value in own}
 
 
 class Source(Protocol):
@@ -109,42 +117,54 @@ class OnDisk:
     checkpoint: Checkpoint
 
     def load(self, target: Target) -> Loaded | None:
-        checkpoint = self.checkpoint
-        problems = verify(checkpoint, target.ranks)
+        checkpoint, ranks = self.checkpoint, target.ranks
+        problems = verify(checkpoint, ranks)
         if problems:
             target.say(
                 f"WARNING: step {checkpoint.step} cannot be trusted: {'; '.join(problems[:3])};"
                 " trying the one before it"
             )
             return None
-        read(checkpoint.path, checkpoint.path, target.tensors(checkpoint.progress), host_group())
+        with said_of_all(checkpoint.path):
+            metadata = reader.metadata_of(checkpoint.path)
+            kept = reader.places_in(metadata)
+        into = target.parts(checkpoint.progress, kept)
+        pieces = agreed_pieces(into, kept, (), str(checkpoint.path), host_group())
+        with said_of_all(checkpoint.path):
+            read = reader.PieceReader(checkpoint.path, metadata).read
+            read(pieces, [part_of(into, piece) for piece in pieces])
         origin = f"{checkpoint.path}: {text.size(checkpoint.size)}"
         return Loaded(checkpoint, origin, f"; {saved_by(checkpoint.progress, checkpoint.created)}")
 
 
 @dataclass(frozen=True)
 class InParts:
-    """A checkpoint whose parts are on the disks of several nodes; `room` is a place for them."""
+    """A checkpoint whose parts are on the disks of several nodes; `room` is where they save."""
 
     candidate: Candidate
     here: Sequence[Checkpoint]  # all that this node has
     room: Path
 
     def load(self, target: Target) -> Loaded | None:
-        candidate, ranks, room = self.candidate, target.ranks, self.room
-        if not candidate.whole:
-            return self._pass_over(candidate, target)
-        progress = placing.Placing(candidate, ranks, room).manifest().progress
-        state = target.tensors(progress)
-        with placing.placed(candidate, ranks, room, state) as view:
-            if not isinstance(view, placing.View):
-                return self._pass_over(view, target)
-            read(view.directory, room, state, placing.group_of_a_node(ranks))
-            came = sum(gather(view.came))
-        path = self.path or checkpoint_store.final(room, candidate.step)
-        checkpoint = Checkpoint(path, **vars(view.manifest))
-        origin = f"{path} and the other nodes: {text.size(came)} came from other nodes;"
-        return Loaded(checkpoint, origin, f"; {saved_by(checkpoint.progress, checkpoint.created)}")
+        candidate = self.candidate
+        path = self.path or checkpoint_store.final(self.room, candidate.step)
+        while candidate.whole:
+            disks = NodesDisks(candidate, target.ranks)
+            manifest = disks.manifest()
+            metadata, damaged = disks.metadata()
+            if not damaged:
+                kept = disks.kept(metadata)
+                into = target.parts(manifest.progress, kept)
+                pieces = agreed_pieces(into, kept, disks.near, str(path), host_group())
+                damaged = disks.damaged(pieces)
+            if not damaged:
+                came = disks.fill(pieces, into, metadata)
+                checkpoint = Checkpoint(path, **vars(manifest))
+                origin = f"{path} and the other nodes: {text.size(came)} came from other nodes;"
+                by = saved_by(checkpoint.progress, checkpoint.created)
+                return Loaded(checkpoint, origin, f"; {by}")
+            candidate = candidate.without(damaged)
+        return self._pass_over(candidate, target)
 
     def _pass_over(self, short: Candidate, target: Target) -> Loaded | None:
         words = short.shortage()
@@ -168,10 +188,7 @@ class InMemory:
     def load(self, target: Target) -> Loaded:
         found, notes = self.found, self.found.notes
         progress = json.loads(notes.rest)
-        state = target.tensors(progress)
-        kept = found.bring(state)
-        for name, value in state.items():
-            local_tensor(value).copy_(kept[name])
+        found.bring(target.parts(progress, found.kept))
         ranks = text.plural(found.travelled, "rank")
         comment = f"; {ranks} took it from another node" if found.travelled else ""
         comment += f", put together from {found.layout}" if found.layout else ""
@@ -179,18 +196,31 @@ class InMemory:
         return Loaded(checkpoint, f"memory ({self.where}): {text.size(found.size)}", comment)
 
 
-def read(
-    path: Path, shown: Path, state: dict[str, Tensor], group: dist.ProcessGroup | None
-) -> None:
-    """Read the files of a checkpoint into these tensors."""
+@contextlib.contextmanager
+def said_of_all(path: Path) -> Iterator[None]:
+    """Let all ranks hear that one cannot read a checkpoint."""
+    problem = ""
     try:
-        reader = CheckpointReader(path)
-        load(state, storage_reader=reader, planner=TensorPlanner(), process_group=group)
-    except (Exception, CheckpointException) as error:  # noqa: BLE001 (as torch has it)
-        raise CheckFailed(
-            f"{shown} does not fit this model and optimizer: {first_cause(error)}",
-            "resume with the model.* and optimizer.name that it was saved with",
-        ) from None
+        yield
+    except Exception as error:  # noqa: BLE001 (torch raises all kinds for a file that is none)
+        problem = first_cause(error)
+    if problem := next(filter(None, gather(problem)), ""):
+        raise CheckFailed(f"{path} cannot be read: {problem}")
+
+
+def take_shapes(model: nn.Module, saved: Mapping[str, Place], device: torch.device) -> None:
+    """Give buffers the shapes that they were saved with: some grow, and some come to be in the
+    first forward."""
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            place = saved.get(MODEL + plain_names.plain(f"{prefix}.{name}" if prefix else name))
+            if place is None or name in module._non_persistent_buffers_set:
+                continue
+            if buffer is None:
+                made = torch.zeros(place.whole, dtype=DTYPES[place.dtype], device=device)
+                module._buffers[name] = made
+            elif tuple(buffer.shape) != place.whole:
+                buffer.data = torch.zeros(place.whole, dtype=buffer.dtype, device=buffer.device)
 
 
 def unasked(of_config: str) -> str:
@@ -218,7 +248,7 @@ def resume(
     checkpoints, shared = agree(find, target.ranks)
     if shared:
         return load_state(map(OnDisk, checkpoints), target)
-    found = placing.pool(checkpoints, target.ranks)
+    found = on_nodes.pool(checkpoints, target.ranks)
     for foreign in (checkpoint for checkpoint in checkpoints if checkpoint.foreign):
         target.say(f"WARNING: step {foreign.step} cannot be trusted: {foreign.problem}")
     loaded = load_state((InParts(candidate, checkpoints, room) for candidate in found), target)

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import enum
 import io
+import operator
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.engine.saving.pieces import Piece, Place
 
 METADATA = ".metadata"
 # Modules all of whose own classes are plain data: the second is where torch 2.2 had some of them.
@@ -73,23 +77,53 @@ class MetadataUnpickler(pickle.Unpickler):
         return "." not in name and (module == "torch" or module in OF_METADATA)
 
 
-class CheckpointReader(FileSystemReader):
-    """torch's reader, with that unpickler."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with (Path(self.path) / METADATA).open("rb") as file:
-            metadata = MetadataUnpickler(file).load()
-        if not isinstance(metadata, Metadata):
-            raise CheckFailed(f"its {METADATA} is not that of a checkpoint")
-        if getattr(metadata, "storage_meta", None) is None:
-            metadata.storage_meta = StorageMeta()
-        assert metadata.storage_meta is not None
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
+def metadata_in(data: bytes) -> Metadata:
+    metadata = MetadataUnpickler(io.BytesIO(data)).load()
+    if not isinstance(metadata, Metadata):
+        raise CheckFailed(f"its {METADATA} is not that of a checkpoint")
+    return metadata
 
 
-class TensorPlanner(DefaultLoadPlanner):
-    """torch's planner, which loads no entry that is not a tensor."""
+def metadata_of(path: Path) -> Metadata:
+    """Read the metadata of the checkpoint in a directory."""
+    return metadata_in((path / METADATA).read_bytes())
 
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        raise CheckFailed(f"{read_item.dest_index.fqn} is not a tensor in it")
+
+def places_in(metadata: Metadata) -> dict[str, list[Place]]:
+    """Say of each file which parts of tensors it holds."""
+    files: dict[str, list[Place]] = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            for chunk in entry.chunks:
+                stored = (metadata.storage_data or {})[MetadataIndex(name, chunk.offsets)]
+                place = Place(tuple(chunk.offsets), tuple(chunk.sizes), name,
+                              str(entry.properties.dtype), tuple(entry.size))  # fmt: skip
+                files.setdefault(stored.relative_path, []).append(place)
+    return files
+
+
+class PieceReader(DefaultLoadPlanner):
+    """Have torch copy pieces of a checkpoint's files into tensors."""
+
+    def __init__(self, path: Path, metadata: Metadata) -> None:
+        super().__init__()
+        self.reader = FileSystemReader(path)
+        self.reader.set_up_storage_reader(metadata, is_coordinator=False)
+        self.into: Sequence[Tensor] = ()
+
+    def read(self, pieces: Sequence[Piece], into: Sequence[Tensor]) -> None:
+        items = []
+        for number, piece in enumerate(pieces):
+            place, shape = piece.place, torch.Size(piece.box.shape)
+            start = torch.Size(map(operator.sub, piece.box.start, place.start))
+            stored = MetadataIndex(place.name, torch.Size(place.start))
+            wanted = MetadataIndex(place.name, index=number)
+            items.append(ReadItem(LoadItemType.TENSOR, wanted, start, stored, start, shape))
+        self.into = into
+        self.reader.read_data(LoadPlan(items), self)
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        return self.into[read_item.dest_index.index or 0]
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Leave it at the copy."""

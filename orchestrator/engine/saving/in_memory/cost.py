@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.common import text
@@ -18,16 +18,9 @@ COST = 0.03  # of the training: the most that is spent where nobody has said how
 MEASURED_STATES = 3  # before it is decided how often
 
 
-def short_of(where: Path, need: int, name: str, reused: Container[str] = ()) -> str:
-    """Say what is lacking for so many bytes, beside those that our files have already.
-
-    Constant parts that are not used again stay until the first state is whole.
-    """
-    have = sum(
-        path.stat().st_blocks * 512
-        for path in where.glob(f"{name}.*")
-        if path.name in reused or path.name.endswith((".0", ".1"))
-    )
+def short_of(where: Path, need: int, name: str) -> str:
+    """Say what is lacking for so many bytes, beside those that our files have already."""
+    have = sum(path.stat().st_blocks * 512 for path in where.glob(f"{name}.*.[01]"))
     free = {"free there": shutil.disk_usage(where).free, "available": free_host_memory()}
     what, least = min(free.items(), key=lambda item: item[1])
     if need - have <= least * (1 - KEPT_FREE):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.common.permissions import others
 from orchestrator.engine.saving.in_memory import memory_file
-from orchestrator.engine.saving.in_memory.memory_file import ATTEMPT, Content, Damaged, Notes, Slot
+from orchestrator.engine.saving.in_memory.memory_file import Damaged, Slot
 from orchestrator.engine.saving.in_memory.shards import Entry, Whole
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -16,7 +16,7 @@ STATES = ("0", "1")  # the ends of the names of the two states of a shard
 
 
 class Files:
-    """NAME.SHARD.0 and .1 are two states of a shard, NAME.SHARD.ATTEMPT is its constant part."""
+    """NAME.SHARD.0 and .1 are two states of a shard."""
 
     def __init__(self, where: Path, name: str) -> None:
         self.where, self.name = where, name
@@ -40,62 +40,34 @@ class Files:
         slots = [Slot(self.where / f"{self.name}.{shard}.{end}") for end in STATES]
         return slots[::-1] if is_newer(slots, resumed) else slots
 
-    def constant(self, shard: int, attempt: str) -> Path:
-        return self.where / f"{self.name}.{shard}.{attempt}"
-
-    def all(self) -> Iterator[tuple[Path, int, str]]:
-        """Give each file that is ours, its shard, and the end of its name."""
+    def all(self) -> Iterator[tuple[Path, int]]:
+        """Give each file that is ours, and its shard."""
         for path in sorted(self.where.iterdir()):
-            named = re.fullmatch(rf"{re.escape(self.name)}\.([0-9]{{1,6}})\.(.+)", path.name)
-            if named and (named[2] in STATES or ATTEMPT.fullmatch(named[2])):
-                yield path, int(named[1]), named[2]
+            named = re.fullmatch(rf"{re.escape(self.name)}\.([0-9]{{1,6}})\.[01]", path.name)
+            if named:
+                yield path, int(named[1])
 
     def entries(self, fingerprint: Mapping[str, str]) -> Iterator[Entry]:
-        """Describe the states that are there, each with its constant part."""
-        for path, shard, end in self.all():
-            if end not in STATES:
-                continue
+        """Describe the states that are there."""
+        for path, shard in self.all():
             try:
                 head, notes = memory_file.describe(path)
-                constant = self._constant_of(shard, notes)
-                part = (constant.name, memory_file.describe(constant)[0]) if constant else None
             except Damaged:
                 continue  # it was being written when its rank ended: that is what the other is for
             state = Whole(notes.attempt, notes.turn, notes.step, notes.layout, notes.shards)
-            strange = difference(notes.fingerprint, fingerprint)
-            yield Entry(shard, state, path.name, head, strange, part)
-
-    def _constant_of(self, shard: int, notes: Notes) -> Path | None:
-        return self.constant(shard, notes.constant.attempt) if notes.constant else None
-
-    def contents(self, entry: Entry) -> list[Content]:
-        return [memory_file.read(self.where / file) for file, _ in entry.files]
+            yield Entry(shard, state, path.name, head, difference(notes.fingerprint, fingerprint))
 
     # -- what goes --------------------------------------------------------------------------------
 
-    def remove_unnamed(self, only: int | None = None) -> None:
-        """Remove the constant parts that no state of this node names any more."""
-        ours = [one for one in self.all() if only in (None, one[1])]
-        named = set()
-        for path, shard, end in ours:
-            if end in STATES:
-                try:
-                    named.add(self._constant_of(shard, memory_file.describe(path)[1]))
-                except Damaged:
-                    continue
-        for path, _, end in ours:
-            if end not in STATES and path not in named:
-                path.unlink(missing_ok=True)
-
     def remove_but(self, shards: set[int]) -> None:
         """Remove what ranks of an earlier layout have left here."""
-        for path, shard, _ in self.all():
+        for path, shard in self.all():
             if shard not in shards:
                 path.unlink(missing_ok=True)
 
     def remove_after(self, step: int) -> None:
         """Remove the states of later steps; one that is being written goes with its file."""
-        for path, _, _ in self.all():
+        for path, _ in self.all():
             try:
                 trusted = memory_file.describe(path)[1].step <= step
             except Damaged:

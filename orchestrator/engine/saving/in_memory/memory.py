@@ -3,8 +3,8 @@
 Each rank writes its shard below $ORCHESTRATOR_RESUME_DIR, which outlives the ranks. Of the ranks of
 a node that hold the same shard, one does; a shard that only one node holds is also sent to the next
 node. A state counts only if it is whole over all shards, and its files are written over only when
-the one after it is. Frozen weights are written and sent once, as the constant part of the shard,
-for as long as they are to the bit what they were.
+the one after it is. Frozen weights are written into each of the two files of a shard, and sent,
+once, for as long as they are to the bit what they were.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from orchestrator.common import text
 from orchestrator.common.errors import UsageError
 from orchestrator.common.text import Say
 from orchestrator.config.schema import Config
-from orchestrator.engine.ranks.ranks import Ranks, gather, own_group
+from orchestrator.engine.ranks.ranks import Ranks, own_group
+from orchestrator.engine.saving.exchange import Mail, everyone
 from orchestrator.engine.saving.in_memory import memory_file
 from orchestrator.engine.saving.in_memory.cost import Pace, short_of
-from orchestrator.engine.saving.in_memory.exchange import Mail
 from orchestrator.engine.saving.in_memory.files import Files
 from orchestrator.engine.saving.in_memory.memory_file import (
-    ATTEMPT,
     HEAD_SIZE,
-    ConstantPart,
     Damaged,
+    Fixed,
     Head,
     Notes,
     Slot,
@@ -48,7 +47,6 @@ from orchestrator.engine.sharding.mesh import Mesh, local_tensor
 T = TypeVar("T")
 VARIABLE = "ORCHESTRATOR_RESUME_DIR"
 LEAVING_SECONDS = 5.0  # at the end of the program
-LONGEST_ATTEMPT = 32  # bytes of an attempt's name
 
 
 def directory() -> Path | None:
@@ -82,10 +80,7 @@ class Memory:
         self.step = -1  # of the state that was kept last
         self.found: Found | None = None  # until the first state is kept
         self.slots: dict[int, list[Slot]] | None = None  # by shard; the first is written next
-        self.constant: ConstantPart | None = None  # of the own shard
-        self.named: dict[int, str] = {}  # by shard: the constant part that its last state names
-        self.unsettled = 2  # states until no other constant part can be named
-        self.intact: set[Path] = set()  # constant parts of others that are here
+        self.fixed = Fixed({})  # what does not change of the own shard
         self.thread: threading.Thread | None = None
         self.copied: torch.cuda.Event | None = None
         atexit.register(self._leave)
@@ -100,7 +95,7 @@ class Memory:
         return Members(rank, places, tuple(shard for _, _, shard in met))
 
     def _everyone(self, what: T) -> list[T]:
-        return gather(what, self.group) if self.group is not None else [what]
+        return everyone(what, self.group)
 
     def _stop_if(self, problems: Sequence[str]) -> None:
         """Keep nothing from now on if a rank cannot; all hear of it, and training goes on."""
@@ -138,23 +133,22 @@ class Memory:
     ) -> None:
         """Keep a state; the one before has to be done first. Every rank calls it.
 
-        Those that are frozen are written once, as long as nothing changes them.
+        Those that are frozen are written once into each file, as long as nothing changes them.
         """
-        if self.constant is not None and self.constant.copies.sums:
+        if self.fixed.copies.sums:
             torch.cuda.current_stream().synchronize()  # what the step still takes is not our cost
         began = time.perf_counter()
         self.wait()
         if self.slots is None:
             self._prepare(tensors, {name: tensors[name] for name in frozen})
-        elif self.constant is not None and not self.off:
-            self.constant.leave_changed(tensors)
+        elif not self.off:
+            self.fixed.leave_changed(tensors)
         if self.off:
             return
         self.turn, self.step = self.turn + 1, step
-        constant = self.constant.described() if self.constant is not None else None
-        places, size = memory_file.laid_out(changing(tensors, constant))
+        places, size = self.fixed.laid_out(tensors)
         notes = Notes(step, self.attempt, self.turn, self.fingerprint, self.layout,
-                      self.members.count, places, rest, constant)  # fmt: skip
+                      self.members.count, places, rest)  # fmt: skip
         payload, problem = None, ""
         if self.members.part.writes:
             try:
@@ -175,14 +169,14 @@ class Memory:
         return self.slots[shard][0]
 
     def _copy(self, tensors: Mapping[str, Tensor], notes: Notes, payload: Tensor) -> None:
-        """Copy what changes, and the constant part if it is not there yet."""
-        places = [(place, payload) for place in notes.tensors]
-        if self.constant is not None and self.constant.content is None:
-            constant = self.constant.begin(tensors)
-            places += [(place, constant) for place in self.constant.places.values()]
-        values = [local_tensor(tensors[place.name]) for place, _ in places]
-        targets = [memory_file.tensor_at(place, where) for place, where in places]
-        self.copied = copied_out(values, targets)
+        """Copy what changes, and what does not if the file does not have it yet."""
+        places = notes.tensors
+        if self._slot(self.members.shard).settled:
+            places = places[len(self.fixed.places) :]
+        elif not self.fixed.copies.copies:
+            self.fixed.note(tensors, payload)
+        values = [local_tensor(tensors[place.name]) for place in places]
+        self.copied = copied_out(values, [memory_file.tensor_at(p, payload) for p in places])
 
     def settle(self) -> None:
         """Let no GPU change the tensors before they are copied. Called before they change."""
@@ -219,68 +213,36 @@ class Memory:
     # -- before the first state -------------------------------------------------------------------
 
     def _prepare(self, tensors: Mapping[str, Tensor], frozen: Mapping[str, Tensor]) -> None:
-        """Find room for two states of each shard, and its constant part; or say there is none."""
-        members, found = self.members, self.found
-        if members.first:
-            self.files.remove_unnamed()
-        size, once, name = 0, 0, ""
+        """Find room for two states of each shard; or say that there is none."""
+        members, size = self.members, 0
         if members.part.writes:
-            part = self.constant = self._constant_part(frozen)
-            constant = part.described() if part is not None else None
-            size = memory_file.laid_out(changing(tensors, constant))[1]
-            once, name = (part.size, part.attempt) if part is not None else (0, "")
-        sizes = self._everyone((size, once, name))
-        needs, reused = [(0, 0)] * (max(members.places) + 1), set()
+            self.fixed = Fixed(frozen)
+            size = self.fixed.laid_out(tensors)[1]
+        sizes = self._everyone(size)
+        needs = [0] * (max(members.places) + 1)
         for rank, place in enumerate(members.places):
             sources = [rank, *(source for _, source in members.parts[rank].sources)]
-            for size, once, _ in map(sizes.__getitem__, sources):
-                needs[place] = needs[place][0] + 2 * size, needs[place][1] + once
-            if place == members.place:
-                reused |= {
-                    self.files.constant(members.shards[s], sizes[s][2]).name for s in sources
-                }
-        resumed = found.whole if found is not None else None
+            needs[place] += 2 * sum(sizes[source] for source in sources)
+        resumed = self.found.whole if self.found is not None else None
         kept = members.kept_by(members.rank)
         self.slots = {shard: self.files.slots(shard, resumed) for shard in kept}
         self.found = None
-        need = sum(needs[members.place])
-        lacking = short_of(self.where, need, self.files.name, reused) if members.first else ""
+        need = needs[members.place]
+        lacking = short_of(self.where, need, self.files.name) if members.first else ""
         self._stop_if(self._everyone(lacking))
         if not self.off:
-            self._say_size(*max(needs, key=sum))
+            self._say_size(max(needs))
 
-    def _constant_part(self, frozen: Mapping[str, Tensor]) -> ConstantPart | None:
-        """Go on with what an earlier attempt has written, as far as it is still so; or begin anew.
-
-        Where that is on other nodes only, it is written again, under the same name.
-        """
-        found, shard = self.found, self.members.shard
-        if not frozen:
-            return None
-        places, size = memory_file.laid_out(frozen)
-        if found is not None and found.notes.constant is not None and found.constant:
-            kept = found.notes.constant
-            same = memory_file.unchanged(kept.tensors, found.constant, frozen)
-            most = 2 * sum(map(memory_file.size_of, same)) >= size
-            if same and most and (found.is_here or len(same) == len(kept.tensors)):
-                path = self.files.constant(shard, kept.attempt)
-                part = ConstantPart(path, kept.attempt, same)
-                if found.is_here:
-                    part.take(frozen)
-                return part
-        return ConstantPart(self.files.constant(shard, self.attempt), self.attempt, places)
-
-    def _say_size(self, states: int, once: int) -> None:
+    def _say_size(self, size: int) -> None:
         members, every, copied = self.members, self.pace.every, ""
         if any(part.to is not None for part in members.parts):
             copied = "; each node holds a copy of the one before it"
         elif len(set(members.places)) > 1:
             copied = "; each shard is on several nodes anyway, nothing is sent"
         often = f"every {every} steps" if every and every > 1 else "every step"
-        constant = f" with their {text.size(once)} of frozen weights only once" if once else ""
         self.say(
             f"the state will be kept in memory {often}, in {self.where}: up to"
-            f" {text.size(states + once)} on a node, for two states{constant}{copied}"
+            f" {text.size(size)} on a node, for two states{copied}"
         )
 
     # -- in a thread, with a group of its own -----------------------------------------------------
@@ -294,10 +256,8 @@ class Memory:
             if payload is not None and not problem:
                 if self.copied is not None:
                     self.copied.synchronize()
-                packed = notes.packed()
-                if self.constant is not None and self.constant.content is None:
-                    self.constant.finish(notes)
-                head = self._slot(self.members.shard).finish(payload, notes.turn, packed)
+                packed, slot = notes.packed(), self._slot(self.members.shard)
+                head = slot.finish(payload, notes.turn, packed, self.fixed.size)
         except OSError as error:
             problem, head, packed = error.strerror or str(error), Head(), b""
         try:
@@ -314,104 +274,44 @@ class Memory:
             self.problem = problem or "another rank could not keep its shard"
             return
         self.pace.measures.append(measures)
-        self._let_go(notes)
+        self._let_go()
 
-    def _let_go(self, notes: Notes) -> None:
-        """Let the state before be written over, and remove what is not named any more."""
-        slots = self.slots or {}
-        for files in slots.values():
+    def _let_go(self) -> None:
+        """Let the state before be written over, and remove what an earlier layout has left."""
+        for files in (self.slots or {}).values():
+            files[0].settled = files[0].head.fixed
             files.reverse()
         self.pace.kept += 1
         if self.pace.kept == 1 and self.members.first:
             self.files.remove_but(self.members.kept_here())
-        if self.members.part.writes:
-            self._name(self.members.shard, notes.constant.attempt if notes.constant else "")
-        if self.unsettled:
-            self.unsettled -= 1
-            for shard in slots:
-                self.files.remove_unnamed(shard)
-
-    def _name(self, shard: int, attempt: str) -> None:
-        """Note the constant part that a state names; the state before may name another one."""
-        if self.named.setdefault(shard, attempt) != attempt:
-            self.named[shard], self.unsettled = attempt, 2
 
     def _share(self, head: Head, notes: bytes, payload: Tensor | None) -> str:
-        """Send the own shard to the next node, and receive those of the node before.
-
-        Constant parts come first, where the other says that it lacks them.
-        """
-        mail, to, own = Mail(self.group), self.members.part.to, self.constant
-        constant = own.content if own is not None and own.places else None
+        """Send the own shard to the next node, and receive those of the node before."""
+        mail, to, problem = Mail(self.group), self.members.part.to, ""
         if to is not None:
-            mail.send(to, announced(head, own.attempt if own and constant and head.size else ""))
-        coming = [
-            (shard, source, *announcement(mail, source))
-            for shard, source in self.members.part.sources
-        ]
-        lacks = [self._lacks(shard, its) for shard, _, _, its in coming]
-        for (_, source, _, _), lacking in zip(coming, lacks, strict=True):
-            mail.send(source, bytes([lacking]))
-        if to is not None:
-            if mail.receive_bytes(to, 1)[0] and constant is not None:
-                mail.send(to, announced(constant[0]))
-                mail.send(to, constant[2])
-                mail.send(to, constant[1])
+            mail.send(to, head.packed())
             if head.size and payload is not None:
-                mail.send(to, payload)
+                mail.send(to, payload[self._slot(self.members.shard).settled :])
                 mail.send(to, notes)
-        problem = ""
-        for (shard, source, there, its), lacking in zip(coming, lacks, strict=True):
-            if lacking:
-                slot = Slot(self.files.constant(shard, its))
-                other = announcement(mail, source)[0]
-                problem = received(mail, slot, other, source) or problem
-                slot.close()
-                self.intact.add(slot.path)
+        for shard, source in self.members.part.sources:
+            there = Head.unpacked(mail.receive_bytes(source, HEAD_SIZE))
             if there.size:  # else the rank that sends knows why
                 problem = received(mail, self._slot(shard), there, source) or problem
-            self._name(shard, its)
         mail.wait()
         return problem
 
-    def _lacks(self, shard: int, attempt: str) -> bool:
-        """Tell whether a constant part is to be sent; one of an earlier attempt is verified."""
-        path = self.files.constant(shard, attempt)
-        if not attempt or path in self.intact:
-            return False
-        try:
-            if memory_file.verified(memory_file.read(path)).notes.attempt != attempt:
-                return True
-        except Damaged:
-            return True
-        self.intact.add(path)
-        return False
-
-
-def announced(head: Head, attempt: str = "") -> bytes:
-    """Say what will be sent, and which attempt wrote the constant part of it."""
-    return head.packed() + attempt.encode().ljust(LONGEST_ATTEMPT)
-
-
-def announcement(mail: Mail, source: int) -> tuple[Head, str]:
-    data = mail.receive_bytes(source, HEAD_SIZE + LONGEST_ATTEMPT)
-    attempt = data[HEAD_SIZE:].decode(errors="replace").strip()
-    if attempt and not ATTEMPT.fullmatch(attempt):
-        raise Damaged("the constant part has no name")
-    return Head.unpacked(data[:HEAD_SIZE]), attempt
-
 
 def received(mail: Mail, slot: Slot, head: Head, source: int) -> str:
-    """Receive a file; say why it could not be kept."""
-    problem, payload = "", None
+    """Receive a state, or what changes of it; say why it could not be kept."""
+    problem, into = "", None
     try:
-        payload = slot.begin(head.size)
+        into = slot.begin(head.size)[slot.settled :]
     except OSError as error:
         problem = str(error)
-    mail.receive(source, head.size, payload)
+    mail.receive(source, head.size - slot.settled, into)
     notes = mail.receive_bytes(source, head.notes)
     try:
-        if payload is not None:
+        if into is not None:
             slot.publish(head, notes)
     except OSError as error:
         problem = str(error)
@@ -464,14 +364,6 @@ def rank_and_world() -> tuple[int, int]:
             "torch.distributed.init_process_group() comes first",
         )
     return 0, 1
-
-
-def changing(
-    tensors: Mapping[str, Tensor], constant: memory_file.Constant | None
-) -> dict[str, Tensor]:
-    """Leave out what is in the constant part."""
-    there = {place.name for place in constant.tensors} if constant is not None else set()
-    return {name: value for name, value in tensors.items() if name not in there}
 
 
 def copied_out(tensors: Sequence[Tensor], targets: Sequence[Tensor]) -> torch.cuda.Event | None:

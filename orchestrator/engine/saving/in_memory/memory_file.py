@@ -2,42 +2,38 @@
 
 A file is whole, or it is nothing: its first block, which says what is in it, is cleared before
 anything else changes and is written last. So a shard has two of them, filled in turn. What stays
-the same from state to state is in a third, the constant part, which both name: it is written once.
+the same from state to state comes first in both, and is written into each of them once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import mmap
 import os
-import re
 import stat
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from orchestrator.engine.ranks.agreement import Copies, hash_of, same_bits
+from orchestrator.engine.ranks.agreement import Copies, hash_of
+from orchestrator.engine.saving.pieces import DTYPES, Place, places_of
 from orchestrator.engine.sharding.mesh import local_tensor
 
 BLOCK = 4096  # what stands before the tensors; they begin on a page
 ALIGNMENT = 64  # bytes; each tensor begins at a multiple, whatever its dtype
-HEAD = struct.Struct("<8sQQQqI")
-MAGIC = b"orchmem1"
+HEAD = struct.Struct("<8sQQQQqqI")
+MAGIC = b"orchmem2"
 FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+LARGEST_BYTES = 1 << 50
 LARGEST_NOTES_BYTES = 1 << 28
 MOST_SHARDS = 1_000_000
-ATTEMPT = re.compile(r"[0-9]{6,12}-[0-9a-f]{8}")
-DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 
 
 class Damaged(Exception):
@@ -50,12 +46,14 @@ class Head:
 
     turn: int = 0
     size: int = 0  # of the tensors; 0: nothing follows
+    fixed: int = 0  # how much of it stays the same from state to state, at its beginning
     notes: int = 0
-    digest: int = 0  # of the tensors
+    fixed_digest: int = 0
+    digest: int = 0  # of the other tensors
     crc: int = 0  # of the notes
 
     def packed(self) -> bytes:
-        head = HEAD.pack(MAGIC, self.turn, self.size, self.notes, self.digest, self.crc)
+        head = HEAD.pack(MAGIC, *astuple(self))
         return head + zlib.crc32(head).to_bytes(4, "little")
 
     @classmethod
@@ -66,33 +64,16 @@ class Head:
             raise Damaged("it was not written to its end")
         magic, *values = HEAD.unpack(packed)
         head = cls(*values)
-        if magic != MAGIC or head.notes > LARGEST_NOTES_BYTES or head.size > 1 << 50:
+        if (
+            magic != MAGIC
+            or head.notes > LARGEST_NOTES_BYTES
+            or not head.fixed <= head.size <= 1 << 50
+        ):
             raise Damaged("it is none of ours")
         return head
 
 
 HEAD_SIZE = HEAD.size + 4
-Content = tuple[Head, bytes, Tensor]  # of a file: its notes, and all bytes of its tensors
-
-
-@dataclass(frozen=True)
-class Place:
-    """The place of a tensor in the file, and its part of a tensor that is spread over ranks."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    whole: tuple[int, ...]  # the shape of all of it
-    start: tuple[int, ...]  # in each dimension, where this part begins
-
-
-@dataclass(frozen=True)
-class Constant:
-    """The tensors of a state that are in its constant part."""
-
-    attempt: str  # that wrote it: the end of the file's name
-    tensors: tuple[Place, ...]
 
 
 @dataclass(frozen=True)
@@ -107,11 +88,6 @@ class Notes:
     shards: int  # and over how many files
     tensors: tuple[Place, ...]
     rest: str
-    constant: Constant | None = None
-
-    @property
-    def all_tensors(self) -> tuple[Place, ...]:
-        return self.tensors + (self.constant.tensors if self.constant is not None else ())
 
     def packed(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -120,28 +96,20 @@ class Notes:
     def unpacked(cls, data: bytes) -> Notes:
         try:
             values = json.loads(data)
-            constant = values.get("constant")
-            if constant is not None:
-                if not ATTEMPT.fullmatch(constant["attempt"]):
-                    raise ValueError("its constant part has no name")
-                constant = Constant(constant["attempt"], places_of(constant["tensors"]))
             known = {str(key): str(value) for key, value in values["fingerprint"].items()}
             shards = int(values["shards"])
             if not 0 < shards < MOST_SHARDS:
                 raise ValueError(f"{shards} shards")
             return cls(int(values["step"]), str(values["attempt"]), int(values["turn"]), known,
-                       str(values["layout"]), shards, places_of(values["tensors"]),
-                       str(values["rest"]), constant)  # fmt: skip
+                       str(values["layout"]), shards, tuple(map(place_in, values["tensors"])),
+                       str(values["rest"]))  # fmt: skip
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Damaged(f"its notes make no sense ({error})") from None
 
 
-def places_of(values: Any) -> tuple[Place, ...]:
-    return tuple(
-        Place(str(value["name"]), str(value["dtype"]), lengths(value["shape"]),
-              int(value["offset"]), lengths(value["whole"]), lengths(value["start"]))
-        for value in values
-    )  # fmt: skip
+def place_in(value: Any) -> Place:
+    return Place(lengths(value["start"]), lengths(value["shape"]), str(value["name"]),
+                 str(value["dtype"]), lengths(value["whole"]), int(value["offset"]))  # fmt: skip
 
 
 def lengths(value: Any) -> tuple[int, ...]:
@@ -151,64 +119,32 @@ def lengths(value: Any) -> tuple[int, ...]:
     return found
 
 
-def laid_out(tensors: Mapping[str, Tensor]) -> tuple[tuple[Place, ...], int]:
-    """Give this rank's part of each tensor its place; and the size of all."""
-    places, offset = [], 0
-    for name, tensor in tensors.items():
-        whole = tuple(tensor.shape)
-        shape, start = whole, (0,) * len(whole)
-        if isinstance(tensor, DTensor):
-            mesh, placements = tensor.device_mesh, tensor.placements
-            shape, start = compute_local_shape_and_global_offset(whole, mesh, placements)
-        places.append(Place(name, str(tensor.dtype), tuple(shape), offset, whole, tuple(start)))
-        size = math.prod(shape) * tensor.element_size()
-        offset += -(-size // ALIGNMENT) * ALIGNMENT
-    return tuple(places), max(offset, ALIGNMENT)
-
-
-def size_of(place: Place) -> int:
-    return math.prod(place.shape) * DTYPES[place.dtype].itemsize
-
-
-def end_of(place: Place) -> int:
-    """Return where the next tensor may begin."""
-    return max(ALIGNMENT, place.offset + -(-size_of(place) // ALIGNMENT) * ALIGNMENT)
+def laid_out(tensors: Mapping[str, Tensor], offset: int = 0) -> tuple[tuple[Place, ...], int]:
+    """Give this rank's part of each tensor its place, from a byte on; and the end of all."""
+    places = []
+    for place in places_of(tensors):
+        places.append(replace(place, offset=offset))
+        offset += -(-place.bytes // ALIGNMENT) * ALIGNMENT
+    return tuple(places), offset
 
 
 def tensor_at(place: Place, payload: Tensor) -> Tensor:
     """Return the part of the bytes that a tensor lies in, as that tensor."""
-    dtype = DTYPES.get(place.dtype)
-    if dtype is None or any(length < 0 for length in place.shape):
+    if place.dtype not in DTYPES or min(place.shape, default=0) < 0:
         raise Damaged(f"{place.name!r} is no tensor")
-    size = math.prod(place.shape) * dtype.itemsize
-    if not 0 <= place.offset <= place.offset + size <= payload.numel() or place.offset % ALIGNMENT:
+    end = place.offset + place.bytes
+    if not 0 <= place.offset <= end <= payload.numel() or place.offset % ALIGNMENT:
         raise Damaged(f"{place.name!r} lies outside of it")
-    return payload[place.offset : place.offset + size].view(dtype).view(place.shape)
+    return payload[place.offset : end].view(DTYPES[place.dtype]).view(place.shape)
 
 
 @dataclass(frozen=True)
 class State:
     """A shard as it was kept."""
 
+    head: Head
     notes: Notes
     payload: Tensor  # all bytes
-    constant: State | None = None  # its constant part
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {name: tensor for name, (_, tensor) in self.placed().items()}
-
-    def parts(self) -> list[State]:
-        return [self] if self.constant is None else [self, self.constant]
-
-    def placed(self) -> dict[str, tuple[Place, Tensor]]:
-        """Return all tensors, and the place of each."""
-        tensors = self.notes.tensors
-        found = {place.name: (place, tensor_at(place, self.payload)) for place in tensors}
-        if self.notes.constant is not None and self.constant is not None:
-            payload = self.constant.payload
-            for place in self.notes.constant.tensors:
-                found[place.name] = place, tensor_at(place, payload)
-        return found
 
 
 class Slot:
@@ -216,6 +152,8 @@ class Slot:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.settled = 0  # how much of its beginning is to stay as it is
+        self.head = Head()  # of the state that was made whole last
         self.descriptor = -1
         self.room = 0
         self.mapped: Tensor | None = None
@@ -244,9 +182,11 @@ class Slot:
         assert self.mapped is not None
         return self.mapped[BLOCK : BLOCK + size]
 
-    def finish(self, payload: Tensor, turn: int, notes: bytes) -> Head:
+    def finish(self, payload: Tensor, turn: int, notes: bytes, fixed: int = 0) -> Head:
         """Make whole what the tensors were copied into."""
-        head = Head(turn, payload.numel(), len(notes), hash_of(payload), zlib.crc32(notes))
+        before = self.head.fixed_digest if self.settled else hash_of(payload[:fixed])
+        digest, crc = hash_of(payload[fixed:]), zlib.crc32(notes)
+        head = Head(turn, payload.numel(), fixed, len(notes), before, digest, crc)
         self.publish(head, notes)
         return head
 
@@ -255,93 +195,47 @@ class Slot:
         if written != len(notes):
             raise OSError(f"{self.path}: no memory is left")
         os.pwrite(self.descriptor, head.packed(), 0)
+        self.head = head
 
     def close(self) -> None:
         if self.mapped is not None:
             unpin(self.mapped)
             self.mapped = None
-        self.close_file()
-
-    def close_file(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
-class ConstantPart:
-    """Keep those tensors of a shard once that are still as they were."""
+class Fixed:
+    """The tensors that are in both files of a shard once, as long as nothing changes them."""
 
-    def __init__(self, path: Path, attempt: str, places: Iterable[Place]) -> None:
-        self.path, self.attempt = path, attempt
-        self.places = {place.name: place for place in places}
-        self.size = max((end_of(place) for place in self.places.values()), default=ALIGNMENT)
-        self.content: Content | None = None  # once it is whole
-        self.slot: Slot | None = None  # while it is not
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.places, self.size = laid_out(tensors)
         self.copies = Copies()
 
-    def begin(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return the memory that they are to be copied into."""
-        self.slot = Slot(self.path)
-        payload = self.slot.begin(self.size)
-        self.note(tensors, payload)
-        return payload
-
     def note(self, tensors: Mapping[str, Tensor], payload: Tensor) -> None:
-        values = {name: local_tensor(tensors[name]) for name in self.places}
-        copies = {name: tensor_at(place, payload) for name, place in self.places.items()}
+        """Remember where they are copied to: later states are compared with that."""
+        values = {place.name: local_tensor(tensors[place.name]) for place in self.places}
+        copies = {place.name: tensor_at(place, payload) for place in self.places}
         self.copies.note(values, copies)
-
-    def finish(self, notes: Notes) -> None:
-        """Make it whole, with the notes of the first state: from now on it stays as it is."""
-        if self.slot is None or self.slot.mapped is None:
-            return
-        payload, places = (
-            self.slot.mapped[BLOCK : BLOCK + self.size],
-            tuple(self.places.values()),
-        )
-        packed = replace(
-            notes, attempt=self.attempt, tensors=places, rest="", constant=None
-        ).packed()
-        self.content = self.slot.finish(payload, notes.turn, packed), packed, payload
-        self.slot.close_file()
-        self.slot = None  # its memory stays mapped: later states are compared with it
-
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on with the file that an earlier attempt has written."""
-        self.content = read(self.path)
-        self.note(tensors, self.content[2])
 
     def leave_changed(self, tensors: Mapping[str, Tensor]) -> None:
         """Keep only what is as it was; what has changed once is in every state from then on."""
-        there = {name: tensors[name] for name in self.places if name in tensors}
-        now = {place.name: place for place in laid_out(there)[0]}
+        there = {place.name: tensors[place.name] for place in self.places if place.name in tensors}
         equal = self.copies.equal({name: local_tensor(value) for name, value in there.items()})
-        self.places = {
-            name: place
-            for name, place in self.places.items()
-            if name in equal and lies_alike(place, now[name])
-        }
+        now = {(place.name, place.start, place.whole) for place in places_of(there)}
+        self.places = tuple(
+            place
+            for place in self.places
+            if place.name in equal and (place.name, place.start, place.whole) in now
+        )
 
-    def described(self) -> Constant | None:
-        return Constant(self.attempt, tuple(self.places.values())) if self.places else None
-
-
-def lies_alike(one: Place, other: Place) -> bool:
-    return replace(one, offset=0) == replace(other, offset=0)
-
-
-def unchanged(
-    kept: Iterable[Place], copies: Mapping[str, Tensor], now: Mapping[str, Tensor]
-) -> list[Place]:
-    """Name the tensors that a constant part holds as they are now."""
-    places = {place.name: place for place in laid_out(now)[0]}
-    return [
-        place
-        for place in kept
-        if place.name in places
-        and lies_alike(place, places[place.name])
-        and same_bits(local_tensor(now[place.name]), copies[place.name])
-    ]
+    def laid_out(self, tensors: Mapping[str, Tensor]) -> tuple[tuple[Place, ...], int]:
+        """Give all tensors their places: these come first."""
+        own = {place.name for place in self.places}
+        changing = {name: value for name, value in tensors.items() if name not in own}
+        places, size = laid_out(changing, self.size)
+        return self.places + places, max(size, ALIGNMENT)
 
 
 def pin(memory: Tensor) -> None:
@@ -376,8 +270,8 @@ def checked_notes(head: Head, data: bytes) -> Notes:
     return Notes.unpacked(data)
 
 
-def read(path: Path) -> Content:
-    """Map a file's tensors, and read its notes; nothing is compared with its digest yet."""
+def read(path: Path) -> State:
+    """Map a file's tensors, and read its notes; nothing is compared with its digests yet."""
     with opened(path) as descriptor:
         head = Head.unpacked(os.pread(descriptor, HEAD_SIZE, 0))
         notes = os.pread(descriptor, head.notes, BLOCK + head.size)
@@ -385,29 +279,18 @@ def read(path: Path) -> Content:
             raise Damaged("a part of it is missing")
         # A copy on write: torch wants memory that may be written.
         view = mmap.mmap(descriptor, BLOCK + head.size, access=mmap.ACCESS_COPY)
-    return head, notes, torch.frombuffer(view, dtype=torch.uint8)[BLOCK:]
+    payload = torch.frombuffer(view, dtype=torch.uint8)[BLOCK:]
+    return State(head, checked_notes(head, notes), payload)
 
 
-def verified(content: Content, constant: Content | None = None) -> State:
-    """Compare a state with its digests; Damaged says what does not fit."""
-    for head, _, payload in (content, *([constant] if constant is not None else [])):
-        if payload.numel() != head.size or hash_of(payload) != head.digest:
-            raise Damaged("it is damaged: its digest is another")
-    return assembled(content, constant)
-
-
-def assembled(content: Content, constant: Content | None = None) -> State:
-    """Put a state together from its file, and that of its constant part."""
-    head, notes, payload = content
-    described = checked_notes(head, notes)
-    if described.constant is None:
-        return State(described, payload)
-    if constant is None:
-        raise Damaged("its constant part is missing")
-    part = assembled(constant)
-    if part.notes.attempt != described.constant.attempt:
-        raise Damaged("its constant part is another's")
-    return State(described, payload, part)
+def verified(path: Path) -> State:
+    """Read a file, and compare it with its digests; Damaged says what is wrong."""
+    state = read(path)
+    fixed = state.head.fixed
+    digests = hash_of(state.payload[:fixed]), hash_of(state.payload[fixed:])
+    if digests != (state.head.fixed_digest, state.head.digest):
+        raise Damaged("it is damaged: its digest is another")
+    return state
 
 
 @contextlib.contextmanager

@@ -9,19 +9,17 @@ from __future__ import annotations
 import functools
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
-from orchestrator.engine.ranks.ranks import gather
+from orchestrator.engine.saving.exchange import Exchange, Parts, agreed_pieces, everyone
 from orchestrator.engine.saving.in_memory import memory_file
-from orchestrator.engine.saving.in_memory.exchange import Exchange, Mail, pieces_for
 from orchestrator.engine.saving.in_memory.files import Files
-from orchestrator.engine.saving.in_memory.memory_file import Damaged, Notes, State
+from orchestrator.engine.saving.in_memory.memory_file import Damaged, Notes
 from orchestrator.engine.saving.in_memory.shards import (
     Entry,
     Members,
@@ -30,6 +28,7 @@ from orchestrator.engine.saving.in_memory.shards import (
     source_of,
 )
 from orchestrator.engine.saving.ownership import attempt
+from orchestrator.engine.saving.pieces import DTYPES, Piece
 
 T = TypeVar("T")
 Held = list[list[Entry]]  # by place: what is in the memory of each node
@@ -52,77 +51,45 @@ class Found:
         self.alike = search.is_alike(whole)
         self.notes = notes[self.members.shard if self.alike else 0]
         self.layout = "" if self.alike else whole.layout  # of the ranks that kept it, if another
-        self.size = sum({entry.shard: entry.size for _, entry in sources.values()}.values())
+        shards = [self.members.shard] if self.alike else sorted(notes)
+        self.kept = {shard: notes[shard].tensors for shard in shards}
+        self.size = sum({entry.shard: entry.head.size for _, entry in sources.values()}.values())
         elsewhere = {place for (place, _), (there, _) in sources.items() if there != place}
         self.travelled = sum(  # ranks that take a part of theirs from another node
             place in elsewhere and (not self.alike or sources[place, shard][0] != place)
             for place, shard in zip(self.members.places, self.members.shards, strict=True)
         )
-        self.constant: dict[str, Tensor] = {}  # of the tensors that were brought
 
-    @property
-    def is_here(self) -> bool:
-        """Tell whether this rank's own shard lies in the memory of its node."""
-        return self.alike and self.members.shard in self.near
-
-    @property
-    def near(self) -> set[int]:
-        mine = self.members.place
-        return {
+    def bring(self, into: Parts) -> None:
+        """Fill each rank's tensors. If one rank cannot have them, all hear of it."""
+        mine, search = self.members.place, self.search
+        near = {
             shard for (place, shard), (there, _) in self.sources.items() if place == there == mine
         }
+        shown = f"the state of step {self.notes.step} in {search.files.where}"
+        pieces = agreed_pieces(into, self.kept, near, shown, search.group)
+        opened = functools.cache(
+            lambda shard: memory_file.read(search.files.where / self.here[shard].file)
+        )
 
-    def bring(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Bring each rank its parts of these tensors, or its whole shard where none are given.
+        def read(pieces: Sequence[Piece], parts: Sequence[Tensor]) -> None:
+            for piece, part in zip(pieces, parts, strict=True):
+                kept = memory_file.tensor_at(piece.place, opened(piece.shard).payload)
+                part.copy_(piece.box.of(kept, piece.place))
 
-        If one rank cannot have them, all hear of it.
-        """
-        targets = memory_file.laid_out(tensors)[0] if tensors else self.notes.all_tensors
-        shards = [self.members.shard] if self.alike else sorted(self.all_notes)
-        kept = {shard: self.all_notes[shard].all_tensors for shard in shards}
-        wanted, problem = pieces_for(targets, kept, self.near)
-        if problem := next(filter(None, self.search.everyone(problem)), ""):
-            where = self.search.files.where
-            raise CheckFailed(
-                f"the state of step {self.notes.step} in {where} does not fit this model: {problem}"
-            )
-        if not self.alike:
-            opened = functools.cache(lambda shard: self._state(shard).placed())
-            exchange = Exchange(wanted, self._server, opened, self.members.rank, self.search.group)
-            return exchange.bring({place.name: place for place in targets})
-        brought = self._whole_shard().tensors()
-        if self.notes.constant is not None:
-            names = [place.name for place in self.notes.constant.tensors]
-            self.constant = {name: brought[name] for name in names}
-        return brought
+        Exchange(pieces, self._server, read, self.members.rank, search.group).bring(into)
 
-    def _whole_shard(self) -> State:
-        """Open this rank's own shard, or receive it; no rank asks all others what they hold."""
-        members, mail = self.members, Mail(self.search.group)
-        for rank, (place, shard) in enumerate(zip(members.places, members.shards, strict=True)):
-            far = self.sources[place, shard][0] != place
-            if far and self._server(shard, rank) == members.rank:
-                for part in self._state(shard).parts():
-                    mail.send(rank, part.payload)
-        shard = members.shard
-        if self.is_here:
-            state = self._state(shard)
-        else:
-            _, entry = self.sources[members.place, shard]
-            source = self._server(shard, members.rank)
-            payloads = [mail.receive(source, head.size) for _, head in entry.files]
-            state, *constant = (State(self.notes, payload) for payload in payloads)
-            state = replace(state, constant=next(iter(constant), None))
-        mail.wait()
-        return state
+    def own_tensors(self) -> dict[str, Tensor]:
+        """Bring each rank the tensors of its own shard, whatever the other ranks have."""
+        tensors = {p.name: torch.empty(p.shape, dtype=DTYPES[p.dtype]) for p in self.notes.tensors}
+        self.bring({place.name: (place, tensors[place.name]) for place in self.notes.tensors})
+        return tensors
 
-    def _server(self, shard: int, rank: int) -> int:
-        """Choose the rank that gives a shard to another one: itself, if its node has it."""
-        there = self.members.at(self.sources[self.members.places[rank], shard][0])
+    def _server(self, shard: int) -> int:
+        """Choose the rank that gives a shard to this one: itself, if its node has it."""
+        rank = self.members.rank
+        there = self.members.at(self.sources[self.members.place, shard][0])
         return rank if rank in there else there[rank % len(there)]
-
-    def _state(self, shard: int) -> State:
-        return memory_file.assembled(*self.search.files.contents(self.here[shard]))
 
 
 class Search:
@@ -141,7 +108,7 @@ class Search:
         self.layout, self.group, self.say = layout, group, say
 
     def everyone(self, what: T) -> list[T]:
-        return gather(what, self.group) if self.group is not None else [what]
+        return everyone(what, self.group)
 
     def is_alike(self, whole: Whole) -> bool:
         return (whole.layout, whole.shards) == (self.layout, self.members.count)
@@ -195,7 +162,7 @@ class Search:
         problem, bad, notes = "", set[tuple[int, str]](), dict[int, Notes]()
         for shard in sorted(here)[members.index(self.members.rank) :: len(members)]:
             try:
-                state = memory_file.verified(*self.files.contents(here[shard]))
+                state = memory_file.verified(self.files.where / here[shard].file)
             except Damaged as error:
                 problem = str(error)
                 bad.add((place, here[shard].file))

@@ -107,16 +107,6 @@ class Entry:
     file: str
     head: Head
     difference: str = ""  # in which way it is not this program's
-    constant: tuple[str, Head] | None = None  # the file with its constant part
-
-    @property
-    def files(self) -> tuple[tuple[str, Head], ...]:
-        state = (self.file, self.head)
-        return (state, self.constant) if self.constant is not None else (state,)
-
-    @property
-    def size(self) -> int:
-        return sum(head.size for _, head in self.files)
 
 
 def newest_whole(held: Sequence[Sequence[Entry]]) -> Whole | None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from orchestrator.engine.ranks import ranks
 from orchestrator.engine.saving.in_memory import cost, memory_file
-from orchestrator.engine.saving.in_memory.memory_file import Damaged, Head, Notes, Slot
+from orchestrator.engine.saving.in_memory.memory_file import Damaged, Head, Notes, Slot, verified
 from orchestrator.engine.saving.in_memory.search import next_attempt
 from orchestrator.engine.saving.in_memory.shards import (
     Entry,
@@ -23,6 +23,7 @@ from orchestrator.engine.saving.in_memory.shards import (
     parts,
     source_of,
 )
+from orchestrator.engine.saving.pieces import Place
 
 TENSORS = {
     "weight": torch.arange(12.0).reshape(3, 4).t(),
@@ -43,21 +44,22 @@ def write(slot: Slot, step: int, *, finish: bool = True) -> None:
         slot.finish(payload, step, notes.packed())
 
 
-def read(path: Path) -> memory_file.State:
-    return memory_file.verified(memory_file.read(path))
+def tensors(path: Path) -> dict[str, torch.Tensor]:
+    state = verified(path)
+    return {own.name: memory_file.tensor_at(own, state.payload) for own in state.notes.tensors}
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     slot = Slot(tmp_path / "a")
     write(slot, 1)
-    state = read(slot.path)
+    state = verified(slot.path)
     assert (state.notes.step, state.notes.rest) == (1, "rest 1")
-    for name, value in state.tensors().items():
+    for name, value in tensors(slot.path).items():
         assert torch.equal(value, TENSORS[name])
         assert (value.dtype, value.shape) == (TENSORS[name].dtype, TENSORS[name].shape)
     assert slot.path.stat().st_mode & 0o777 == 0o600
     write(slot, 3)
-    assert torch.equal(read(slot.path).tensors()["count"], torch.tensor(10))
+    assert torch.equal(tensors(slot.path)["count"], torch.tensor(10))
 
 
 def test_a_rank_that_ends_while_it_writes_leaves_nothing_that_counts(tmp_path: Path) -> None:
@@ -69,8 +71,8 @@ def test_a_rank_that_ends_while_it_writes_leaves_nothing_that_counts(tmp_path: P
     with pytest.raises(Damaged, match="not written to its end"):
         memory_file.describe(old.path)
     with pytest.raises(Damaged, match="not written to its end"):
-        read(old.path)
-    assert read(new.path).notes.step == 2
+        verified(old.path)
+    assert verified(new.path).notes.step == 2
 
 
 def test_any_flipped_byte_is_found(tmp_path: Path) -> None:
@@ -85,11 +87,11 @@ def test_any_flipped_byte_is_found(tmp_path: Path) -> None:
         flipped[place] ^= 1 << place % 8
         slot.path.write_bytes(flipped)
         with pytest.raises(Damaged):
-            read(slot.path)
+            verified(slot.path)
     for length in (0, 3, memory_file.BLOCK, memory_file.BLOCK + size, len(content) - 1):
         slot.path.write_bytes(content[:length])
         with pytest.raises(Damaged):
-            read(slot.path)
+            verified(slot.path)
 
 
 def test_what_is_no_file_of_ours_is_neither_read_nor_written(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_what_is_no_file_of_ours_is_neither_read_nor_written(tmp_path: Path) -> 
             Slot(tmp_path / name).begin(64)
     for name in ("link", "theirs", "pipe", "missing"):
         with pytest.raises(Damaged):
-            read(tmp_path / name)
+            verified(tmp_path / name)
     assert (tmp_path / "theirs").read_bytes() == b"precious"
 
 
@@ -122,14 +124,14 @@ def test_notes_that_make_no_sense_are_damage(data: bytes) -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        memory_file.Place("x", "torch.float32", (20,), 0, (20,), (0,)),
-        memory_file.Place("x", "torch.float32", (1,), -64, (1,), (0,)),
-        memory_file.Place("x", "torch.float32", (-1, -4), 0, (4, 4), (0, 0)),
-        memory_file.Place("x", "torch.nonsense", (1,), 0, (1,), (0,)),
-        memory_file.Place("x", "torch.float32", (1,), 2, (1,), (0,)),
+        Place((0,), (20,), "x", "torch.float32", (20,), 0),
+        Place((0,), (1,), "x", "torch.float32", (1,), -64),
+        Place((0, 0), (-1, -4), "x", "torch.float32", (4, 4), 0),
+        Place((0,), (1,), "x", "torch.nonsense", (1,)),
+        Place((0,), (1,), "x", "torch.float32", (1,), 2),
     ],
 )
-def test_a_tensor_outside_of_the_file_is_damage(place: memory_file.Place) -> None:
+def test_a_tensor_outside_of_the_file_is_damage(place: Place) -> None:
     with pytest.raises(Damaged):
         memory_file.tensor_at(place, torch.zeros(64, dtype=torch.uint8))
 
