@@ -209,7 +209,8 @@ class Checkpoints:
         for name, value in values.items():
             if name in unchanged:
                 continue
-            if name not in self.staged:
+            before = self.staged.get(name)
+            if before is None or (before.shape, before.dtype) != (value.shape, value.dtype):
                 pinned = value.device.type == "cuda"
                 self.staged[name] = torch.empty_like(value, device="cpu", pin_memory=pinned)
             self.staged[name].copy_(value, non_blocking=True)

@@ -55,8 +55,8 @@ class Mail:
 
 
 def everyone(what: T, group: dist.ProcessGroup | None) -> list[T]:
-    """Give every rank what each has; a process without a group is alone."""
-    return gather(what, group) if group is not None else [what]
+    """Give every rank what each has; a process that has joined no others is alone."""
+    return gather(what, group) if dist.is_available() and dist.is_initialized() else [what]
 
 
 def agreed_pieces(

@@ -99,9 +99,9 @@ def test_a_flipped_bit_among_them_is_found(tmp_path: Path) -> None:
     state = tensors()
     memory, _ = begin(tmp_path)
     for step in range(1, 4):
-        state["head"] += 1
+        state["head"].fill_(step)
         save(memory, step, state)
-    state["head"] -= 1
+    state["head"].fill_(2)
     for path in tmp_path.glob("t.0.[01]"):
         if memory_file.describe(path)[1].step == 3:
             flip(path)
@@ -178,8 +178,8 @@ def sent_once(rank: int, directory: Path) -> None:
     Mail.send = note  # type: ignore[method-assign]
     train(rank, attempt(rank, directory)[0], range(1, 6))
     states = sizes[1::3]  # after a head and before the notes
-    assert states[0] == states[1] > 26_000
-    assert states[2:] == [64] * 3
+    assert states[0] == states[1] > 25_000
+    assert states[2:5] == [64] * 3
     assert same(attempt(rank, directory)[1],
                 of_rank(rank, {**tensors(), "head": torch.full((5, 3), 5.0)}))  # fmt: skip
 
