@@ -15,9 +15,17 @@ from tests.engine.worlds import Job, run
 STEPS = 9
 
 
-def job(path: Path, name: str, nodes: list[int], steps: int, **more: Any) -> Job:
-    call = "tests.engine.programs.keeping:keeping"
-    return Job(str(path / name), nodes, {}, call=call, env={PLACE: str(steps)}, **more)
+def job(
+    path: Path,
+    name: str,
+    nodes: list[int],
+    steps: int,
+    program: str = "keeping",
+    env: dict[str, str] | None = None,
+    **more: Any,
+) -> Job:
+    call, env = f"tests.engine.programs.keeping:{program}", {**(env or {}), PLACE: str(steps)}
+    return Job(str(path / name), nodes, {}, call=call, env=env, **more)
 
 
 def kept(job: Job, rank: int = 0) -> tuple[list[Any], dict[str, Any]]:
@@ -47,6 +55,26 @@ def test_it_goes_on_as_it_was(tmp_path: Path) -> None:
             assert own == told and values.keys() == average.keys()
             for name, value in values.items():
                 assert value == pytest.approx(average[name], abs=1e-5), name
+
+
+@pytest.mark.parametrize("strategy", ["none", "ddp", "full_shard"])
+def test_buffers_that_change_their_shape_go_on_as_they_were(tmp_path: Path, strategy: str) -> None:
+    """One grows at each save, one is there from the first forward on; what is not there is named."""
+    nodes, env = [1 if strategy == "none" else 2], {"STRATEGY": strategy}
+
+    def growing(place: str, name: str, steps: int, **more: Any) -> Job:
+        return job(tmp_path / place, name, nodes, steps, "growing", env, **more)
+
+    memory = {"memory": str(tmp_path / "memory" / "kept")}
+    first = [growing("whole", "whole", STEPS), growing("disk", "first", SAVED),
+             growing("memory", "first", SAVED, **memory)]  # fmt: skip
+    again = [growing("disk", "again", STEPS), growing("memory", "again", STEPS, **memory)]
+    for jobs in (first, again):
+        assert run(*jobs) == [[0] * nodes[0]] * len(jobs), jobs[0].output() + jobs[-1].output()
+    for one in again:
+        assert f"resuming after step {SAVED}, from " in one.output()
+        assert "WARNING: model.late is not in this model, and is not read" in one.output()
+        assert kept(one) == kept(first[0])
 
 
 def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:

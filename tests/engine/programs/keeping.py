@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,13 @@ class Curriculum:
         self.level, self.seen = state["level"], state["seen"] + 0
 
 
+def whole_values(named: Iterable[tuple[str, Tensor]]) -> dict[str, list[float]]:
+    return {
+        name: (value.full_tensor() if isinstance(value, DTensor) else value).flatten().tolist()
+        for name, value in named
+    }
+
+
 def keeping(directory: Path) -> None:
     """Train with an average of the weights, counters and an object; write down what came of it."""
     torch.manual_seed(0)
@@ -88,13 +96,52 @@ def keeping(directory: Path) -> None:
     saved: dict[str, Any] = {"save_to": directory.parent / "saved", "save_every": "2 steps"}
     more = {} if in_memory else {**saved, "resume": True}
     trainer.train(loader, max_period=f"{steps} steps", **more)
-    whole = {
-        name: (value.full_tensor() if isinstance(value, DTensor) else value).flatten().tolist()
-        for name, value in average.items()
-    }
+    whole = whole_values(average.items())
     told = [own.level, own.seen.tolist(), log["steps"], repr(log["names"]), log["last"].tolist()]
     told.append(len(model.calls))
     (directory / f"kept_{trainer.ranks.rank}").write_text(json.dumps([told, whole]))
+
+
+class Growing(Net):
+    """Has a buffer that grows, one that comes in the first forward, and one that nobody foresees."""
+
+    bank: Tensor
+    mean: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(0, 3))
+        self.register_buffer("mean", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            if self.mean is None:
+                self.mean = torch.zeros(3)
+            if not hasattr(self, "late"):
+                self.register_buffer("late", torch.ones(2))
+            self.bank = torch.cat([self.bank, torch.full((1, 3), len(self.bank) / 10)])
+            self.mean = self.mean * 0.5 + self.bank[-1]
+        out = super().forward(x)
+        return out if self.mean is None else out + self.mean * torch.arange(3) + self.bank.sum(0)
+
+
+def growing(directory: Path) -> None:
+    """Train with buffers that change their shape; write down what came of it."""
+    torch.manual_seed(0)
+    model = Growing()
+    in_memory = "ORCHESTRATOR_RESUME_DIR" in os.environ
+    config = {"checkpoint": {"memory_every": 1}} if in_memory else {}
+    trainer = Trainer(
+        model, optimizer(model), torch.nn.CrossEntropyLoss(), strategy=os.environ["STRATEGY"],
+        config=config,
+    )  # fmt: skip
+    saved: dict[str, Any] = {"save_to": directory.parent / "saved", "save_every": "1 steps"}
+    more = {} if in_memory else {**saved, "resume": True}
+    trainer.train(DataLoader(samples(), 8 // world()), max_period=f"{os.environ[PLACE]} steps",
+                  **more)  # fmt: skip
+    bare = trainer.bare
+    values = whole_values([*bare.named_parameters(), *bare.named_buffers()])
+    (directory / f"kept_{trainer.ranks.rank}").write_text(json.dumps([[], values]))
 
 
 def refusals(directory: Path) -> None:
