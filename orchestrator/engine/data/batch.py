@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import dataclasses
 import multiprocessing
 import os
 import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+
+from orchestrator.engine.models.nested import mapped
+from orchestrator.engine.ranks.ranks import Ranks
 
 
 class Micro(NamedTuple):
@@ -30,70 +31,36 @@ class Micro(NamedTuple):
     size: int | None = None  # samples in it, where that is known
 
 
-class Batches(Protocol):
+class Batches:
     """The loop's view of data: every rank gets as many batches of an epoch as the others."""
 
-    @property
-    def description(self) -> str:
-        """Said in the first line of a training."""
-        ...
+    description: str  # said in the first line of a training
+    batch_size: int | None = None  # samples per rank and batch, where that is known
+    samples: int | None = None  # in an epoch, over all ranks, where that is known
+    endless = False  # epochs follow each other without a gap, as if there were only one
 
-    @property
-    def batch_size(self) -> int | None:
-        """Return the samples per rank and batch, where that is known."""
-        ...
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
 
     @property
     def round_size(self) -> int:
         """Return how far one batch on every rank moves the position."""
-        ...
-
-    @property
-    def samples(self) -> int | None:
-        """Return the samples in an epoch, over all ranks, where that is known."""
-        ...
-
-    @property
-    def endless(self) -> bool:
-        """Tell whether epochs follow each other without a gap, as if there were only one."""
-        ...
+        return self.ranks.world * (self.batch_size or 1)
 
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
         """Give the batches of an epoch from a position on; positions count over all ranks."""
-        ...
+        raise NotImplementedError
 
 
 def to_device(data: Any, device: torch.device) -> Any:
     """Move the tensors of a batch; what a user's dataset makes of them keeps its class."""
-    if isinstance(data, Tensor):
-        return data.to(device, non_blocking=True)
-    if callable(getattr(data, "to", None)):  # a PackedSequence, a BatchEncoding, a graph
-        return data.to(device)
-    if isinstance(data, Mapping):
-        moved = {name: to_device(value, device) for name, value in data.items()}
-        return moved if type(data) is dict else remade(data, moved)
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(to_device(value, device) for value in data))
-    if isinstance(data, (list, tuple)):
-        return type(data)([to_device(value, device) for value in data])
-    if dataclasses.is_dataclass(data) and not isinstance(data, type):
-        again: Any = copy.copy(data)
-        for name in (entry.name for entry in dataclasses.fields(data) if hasattr(data, entry.name)):
-            object.__setattr__(again, name, to_device(getattr(data, name), device))
-        return again
-    return data
 
+    def move(value: Any) -> Any:
+        asynchronous = {"non_blocking": True} if isinstance(value, Tensor) else {}
+        return value.to(device, **asynchronous)
 
-def remade(data: Mapping[Any, Any], moved: dict[Any, Any]) -> Any:
-    """Make a mapping of the same class with other values; or a dict, if its class refuses."""
-    try:
-        if isinstance(data, MutableMapping):  # it may hold more than its items
-            again = copy.copy(data)
-            again.update(moved)
-            return again
-        return type(data)(moved)  # type: ignore[call-arg]
-    except TypeError:
-        return moved
+    # A PackedSequence, a BatchEncoding and a graph have a method for it.
+    return mapped(data, move, lambda value: callable(getattr(value, "to", None)))
 
 
 def seed_all(*place: int, cpu_only: bool = False) -> None:

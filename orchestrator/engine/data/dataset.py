@@ -17,79 +17,63 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from orchestrator.config.schema import Config
-from orchestrator.engine.data.batch import Micro, Shield, begin
+from orchestrator.engine.data.batch import Batches, Micro, Shield, begin
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.data.sources import Source
+from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks.ranks import Ranks
 
 
-class TrainingSamples:
-    """The config's training samples as the loop's batches: without end, epoch after epoch."""
+class ConfiguredSamples(Batches):
+    """The config's samples as the loop's batches."""
+
+    def __init__(self, source: Source, config: Config, ranks: Ranks) -> None:
+        super().__init__(ranks)
+        self.source, self.config = source, config
+        self.batch_size, self.samples = config.training.batch_size, len(source)
+        self.description = f"{self.samples:,} samples"
+
+
+class TrainingSamples(ConfiguredSamples):
+    """Those to train on: without end, epoch after epoch."""
 
     endless = True
 
     def __init__(self, source: Source, config: Config, ranks: Ranks) -> None:
-        self.source, self.config, self.ranks = source, config, ranks
+        super().__init__(source, config, ranks)
         self.order = Order(len(source), config.training.seed, shuffle=config.dataset.shuffle)
-        self.batch_size, self.samples = config.training.batch_size, len(source)
-        self.round_size = ranks.world * self.batch_size
         training = config.training
-        self.description = (
-            f"{self.samples:,} samples: {training.max_steps} steps of {ranks.world} ranks x"
+        self.description += (
+            f": {training.max_steps} steps of {ranks.world} ranks x"
             f" {training.gradient_accumulation} micro-batches x {self.batch_size}"
         )
 
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
-        return batches(
-            self.source, self.order, self.config, self.ranks.rank, self.ranks.world, position
-        )
+        """Give this rank's batches from a position in the order of all ranks on."""
+        size = self.config.training.batch_size
+        first = position + self.ranks.rank * size
+        places = (Place(at, size) for at in itertools.count(first, self.round_size))
+        return loaded(Samples(self.source, self.order), places, self.config)
 
 
-class HeldOutSamples:
-    """The config's held-out samples, for evaluations."""
-
-    endless = False
-
-    def __init__(self, source: Source, config: Config, ranks: Ranks) -> None:
-        self.source, self.config, self.ranks = source, config, ranks
-        self.batch_size, self.samples = config.training.batch_size, len(source)
-        self.round_size = ranks.world * self.batch_size
-        self.description = f"{self.samples:,} samples"
-
-    def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
-        rounds = evaluation(self.source, self.config, self.ranks.rank, self.ranks.world)
-        return (batch._replace(real=bool(real)) for batch, real in rounds)
-
-
-def batches(
-    source: Source, order: Order, config: Config, rank: int, world: int, start: int
-) -> Iterator[Micro]:
-    """Give this rank's micro-batches, without end, from a position in the order of all ranks on."""
-    size = config.training.batch_size
-    places = (Place(first, size) for first in itertools.count(start + rank * size, world * size))
-    return loaded(Samples(source, order), places, config)
-
-
-def evaluation(
-    source: Source, config: Config, rank: int, world: int
-) -> Iterator[tuple[Micro, int]]:
-    """Give every held-out sample once over all ranks, and how many of each batch are real.
+class HeldOutSamples(ConfiguredSamples):
+    """Those for evaluations: every sample once over all ranks.
 
     All ranks get the same number of batches, or one would wait for the others in a collective: a
     rank for which no samples are left gets a batch of one that counts as none.
     """
-    size = config.training.batch_size
-    rounds = -(-len(source) // (world * size))
-    if config.training.eval_batches is not None:
-        rounds = min(rounds, config.training.eval_batches)
-    firsts = [(number * world + rank) * size for number in range(rounds)]
-    real = [min(size, max(0, len(source) - first)) for first in firsts]
-    places = [
-        Place(first, count) if count else Place(0, 1)
-        for first, count in zip(firsts, real, strict=True)
-    ]
-    in_order = Order(len(source), 0, shuffle=False)
-    return zip(loaded(Samples(source, in_order), places, config), real, strict=True)
+
+    def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
+        size, whole, ranks = self.config.training.batch_size, len(self.source), self.ranks
+        rounds = -(-whole // self.round_size)
+        if self.config.training.eval_batches is not None:
+            rounds = min(rounds, self.config.training.eval_batches)
+        firsts = [(index * ranks.world + ranks.rank) * size for index in range(rounds)]
+        own = [Place(first, min(size, whole - first)) for first in firsts]
+        places = [place if place.size > 0 else Place(0, 1) for place in own]
+        drawn = loaded(Samples(self.source, Order(whole, 0, shuffle=False)), places, self.config)
+        for batch, place in zip(drawn, own, strict=True):
+            yield batch._replace(real=place.size > 0)
 
 
 # -- loading ----------------------------------------------------------------------------------
@@ -118,7 +102,7 @@ def loaded(samples: Samples, places: Iterable[Place], config: Config) -> Iterato
     if not wanted.num_workers:
         for place in places:
             batch = samples[place]
-            yield batch._replace(data=pin(batch.data)) if pinned else batch
+            yield batch._replace(data=mapped(batch.data, Tensor.pin_memory)) if pinned else batch
         return
     loader = DataLoader(
         samples,
@@ -141,14 +125,3 @@ class Places:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.places)
-
-
-def pin(data: Any) -> Any:
-    """Move a batch to memory from which a GPU copies while it computes."""
-    if isinstance(data, Tensor):
-        return data.pin_memory()
-    if isinstance(data, dict):
-        return {name: pin(value) for name, value in data.items()}
-    if isinstance(data, (list, tuple)) and not hasattr(data, "_fields"):
-        return type(data)(pin(value) for value in data)
-    return data

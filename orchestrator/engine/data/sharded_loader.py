@@ -29,7 +29,7 @@ from torch.utils.data import (
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.parse import one_of
 from orchestrator.engine.data import batch
-from orchestrator.engine.data.batch import Micro, randomness_kept, seed_all
+from orchestrator.engine.data.batch import Batches, Micro, randomness_kept, seed_all
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 
@@ -107,24 +107,17 @@ def refuse_empty() -> NoReturn:
     )
 
 
-class Shard:
+class Shard(Batches):
     """The batches of an epoch, for one rank; a subclass for each kind of loader."""
 
-    description: str
-    batch_size: int | None = None
-    samples: int | None = None
-    endless = False
     interleaved = False  # the n-th samples of all ranks' batches follow each other in the order
     begins_anywhere = False  # also where no round of these ranks begins: others were there before
     order_of = "your loader"  # order of samples it is, where nobody else knows it,
     alternative = ""  # and what begins anywhere
 
     def __init__(self, loader: Any, ranks: Ranks, seed: int) -> None:
-        self.loader, self.ranks, self.seed = loader, ranks, seed
-
-    @property
-    def round_size(self) -> int:
-        return self.ranks.world * (self.batch_size or 1)
+        super().__init__(ranks)
+        self.loader, self.seed = loader, seed
 
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
         """Draw in the same way, whatever was drawn before."""

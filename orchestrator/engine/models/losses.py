@@ -8,7 +8,6 @@ divided once, by the count of all ranks and micro-batches.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.models.import_by_name import kind
+from orchestrator.engine.models.nested import mapped
 
 Totals = dict[str, tuple[Tensor, Tensor]]  # name -> (sum, count), "loss" first
 
@@ -129,8 +129,7 @@ class Losses:
         if self.step is not None:
             return totals("the step", self.step(model, batch), batch, size)
         inputs, targets = halves(batch)
-        outputs = call(model, inputs)
-        outputs = in_fp32(outputs)
+        outputs = mapped(call(model, inputs), in_fp32)  # in which losses are computed
         sized_by = targets if isinstance(targets, Tensor) else batch
         if self.counts and not targets.is_floating_point():
             result = totals("the loss", self._counted(outputs, targets), sized_by, size)
@@ -165,24 +164,8 @@ def totals(giver: str, result: Any, batch: Any, size: int | None) -> Totals:
     return as_sums(result, giver).totals()
 
 
-def in_fp32(outputs: Any) -> Any:
-    """Bring outputs to full precision, in which losses are computed."""
-    if isinstance(outputs, Tensor):
-        low = outputs.dtype in (torch.bfloat16, torch.float16)
-        return outputs.float() if low else outputs
-    if type(outputs) in (list, tuple):
-        return type(outputs)(in_fp32(value) for value in outputs)
-    if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
-        return type(outputs)(*(in_fp32(value) for value in outputs))
-    if isinstance(outputs, dict):  # those of transformers, too, which remember their attributes
-        for name, value in outputs.items():
-            outputs[name] = in_fp32(value)
-    elif dataclasses.is_dataclass(outputs) and not isinstance(outputs, type):
-        again: Any = copy.copy(outputs)
-        for name in (entry.name for entry in dataclasses.fields(outputs)):
-            object.__setattr__(again, name, in_fp32(getattr(outputs, name)))
-        return again
-    return outputs
+def in_fp32(output: Tensor) -> Tensor:
+    return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
 
 
 def halves(batch: Any) -> tuple[Any, Any]:

@@ -356,26 +356,20 @@ class Checkpoints:
     def _digests(
         self, writer: parts.Writer
     ) -> tuple[Mapping[str, FileRecord], Mapping[str, FileRecord]]:
-        """Return the digests of the files that this rank wrote; and the first rank those of all."""
+        """Return the digests of the files that this rank wrote, and those of all."""
         names = sorted(path.name for path in writer.directory.glob(f"__{self.writers.index}_*"))
         if self.writers.first:
             names.append(".metadata")
-        records: Any = None
+        records: Mapping[str, FileRecord] = {}
+        problem = ""
         try:
             records = writer.digests(names)
         except OSError as error:
-            records = str(error)
-        digests: dict[str, FileRecord] = {}
-        everyone: list[Any] | None = [None] * self.writers.size if self.writers.first else None
-        dist.gather_object(records, everyone, self.writers.leader, self.writers.group)
-        problem = next((part for part in everyone or () if isinstance(part, str)), "")
-        if self.writers.apart:  # the others go on to what all of them do together
-            problem = next(filter(None, gather(problem, self.writers.group)), "")
-        if problem or isinstance(records, str):
-            raise OSError(problem or records)
-        for part in everyone or ():
-            digests.update(part)
-        return records, digests
+            problem = str(error)
+        answers = gather((problem, records), self.writers.group)
+        if problem := next((problem for problem, _ in answers if problem), ""):
+            raise OSError(problem)
+        return records, {name: record for _, some in answers for name, record in some.items()}
 
 
 def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks) -> Writers:

@@ -31,8 +31,8 @@ from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine import export
 from orchestrator.engine.data import dataset, sources, tokens
-from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.models.losses import Sums
+from orchestrator.engine.ranks.ranks import Ranks
 from tests.conftest import Cluster
 from tests.end_to_end.test_doctor import other_torch
 from tests.engine.programs import configured as own
@@ -383,7 +383,8 @@ def test_pinning_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, workers: 
         asked.clear()
         loading = {"num_workers": workers, "pin_memory": pinning}
         config = parse.build(Config, {"dataloader": loading})
-        next(dataset.batches(Numbers(), Order(8, 0, shuffle=False), config, 0, 1, 0))
+        ranks = Ranks(0, 1, 0, torch.device("cpu"), ())
+        next(dataset.TrainingSamples(Numbers(), config, ranks).epoch(0))
         assert any(asked) == pinning
 
 

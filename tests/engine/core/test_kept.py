@@ -59,7 +59,7 @@ def test_it_goes_on_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["none", "ddp", "full_shard"])
 def test_buffers_that_change_their_shape_go_on_as_they_were(tmp_path: Path, strategy: str) -> None:
-    """One grows at each save, one is there from the first forward on; what is not there is named."""
+    """One grows at each save, one comes in the first forward; what is not there is named."""
     nodes, env = [1 if strategy == "none" else 2], {"STRATEGY": strategy}
 
     def growing(place: str, name: str, steps: int, **more: Any) -> Job:

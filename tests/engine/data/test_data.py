@@ -27,6 +27,8 @@ from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.data import dataset, sources, tokens
 from orchestrator.engine.data.sample_order import Order
+from orchestrator.engine.models.nested import mapped
+from orchestrator.engine.ranks.ranks import Ranks
 from tests.node.running import alive, wait_until
 
 CPU = torch.device("cpu")
@@ -388,6 +390,20 @@ class Numbers:
         return {"index": torch.tensor(indices), "position": places}
 
 
+def feed(
+    source: Any,
+    wanted: Config,
+    rank: int = 0,
+    world: int = 1,
+    position: int = 0,
+    *,
+    held: bool = False,
+) -> Any:
+    """The batches of one rank, to train on or held out."""
+    kind = dataset.HeldOutSamples if held else dataset.TrainingSamples
+    return kind(source, wanted, Ranks(rank, world, 0, CPU, ())).epoch(0, position)
+
+
 def first(count: int, found: Any) -> list[Any]:
     return list(itertools.islice(found, count))
 
@@ -398,7 +414,7 @@ def test_ranks_share_every_batch_and_the_world_does_not_matter(size: int) -> Non
     expected = order.indices(0, 120)
     for world in (1, 2, 3, 4):
         wanted = config(training={"batch_size": 12 // world})
-        feeds = [dataset.batches(source, order, wanted, rank, world, 0) for rank in range(world)]
+        feeds = [feed(source, wanted, rank, world) for rank in range(world)]
         found: list[int] = []
         for _ in range(10):
             for batch in map(next, feeds):
@@ -412,25 +428,23 @@ def test_ranks_share_every_batch_and_the_world_does_not_matter(size: int) -> Non
 def test_any_position_goes_on_as_it_would_have(workers: int) -> None:
     loader = {"num_workers": workers}
     wanted = config(training={"batch_size": 3}, dataloader=loader)
-    source, order = Numbers(23), Order(23, 0, shuffle=True)
-    whole = first(12, dataset.batches(source, order, wanted, 1, 2, 0))
-    later = first(7, dataset.batches(source, order, wanted, 1, 2, 5 * 6))
+    whole = first(12, feed(Numbers(23), wanted, 1, 2))
+    later = first(7, feed(Numbers(23), wanted, 1, 2, 5 * 6))
     assert [batch.ids for batch in later] == [batch.ids for batch in whole[5:]]
     # And with another number of ranks.
     alone = config(training={"batch_size": 6}, dataloader=loader)
-    found = first(7, dataset.batches(source, order, alone, 0, 1, 5 * 6))
+    found = first(7, feed(Numbers(23), alone, position=5 * 6))
     assert [batch.ids[3:] for batch in found] == [batch.ids for batch in later]
 
 
 def test_workers_give_what_the_rank_itself_would() -> None:
     source = sources.sources(own("noisy"), CPU)[0]
-    order = Order(len(source), 0, shuffle=True)
     state = torch.get_rng_state()
     found = []
     for workers in (0, 1, 2):
         more = {"prefetch_factor": 3} if workers else {}
         wanted = own("noisy", dataloader={"num_workers": workers, **more})
-        found.append(first(8, dataset.batches(source, order, wanted, 0, 1, 0)))
+        found.append(first(8, feed(source, wanted)))
     for other in found[1:]:
         for one, two in zip(found[0], other, strict=True):
             assert one.ids == two.ids
@@ -442,13 +456,9 @@ ORPHANS = """
 import itertools, os, sys, time
 import torch.utils.data._utils.worker as worker
 worker.MP_STATUS_CHECK_INTERVAL = 0.1  # of 5 seconds, to have the test end sooner
-from tests.engine.data.test_data import Numbers
-from tests.engine.data.test_data import config
-from orchestrator.engine.data import dataset
-from orchestrator.engine.data.sample_order import Order
-order = Order(100, 0, shuffle=True)
-feed = dataset.batches(Numbers(100), order, config(dataloader={"num_workers": 2}), 0, 1, 0)
-next(feed)
+from tests.engine.data.test_data import Numbers, config, feed
+own = feed(Numbers(100), config(dataloader={"num_workers": 2}))
+next(own)
 print(*[child.pid for child in __import__("multiprocessing").active_children()], flush=True)
 time.sleep(60)
 """
@@ -485,24 +495,22 @@ def test_every_held_out_sample_is_counted_once(size: int, workers: int) -> None:
     for world in (1, 2, 3) if not workers else (2,):
         training = {"batch_size": 4}
         wanted = config(training=training, dataloader={"num_workers": workers})
-        found = [
-            list(dataset.evaluation(Numbers(size), wanted, rank, world)) for rank in range(world)
-        ]
+        found = [list(feed(Numbers(size), wanted, rank, world, held=True)) for rank in range(world)]
         assert {len(batches) for batches in found} == {-(-size // (4 * world))}
         counted = []
         for turn in zip(*found, strict=True):
-            for batch, real in turn:
-                assert len(batch.ids) == max(1, real) <= 4
+            for batch in turn:
+                assert 1 <= len(batch.ids) <= 4
                 assert batch.data["index"].tolist() == batch.ids
-                counted += batch.ids[:real]
+                counted += batch.ids if batch.real else []
         assert counted == list(range(size))
 
 
 def test_an_evaluation_may_be_shorter() -> None:
     wanted = config(training={"batch_size": 4, "eval_steps": 1, "eval_batches": 2})
-    found = list(dataset.evaluation(Numbers(100), wanted, 1, 3))
-    assert [batch.ids for batch, _ in found] == [[4, 5, 6, 7], [16, 17, 18, 19]]
-    assert len(list(dataset.evaluation(Numbers(5), wanted, 1, 3))) == 1
+    found = list(feed(Numbers(100), wanted, 1, 3, held=True))
+    assert [batch.ids for batch in found] == [[4, 5, 6, 7], [16, 17, 18, 19]]
+    assert len(list(feed(Numbers(5), wanted, 1, 3, held=True))) == 1
 
 
 def test_a_shared_text_is_rank_0s() -> None:
@@ -513,7 +521,7 @@ def test_a_shared_text_is_rank_0s() -> None:
 def test_pinning_keeps_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self + 1)
     data = {"a": torch.zeros(1), "b": [torch.zeros(1), "text"], "c": (torch.zeros(1), 3)}
-    assert dataset.pin(data) == {"a": 1, "b": [1, "text"], "c": (1, 3)}
+    assert mapped(data, Tensor.pin_memory) == {"a": 1, "b": [1, "text"], "c": (1, 3)}
 
 
 def test_sources_are_what_the_protocol_says() -> None:

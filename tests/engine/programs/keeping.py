@@ -103,7 +103,7 @@ def keeping(directory: Path) -> None:
 
 
 class Growing(Net):
-    """Has a buffer that grows, one that comes in the first forward, and one that nobody foresees."""
+    """Has a buffer that grows, one that comes in the first forward, and one nobody knows of."""
 
     bank: Tensor
     mean: Tensor | None

@@ -1,0 +1,47 @@
+"""Do the same with every tensor of a batch, or of a model's outputs, however they are nested."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+from torch import Tensor
+
+Change = Callable[[Any], Any]
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def mapped(data: Any, change: Change, whole: Callable[[Any], bool] = is_tensor) -> Any:
+    """Change what is a whole, and look into the rest; a user's own class is kept."""
+    if whole(data):
+        return change(data)
+    if isinstance(data, Mapping):
+        changed = {name: mapped(value, change, whole) for name, value in data.items()}
+        return changed if type(data) is dict else remade(data, changed)
+    if isinstance(data, (list, tuple)):
+        values = [mapped(value, change, whole) for value in data]
+        return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        again: Any = copy.copy(data)
+        for name in (field.name for field in dataclasses.fields(data) if hasattr(data, field.name)):
+            object.__setattr__(again, name, mapped(getattr(data, name), change, whole))
+        return again
+    return data
+
+
+def remade(data: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
+    """Make a mapping of the same class with other values; or a dict, if its class refuses."""
+    try:
+        if not isinstance(data, MutableMapping):
+            return type(data)(changed)  # type: ignore[call-arg]
+        again = copy.copy(data)  # it may hold more than its items
+        for name, value in changed.items():
+            again[name] = value
+    except TypeError:
+        return changed
+    return again
