@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from orchestrator.engine.sharding.mesh import own_part
 
 DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 MOST_NAMED = 3
@@ -85,12 +85,8 @@ def places_of(tensors: Mapping[str, Tensor]) -> list[Place]:
     """Say which part this rank has of each tensor."""
     places = []
     for name, tensor in tensors.items():
-        whole = tuple(tensor.shape)
-        shape, start = whole, (0,) * len(whole)
-        if isinstance(tensor, DTensor):
-            mesh, placements = tensor.device_mesh, tensor.placements
-            shape, start = compute_local_shape_and_global_offset(whole, mesh, placements)
-        places.append(Place(tuple(start), tuple(shape), name, str(tensor.dtype), whole))
+        start, shape = own_part(tensor)
+        places.append(Place(start, shape, name, str(tensor.dtype), tuple(tensor.shape)))
     return places
 
 

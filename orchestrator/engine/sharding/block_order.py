@@ -19,7 +19,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -31,34 +31,12 @@ KEPT_COLLECTIVES = 2048  # collectives: those of a few steps
 NUMBERS = itertools.count()  # of the sharded models of a program: the same on all ranks
 
 
-@dataclass(frozen=True)
-class Excerpt:
-    """The last entries of a log, and how many there were in all."""
+class Entry(NamedTuple):
+    """One collective, and its place among all of this rank and among those that sum."""
 
-    count: int
-    entries: Sequence[str]
-
-    def __getitem__(self, index: int) -> str:
-        return self.entries[index - self.first]
-
-    @property
-    def first(self) -> int:
-        return self.count - len(self.entries)
-
-
-class Log:
-    """The last collectives of this rank in their order, and how many there were."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.entries: deque[str] = deque(maxlen=KEPT_COLLECTIVES)
-
-    def add(self, entry: str) -> None:
-        self.entries.append(entry)
-        self.count += 1
-
-    def excerpt(self) -> Excerpt:
-        return Excerpt(self.count, tuple(self.entries))
+    number: int
+    sum_number: int  # -1: it is a matter of the ranks that share a copy of the parameters
+    what: str
 
 
 class BlockOrder:
@@ -71,42 +49,47 @@ class BlockOrder:
     def __init__(self, copies: Sequence[Sequence[int]]) -> None:
         self.copies = copies  # the ranks that share each
         self.number = next(NUMBERS)
-        self.collectives, self.sums = Log(), Log()
+        self.entries: deque[Entry] = deque(maxlen=KEPT_COLLECTIVES)
+        self.count = self.sums = 0
+
+    def _add(self, what: str, *, of_all: bool = False) -> None:
+        self.entries.append(Entry(self.count, self.sums if of_all else -1, what))
+        self.count += 1
+        self.sums += of_all
 
     def gathers(self, block: str) -> None:
-        self.collectives.add(f"gathers {block}")
+        self._add(f"gathers {block}")
 
     def summed(self, block: str, without: Sequence[int]) -> None:
-        entry = f"sums {block}" + (f" without its parameters {without}" if without else "")
-        self.collectives.add(entry)
-        self.sums.add(entry)
+        without_some = f" without its parameters {without}" if without else ""
+        self._add(f"sums {block}{without_some}", of_all=True)
 
     def end_forward(self) -> None:
-        self.collectives.add("ends the forward")
+        self._add("ends the forward")
 
     def end_step(self) -> None:
-        self.collectives.add("ends the step")
-        self.sums.add("ends the step")
+        self._add("ends the step", of_all=True)
 
 
 # -- comparing ------------------------------------------------------------------------------------
 
 
-Published = Mapping[str, Excerpt]
+Published = Sequence[Entry]
 
 
 def difference(
     published: Mapping[int, Published], copies: Iterable[Sequence[int]], fix: str
 ) -> JobFailed | None:
     """Find two ranks whose collectives differ at one position."""
-    everyone = sorted(published)
-    for kind, groups in (("collectives", copies), ("sums", [everyone])):
+    for field, groups in (("number", copies), ("sum_number", [sorted(published)])):
+        did = {
+            rank: {place: e.what for e in entries if (place := getattr(e, field)) >= 0}
+            for rank, entries in published.items()
+        }
         for group in groups:
-            ranks = [rank for rank in group if rank in published]
-            for first, other in itertools.pairwise(ranks):
-                own, their = published[first][kind], published[other][kind]
-                both = range(max(own.first, their.first), min(own.count, their.count))
-                index = next((i for i in both if own[i] != their[i]), None)
+            for first, other in itertools.pairwise(rank for rank in group if rank in did):
+                own, their = did[first], did[other]
+                index = next((i for i in own if own[i] != their.get(i, own[i])), None)
                 if index is not None:
                     return JobFailed(
                         "the ranks use different blocks of the model, and would wait for each other"
@@ -118,20 +101,18 @@ def difference(
 
 def packed(order: BlockOrder) -> str | None:
     """Write the order for the store; None if this rank went on meanwhile."""
-    count = order.collectives.count
+    count = order.count
     try:
-        kinds = {"collectives": order.collectives.excerpt(), "sums": order.sums.excerpt()}
+        entries = list(order.entries)
     except RuntimeError:  # an entry was added during the copy
         return None
-    if order.collectives.count != count:
+    if order.count != count:
         return None
-    text = json.dumps({kind: [part.count, part.entries] for kind, part in kinds.items()})
-    return base64.b64encode(zlib.compress(text.encode())).decode()
+    return base64.b64encode(zlib.compress(json.dumps(entries).encode())).decode()
 
 
 def unpacked(text: bytes) -> Published:
-    kinds = json.loads(zlib.decompress(base64.b64decode(text)))
-    return {kind: Excerpt(count, entries) for kind, (count, entries) in kinds.items()}
+    return [Entry(*entry) for entry in json.loads(zlib.decompress(base64.b64decode(text)))]
 
 
 # -- watching -------------------------------------------------------------------------------------
@@ -163,9 +144,9 @@ class Watch:
         # Without its store, a training that goes on is none the worse for it.
         with contextlib.suppress(RuntimeError, ValueError):
             while not self.over.wait(PAUSE_SECONDS):
-                if self.order.collectives.count == count:
+                if self.order.count == count:
                     self._compare(count)
-                count = self.order.collectives.count
+                count = self.order.count
 
     def _compare(self, count: int) -> None:
         if self.published != count:

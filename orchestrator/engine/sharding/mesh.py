@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
@@ -222,7 +223,7 @@ def shard(
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
     differ = config.distributed.find_unused_parameters
-    used_parts.note(
+    used_parts.UsedParts(
         model,
         fills=differ or mesh.copies > 1,
         differ=differ,
@@ -478,25 +479,23 @@ def give_memory(model: nn.Module, device: torch.device) -> None:
                 setattr(module, name, torch.empty_like(buffer, device=device))
 
 
+def own_part(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where this rank's part of a tensor begins in each dimension, and its shape."""
+    if not isinstance(tensor, DTensor):
+        return (0,) * tensor.dim(), tuple(tensor.shape)
+    shape, start = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return tuple(start), tuple(shape)
+
+
 def own_rows(weight: Tensor) -> tuple[Tensor, range]:
     """Return the memory that this rank has of a parameter, and the rows that it stands for."""
-    first, count = 0, weight.size(0)
-    if not isinstance(weight, DTensor):
-        return weight, range(count)
-    coordinate = weight.device_mesh.get_coordinate() or ()
-    for axis, placement in enumerate(weight.placements):
-        if isinstance(placement, Shard):
-            each = -(-count // weight.device_mesh.size(axis))  # as torch.chunk deals them out
-            skipped = min(count, each * coordinate[axis])
-            first, count = first + skipped, min(each, count - skipped)
-    local = weight.to_local()
-    if placement_is_other(weight) or local.size(0) != count:
+    local = weight.to_local() if isinstance(weight, DTensor) else weight
+    start, shape = own_part(weight)
+    if tuple(local.shape) != shape or shape[1:] != weight.shape[1:]:
         raise CheckFailed(
-            f"a parameter of shape {tuple(weight.shape)} lies as {weight.placements}, of which"
-            f" this rank has {tuple(local.shape)}; the engine fills only rows"
+            f"a parameter of shape {tuple(weight.shape)} lies in parts of which this rank has"
+            f" {tuple(local.shape)}; the engine fills only rows"
         )
-    return local, range(first, first + count)
-
-
-def placement_is_other(weight: DTensor) -> bool:
-    return any(isinstance(item, Shard) and item.dim for item in weight.placements)
+    return local, range(start[0], start[0] + shape[0])

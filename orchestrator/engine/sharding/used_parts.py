@@ -42,7 +42,10 @@ FIX = (
 
 
 class UsedParts:
-    """The parameters that this rank used since the last step, of a sharded model."""
+    """The parameters that this rank used since the last step, of a sharded model.
+
+    `copies` lists the ranks that share each copy; `before_sum` is called with each block.
+    """
 
     def __init__(
         self,
@@ -51,11 +54,12 @@ class UsedParts:
         fills: bool,
         differ: bool,
         copies: Sequence[Sequence[int]],
-        before_sum: Callable[[Any], None] = lambda group: None,
+        before_sum: Callable[[Any], None],
     ) -> None:
+        vars(model)["_used_parts"] = self
         self.model, self.fills, self.differ = model, fills, differ
         self.order = BlockOrder(copies)
-        self.before_sum = before_sum  # called with each block
+        self.before_sum = before_sum
         self.parameters: set[int] = set()  # by id: those that got a gradient
         self.notes: list[str] = []  # what was summed with what, in the order of the collectives
         self.changes = Changes(model)
@@ -133,20 +137,6 @@ class UsedParts:
         self.parameters.clear()
         self.notes.clear()
         return number
-
-
-def note(
-    model: nn.Module,
-    *,
-    fills: bool,
-    differ: bool,
-    copies: Sequence[Sequence[int]],
-    before_sum: Callable[[Any], None],
-) -> None:
-    """Begin to note what a sharded model uses; `copies` lists the ranks that share each copy."""
-    vars(model)["_used_parts"] = UsedParts(
-        model, fills=fills, differ=differ, copies=copies, before_sum=before_sum
-    )
 
 
 def of(model: nn.Module) -> UsedParts | None:

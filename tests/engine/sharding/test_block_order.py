@@ -97,7 +97,7 @@ def test_a_model_is_not_compared_with_the_one_before(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(dist, "get_rank", lambda: rank)
         watch = Watch(own, "the fix")
         monkeypatch.setattr(watch, "_give_up", lambda verdict: None)
-        watch._compare(own.collectives.count)
+        watch._compare(own.count)
         return watch.verdict()
 
     assert stand_still(1, 0, "a") == stand_still(0, 1, "b") == ""
