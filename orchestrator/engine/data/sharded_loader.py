@@ -8,6 +8,7 @@ of an epoch gets a batch that counts as none, because it has to take part in eve
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 from collections import deque
@@ -232,19 +233,18 @@ class MapShard(Shard):
 
     def _rounds(self, epoch: int, position: int) -> Iterator[Round]:
         """Give what this rank has of each batch of all ranks, in the same order on all of them."""
-        items: range | Shuffled | list[int] | None = None
         if isinstance(self.sampler, Parts):
-            items = self.sampler.of_epoch(epoch)
-        elif type(self.sampler) is SequentialSampler:
-            items = range(len(self.sampler))
-        elif self._shuffles():
-            items = Shuffled(len(self.sampler), self.seed, epoch)
-        if items is None:
+            known = self.sampler.of_epoch(epoch)
+            samples = functools.partial(picked, known)
+        elif type(self.sampler) is SequentialSampler or self._shuffles():
+            order = Order(len(self.sampler), self.seed, shuffle=self._shuffles())
+            samples = functools.partial(order.of_epoch, epoch)
+        else:
             yield from self._drawn(epoch, position)
             return
-        dealt = self._dealt(len(items), position)
+        dealt = self._dealt(len(self.sampler), position)
         for index in range(dealt.rounds):
-            yield Round(pick(items, dealt.places(index)), dealt.real(index))
+            yield Round(samples(dealt.places(index)), dealt.real(index))
 
     def _drawn(self, epoch: int, position: int) -> Iterator[Round]:
         """Deal out what rank 0's sampler draws from a position on."""
@@ -255,7 +255,7 @@ class MapShard(Shard):
             dealt = self._dealt(len(items))
             for index in range(dealt.rounds):
                 real = dealt.real(index)
-                yield Round(pick(items, dealt.places(index)) if real else first, real)
+                yield Round(picked(items, dealt.places(index)) if real else first, real)
 
     def _pieces(self, epoch: int) -> Iterator[list[Any]]:
         """Draw by rank 0's sampler, piece by piece: it may have no end."""
@@ -341,22 +341,8 @@ class Parts:
         return list(itertools.islice(itertools.cycle(alone), len(self)))
 
 
-class Shuffled:
-    """One epoch's permutation, computed for the places that are asked for: nothing is stored."""
-
-    def __init__(self, size: int, seed: int, epoch: int) -> None:
-        self.size, self.epoch = size, epoch
-        self.order = Order(size, seed, shuffle=True)
-
-    def __len__(self) -> int:
-        return self.size
-
-    def at(self, places: range) -> list[int]:
-        return self.order.of_epoch(self.epoch, places)
-
-
-def pick(items: Sequence[Any] | Shuffled, places: range) -> list[Any]:
-    return items.at(places) if isinstance(items, Shuffled) else [items[p] for p in places]
+def picked(items: Sequence[Any], places: range) -> list[Any]:
+    return [items[place] for place in places]
 
 
 def whole_rounds(pieces: Iterable[list[T]], position: int, at_once: int) -> Iterator[list[T]]:

@@ -9,18 +9,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import torch.distributed as dist
 
 from orchestrator.common.errors import JobFailed, UsageError
-from orchestrator.common.files import AS_USUAL, sync_directory
+from orchestrator.common.files import AS_USUAL, replacing, sync_directory
 from orchestrator.engine.ranks.collectives import together
 from orchestrator.engine.ranks.ranks import gather, host_group
 from orchestrator.engine.saving.weights import memory
@@ -40,7 +38,6 @@ class Errand:
     target: int
     name: str
     record: FileRecord
-    kind: str = ""  # which of the directories it is from
 
 
 Place = Callable[[Errand], Path]
@@ -67,8 +64,6 @@ def carry(
                     end.wait()
             for incoming in into:
                 incoming.write(at)
-        for outgoing in out:
-            outgoing.close()
         problems |= {end.errand: problem for end in into if (problem := end.finish())}
     return problems
 
@@ -96,53 +91,37 @@ class Outgoing:
     """A file that this rank sends; what cannot be read goes as zeros, and arrives damaged."""
 
     def __init__(self, tag: int, errand: Errand, here: Place) -> None:
-        self.tag, self.errand = tag, errand
-        self.piece = torch.empty(min(PIECE_BYTES, errand.record.size), dtype=torch.uint8)
-        self.file: FileIO | None = None
-        with contextlib.suppress(OSError):
-            self.file = FileIO(here(errand))
+        self.tag, self.errand, self.path = tag, errand, here(errand)
 
     def post(self, at: int, group: dist.ProcessGroup | None) -> dist.Work | None:
-        piece = self.piece[: self.errand.record.size - at]
-        if not self._read(at, memoryview(memory(piece)).cast("B")):
-            piece.zero_()
-        return dist.isend(piece, self.errand.target, group, self.tag)
-
-    def _read(self, at: int, into: memoryview) -> bool:
-        if self.file is None:
-            return False
-        try:
-            self.file.seek(at)
-            done = 0
-            while done < len(into) and (count := self.file.readinto(into[done:])):
-                done += count
-        except OSError:
-            return False
-        return done == len(into)
-
-    def close(self) -> None:
-        if self.file is not None:
-            self.file.close()
+        piece = bytearray(min(PIECE_BYTES, self.errand.record.size - at))
+        with contextlib.suppress(OSError), self.path.open("rb", buffering=0) as file:
+            file.seek(at)
+            file.readinto(piece)
+        return dist.isend(
+            torch.frombuffer(piece, dtype=torch.uint8), self.errand.target, group, self.tag
+        )
 
 
 class Incoming:
     """A file that this rank receives; after a full disk it takes what comes, and throws it away."""
 
     def __init__(self, tag: int, errand: Errand, there: Place) -> None:
-        self.tag, self.errand = tag, errand
-        self.path = there(errand)
-        self.hidden = self.path.with_name(f".{secrets.token_hex(4)}.arriving")
+        self.tag, self.errand, self.path = tag, errand, there(errand)
         self.piece = torch.empty(min(PIECE_BYTES, errand.record.size), dtype=torch.uint8)
         self.sum, self.problem = hashlib.sha256(), ""
-        self.file: FileIO | None = None
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self.file = FileIO(os.open(self.hidden, flags, AS_USUAL & ~0o022), "wb")
-        except OSError as error:
-            self._fail(error)
+        self.file: BinaryIO | None = None
+        self.opened = contextlib.ExitStack()
+        with self._noted():
+            new = replacing(self.path, AS_USUAL & ~0o022)
+            self.file = self.opened.enter_context(new)
 
-    def _fail(self, error: OSError) -> None:
-        self.problem = self.problem or f"{error.strerror or error} ({self.path.parent})"
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.problem = self.problem or f"{error.strerror or error} ({self.path.parent})"
 
     def post(self, at: int, group: dist.ProcessGroup | None) -> dist.Work | None:
         piece = self.piece[: self.errand.record.size - at]
@@ -150,42 +129,22 @@ class Incoming:
 
     def write(self, at: int) -> None:
         left = self.errand.record.size - at
-        if left <= 0 or self.problem or self.file is None:
-            return
-        data = memoryview(memory(self.piece[:left])).cast("B")
-        self.sum.update(data)
-        try:
-            done = 0
-            while done < len(data):
-                done += self.file.write(data[done:])
-        except OSError as error:
-            self._fail(error)
+        if left > 0 and self.file is not None and not self.problem:
+            data = memory(self.piece[:left])
+            self.sum.update(data)
+            with self._noted():
+                self.file.write(data)
 
     def finish(self) -> str:
         """Let it show up under its name, if it is what was sent."""
-        if self.file is not None:
-            with self.file:
-                try:
-                    os.fsync(self.file.fileno())
-                except OSError as error:
-                    self._fail(error)
         if not self.problem and self.sum.hexdigest() != self.errand.record.sha256:
             self.problem = DAMAGED
-        try:
-            if not self.problem:
-                self.hidden.replace(self.path)
-                sync_directory(self.path.parent)
-        except OSError as error:
-            self._fail(error)
-        if self.problem:
-            with contextlib.suppress(OSError):
-                self.hidden.unlink()
+        with self._noted():
+            with self.opened:
+                if self.problem:
+                    raise OSError(self.problem)  # so that the new file is removed
+            sync_directory(self.path.parent)
         return self.problem
-
-
-def spread_over_ranks(number: int, source: Sequence[int], target: Sequence[int]) -> tuple[int, int]:
-    """Choose the ranks of two nodes that carry the n-th file between them."""
-    return source[number % len(source)], target[number % len(target)]
 
 
 def of_nodes(nodes: Sequence[tuple[int, str]]) -> Mapping[int, list[int]]:

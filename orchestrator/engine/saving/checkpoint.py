@@ -67,7 +67,6 @@ class Writers:
     publishes: bool  # and this one publishes and prunes: one for each directory
     index: int
     size: int
-    leader: int = 0  # the first of them, among all ranks
     apart: bool = False  # onto the disks of several nodes
 
 
@@ -173,27 +172,26 @@ class Checkpoints:
             self.wait()
         return known
 
-    def wait(self) -> None:
+    def wait(self) -> str:
+        """Wait for a save, say what became of it, and return what went wrong."""
         if self.thread is None:
-            return
+            return ""
         self.thread.join()
         self.thread = None
-        self.failed = self.reason if self.problem else ""
-        if self.problem:
-            self.say(f"WARNING: {self.problem}")
+        problem = self.problem
+        self.failed = self.reason if problem else ""
+        if problem:
+            self.say(f"WARNING: {problem}")
         elif self.written:
             self.say(f"{self.written}; training waited {self.stalled * 1e3:,.0f} ms")
         if self.unprotected:
             self.say(f"WARNING: {self.unprotected}")
         self.problem = self.written = self.unprotected = ""
+        return problem
 
     def finish(self) -> None:
         """Wait for a save that was asked for by hand, and raise what went wrong."""
-        if self.thread is not None:
-            self.thread.join()
-        problem = self.problem
-        self.wait()
-        if problem:
+        if problem := self.wait():
             raise JobFailed(problem)
 
     def _stage(self, state: dict[str, Tensor], frozen: set[str]) -> dict[str, Tensor]:
@@ -391,20 +389,27 @@ def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks) -> Writers:
     looked = [seen(directory / f".seen_{token}_{rank}") for rank in (0, members[0])]
     shared, together = everywhere(looked)
     (directory / mine).unlink()
-    if shared:
-        group = writing_group(dist.group.WORLD, tuple(range(ranks.world)))
-        first = ranks.rank == 0
-        return Writers(group, first, first, ranks.rank, ranks.world)
-    if not together:
+    if not shared and not together:
         raise CheckFailed(
             "the ranks of one node do not share the directory of the checkpoints",
             "set checkpoint.directory to a place that all of them see",
         )
-    if not holds_all(mesh, ranks):
-        group = writing_group(dist.group.WORLD, tuple(range(ranks.world)))
-        publishes = ranks.rank == members[0]
-        return Writers(group, ranks.rank == 0, publishes, ranks.rank, ranks.world, apart=True)
-    return writers_of_a_node(ranks)
+    apart = not shared and not holds_all(mesh, ranks)
+    sets = [list(range(ranks.world))]
+    if not shared and not apart:
+        sets = [members for _, members in sorted(carry.of_nodes(ranks.nodes).items())]
+    groups = [writing_group(dist.group.WORLD, tuple(each)) for each in sets]
+    group, all_of_it = next(
+        (group, each) for group, each in zip(groups, sets, strict=True) if ranks.rank in each
+    )
+    return Writers(
+        group,
+        first=ranks.rank == all_of_it[0],
+        publishes=ranks.rank == (members if apart else all_of_it)[0],
+        index=all_of_it.index(ranks.rank),
+        size=len(all_of_it),
+        apart=apart,
+    )
 
 
 def everywhere(answers: list[bool]) -> list[bool]:
@@ -429,20 +434,6 @@ def holds_all(mesh: Mesh, ranks: Ranks) -> bool:
     return mesh.mesh is None or (
         mesh.copies > 1 and all(count % mesh.mesh.size(-1) == 0 for count in counts)
     )
-
-
-def writers_of_a_node(ranks: Ranks) -> Writers:
-    """Let each node write all by itself."""
-    nodes = sorted({node for node, _ in ranks.nodes})
-    own_group = None
-    for node in nodes:
-        group = writing_group(dist.group.WORLD, tuple(ranks.of_node(node)))
-        if node == ranks.nodes[ranks.rank][0]:
-            own_group = group
-    members = ranks.neighbours
-    first = ranks.rank == members[0]
-    index = members.index(ranks.rank)
-    return Writers(own_group, first, first, index, len(members), members[0])
 
 
 def seen(mark: Path) -> bool:

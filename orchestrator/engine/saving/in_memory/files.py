@@ -36,9 +36,19 @@ class Files:
         return f"{boot} {status.st_dev} {status.st_ino}", problem
 
     def slots(self, shard: int, resumed: Whole | None) -> list[Slot]:
-        """Return the files of a shard, the one that is written next first."""
+        """Return the files of a shard, the one that is written next first: what was resumed from
+        is the last to be written over, or else the newest."""
+        kept = (resumed.attempt, resumed.turn) if resumed is not None else None
+
+        def order(slot: Slot) -> tuple[bool, str, int]:
+            try:
+                _, notes = memory_file.describe(slot.path)
+            except Damaged:
+                return False, "", -1
+            return (notes.attempt, notes.turn) == kept, notes.attempt, notes.turn
+
         slots = [Slot(self.where / f"{self.name}.{shard}.{end}") for end in STATES]
-        return slots[::-1] if is_newer(slots, resumed) else slots
+        return sorted(slots, key=order)
 
     def all(self) -> Iterator[tuple[Path, int]]:
         """Give each file that is ours, and its shard."""
@@ -82,17 +92,3 @@ def difference(found: Mapping[str, str], wanted: Mapping[str, str]) -> str:
         if found.get(key) != value:
             return f"it is of another {key} ({found.get(key, 'unknown')}, here {value})"
     return ""
-
-
-def is_newer(slots: list[Slot], resumed: Whole | None) -> bool:
-    """Tell whether the first of two files holds what must not be written over next."""
-    held = []
-    for slot in slots:
-        try:
-            _, notes = memory_file.describe(slot.path)
-            held.append((notes.attempt, notes.turn))
-        except Damaged:
-            held.append(("", -1))
-    if resumed is not None and (newest := (resumed.attempt, resumed.turn)) in held:
-        return held[0] == newest
-    return held[0] > held[1]
