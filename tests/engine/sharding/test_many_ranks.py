@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from orchestrator.engine import train
+from orchestrator.engine.ranks.ranks import joined
 from tests.engine.worlds import Job, run
 
 NODES = [8] * 8
@@ -23,7 +24,7 @@ def counted(directory: Path) -> None:
     """Train, and say how many files were open at the end: sockets to other ranks among them."""
     config = train.read_config()
     train.prepare(config)
-    with train.joined(config) as ranks:
+    with joined(config) as ranks:
         train.Trainer.from_config(config, ranks).train()
         files = len(list(Path("/proc/self/fd").iterdir()))
     (directory / f"results_{os.environ['RANK']}").write_text(json.dumps(files))
