@@ -45,8 +45,8 @@ ENGINE = ("ranks", "sharding", "models", "data", "saving", "observe", "core", "v
 OTHERS = {
     "head/connect": {"paramiko"},
     "head/commands": {"click"},
-    "views/dashboard": {"jinja2", "starlette", "uvicorn"},
-    "views/report": {"jinja2"},
+    "views/dashboard": {"starlette", "uvicorn"},
+    "views/templates.py": {"jinja2"},
     "views/top": {"rich", "textual"},
     "head/start": {"click"},
     "head/follow": {"click"},

@@ -208,10 +208,10 @@ def generate_compose(**asked: Any) -> int:
 )
 def generate_kubernetes(**asked: Any) -> int:
     """Print an Indexed Job and its Service: a pod per node."""
-    from orchestrator.launchers import kubernetes
+    from orchestrator.launchers import container
 
-    options = kubernetes.PodOptions(**asked)
-    return kubernetes.generate(options, launch_arguments(options.arguments))
+    options = container.PodOptions(**asked)
+    return container.generate_kubernetes(options, launch_arguments(options.arguments))
 
 
 @click.command("dockerfile")

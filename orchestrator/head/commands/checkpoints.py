@@ -26,8 +26,7 @@ from orchestrator.common.errors import (
 )
 from orchestrator.config.launch import Where
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import Cell, Progress, Terminal
-from orchestrator.head.screen.table import Column, Table
+from orchestrator.head.screen.output import Cell, Column, Progress, Table, Terminal
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, shown
 

@@ -14,7 +14,7 @@ from orchestrator.common.text import Say
 from orchestrator.config.schema import Config
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.doctor import examination, report
+from orchestrator.head.doctor import examination
 from orchestrator.head.doctor.examination import Diagnosis
 from orchestrator.head.doctor.findings import BAD, WARN, Examined, Needs
 from orchestrator.head.plan import nccl_transport, plan
@@ -112,7 +112,7 @@ def check(request: Request, nodes: Nodes, say: Say) -> None:
     diagnosis = diagnose(request, nodes, full=thoroughness == "full")
     if diagnosis.bad:
         raise CheckFailed(
-            f"the nodes are not fit; nothing was started\n\n{report.to_text(diagnosis)}",
+            f"the nodes are not fit; nothing was started\n\n{examination.to_text(diagnosis)}",
             "fix it, or skip this check with --no-check",
         )
     for finding in diagnosis.findings:

@@ -20,7 +20,7 @@ from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import output
 from orchestrator.head.screen import tracebacks as crash_dump
-from orchestrator.head.screen.table import Column, Table
+from orchestrator.head.screen.output import Column, Table
 from orchestrator.head.status import containers
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import encode

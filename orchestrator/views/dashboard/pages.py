@@ -13,19 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from orchestrator.records.experiment import Experiment
 from orchestrator.views.dashboard.listing import fingerprint
 from orchestrator.views.report import page, story
+from orchestrator.views.templates import templates_in
 
 WEB = Path(__file__).parent / "web"
-TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(WEB),
-    autoescape=True,
-    trim_blocks=True,
-    undefined=jinja2.StrictUndefined,
-)
+TEMPLATES = templates_in(WEB)
 
 Compared = Callable[[Sequence[Experiment]], Mapping[str, Mapping[str, Sequence[Any]]]]
 

@@ -37,7 +37,7 @@ from orchestrator.protocol.requests.request import Beat
 from orchestrator.protocol.requests.transfer import Outputs
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.views.profile import found, merged, picture, telling
+from orchestrator.views.profile import found, merged, telling
 from orchestrator.views.profile.found import CLOCKS
 from orchestrator.views.profile.telling import Reading
 
@@ -141,7 +141,7 @@ def write(reading: Reading, options: ProfileOptions) -> dict[str, str]:
     progress = showing("writing one trace of all ranks", options)
     progress.size = sum(trace.path.stat().st_size for trace in reading.traces)
     try:
-        files.replace(drawing, picture.draw(reading.overlap, reading.label, title))
+        files.replace(drawing, telling.draw(reading.overlap, reading.label, title))
         left_out = merged.write(reading.traces, reading.clocks, everything, progress.add)
     except OSError as error:
         output.complain(f"WARNING: {reading.directory} cannot be written: {error.strerror}")

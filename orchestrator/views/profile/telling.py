@@ -1,8 +1,9 @@
-"""Say what the traces of a job's ranks say: a table for people, JSON for programs."""
+"""Say what the traces of a job's ranks say: a table and a picture for people, JSON for programs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Terminal
 from orchestrator.traces import overlap
 from orchestrator.traces.overlap import MOST, Overlap
+from orchestrator.traces.rank import Rank
 from orchestrator.views.profile import found, hint
 from orchestrator.views.profile.found import Clocks, Trace
-from orchestrator.views.profile.hint import Hint
-from orchestrator.views.profile.picture import PARTS, parts_of
+from orchestrator.views.profile.hint import Hint, ms
+from orchestrator.views.templates import templates_in
 
-TOP = 8  # operations that are shown
+TEMPLATES = templates_in(Path(__file__).parent / "web")
+MOST_OPERATIONS = 8  # that are shown
 WIDEST = 70  # characters of an operation's name
 HEADINGS = {
     "compute": "COMPUTE",
@@ -107,7 +110,7 @@ def operations(reading: Reading, terminal: Terminal) -> list[str]:
     rows: list[list[Cell]] = [
         ["MS PER STEP", "CALLS", f"OPERATION OF {reading.label(number).upper()}"]
     ]
-    for one in rank.top[:TOP]:
+    for one in rank.top[:MOST_OPERATIONS]:
         name = one.name if len(one.name) <= WIDEST else one.name[: WIDEST - 3] + "..."
         rows.append([f"{one.ms / rank.steps:.2f}", f"{one.calls / rank.steps:.4g}", name])
     return [output.table(rows, terminal, headed=True, right={0, 1})]
@@ -146,3 +149,89 @@ def as_data(reading: Reading, files: dict[str, str]) -> dict[str, Any]:
         "clocks": {"how": reading.clocks.how, "error_ms": reading.clocks.error_ms},
         "files": files,
     }
+
+
+# -- the picture ----------------------------------------------------------------------------------
+
+WIDTH, LEFT, RIGHT, TOP = 880, 190, 90, 84
+BAR, GAP = 18, 6
+THIN, DENSE = 5, 1  # of more ranks than fit on a screen
+MANY = 40
+PARTS = {
+    "compute": "computing",
+    "hidden": "computing and communicating",
+    "exposed": "communicating only",
+    "copies": "copies only",
+    "data": "waiting for data",
+    "idle": "idle",
+}
+
+
+def parts_of(rank: Rank) -> dict[str, float]:
+    """Split a step into milliseconds that add up to it."""
+    parts = {
+        "compute": rank.compute_ms - rank.overlapped_ms,
+        "hidden": rank.overlapped_ms,
+        "exposed": rank.exposed_ms,
+        "copies": rank.copying_ms,
+        "data": rank.data_ms,
+        "idle": rank.idle_ms - rank.data_ms,
+    }
+    return {name: max(0.0, value) / rank.steps for name, value in parts.items()}
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One rank's step in the picture."""
+
+    y: int
+    heading: str
+    bars: list[tuple[str, float, str]]  # a part, its milliseconds, and both in words
+    sum: str
+
+
+def draw(overlap: Overlap, label: Callable[[int], str], title: str) -> str:
+    """Draw the ranks' steps as one SVG file: a bar per rank, split into what it went into."""
+    parts = {number: parts_of(rank) for number, rank in overlap.ranks.items()}
+    many = len(parts) > MANY
+    bar, gap = (THIN, DENSE) if many else (BAR, GAP)
+    longest = max((sum(own.values()) for own in parts.values()), default=0.0) or 1.0
+    rows = []
+    for row, (number, own) in enumerate(parts.items()):
+        whole = sum(own.values())
+        rows.append(
+            Bars(
+                y=TOP + row * (bar + gap),
+                heading=label(number) + " slowest" * (number == overlap.straggler)
+                if not many or row % 8 == 0
+                else "",
+                bars=[
+                    (name, value, part_in_words(label(number), name, value, whole))
+                    for name, value in own.items()
+                    if value > 0
+                ],
+                sum="" if many else ms(whole),
+            )
+        )
+    return TEMPLATES.get_template("steps.svg").render(
+        title=title,
+        parts=PARTS,
+        shown=[name for name in PARTS if any(own[name] > 0 for own in parts.values())],
+        ticks=ticks(longest),
+        rows=rows,
+        thickness=bar,
+        bottom=TOP + len(parts) * (bar + gap),
+        scale=(WIDTH - LEFT - RIGHT) / longest,
+        **{"width": WIDTH, "left": LEFT, "top": TOP},
+    )
+
+
+def part_in_words(who: str, name: str, value: float, whole: float) -> str:
+    return f"{who}: {PARTS[name]} {ms(value)} ms, {value / whole:.0%} of the step"
+
+
+def ticks(longest: float) -> list[float]:
+    """Return round numbers from zero to the end of the axis."""
+    unit = 10.0 ** (math.floor(math.log10(longest)) - 1)
+    step = next(s * unit for s in (1, 2, 5, 10, 20, 50, 100) if longest / (s * unit) <= 8)
+    return [round(step * n, 9) for n in range(int(longest / step) + 1)]

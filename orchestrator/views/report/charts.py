@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.records.metrics import curves
 from orchestrator.records.metrics.curves import Curve
-from orchestrator.views.report.machines import Machines
-from orchestrator.views.report.story import Story, Training
+from orchestrator.views.report.story import Machines, Story, Training
 
 # The title, the unit, and the metrics of each chart that every training may have.
 KNOWN = (

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from orchestrator.common.text import duration, size
 from orchestrator.head.follow import verdict
 from orchestrator.records.experiment import JobRecord
@@ -25,6 +23,7 @@ from orchestrator.records.metrics.curves import Curve
 from orchestrator.views.report import charts as choice
 from orchestrator.views.report.charts import Chart, Map
 from orchestrator.views.report.story import LARGEST_DIFF, Moment, Story, Training
+from orchestrator.views.templates import templates_in
 
 WEB = Path(__file__).parent / "web"
 DIGITS = 6  # of a number in the page
@@ -291,12 +290,7 @@ def what_was_run(story: Story) -> tuple[list[tuple[str, Any]], list[tuple[str, s
     return rows, folded
 
 
-TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(WEB),
-    autoescape=True,
-    trim_blocks=True,
-    undefined=jinja2.StrictUndefined,
-)
+TEMPLATES = templates_in(WEB)
 TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
 TEMPLATES.globals["looks"] = {"done": "good", "failed": "bad", "lost": "bad"}
 TEMPLATES.filters["verdict"] = verdict.to_lines

@@ -7,12 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from orchestrator.common import text
-from orchestrator.head.screen.table import Column, Table
+from orchestrator.head.screen.output import Column, Table
 from orchestrator.protocol.facts import Gpu
 from orchestrator.protocol.message import encode
 from orchestrator.records.metrics.progress import RankProgress
-from orchestrator.views.top.sample import JobSample, Sample
-from orchestrator.views.top.watched_node import NodeSample
+from orchestrator.views.top.sample import JobSample, NodeSample, Sample
 
 BAR = 8  # characters
 EIGHTHS = " ▏▎▍▌▋▊▉█"

@@ -19,9 +19,8 @@ from orchestrator.head.screen.output import say
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.trackers.known import KNOWN, module
-from orchestrator.views.track.exposition import Exposition
+from orchestrator.views.track.exposition import Exposition, Server
 from orchestrator.views.track.passing_on import OfLaterTrainers, OfNodes, OfRanks, PassingOn
-from orchestrator.views.track.server import Server
 
 TRACKING = ".tracking"  # in the experiment: held by the one that tracks it
 LOOK_SECONDS = 2.0  # between two looks at files that grow

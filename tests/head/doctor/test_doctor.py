@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.doctor.examination import CHECKS, Diagnosis, judge
+from orchestrator.head.doctor.examination import CHECKS, Diagnosis, judge, to_json, to_text
 from orchestrator.head.doctor.findings import (
     BAD,
     UNKNOWN,
@@ -20,7 +20,6 @@ from orchestrator.head.doctor.findings import (
     Needs,
     odd_values,
 )
-from orchestrator.head.doctor.report import to_json, to_text
 from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import nccl_transport

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.head.commands.machines.nodes import MACHINES, USERS
-from orchestrator.head.screen.output import PLAIN, Terminal
-from orchestrator.head.screen.table import Column, Table
+from orchestrator.head.screen.output import PLAIN, Column, Table, Terminal
 from orchestrator.views.top import table as top
 
 ROOT = Path(__file__).parents[3]

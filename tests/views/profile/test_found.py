@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.head.screen.output import PLAIN
-from orchestrator.views.profile import found, merged, picture, telling
+from orchestrator.views.profile import found, merged, telling
 from orchestrator.views.profile.found import Clocks
 
 CUDA = Path(__file__).parents[2] / "traces" / "cuda_rank_03.json"
@@ -191,10 +191,10 @@ def test_it_is_told_in_a_table_and_in_json(directory: Path) -> None:
 
 def test_the_bars_are_as_long_as_the_parts(directory: Path) -> None:
     about = reading(directory)
-    root = ET.fromstring(picture.draw(about.overlap, about.label, "a <run> & more"))
+    root = ET.fromstring(telling.draw(about.overlap, about.label, "a <run> & more"))
     bars = [bar for bar in root.iter("{http://www.w3.org/2000/svg}rect") if len(bar)]
     widths = {bar[0].text: float(bar.attrib["width"]) for bar in bars}
-    whole = picture.WIDTH - picture.LEFT - picture.RIGHT
+    whole = telling.WIDTH - telling.LEFT - telling.RIGHT
     assert widths["rank 0 (host0): computing 40 ms, 40% of the step"] == pytest.approx(
         0.4 * whole, abs=0.02
     )
@@ -206,7 +206,7 @@ def test_the_bars_are_as_long_as_the_parts(directory: Path) -> None:
 
 @pytest.mark.parametrize("longest", [0.004, 0.3, 1, 7, 99.9, 100, 1026, 250_000])
 def test_an_axis_has_a_few_round_numbers(longest: float) -> None:
-    ticks = picture.ticks(longest)
+    ticks = telling.ticks(longest)
     assert ticks[0] == 0 and 2 <= len(ticks) <= 9 and ticks[-1] <= longest
 
 
@@ -216,5 +216,5 @@ def test_a_host_of_a_node_cannot_break_the_picture(tmp_path: Path) -> None:
     text = json.dumps({"orchestrator": about, "traceEvents": [event]})
     (tmp_path / "rank_00.json").write_text(text)
     reading = telling.read(tmp_path, found.read(found.paths_in(tmp_path)), {})
-    drawn = picture.draw(reading.overlap, reading.label, "x").encode()
+    drawn = telling.draw(reading.overlap, reading.label, "x").encode()
     assert "rank 0 (a\u2401?<b>)" in [each.text for each in ET.fromstring(drawn).iter()]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.records.metrics import curves
-from orchestrator.views.report import charts, machines, page, story
+from orchestrator.views.report import charts, page, story
 from tests.records.test_checkpoint_store import change, save
 from tests.views.report.stories import STARTED, experiment, line, sample_machines
 from tests.views.report.test_page import drawn, parts_of
@@ -60,7 +60,7 @@ def test_a_long_stream_is_read_at_some_places_only(tmp_path: Path) -> None:
             line = {"time": STARTED + 5 * at, "node": 0, "cpu": at / 20_000, "net": {}}
             file.write(json.dumps({**line, "disks": {"/": [1 << 40, 1 << 41]}}) + "\n")
     assert path.stat().st_size > curves.WHOLE_BYTES
-    found = machines.read(made.path / "outputs", made.read_record(), 100)
+    found = story.read_machines(made.path / "outputs", made.read_record(), 100)
     assert found is not None and 50 < len(found.columns) <= 100
     curve = found.line("cpu", 0)
     assert len(curve.means) > len(found.columns) - 5 and curve.means == sorted(curve.means)
@@ -141,7 +141,7 @@ def test_a_wrong_clock_is_put_right(tmp_path: Path, ahead: float) -> None:
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (made.path / f"outputs/{name}.jsonl").write_text(text)
-    known = machines.read(made.path / "outputs", made.read_record())
+    known = story.read_machines(made.path / "outputs", made.read_record())
     assert known is not None and known.columns == [0, 5, 10, 15, 20, 25]
     assert known.values["cpu"] == [
         [0.5, 0.5, None, None, None, None],

@@ -7,8 +7,7 @@ from typing import Any
 
 from orchestrator.protocol.facts import Checkup, Gpu, Holder, Load, User
 from orchestrator.records.metrics.progress import RankProgress
-from orchestrator.views.top.sample import JobSample, Sample
-from orchestrator.views.top.watched_node import NodeSample
+from orchestrator.views.top.sample import JobSample, NodeSample, Sample
 
 NOW = 1_800_000_000.0
 GIB = 1 << 30

@@ -23,9 +23,9 @@ from orchestrator.protocol.requests.machine import CheckedUp, Examine
 from orchestrator.records.metrics import progress, trainers
 from orchestrator.records.metrics.samples import Machine
 from orchestrator.records.metrics.samples import Sample as Streamed
-from orchestrator.views.top import table, watched_node
-from orchestrator.views.top.sample import Watch
-from orchestrator.views.top.watched_node import NodeSample, with_stream
+from orchestrator.views.top import sample as sampled
+from orchestrator.views.top import table
+from orchestrator.views.top.sample import NodeSample, Watch, with_stream
 from tests.views.report.stories import experiment, line, sample_machines, train_again
 from tests.views.top.samples import gpu, load, rank
 
@@ -37,9 +37,9 @@ class NoTransport(Transport):
 def test_rates_are_between_two_looks() -> None:
     before = load()
     now = before.replace(received=3000, sent=1000, at=12.0)  # sent: the counter began anew
-    assert watched_node.rates_between(before, now) == (1000.0, 0.0)
-    assert watched_node.rates_between(None, now) == (None, None)
-    assert watched_node.rates_between(now, now) == (None, None)
+    assert sampled.rates_between(before, now) == (1000.0, 0.0)
+    assert sampled.rates_between(None, now) == (None, None)
+    assert sampled.rates_between(now, now) == (None, None)
 
 
 def test_the_slowest_rank_is_the_one_that_computes_longer() -> None:
@@ -130,13 +130,13 @@ def test_a_node_that_is_late_keeps_nobody_waiting(refusing: Refusing, tmp_path: 
 
 
 def test_an_old_answer_is_not_shown_as_one_of_now(refusing: Refusing) -> None:
-    node = watched_node.WatchedNode(Node("late"), refusing, SimpleQueue())
+    node = sampled.WatchedNode(Node("late"), refusing, SimpleQueue())
     node.sample = NodeSample("late", Checkup(load=load()))
     node.channel = Asked()  # type: ignore[assignment]
     assert node.newest() is node.sample
     node.busy, node.since = True, time.monotonic() - 2.0
     assert node.newest() is node.sample
-    node.since -= 2 * watched_node.STALE
+    node.since -= 2 * sampled.STALE
     assert node.newest().checkup is None
     assert node.newest().problem == "it has not answered for 12 s"
 
@@ -178,7 +178,7 @@ def test_a_stream_that_is_fresh_stands_for_nvidia_smi(tmp_path: Path) -> None:
     assert channel.parts == [("gpus", "load"), ("load",)]
     assert checkup.gpus is not None
     assert [(one.busy, one.temperature) for one in checkup.gpus] == [(90, 60), (90, 61)]
-    node.stream.grown -= watched_node.FRESH
+    node.stream.grown -= sampled.FRESH
     node.ask(channel)  # type: ignore[arg-type]
     assert channel.parts[-1] == ("gpus", "load"), "it tells nothing of now"
     watch.find_streams([])

@@ -12,9 +12,8 @@ from textual.pilot import Pilot
 from textual.widgets import RichLog
 
 from orchestrator.common.errors import NodeError
-from orchestrator.views.top.sample import JobSample, Sample
+from orchestrator.views.top.sample import JobSample, NodeSample, Sample
 from orchestrator.views.top.screen import Actions, Lines, Question, Ranks, Top
-from orchestrator.views.top.watched_node import NodeSample
 from tests.views.top.samples import NOW, job, rank, sample
 
 EVERY = 0.2  # a walk waits until nothing is to be drawn

@@ -18,9 +18,8 @@ import pytest
 from orchestrator.common.errors import UsageError
 from orchestrator.protocol.message import encode
 from orchestrator.records.experiment import JobRecord, NodeRecord
-from orchestrator.views.track import server as tracking
-from orchestrator.views.track.exposition import HELP, OLD, STAYS, Exposition, written
-from orchestrator.views.track.server import Server
+from orchestrator.views.track import exposition as tracking
+from orchestrator.views.track.exposition import HELP, OLD, STAYS, Exposition, Server, written
 from tests.node.running import wait_until
 from tests.views.track.jobs import NOW, job, tell
 

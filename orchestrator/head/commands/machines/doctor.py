@@ -11,11 +11,10 @@ from pathlib import Path
 
 from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.head.doctor import report
+from orchestrator.head.doctor import examination
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import Terminal
-from orchestrator.head.screen.table import Column, Table
+from orchestrator.head.screen.output import Column, Table, Terminal
 from orchestrator.head.start.code import expect_code
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
@@ -31,8 +30,8 @@ def examine(
     request = resolve(arguments)
     diagnosis = diagnose(*expect_code(request, try_all(request)), full=full)
     diagnosis = replace(diagnosis, seconds=time.monotonic() - began)
-    words = partial(report.to_text, diagnosis, hints=hints)
-    output.result(report.to_json(diagnosis), words, as_json=as_json, color=color)
+    words = partial(examination.to_text, diagnosis, hints=hints)
+    output.result(examination.to_json(diagnosis), words, as_json=as_json, color=color)
     return EXIT_CHECK if diagnosis.bad else EXIT_DONE
 
 

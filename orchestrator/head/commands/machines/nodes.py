@@ -27,8 +27,7 @@ from orchestrator.head.nodes import clock, machine
 from orchestrator.head.nodes.machine import Machine
 from orchestrator.head.nodes.node_list import Node, choose, read_nodes
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import Cell, Terminal
-from orchestrator.head.screen.table import Column, Table
+from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import Request, resolve
 from orchestrator.protocol.facts import Checkup, Gpu, Holder

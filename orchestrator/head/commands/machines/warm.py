@@ -34,8 +34,7 @@ from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.environment import chosen
 from orchestrator.head.nodes.node_list import Node, choose, read_nodes
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import Cell, Terminal
-from orchestrator.head.screen.table import Column, Table
+from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.start.stages import Launched
 from orchestrator.head.status import containers
 from orchestrator.protocol.message import Message, encode
