@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,16 @@ from torch import Tensor
 from orchestrator.config.schema import Config
 from orchestrator.engine.observe.phases import Phases
 from orchestrator.engine.ranks.ranks import Ranks, own_group
+from orchestrator.records.metrics.slow_ranks import (
+    COMPUTE,
+    DATA,
+    DISK,
+    LINK,
+    PART,
+    excess,
+    is_steady,
+    of_others,
+)
 
 WINDOW_SECONDS = 0.4
 WINDOWS = 15
@@ -33,15 +44,12 @@ STALLED_WINDOWS = 5  # a loader may stall now and then
 LOSSY_WINDOWS = 3  # lost packets come in bursts, too, where nothing is broken
 SLOWER = 1.2  # the least factor on the others' time to compute
 SPREADS = 2.5  # deviations of the others among themselves that a rank has to exceed, too
-PART = 0.15  # the part of the steps' time that must be lost by it
 RESENT, RESENT_SEGMENTS = 0.02, 50  # a healthy link sends less than 0.1% again
 WAITING = 0.2  # the part of the steps' time in communication: a lossy link may hold nobody up
 SLOW_WRITES, WRITE_FACTOR, WRITE_EXCESS_SECONDS = 2, 3.0, 1.0  # of checkpoints in a row
-COMPUTE, DATA, LINK, DISK = "slow compute", "slow data loader", "slow link", "slow disk"
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """Hold the seconds of one rank's step; `compute` is NaN where waits are unseen."""
 
     whole: float
@@ -82,20 +90,6 @@ class Window:
     ranks: tuple[Step, ...]
     sent: tuple[float, ...]
     resent: tuple[float, ...]
-
-
-def added(steps: Sequence[Step]) -> Step:
-    return Step(
-        sum(step.whole for step in steps),
-        sum(step.compute for step in steps),
-        sum(step.data for step in steps),
-        sum(step.communication for step in steps),
-    )
-
-
-def others(values: Sequence[float], rank: int) -> float:
-    """Return the median of all but one."""
-    return statistics.median([value for other, value in enumerate(values) if other != rank])
 
 
 def slow_from(rank: int, ratios: Sequence[Sequence[float]]) -> float:
@@ -150,7 +144,7 @@ class Detector:
         if seconds < WINDOW_SECONDS:
             return
         ranks = zip(*(steps for _, steps in self.open), strict=True)
-        summed = tuple(added(steps) for steps in ranks)
+        summed = tuple(Step(*map(sum, zip(*steps, strict=True))) for steps in ranks)
         first, last = self.open[0][0], self.open[-1][0]
         window = Window(first, last, seconds, summed, tuple(self.sent), tuple(self.resent))
         self.windows.append(window)
@@ -170,41 +164,31 @@ class Detector:
             return []
         found = []
         for rank, ratios_of_rank in enumerate(ratios):
-            least = slow_from(rank, ratios)
-            steady = sum(ratio >= least for ratio in ratios_of_rank) >= STEADY_WINDOWS
-            if steady and self._lost(rank) >= PART * self._seconds:
-                text = (
-                    f"computes {statistics.median(ratios_of_rank):.2f} times as long as the others"
+            steady = is_steady(ratios_of_rank, slow_from(rank, ratios), STEADY_WINDOWS)
+            if steady and sum(self._lost("compute", rank)) >= PART * self._seconds:
+                times = statistics.median(ratios_of_rank)
+                found.append(
+                    self._slow(COMPUTE, rank, f"computes {times:.2f} times as long as the others")
                 )
-                found.append(self._slow(COMPUTE, rank, text))
         return found
 
     def _ratios(self, rank: int) -> list[float]:
-        """Compare a rank's time to compute with the others', look by look."""
-        found = []
-        for window in self.windows:
-            usual = others([step.compute for step in window.ranks], rank)
-            found.append(window.ranks[rank].compute / usual if usual > 0 else math.nan)
-        return found
+        """Compare a rank's time to compute with the others', window by window."""
+        of_ranks = ([step.compute for step in window.ranks] for window in self.windows)
+        usual = ((values[rank], of_others(values, rank)) for values in of_ranks)
+        return [value / other if other > 0 else math.nan for value, other in usual]
 
-    def _lost(self, rank: int) -> float:
-        return sum(
-            window.ranks[rank].compute - others([step.compute for step in window.ranks], rank)
-            for window in self.windows
-        )
+    def _lost(self, what: str, rank: int) -> list[float]:
+        """Return by how much a rank took longer than the others, window by window."""
+        return [excess([getattr(s, what) for s in window.ranks], rank) for window in self.windows]
 
     def _data(self) -> list[Slow]:
         found = []
         for rank in range(len(self.nodes)):
-            lost = [
-                window.ranks[rank].data - others([step.data for step in window.ranks], rank)
-                for window in self.windows
-            ]
-            stalls = sum(
-                one >= PART * window.seconds for one, window in zip(lost, self.windows, strict=True)
-            )
-            if sum(lost) >= PART * self._seconds and stalls >= STALLED_WINDOWS:
-                part = sum(lost) / self._seconds
+            lost = self._lost("data", rank)
+            parts = [one / window.seconds for one, window in zip(lost, self.windows, strict=True)]
+            part = sum(lost) / self._seconds
+            if part >= PART and is_steady(parts, PART, STALLED_WINDOWS):
                 text = f"waits for its data {part:.0%} of the time longer than the others"
                 found.append(self._slow(DATA, rank, text))
         return found
@@ -239,7 +223,7 @@ class Detector:
         seconds = [part.write_seconds for part in parts]
         found = []
         for rank, taken in enumerate(seconds):
-            usual = others(seconds, rank)
+            usual = of_others(seconds, rank)
             far = taken >= WRITE_FACTOR * usual and taken - usual >= WRITE_EXCESS_SECONDS
             in_a_row = self.slow_writes[rank] = self.slow_writes.get(rank, 0) + 1 if far else 0
             if in_a_row >= SLOW_WRITES:
@@ -294,7 +278,7 @@ class Watch:
 
     def _tell(self) -> None:
         sent, resent = segments()
-        numbers = [value for step in self.steps for value in vars(step).values()]
+        numbers = [value for step in self.steps for value in step]
         numbers += [
             sent - self.segments[0],
             resent - self.segments[1],

@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from orchestrator import Trainer
-from orchestrator.engine.observe import stragglers
 from orchestrator.engine.observe.stragglers import STEPS_AT_ONCE, Detector, Part, Slow, Step
 from orchestrator.protocol.events import RankSlow, from_report
 from orchestrator.protocol.message import parse
+from orchestrator.records.metrics import slow_ranks
 from tests.engine.worlds import Job, run
 
 WORLD = 4
@@ -88,10 +87,10 @@ def writes(step: int, rank: int) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("measured", "beside", "cause", "rank", "words"),
     [
-        (throttled, None, stragglers.COMPUTE, 2, "computes 1.43 times as long as the others"),
-        (stalling, None, stragglers.DATA, 1, "waits for its data"),
-        (lossy, resends, stragglers.LINK, 2, "of its packets again, and communication takes"),
-        (fine, writes, stragglers.DISK, 3, "in 4.0 s, the others in 0.2 s"),
+        (throttled, None, slow_ranks.COMPUTE, 2, "computes 1.43 times as long as the others"),
+        (stalling, None, slow_ranks.DATA, 1, "waits for its data"),
+        (lossy, resends, slow_ranks.LINK, 2, "of its packets again, and communication takes"),
+        (fine, writes, slow_ranks.DISK, 3, "in 4.0 s, the others in 0.2 s"),
     ],
 )
 def test_each_cause_is_named_within_twenty_steps_and_once(
@@ -111,7 +110,7 @@ def test_each_cause_is_named_within_twenty_steps_and_once(
 def test_quick_steps_are_judged_over_five_seconds() -> None:
     def quick(step: int, rank: int) -> Step:
         slow = throttled(step, rank)
-        return Step(*(value / 10 for value in vars(slow).values()))
+        return Step(*(value / 10 for value in slow))
 
     ((step, _),) = heard(400, quick)
     assert (step - BEGINS) * 0.05 >= 4.0
@@ -119,7 +118,7 @@ def test_quick_steps_are_judged_over_five_seconds() -> None:
 
 def test_where_waits_are_not_seen_nobody_is_blamed_for_computing() -> None:
     def unseen(step: int, rank: int) -> Step:
-        return replace(throttled(step, rank), compute=math.nan)
+        return throttled(step, rank)._replace(compute=math.nan)
 
     assert list(heard(400, unseen)) == []
 
@@ -135,7 +134,7 @@ def test_lost_packets_that_hold_nobody_up_are_not_told() -> None:
 
 def test_two_causes_are_two_lines() -> None:
     found = [slow.cause for _, slow in heard(400, throttled, writes)]
-    assert sorted(found) == sorted([stragglers.COMPUTE, stragglers.DISK])
+    assert sorted(found) == sorted([slow_ranks.COMPUTE, slow_ranks.DISK])
 
 
 @pytest.mark.parametrize("seed", range(4))

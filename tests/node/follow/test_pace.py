@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.follow.monitors.late_rank import Late, late_rank
+from orchestrator.head.follow.monitors.slow_sources import Late, late_rank
 from orchestrator.node.follow import pace
 from orchestrator.node.job import hang
 from orchestrator.protocol.requests.follow import Pace

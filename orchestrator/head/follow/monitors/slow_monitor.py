@@ -11,18 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.head.follow.monitors import late_rank, slow_gpu
-from orchestrator.head.follow.monitors.slow_gpu import COMPUTE, LOOKS, WAITS
+from orchestrator.head.follow.monitors import slow_sources
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.protocol.requests.follow import AskPaces, Pace, Paces
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.metrics import samples
 from orchestrator.records.metrics.samples import RecentSamples
+from orchestrator.records.metrics.slow_ranks import COMPUTE, INPUT, LATE
 from orchestrator.records.outcome import SlowRank
 
 FIRST, EVERY, SUSPECTS = 30.0, 60.0, 15.0  # seconds to the next look: at the job's begin, then,
 ANSWER_SECONDS = 3.0  # that ranks take to write what they remember
-LATE = "late rank"  # where it is unknown whether it computes or waits
 
 
 @dataclass
@@ -84,16 +83,14 @@ class SlowMonitor:
             return None
         ahead = {rank: clocks[node_of[rank].index].offset for rank in paces}
         error = max(clock.error for clock in clocks.values()) if len(clocks) > 1 else 0.0
-        late = late_rank.late_rank(paces, ahead, error)
+        late = slow_sources.late_rank(paces, ahead, error)
         if late is None:
             return None
-        waits = late_rank.waits(late, before, paces)
-        if waits is None:
-            cause, why = LATE, ""
-        elif waits:
-            cause, why = WAITS, ": it waits for its data, a disk or a lock"
-        else:
-            cause, why = COMPUTE, ": it computes longer"
+        cause, why = {
+            None: (LATE, ""),
+            True: (INPUT, ": it waits for its data, a disk or a lock"),
+            False: (COMPUTE, ": it computes longer"),
+        }[slow_sources.waits(late, before, paces)]
         node = node_of[late.rank]
         text = f"rank {late.rank} (node {node.index}, {node.name}) holds the others up for"
         return self._slow(cause, node, late.rank, f"{text} {late.part:.0%} of each step{why}")
@@ -109,7 +106,7 @@ class SlowMonitor:
             if path is None or node.index in self.recent:
                 continue
             if samples.machine(path).models:
-                self.recent[node.index] = RecentSamples(path, LOOKS)
+                self.recent[node.index] = RecentSamples(path, slow_sources.SAMPLES)
 
     def _gpu(self) -> SlowRank | None:
         # Where ranks are fewer than GPUs nobody knows here which ones they use.
@@ -125,7 +122,7 @@ class SlowMonitor:
         # A driver that hangs lets its GPUs seem as they were.
         samples = {i: each for i, each in samples.items() if last[i] != before.get(i)}
         models = {index: self.recent[index].machine.models for index in full}
-        found = slow_gpu.slow_gpu(samples, models)
+        found = slow_sources.slow_gpu(samples, models)
         if found is None:
             return None
         node = full[found.node]

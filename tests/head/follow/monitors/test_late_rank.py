@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from orchestrator.head.follow.monitors.late_rank import Late, asleep, late_rank, waits
+from orchestrator.head.follow.monitors.slow_sources import Late, asleep, late_rank, waits
 from orchestrator.protocol.requests.follow import Pace
 
 BUCKETS = 4  # collectives in a step
