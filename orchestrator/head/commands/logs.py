@@ -8,8 +8,7 @@ import time
 from orchestrator.common.errors import EXIT_DONE
 from orchestrator.config.launch import View, Where
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.news import Failed, News, Over, Unknown
-from orchestrator.head.follow.streams.follower import NodeFollower
+from orchestrator.head.follow.streams.follower import Failed, News, NodeFollower, Over, Unknown
 from orchestrator.head.screen.output import say
 from orchestrator.head.start.job import make_screen
 from orchestrator.head.status import status

@@ -18,7 +18,7 @@ from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.notify.notifier import Notifier
 from orchestrator.head.follow.restarts import Restarts
-from orchestrator.head.follow.run import Backend, Growth, Run
+from orchestrator.head.follow.run import Backend, Grow, Run
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.node_logs import NodeLogs, log_files, open_logs
 from orchestrator.head.screen.keyboard import Keys
@@ -122,7 +122,7 @@ class Stay:
             self.backend(record),
             left_behind=self.left_behind,
             straggler=self.notifier.straggler,
-            growth=self.growth_of(record, display),
+            grow=self.grow_with(record, display),
         )
         followers = self.followers_of(run, attempt)
         display.start()
@@ -135,13 +135,13 @@ class Stay:
             display.finish()
         return run
 
-    def growth_of(self, record: JobRecord, display: Display) -> Growth | None:
+    def grow_with(self, record: JobRecord, display: Display) -> Grow:
         """Return what looks for further nodes, for a job that may have more than it has."""
         if not (Restarts(record).has_fewer_nodes and (record.spares or self.latecomers)):
-            return None
+            return lambda _: None
         from orchestrator.head.start.recovery import grow  # not for every job
 
-        return grow.Growth(record, self.transport, display.say, self.latecomers)
+        return grow.Growth(record, self.transport, display.say, self.latecomers).look
 
     def followers_of(self, run: Run, attempt: Followed) -> list[NodeFollower]:
         record, launch = run.record, run.record.launch

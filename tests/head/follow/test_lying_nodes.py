@@ -20,9 +20,9 @@ from orchestrator.head.connect.subprocess_transport import (
     ProcessConnection,
 )
 from orchestrator.head.follow import verdict as verdicts
-from orchestrator.head.follow.news import Failed, Happened, Lost, News
-from orchestrator.head.follow.run import CLOCK_IS_OFF, Run
-from orchestrator.head.follow.streams.follower import NodeFollower
+from orchestrator.head.follow.reports import CLOCK_IS_OFF
+from orchestrator.head.follow.run import Run
+from orchestrator.head.follow.streams.follower import Failed, Happened, Lost, News, NodeFollower
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.status.backend import backend_of
@@ -146,21 +146,23 @@ def test_any_events_end_in_a_record_and_a_verdict(
     place.write_record(record)
     display = Display(Screen([], io.StringIO(), tty=False, color=False, quiet=True))
     run = Run(place, record, display, backend_of(record))
-    run.followers = [
+    run.job.followers = [
         NodeFollower(LocalTransport(), "run-1", node, place, run.inbox.put) for node in NODES
     ]
-    run.set_clock(run.nodes[0], clock)
+    run.reports.set_clock(run.job.nodes[0], clock)
     for event in said:
-        run.happened(run.nodes[0], events.from_data(json.loads(json.dumps(events.to_data(event)))))
-    run.over(run.nodes[0], "its supervisor was killed")
-    run.over(run.nodes[1], "its supervisor was killed")
+        run.reports.happened(
+            run.job.nodes[0], events.from_data(json.loads(json.dumps(events.to_data(event))))
+        )
+    run.reports.over(run.job.nodes[0], "its supervisor was killed")
+    run.reports.over(run.job.nodes[1], "its supervisor was killed")
     run.conclude()
     written = place.read_record()
     assert written.state == run.record.state
     assert written.nodes[0].clock == (clock if abs(clock) > CLOCK_IS_OFF else 0.0)
     if written.verdict is not None:
         assert verdicts.to_lines(written.verdict)
-    for follower in run.followers:
+    for follower in run.job.followers:
         follower.text.close()
         follower.ranks.close()
 

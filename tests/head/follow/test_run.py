@@ -6,16 +6,15 @@ import io
 import shutil
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.config.launch import Launch
 from orchestrator.head.follow.job_end import Outcome
-from orchestrator.head.follow.news import Answer, Lost
-from orchestrator.head.follow.run import Run
+from orchestrator.head.follow.run import Larger, Run
+from orchestrator.head.follow.streams.follower import Answer, Lost
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.status.backend import backend_of
@@ -33,6 +32,11 @@ def run_of(
     screen = Screen([], io.StringIO(), tty=False, color=False, quiet=True)
     backend = backend_of(record)
     return Run(directory, record, Display(screen), backend, left_behind=left_behind)
+
+
+def said_by(run: Run) -> list[str]:
+    messages = run.job.display.messages
+    return [messages.get_nowait() for _ in range(messages.qsize())]
 
 
 def job(directory: experiment.Experiment, *, batch: bool = False) -> JobRecord:
@@ -68,7 +72,7 @@ def test_a_signal_to_the_ranks_and_then_to_their_head_is_a_stop(
     """scancel sends SIGTERM to all of them, and a rank's end may be heard of first."""
     directory = experiments.create(tmp_path, "run")
     run = run_of(directory, job(directory))
-    run.failed(Failure(1, "n2", 1, 1001.0, "signal", message))
+    run.job.failed(Failure(1, "n2", 1, 1001.0, "signal", message))
     run.inbox.put(number)
     run.await_own_signal()
     run.conclude()
@@ -81,14 +85,18 @@ def test_what_did_not_end_by_itself_is_named(tmp_path: Path) -> None:
     run = run_of(directory, replace(job(directory), nodes=[node]))
     ranks = {number: RankAtEnd(state="ended", pid=50 + number) for number in (0, 1)}
     ended = Ended(time=1005.04, agent=0, why="", killed={}, left=(), ranks=ranks)
-    run.say_what_was_killed(run.nodes[0], ended.replace(left_behind={7: "sleep"}))
+    run.reports.say_what_was_killed(run.job.nodes[0], ended.replace(left_behind={7: "sleep"}))
     run.end.outcome = Outcome.STOPPED
-    run.nodes[0].grace, run.nodes[0].asked_at = 5.0, 1000.0
-    run.say_what_was_killed(run.nodes[0], ended.replace(killed={51: "python", 8: "worker"}))
-    run.say_what_was_killed(run.nodes[0], ended)
-    run.nodes[0].grace = 30.0  # not over: Ctrl-C a second time
-    run.say_what_was_killed(run.nodes[0], ended.replace(time=1001.23, killed={50: "python"}))
-    said = [run.display.messages.get_nowait() for _ in range(run.display.messages.qsize())]
+    run.job.nodes[0].grace, run.job.nodes[0].asked_at = 5.0, 1000.0
+    run.reports.say_what_was_killed(
+        run.job.nodes[0], ended.replace(killed={51: "python", 8: "worker"})
+    )
+    run.reports.say_what_was_killed(run.job.nodes[0], ended)
+    run.job.nodes[0].grace = 30.0  # not over: Ctrl-C a second time
+    run.reports.say_what_was_killed(
+        run.job.nodes[0], ended.replace(time=1001.23, killed={50: "python"})
+    )
+    said = said_by(run)
     assert said == [
         "orchestrator: node 0 (n1): ended what ranks had left running: sleep (process 7)",
         "orchestrator: node 0 (n1): killed rank 1: still there 5 s after it was asked",
@@ -103,8 +111,10 @@ def test_a_log_that_lacks_its_end_is_named(tmp_path: Path) -> None:
     run = run_of(directory, replace(job(directory), nodes=[node]))
     ended = Ended(time=1005.0, agent=0, why="", killed={}, left=(), ranks={})
     for event in (ended, ended.replace(lost=90_000_000)):
-        run.ended(run.nodes[0], event, 1005.0)
-    (said,) = [run.display.messages.get_nowait() for _ in range(run.display.messages.qsize())]
+        run.reports.ended(run.job.nodes[0], event, 1005.0)
+    (said,) = [
+        run.job.display.messages.get_nowait() for _ in range(run.job.display.messages.qsize())
+    ]
     assert said.startswith("orchestrator: node 0 (n1): the last 90 MB of output are in no log")
 
 
@@ -115,10 +125,10 @@ def test_a_record_that_cannot_be_written_is_said_with_the_reason(
     directory = experiments.create(tmp_path, "run")
     run = run_of(directory, job(directory))
     said: list[str] = []
-    monkeypatch.setattr(run, "say", said.append)
+    monkeypatch.setattr(run.job, "say", said.append)
     shutil.rmtree(directory.path)
-    run.save()
-    run.save()
+    run.job.save()
+    run.job.save()
     assert said == [f"{directory.path} cannot be written: No such file or directory"]
 
 
@@ -137,8 +147,8 @@ def test_a_head_that_was_left_behind_does_not_take_itself_for_the_world(
     nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
     record = replace(job(directory), nodes=nodes, launch=Launch(node_loss_timeout=10.0))
     run = run_of(directory, record, left_behind=True)
-    run.followers = [Deaf(), Deaf()]  # type: ignore[list-item]
-    for node, seconds in zip(run.nodes, away, strict=True):
+    run.job.followers = [Deaf(), Deaf()]  # type: ignore[list-item]
+    for node, seconds in zip(run.job.nodes, away, strict=True):
         node.lost_since = time.monotonic() - seconds if seconds else 0.0
     run.check_patience()
     assert (run.end.left, run.end.outcome) == (left, outcome)
@@ -160,12 +170,12 @@ def test_a_lost_node_is_not_waited_for_longer_than_it_was_silent(
     run = run_of(
         directory, replace(job(directory), nodes=nodes, launch=Launch(node_loss_timeout=5))
     )
-    run.followers = [Deaf(), Deaf()]  # type: ignore[list-item]
-    run.lost(run.nodes[1], Lost(1, "no word", silent))
+    run.job.followers = [Deaf(), Deaf()]  # type: ignore[list-item]
+    run.reports.lost(run.job.nodes[1], Lost(1, "no word", silent))
     if over:
-        run.give_up_on(run.nodes[1], "no word between node 1 and node 0", 0.0)
+        run.job.give_up_on(run.job.nodes[1], "no word between node 1 and node 0", 0.0)
     run.check_patience()
-    assert [node.given_up for node in run.nodes] == [False, given_up]
+    assert [node.given_up for node in run.job.nodes] == [False, given_up]
 
 
 @pytest.mark.parametrize(
@@ -182,16 +192,20 @@ def test_a_container_that_cannot_be_entered_is_not_waited_for_as_a_network_is(
     directory = experiments.create(tmp_path, "run")
     nodes = [NodeRecord(0, "n0", "n0", None, None, "10.0.0.1", "py", 0, 1)]
     run = run_of(directory, replace(job(directory), nodes=nodes, launch=launch))
-    run.followers = [Deaf()]  # type: ignore[list-item]
-    node, now = run.nodes[0], 1000.0
+    run.job.followers = [Deaf()]  # type: ignore[list-item]
+    node, now = run.job.nodes[0], 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    run.lost(node, Lost(0, "the connection broke", 0.0))
-    run.lost(node, Lost(0, "`podman exec one` ends before our program starts", 0.0, outside=True))
+    run.reports.lost(node, Lost(0, "the connection broke", 0.0))
+    run.reports.lost(
+        node, Lost(0, "`podman exec one` ends before our program starts", 0.0, outside=True)
+    )
     now += seconds
-    run.lost(node, Lost(0, "`podman exec one` ends before our program starts", 0.0, outside=True))
+    run.reports.lost(
+        node, Lost(0, "`podman exec one` ends before our program starts", 0.0, outside=True)
+    )
     run.check_patience()
     assert (run.end.outcome is Outcome.LOST) is lost
-    run.lost(node, Lost(0, "no word", 0.0))  # the machine itself does not answer any more
+    run.reports.lost(node, Lost(0, "no word", 0.0))  # the machine itself does not answer any more
     assert not node.outside
 
 
@@ -208,9 +222,9 @@ def test_only_of_nodes_that_have_ended_a_channel_is_waited_for(tmp_path: Path) -
         def give_channel(self) -> None:
             asked.append(self.node.index)
 
-    run.followers = [Giving(0), Giving(1)]  # type: ignore[list-item]
-    run.nodes[0].close()
-    run.nodes[1].given_up = True
+    run.job.followers = [Giving(0), Giving(1)]  # type: ignore[list-item]
+    run.job.nodes[0].close()
+    run.job.nodes[1].given_up = True
     run.open_channels()
     assert asked == [0]
 
@@ -240,11 +254,11 @@ def test_an_attempt_that_makes_way_for_more_nodes(
     nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
     run = run_of(directory, replace(job(directory), nodes=nodes, launch=Launch(max_restarts=1)))
     run.end.outcome = Outcome.RESIZED
-    for node, why in zip(run.nodes, reasons, strict=True):
+    for node, why in zip(run.job.nodes, reasons, strict=True):
         node.ended = Ended(time=0.0, agent=-9, why=why, killed={}, left=(), ranks={})
         node.close()
         if "rank" in why:
-            run.failed(Failure(1, "n1", 1, 1001.0, "exception", "RuntimeError: reset by peer"))
+            run.job.failed(Failure(1, "n1", 1, 1001.0, "exception", "RuntimeError: reset by peer"))
     run.conclude()
     ended = run.record.attempts[-1]
     assert ended.state == state and run.record.goes_on is (state in (RESIZED, "failed"))
@@ -258,22 +272,12 @@ def test_who_joins_is_signed_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
     run = run_of(directory, replace(job(directory), nodes=nodes[:1]))
     directory.sign(run.record)
-    run.growth, run.followers = Grown(nodes[1:]), [Deaf()]  # type: ignore[list-item]
+    run.grow = lambda _: Larger("n1 can join", nodes[1:])
+    run.job.followers = [Deaf()]  # type: ignore[list-item]
     run.check_growth()
     record = directory.read_record()
     assert run.end.outcome is Outcome.RESIZED and record.spares == nodes[1:]
     assert directory.is_launched_here(record)
-
-
-@dataclass(frozen=True)
-class Grown:
-    """A node that was away at the launch can join."""
-
-    spares: Sequence[NodeRecord]
-    why: str = "n1 can join"
-
-    def look(self, record: JobRecord) -> Grown:
-        return self
 
 
 class Deaf:
@@ -290,23 +294,23 @@ def test_a_short_limit_for_hangs_comes_before_the_look_at_the_port(
     directory = experiments.create(tmp_path, "run")
     launch = Launch(hang_timeout=hang_timeout)
     record = replace(job(directory), master="10.0.0.1:29500", launch=launch)
-    assert run_of(directory, record).start_monitor.master == ("10.0.0.1:29500" if dials else "")
+    assert run_of(directory, record).monitors.start.master == ("10.0.0.1:29500" if dials else "")
 
 
 def test_what_nodes_say_of_each_other_is_heard(tmp_path: Path) -> None:
     directory = experiments.create(tmp_path, "run")
     nodes = [NodeRecord(n, f"n{n}", "n", None, None, f"10.0.0.{n}", "", n, 1) for n in range(2)]
     run = run_of(directory, replace(job(directory), nodes=nodes))
-    run.start_monitor.over = False
-    run.handle(Answer(0, Dialed(answers=("refused",))))
-    assert run.start_monitor.answers == {0: "refused"}
-    run.start_monitor.over = True  # ranks have begun
-    run.handle(Answer(1, Listening(ports=(7001,))))
-    run.link_monitor.calls = {0: [1]}
-    run.handle(Answer(0, Dialed(answers=("no answer in 3 s",))))
-    assert run.link_monitor.ports == {1: 7001}
-    assert run.link_monitor.silent == {(0, 1): "no answer in 3 s"}
-    assert run.start_monitor.answers == {0: "refused"}
+    run.monitors.start.over = False
+    run.take(Answer(0, Dialed(answers=("refused",))))
+    assert run.monitors.start.answers == {0: "refused"}
+    run.monitors.start.over = True  # ranks have begun
+    run.take(Answer(1, Listening(ports=(7001,))))
+    run.monitors.link.calls = {0: [1]}
+    run.take(Answer(0, Dialed(answers=("no answer in 3 s",))))
+    assert run.monitors.link.ports == {1: 7001}
+    assert run.monitors.link.silent == {(0, 1): "no answer in 3 s"}
+    assert run.monitors.start.answers == {0: "refused"}
 
 
 @pytest.mark.parametrize(
@@ -324,6 +328,6 @@ def test_a_rank_that_was_killed_is_the_cause_and_nobody_is_heard_first(
 ) -> None:
     directory = experiments.create(tmp_path, "run")
     run = run_of(directory, job(directory))
-    run.failed(Failure(1, "n2", rank, 1001.0, kind, message))
+    run.job.failed(Failure(1, "n2", rank, 1001.0, kind, message))
     assert run.end.order_is_due(time.monotonic()) is at_once
     assert run.end.order_is_due(time.monotonic() + HEARSAY)

@@ -9,6 +9,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.common.errors import NodeError, OrchestratorError
@@ -21,28 +22,14 @@ from orchestrator.head.connect.channel import (
 )
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.news import (
-    Answer,
-    ClockRead,
-    Connected,
-    DiskFull,
-    Failed,
-    Grew,
-    Happened,
-    Lost,
-    News,
-    OutputsStay,
-    Over,
-    Unknown,
-    WroteBeside,
-)
 from orchestrator.head.follow.streams.node_logs import AppendOnly, NodeLogs, log_files
 from orchestrator.head.follow.streams.printed import Printed
 from orchestrator.head.nodes.clock import Clock
 from orchestrator.head.transfer.fetch import home
 from orchestrator.head.transfer.fetch.growing import GrowingFiles
+from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.protocol import events
-from orchestrator.protocol.events import Ended
+from orchestrator.protocol.events import Ended, Event
 from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS
 from orchestrator.protocol.message import Message, Nonsense, parse
 from orchestrator.protocol.requests import request
@@ -348,3 +335,93 @@ def whole(line: bytes) -> dict[str, Any] | None:
         return parse(line)
     except Nonsense:
         return None
+
+
+# The news of one node that its follower passes on to the run: a class for each kind.
+
+
+@dataclass(frozen=True)
+class News:
+    """Something that came from a node, or happened to the connection to it."""
+
+    node: int
+
+
+@dataclass(frozen=True)
+class Happened(News):
+    """The node's supervisor wrote an event."""
+
+    event: Event
+
+
+@dataclass(frozen=True)
+class Grew(News):
+    """The local files have more than before."""
+
+
+@dataclass(frozen=True)
+class Lost(News):
+    """The connection broke; the follower tries to come back."""
+
+    why: str
+    silent: float  # seconds since it was last heard of
+    outside: bool = False  # the machine answers, and the container of the job cannot be entered
+
+
+@dataclass(frozen=True)
+class Connected(News):
+    """The stream begins, or begins again. `clock`: the node's clock minus ours."""
+
+    clock: float
+
+
+@dataclass(frozen=True)
+class ClockRead(News):
+    """The clock's offset is known more precisely."""
+
+    clock: float
+
+
+@dataclass(frozen=True)
+class Answer(News):
+    """The node answers a question: what its ranks are doing, or which address it reaches."""
+
+    answer: Stuck | Paces | Listening | Dialed
+
+
+@dataclass(frozen=True)
+class OutputsStay(News):
+    """Some outputs could not be fetched."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class WroteBeside(News):
+    """The program wrote where it ran, into a snapshot of its code."""
+
+    what: CodeOutputs
+
+
+@dataclass(frozen=True)
+class DiskFull(News):
+    """The head's disk has no room for the log."""
+
+
+@dataclass(frozen=True)
+class Over(News):
+    """The job has ended there, and all files are here."""
+
+
+@dataclass(frozen=True)
+class Unknown(News):
+    """The node has no such job."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Failed(News):
+    """The follower cannot go on: a version of the job that cannot be followed, or a defect."""
+
+    error: Exception

@@ -22,6 +22,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.doctor.examination import CHECKS
 from orchestrator.head.doctor.findings import BAD, Case, Examined, Needs
 from orchestrator.head.follow.restarts import REST_SECONDS, Restarts
+from orchestrator.head.follow.run import Larger
 from orchestrator.head.nodes.facts import Facts
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.start.recovery.candidates import Candidate, choose
@@ -34,14 +35,6 @@ SETTLED_SECONDS = 60.0  # after which a job that has kept nothing is not expecte
 CHECKPOINT_LOOK = 2.0  # between two questions whether something new was kept
 LONGEST_PAUSE = 10  # between two looks that found nothing, in times of the first one
 UNWANTED_SECONDS = 10.0  # after which a head that does not look any more wants nothing
-
-
-@dataclass(frozen=True)
-class Larger:
-    """A job that can go on with more nodes: why, and its spares, with these standing by."""
-
-    why: str
-    spares: Sequence[NodeRecord]
 
 
 @dataclass(frozen=True)

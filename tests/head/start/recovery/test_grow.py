@@ -21,6 +21,7 @@ from orchestrator.head.connect.subprocess_transport import (
     ProcessConnection,
 )
 from orchestrator.head.follow.restarts import Restarts
+from orchestrator.head.follow.run import Larger
 from orchestrator.head.nodes.facts import Facts
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.start.recovery import grow
@@ -152,7 +153,7 @@ def running_here(nnodes: str = "2:3") -> JobRecord:
     return replace(job, nodes=list(map(here, job.nodes)), spares=list(map(here, job.spares)))
 
 
-def larger_in_time(looking: grow.Growth, job: JobRecord, state: Path, quiet: float) -> grow.Larger:
+def larger_in_time(looking: grow.Growth, job: JobRecord, state: Path, quiet: float) -> Larger:
     """Keep something new once it was awaited for so long."""
     looking.next_look, deadline = 0.0, time.monotonic() + 60.0
     while time.monotonic() < deadline:

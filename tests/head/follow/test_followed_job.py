@@ -1,21 +1,34 @@
-"""Which verdicts count in a machine's history."""
+"""Which failures count in a machine's history, and what is said where it cannot be kept."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
 
-from orchestrator.head.follow import incidents
+from orchestrator.head.follow.conclusion import cause_of
+from orchestrator.head.follow.followed_job import FollowedJob
+from orchestrator.head.follow.verdict import Failure
+from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.records import machines
-from orchestrator.records.experiment import JobRecord, NodeRecord
-from orchestrator.records.outcome import SlowRank, Verdict
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.outcome import SlowRank
 
 NODES = [
     NodeRecord(index, f"bob@{host}", host, "bob", port, "10.0.0.1", "python3", index, 1)
     for index, (host, port) in enumerate([("gpu01", None), ("gpu02", 2222)])
 ]
 RECORD = JobRecord("run-1", "run", "failed", ["master_launch"], NODES, 1000.0)
+
+
+def followed(path: Path) -> FollowedJob:
+    screen = Screen([], io.StringIO(), tty=False, color=False, quiet=True)
+    return FollowedJob(Experiment(path / "run_1"), RECORD, Display(screen))
+
+
+def said_by(job: FollowedJob) -> list[str]:
+    return [job.display.messages.get_nowait() for _ in range(job.display.messages.qsize())]
 
 
 @pytest.mark.parametrize(
@@ -39,8 +52,10 @@ def test_what_a_machine_can_be_the_cause_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
-    verdict = Verdict(node=node, kind=kind, message=message, time=1001.0)
-    assert incidents.note("run_1", RECORD, verdict) == ""
+    job = followed(tmp_path)
+    job.failures.append(Failure(node, "b", None, 1001.0, kind, message))
+    cause_of(job)
+    assert said_by(job) == []
     known = [(i.machine, i.kind, i.what) for i in machines.incidents()]
     assert known == ([("gpu02:2222", kind, message)] if counted else [])
 
@@ -49,8 +64,11 @@ def test_a_machine_that_held_a_job_up(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
     found = SlowRank(cause="slow link", rank=1, node=1, step=9, text="sends 9% again")
     for _ in range(2):  # a new head hears it once more
-        assert incidents.note_slow("run_1", RECORD, found) == ""
-    assert incidents.note_slow("run_1", RECORD, found.replace(node=7)) == ""
+        job = followed(tmp_path)
+        job.held_up(found)
+        job.held_up(found)
+    job.held_up(found.replace(node=7))
+    assert said_by(job) == [] and job.record.slow == [found, found.replace(node=7)]
     (known,) = machines.incidents()
     assert (known.machine, known.kind, known.what) == ("gpu02:2222", "slow link", "sends 9% again")
 
@@ -60,5 +78,7 @@ def test_a_history_that_cannot_be_kept_is_said(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "file"))
-    verdict = Verdict(node=0, kind="lost", message="gone", time=1001.0)
-    assert incidents.note("run_1", RECORD, verdict).startswith("the history of gpu01 is not kept: ")
+    job = followed(tmp_path)
+    job.remember(0, 1001.0, "lost", "gone")
+    (said,) = said_by(job)
+    assert said.startswith("orchestrator: the history of gpu01 is not kept: ")

@@ -1,0 +1,77 @@
+"""The record of a job, or of an attempt, whose nodes have all ended or are given up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
+from orchestrator.head.follow import verdict
+from orchestrator.head.follow.failure_kinds import of_a_machine
+from orchestrator.head.follow.followed_job import FollowedJob
+from orchestrator.head.follow.job_end import Outcome
+from orchestrator.head.follow.restarts import Restarts
+from orchestrator.records import goodput, manifest
+from orchestrator.records.experiment import RESIZED, JobRecord
+from orchestrator.records.outcome import Verdict
+
+
+def conclude(
+    job: FollowedJob, scheduler: Callable[[JobRecord], str], *, stopped: bool, resized: str
+) -> JobRecord:
+    """Say how the job ended, why, and whether it goes on.
+
+    `scheduler` says why it ended the job, if it did; `stopped`: the user has asked for the end;
+    `resized`: why the attempt makes way for one with more nodes.
+    """
+    unreached = [node for node in job.nodes if not node.over]
+    for node in unreached:
+        node.record = replace(node.record, state="lost")
+    state, code = state_of(job, unreached=bool(unreached))
+    cause = None
+    if state == "stopped":
+        why = next((node.ended.why for node in job.nodes if node.ended and node.ended.why), "")
+        why = scheduler(job.record) or why or verdict.STOPPED_BY_USER
+        cause = verdict.stopped(why, time.time())
+    elif state not in ("done", RESIZED):
+        cause = cause_of(job)
+    now = time.time()
+    record = replace(job.current_record(), state=state, exit_code=code, ended=now, verdict=cause)
+    record = Restarts(record).after(job.experiment, stopped=stopped, resized=resized)
+    known = goodput.of(record, job.experiment.path, record.ended or time.time())
+    return replace(record, goodput=known)
+
+
+def cause_of(job: FollowedJob) -> Verdict | None:
+    """Return the verdict on a job that failed, and remember the machine that it names."""
+    silent = [(node.record.index, node.record.name) for node in job.nodes if not node.over]
+    codes = [rank.code for node in job.nodes for rank in node.ranks.values()]
+    bad = sum(code not in (0, None) for code in codes)
+    cause = verdict.conclude(verdict.of_silent(job.failures, silent), bad)
+    if cause is None:
+        return None
+    if of_a_machine(cause.kind, cause.message):
+        job.remember(cause.node, cause.time, cause.kind, cause.message)
+    return replace(cause, fix=manifest.not_sent(job.experiment, cause.message) or cause.fix)
+
+
+def state_of(job: FollowedJob, *, unreached: bool) -> tuple[str, int]:
+    if job.end.outcome is Outcome.STOPPED and not unreached:
+        return "stopped", EXIT_STOPPED
+    if job.end.outcome is Outcome.LOST or unreached:
+        return "lost", EXIT_NODE
+    if job.end.outcome is Outcome.FAILED:
+        return "failed", EXIT_FAILED
+    reasons = {node.ended.why for node in job.nodes if node.ended and node.ended.why}
+    # A rank that lost those that were asked to end before it has failed, and is no cause.
+    broke = any(failure.kind != "ended_early" for failure in job.failures)
+    broke = broke and job.end.outcome is Outcome.RESIZED
+    if Restarts(job.record).allowed and RESIZED in reasons and (broke or len(reasons) == 1):
+        return RESIZED, EXIT_STOPPED
+    if broke:
+        return "failed", EXIT_FAILED
+    if reasons:
+        # Ended by somebody else: `orchestrator stop`, or a signal to a supervisor.
+        return "stopped", EXIT_STOPPED
+    return "done", EXIT_DONE

@@ -1,0 +1,193 @@
+"""Keeps what a head knows of a job that it follows: its record, its nodes, and its end."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from orchestrator.common.errors import UsageError
+from orchestrator.head.follow import verdict
+from orchestrator.head.follow.job_end import JobEnd, Outcome
+from orchestrator.head.follow.streams.follower import NodeFollower
+from orchestrator.head.follow.verdict import Failure
+from orchestrator.head.screen.screen import Display
+from orchestrator.protocol.events import (
+    Ended,
+    Event,
+    FirstOutput,
+    RankEvent,
+    RankStarted,
+    RankState,
+    Started,
+    TorchReady,
+)
+from orchestrator.protocol.timing import PEER_GRACE
+from orchestrator.records import machines
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.machines import Incident, machine_of
+from orchestrator.records.outcome import SlowRank
+
+START: dict[type[Event], str] = {
+    Started: "supervisor",
+    TorchReady: "torch",
+    FirstOutput: "output",
+}
+
+
+@dataclass
+class NodeState:
+    """One node's part of the job."""
+
+    record: NodeRecord
+    over: bool = False
+    grace: float = 0.0  # that its ranks have to save, once its end has begun
+    asked_at: float = 0.0  # by its own clock, when that was
+    ended: Ended | None = None  # the supervisor's last event
+    lost_since: float = 0.0  # monotonic; 0: connected
+    lost_why: str = ""
+    outside_since: float = 0.0  # monotonic: its machine answers, its container is not to be entered
+    silent: float = 0.0  # seconds for which it had said nothing when the connection was lost
+    given_up: bool = False
+    awaited: float = 0.0  # seconds of waiting of which the user knows
+    clock: float = 0.0  # the node's clock minus ours
+    ranks: dict[int, RankState] = field(default_factory=dict)  # as job.json has them
+    times: dict[str, float] = field(default_factory=dict)  # of its start, as job.json has them
+
+    @property
+    def who(self) -> str:
+        return f"node {self.record.index} ({self.record.name})"
+
+    @property
+    def away(self) -> float:
+        """Return for how many seconds there has been no connection."""
+        return time.monotonic() - self.lost_since if self.lost_since else 0.0
+
+    @property
+    def outside(self) -> float:
+        """Return for how many seconds its container could not be entered."""
+        return time.monotonic() - self.outside_since if self.outside_since else 0.0
+
+    @property
+    def unheard(self) -> float:
+        """Return for how many seconds a node that is away has said nothing."""
+        return self.away + self.silent if self.lost_since else 0.0
+
+    def failure(self, when: float, kind: str, message: str, rank: int | None = None) -> Failure:
+        return Failure(self.record.index, self.record.name, rank, when, kind, message)
+
+    def take(self, event: RankEvent) -> None:
+        """Note what the event says of its rank."""
+        self.ranks[event.rank] = self.ranks.get(event.rank, RankState()).after(event)
+
+    def note_time(self, event: Event) -> None:
+        """Note when a step of the start was done, by our clock: of the ranks, the last one's."""
+        when = event.time - self.clock
+        if isinstance(event, RankStarted):
+            self.times["ranks"] = max(when, self.times.get("ranks", when))
+        elif type(event) in START:
+            self.times.setdefault(START[type(event)], when)
+
+    def close(self) -> None:
+        """Note that nothing more will come from it."""
+        self.over, self.lost_since = True, 0.0
+        code = self.ended.agent if self.ended else None
+        self.record = replace(self.record, state="ended", exit_code=code, ranks=self.ranks)
+        self.record = replace(self.record, times=self.times)
+
+
+class FollowedJob:
+    """A job that this head follows. One thread changes it; followers only send news."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        record: JobRecord,
+        display: Display,
+        straggler: Callable[[JobRecord, SlowRank], None] = lambda *_: None,
+    ) -> None:
+        self.experiment, self.record, self.display = experiment, record, display
+        self.straggler = straggler  # who wants to hear of those that hold the others up
+        self.nodes = [NodeState(node, times=dict(node.times)) for node in record.nodes]
+        self.followers: Sequence[NodeFollower] = ()  # one for each node
+        self.end = JobEnd()
+        self.failures: list[Failure] = []
+        self.changed = True  # and not written yet
+        self.disk_is_full = False
+
+    def say(self, text: str) -> None:
+        self.display.say(f"orchestrator: {text}")
+
+    @property
+    def at_work(self) -> list[NodeFollower]:
+        """Return the followers of the nodes whose part is not over."""
+        return [f for f, node in zip(self.followers, self.nodes, strict=True) if not node.over]
+
+    # -- its end -----------------------------------------------------------------------------
+
+    def failed(self, failure: Failure) -> None:
+        self.failures.append(failure)
+        if self.end.open:
+            self.end.fail(f"{failure.who} failed", time.monotonic(), certain=failure.certain)
+            self.display.mute()
+            what = verdict.first_line(failure.message)
+            what = f"it lost the others ({what[:100]})" if failure.echo else what
+            self.say(f"{failure.who}: {what}; ending the job everywhere")
+
+    def give_up_on(self, node: NodeState, why: str, when: float) -> None:
+        self.end.outcome = Outcome.LOST
+        self.failures.append(node.failure(when, "lost", why))
+        self.say(f"{node.who}: {why}; ending the job everywhere")
+        self.end_all(f"node {node.record.index} was lost", PEER_GRACE)
+
+    def end_all(self, why: str, grace: float) -> None:
+        self.end.ordered(grace, time.monotonic())
+        for follower in self.at_work:
+            follower.end(why, grace)
+
+    # -- its machines ------------------------------------------------------------------------
+
+    def held_up(self, slow: SlowRank) -> None:
+        """Note who holds the others up. A new head hears it all once more."""
+        if slow not in self.record.slow:
+            self.record = replace(self.record, slow=[*self.record.slow, slow])
+            self.straggler(self.record, slow)
+            self.remember(slow.node, time.time(), slow.cause, slow.text)
+            self.changed = True
+
+    def remember(self, index: int | None, when: float, kind: str, what: str) -> None:
+        """Note in a machine's history that the job failed because of it, or was held up by it."""
+        node = next((node for node in self.record.nodes if node.index == index), None)
+        if node is None:
+            return
+        machine, name = machine_of(node), self.experiment.name
+        try:
+            machines.note(Incident(machine, when, self.record.job, name, kind, what))
+        except UsageError as error:
+            self.say(f"the history of {machine} is not kept: {error.what}")
+
+    # -- the record --------------------------------------------------------------------------
+
+    def current_record(self) -> JobRecord:
+        nodes = [replace(n.record, ranks=n.ranks, times=n.times) for n in self.nodes]
+        running = self.record.state == "starting" and all(n.state != "starting" for n in nodes)
+        return replace(self.record, nodes=nodes, state="running" if running else self.record.state)
+
+    def save(self) -> None:
+        self.record, self.changed = self.current_record(), False
+        try:
+            self.experiment.write_record(self.record)
+            self.disk_is_full = False
+        except OSError as error:
+            self.changed = True  # again at the next turn
+            self.disk_full(error)
+
+    def disk_full(self, error: OSError | None = None) -> None:
+        if self.disk_is_full:
+            return
+        self.disk_is_full = True
+        if error is not None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            self.say(f"{self.experiment.path} cannot be written: {error.strerror}")
+        else:
+            self.say(f"no space left for {self.experiment.path}: the logs wait on the nodes")

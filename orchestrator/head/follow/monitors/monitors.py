@@ -1,0 +1,59 @@
+"""All that watches a running job, and what is done about what it sees."""
+
+from __future__ import annotations
+
+import time
+
+from orchestrator.head.follow.followed_job import FollowedJob
+from orchestrator.head.follow.monitors.hang_monitor import HangMonitor
+from orchestrator.head.follow.monitors.link_monitor import LinkMonitor
+from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor
+from orchestrator.head.follow.monitors.start_monitor import DIALS_WITHIN, StartMonitor
+from orchestrator.head.follow.streams.follower import Answer
+from orchestrator.protocol.requests.follow import Paces, Stuck
+from orchestrator.protocol.requests.machine import Listening
+
+
+class Monitors:
+    """Watches a job whose nodes are all connected, until its end begins."""
+
+    def __init__(self, job: FollowedJob) -> None:
+        self.job, record = job, job.record
+        limit, outputs = record.launch.hang_timeout, job.experiment.path / "outputs"
+        self.hang = HangMonitor(limit, job.experiment, record.job, job.say)
+        self.slow = SlowMonitor(record.job, record.nodes, outputs)
+        # With a short limit the hang itself is found first, and is what was asked for.
+        self.start = StartMonitor("" if 0 < limit < DIALS_WITHIN else record.master)
+        self.link = LinkMonitor(record.nodes)
+        self.left_hanging = False
+
+    def answer(self, news: Answer) -> None:
+        """Pass an answer on to the one that has asked."""
+        if isinstance(news.answer, Stuck):
+            self.hang.answer(news.node, news.answer)
+        elif isinstance(news.answer, Paces):
+            self.slow.answer(news.node, news.answer)
+        elif isinstance(news.answer, Listening) or self.start.over:
+            self.link.answer(news.node, news.answer)
+        else:
+            self.start.answer(news.node, news.answer)
+
+    def check(self) -> None:
+        job = self.job
+        if not job.end.open or self.left_hanging or any(node.lost_since for node in job.nodes):
+            return
+        followers, begun = job.at_work, any(node.ranks for node in job.nodes)
+        if unmet := self.start.look(followers, begun=begun):
+            job.failed(unmet)
+            return
+        if apart := self.link.look(followers, begun=begun):
+            job.say(apart)
+        if slow := self.slow.look(followers):
+            job.held_up(slow.replace(time=time.time()))
+            job.say(slow.text)
+        failure = self.hang.look(followers)
+        if failure is not None and job.record.launch.on_hang == "stop":
+            job.failed(failure)
+        elif failure is not None:
+            self.left_hanging = True
+            job.say(f"{failure.message}; left as it is (--on-hang leave)")

@@ -1,0 +1,221 @@
+"""What the nodes of a job report to the head that follows it, and what that means for the job."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from orchestrator.common.text import size
+from orchestrator.head.follow import verdict
+from orchestrator.head.follow.followed_job import FollowedJob, NodeState
+from orchestrator.head.follow.job_end import Outcome
+from orchestrator.head.follow.monitors.start_monitor import OPEN_ALL
+from orchestrator.head.follow.streams.follower import (
+    ClockRead,
+    Connected,
+    DiskFull,
+    Failed,
+    Happened,
+    Lost,
+    News,
+    OutputsStay,
+    Over,
+    Unknown,
+    WroteBeside,
+)
+from orchestrator.head.transfer.fetch.home import CodeOutputs
+from orchestrator.protocol import events
+from orchestrator.protocol.events import Event
+from orchestrator.records.outcome import SlowRank
+
+CONTAINER_SECONDS = 10.0  # a daemon that starts anew keeps its containers, and lets nobody in
+CLOCK_IS_OFF = 2.0  # seconds: worth a word, because the log's own times will mislead
+
+
+class Reports:
+    """Takes what nodes report: the events of a supervisor, and what happens to a connection.
+
+    `has_other_heads`: other nodes of the job have heads of their own.
+    """
+
+    def __init__(self, job: FollowedJob, *, has_other_heads: bool = False) -> None:
+        self.job, self.has_other_heads = job, has_other_heads
+        self.not_forked: set[str] = set()  # reasons that were said
+        self.code_outputs: dict[int, CodeOutputs] = {}  # node -> what was written beside the code
+
+    def handle(self, news: News) -> None:
+        node = next(state for state in self.job.nodes if state.record.index == news.node)
+        if isinstance(news, Happened):
+            self.happened(node, news.event)
+        elif isinstance(news, Lost):
+            self.lost(node, news)
+        elif isinstance(news, Connected):
+            self.set_clock(node, news.clock)
+            if node.lost_since:
+                self.job.say(f"{node.who} is back after {node.away:.0f} s")
+            node.lost_since = node.outside_since = node.awaited = 0.0
+        elif isinstance(news, ClockRead):
+            self.set_clock(node, news.clock)
+        elif isinstance(news, OutputsStay):
+            self.job.say(f"node {news.node}: {news.what}")
+        elif isinstance(news, WroteBeside):
+            self.code_outputs[news.node] = news.what
+        elif isinstance(news, DiskFull):
+            self.job.disk_full()
+        elif isinstance(news, Over):
+            self.over(node, "its supervisor was killed")
+        elif isinstance(news, Unknown):
+            self.over(node, f"has no such job: {news.why}")
+        elif isinstance(news, Failed):
+            raise news.error
+
+    def happened(self, node: NodeState, event: Event) -> None:
+        when = event.time - node.clock
+        node.note_time(event)
+        if isinstance(event, events.RankSlow):
+            self.job.held_up(
+                SlowRank(
+                    cause=event.cause,
+                    rank=event.who,
+                    node=event.node,
+                    step=event.step,
+                    text=event.text,
+                )
+            )
+        elif isinstance(event, events.RankEvent):
+            node.take(event)
+            if isinstance(event, events.RankAfresh):
+                self.say_not_forked(event)
+            elif isinstance(event, events.RankFinished):
+                self.rank_done(node, event.rank, when)
+            elif isinstance(event, events.RankEnded):
+                self.rank_ended(node, event, when)
+        elif isinstance(event, events.Started):
+            node.record = replace(node.record, state="running")
+        elif isinstance(event, events.LeaseFormed):
+            if not event.active:
+                self.job.say(
+                    f"{node.who} cannot reach node 0's supervisor ({event.why}): without a head,"
+                    " an end on one will not be an end on the other. If that is a firewall, ranks"
+                    f" that connect to each other hang, too: {OPEN_ALL}"
+                )
+        elif isinstance(event, events.Ending):
+            node.grace, node.asked_at = event.grace, event.time
+            if self.job.end.open:
+                self.ending(node, event, when)
+        elif isinstance(event, events.Ended):
+            self.ended(node, event, when)
+        self.job.changed = True
+
+    def say_not_forked(self, event: events.RankAfresh) -> None:
+        """Say why ranks were not forked, once for all of them."""
+        if event.why not in self.not_forked:
+            self.not_forked.add(event.why)
+            self.job.say(f"rank {event.rank} is started afresh, not forked: {event.why}")
+
+    def ending(self, node: NodeState, event: events.Ending, when: float) -> None:
+        """Handle an end that a supervisor began, and that this head did not order."""
+        if event.headless:
+            self.job.say(f"{node.who} ended its part: {event.why}")
+        elif self.has_other_heads:
+            self.ended_elsewhere(node, event, when)
+        elif event.lost is not None and 0 <= event.lost < len(self.job.nodes):
+            lost, since = self.job.nodes[event.lost], when - event.silent
+            if event.gone:
+                self.job.failed(lost.failure(since, "supervisor", event.why))
+            else:
+                self.job.give_up_on(lost, event.why, since)
+
+    def ended_elsewhere(self, node: NodeState, event: events.Ending, when: float) -> None:
+        """Handle a failure on a node that another head follows (run-node)."""
+        if event.failed or event.lost is not None:
+            self.job.end.outcome = Outcome.FAILED if event.lost is None else Outcome.LOST
+            self.job.display.mute()
+            self.job.say(f"{event.why}; this node ends its part")
+            self.job.failures.append(node.failure(when, "elsewhere", event.why))
+
+    def ended(self, node: NodeState, event: events.Ended, when: float) -> None:
+        node.ended = event
+        self.say_what_was_lost(node, event)
+        self.say_what_was_killed(node, event)
+        if not self.job.end.open:
+            return
+        if event.swept:
+            self.job.failed(node.failure(when, "supervisor", event.why))
+        elif event.agent != 0 and not event.why:
+            self.job.failed(verdict.of_torchrun(node.record.index, node.record.name, event, when))
+
+    def say_what_was_lost(self, node: NodeState, event: events.Ended) -> None:
+        """Say what its log ends without; what a disk refused earlier, the log says by itself."""
+        if event.lost:
+            self.job.say(
+                f"{node.who}: the last {size(event.lost)} of output are in no log: there was no"
+                " room for them on the disk of ~/.orchestrator there (`df -h ~`, `quota`)"
+            )
+
+    def say_what_was_killed(self, node: NodeState, event: events.Ended) -> None:
+        """Say what did not end by itself: what it had not saved is lost."""
+        if event.left_behind:
+            self.job.say(
+                f"{node.who}: ended what ranks had left running: {listed(event.left_behind)}"
+            )
+        ranks = {rank.pid: f"rank {number}" for number, rank in event.ranks.items() if rank.pid}
+        unsaved = {pid: ranks[pid] for pid in event.killed if pid in ranks}
+        if unsaved and self.job.end.outcome in (Outcome.STOPPED, Outcome.RESIZED) and node.grace:
+            who = ", ".join(unsaved.values())
+            waited = min(node.grace, round(max(0.0, event.time - node.asked_at), 1))
+            self.job.say(f"{node.who}: killed {who}: still there {waited:g} s after it was asked")
+
+    def rank_done(self, node: NodeState, rank: int, when: float) -> None:
+        # It closes its connections between its last line and its end: others may fail before that.
+        why = "ended with exit code 0 while others waited for it"
+        self.job.failures.append(node.failure(when, "ended_early", why, rank))
+
+    def rank_ended(self, node: NodeState, event: events.RankEnded, when: float) -> None:
+        if event.code == 0:
+            self.rank_done(node, event.rank, when)
+        elif not event.asked:
+            message = node.ranks[event.rank].words or ""
+            index, name = node.record.index, node.record.name
+            self.job.failed(verdict.of_rank(index, name, event, when, message))
+
+    def over(self, node: NodeState, otherwise: str) -> None:
+        """Close a node; without a last event, `otherwise` is what happened to it."""
+        node.close()
+        self.job.changed = True
+        if node.ended is None:
+            self.job.failed(node.failure(time.time(), "supervisor", otherwise))
+        elif node.ended.left:
+            left = list(node.ended.left)
+            self.job.say(
+                f"node {node.record.index}: processes {left} do not end (stuck in the kernel?)"
+            )
+
+    def set_clock(self, node: NodeState, offset: float) -> None:
+        if abs(offset) > CLOCK_IS_OFF and abs(offset - node.clock) > CLOCK_IS_OFF:
+            what = f"{abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}"
+            self.job.say(
+                f"the clock of node {node.record.index} is {what}; its times are corrected"
+            )
+        node.clock = offset
+        noted = offset if abs(offset) > CLOCK_IS_OFF else 0.0
+        if abs(noted - node.record.clock) > CLOCK_IS_OFF:
+            node.record = replace(node.record, clock=noted)
+            self.job.changed = True
+
+    def lost(self, node: NodeState, news: Lost) -> None:
+        if not node.lost_since:
+            node.lost_since, node.silent = time.monotonic(), news.silent
+            self.job.say(f"{node.who}: {news.why}; trying to come back")
+        node.lost_why = news.why
+        if not news.outside:
+            node.outside_since = 0.0
+        elif not node.outside_since:
+            node.outside_since = time.monotonic()
+            self.job.say(
+                f"{node.who}: {news.why}; it is lost if that is so for {CONTAINER_SECONDS:g} s"
+            )
+
+
+def listed(processes: dict[int, str]) -> str:
+    return ", ".join(f"{name} (process {pid})" for pid, name in processes.items())
