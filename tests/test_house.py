@@ -64,12 +64,12 @@ OTHERS = {
     "api/cluster.py": {"fabric", "typing_extensions"},
     "api/functions.py": {"cloudpickle"},
     "protocol/message.py": {"typing_extensions"},  # for the type checker alone
-    "node/job/run_function.py": {"cloudpickle"},  # which travels with the function
+    "node/job/ranks/run_function.py": {"cloudpickle"},  # which travels with the function
     "node/calls/serve.py": {"cloudpickle"},
-    "node/job/fast_torchrun.py": {"torch"},  # it is torchrun
+    "node/job/ranks/fast_torchrun.py": {"torch"},  # it is torchrun
 }
 MOST_CHILDREN = 12  # files and folders in a folder, so that it is seen at once
-CROWDED = {"head": 15, "node": 13, "node/job": 18, "protocol": 13}
+CROWDED = {"head": 15}
 MOST_ARROWS = 60  # between the rooms of the head
 LONGEST_FUNCTION = 50
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.common.text import Say
-from orchestrator.protocol.meeting import (
+from orchestrator.protocol.control import (
     LONGEST_LINE,
     Agreed,
     Hello,
@@ -25,7 +25,7 @@ from orchestrator.protocol.meeting import (
     hello_line,
     read_hello,
     read_reply,
-    reply_line,
+    to_line,
 )
 from orchestrator.protocol.message import Nonsense
 
@@ -166,7 +166,7 @@ class Master:
     def tell(self, reply: Reply) -> None:
         for connection in self.there:
             with contextlib.suppress(OSError):
-                connection.sendall(reply_line(reply))
+                connection.sendall(to_line(reply))
 
 
 def token_of(agreed: Agreed, environ: Mapping[str, str]) -> str:

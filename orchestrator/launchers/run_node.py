@@ -37,7 +37,7 @@ from orchestrator.head.start.request import Request, resolve
 from orchestrator.head.start.stages import Launched, start
 from orchestrator.launchers import rendezvous
 from orchestrator.launchers.rendezvous import Master
-from orchestrator.protocol.meeting import Agreed, Hello
+from orchestrator.protocol.control import Agreed, Hello
 from orchestrator.protocol.requests.machine import PortWish, Probe, ProbeTarget
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord

@@ -23,7 +23,7 @@ from orchestrator.api.options import Options
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.background.process import Background
-from orchestrator.node.job import run_function
+from orchestrator.node.job.ranks import run_function
 
 
 def test_help_names_every_option() -> None:

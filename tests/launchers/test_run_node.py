@@ -17,7 +17,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.launchers import rendezvous
 from orchestrator.launchers import run_node as by_hand
 from orchestrator.launchers.rendezvous import Master, disagreement, join, token_of
-from orchestrator.protocol.meeting import Agreed, Hello, Reply, hello_line, reply_line
+from orchestrator.protocol.control import Agreed, Hello, Reply, hello_line, to_line
 from tests.clusters.slurm import free_ports
 from tests.launching import BIN, Command
 
@@ -271,7 +271,7 @@ def test_strangers_at_node_0_are_sent_away() -> None:
         with dial(port, hello_line(hello(1))) as second:
             gathering.join()
             master.go(good())
-            assert second.makefile("rb").readline() == reply_line(Reply(go=good()))
+            assert second.makefile("rb").readline() == to_line(Reply(go=good()))
         assert found == [[hello(0), hello(1)]]
         for client in [*silent, *strangers]:
             client.close()
@@ -285,9 +285,9 @@ def test_strangers_at_node_0_are_sent_away() -> None:
         b'{"go": {"job": 5}}\n',
         b'{"go": {}}\n',
         b'{"waiting": 7}\n',
-        reply_line(Reply(go=good().replace(counts=()))),
-        reply_line(Reply(go=good().replace(counts=(2, 3)))),
-        reply_line(Reply(go=good().replace(peers_port=-1))),
+        to_line(Reply(go=good().replace(counts=()))),
+        to_line(Reply(go=good().replace(counts=(2, 3)))),
+        to_line(Reply(go=good().replace(peers_port=-1))),
     ],
 )
 def test_something_else_in_the_place_of_node_0_is_named(says: bytes) -> None:
@@ -296,7 +296,7 @@ def test_something_else_in_the_place_of_node_0_is_named(says: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            for words in (says, reply_line(Reply(go=good()))):
+            for words in (says, to_line(Reply(go=good()))):
                 client, _ = server.accept()
                 with client, contextlib.suppress(ConnectionError):
                     client.makefile("rb").readline()

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.node.server.visit import HANDLERS, handler_of
-from orchestrator.protocol import control, events, facts, frames, meeting, reports, spec
+from orchestrator.protocol import control, events, facts, frames, reports, spec
 from orchestrator.protocol.events import RankEnded, RankError
 from orchestrator.protocol.frames import HEADER, JSON, LARGEST, SMALLEST, STREAMS, Splitter
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
@@ -41,7 +41,7 @@ ROOM_MODULES = [importlib.import_module(f"orchestrator.protocol.requests.{room}"
 
 def kinds() -> Iterator[type[Message]]:
     """Every class of message there is."""
-    for module in (request, *ROOM_MODULES, events, control, meeting, spec, facts):
+    for module in (request, *ROOM_MODULES, events, control, spec, facts):
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if issubclass(kind, Message) and kind.__module__ == module.__name__:
                 yield kind

@@ -68,7 +68,7 @@ def job_line(part: JobPart, python: str | None, directory: str, words: Sequence[
     """Return what the login shell gets for the same with a job's environment."""
     from orchestrator.head.connect.channel import HOUSE  # exec does without the protocol
 
-    program = (HOUSE / "node/shell.py").read_text(encoding="utf-8")
+    program = (HOUSE / "node/environments/shell.py").read_text(encoding="utf-8")
     text = FIND_PYTHON.format(
         program=shlex.quote(program),
         pythons=shlex.join(python_candidates(python)),

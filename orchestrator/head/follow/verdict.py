@@ -16,7 +16,7 @@ from orchestrator.records.outcome import OtherFailure, Verdict
 
 FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 PACKAGES = re.compile(
-    r"/(site|dist)-packages/|/lib/python3[.]\d+/|^<|/orchestrator/node/job/(rank|fast_torchrun|run_function)[.]py$"
+    r"/(site|dist)-packages/|/lib/python3[.]\d+/|^<|/orchestrator/node/job/(ranks/)?(rank|fast_torchrun|run_function)[.]py$"
 )
 IN_A_WORKER = re.compile(r"^Caught \w+ (in DataLoader worker process \d+)")
 # The first exception of a group: in its traceback each stands behind a bar.

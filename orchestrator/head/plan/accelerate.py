@@ -1,7 +1,8 @@
 """Ranks started by `accelerate launch`: its file, read, checked, and written for each node.
 
-accelerate runs torchrun in its own process, and what torchrun then starts is our node/job/rank.py:
-logs, verdict and stop are what they are without accelerate. Pure but for read().
+accelerate runs torchrun in its own process, and what torchrun then starts is our
+node/job/ranks/rank.py: logs, verdict and stop are what they are without accelerate.
+Pure but for read().
 """
 
 from __future__ import annotations

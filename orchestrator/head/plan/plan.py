@@ -53,7 +53,7 @@ NOT_READY = {  # kinds of files that cannot be run, and what to do
     "a directory": "name a file in it, or give it a __main__.py",
 }
 OLDEST_FORK = (2, 1)  # before it, torchrun's agent initialised CUDA when it counted devices
-AGENT = "orchestrator/node/job/fast_torchrun.py"  # torchrun, sooner ready
+AGENT = "orchestrator/node/job/ranks/fast_torchrun.py"  # torchrun, sooner ready
 ENGINE = "orchestrator.engine.train"  # travels with what is shipped to every node
 
 

@@ -250,7 +250,7 @@ def last_words(log: LogFile, rank: int | None) -> list[str]:
 
 def _own_frames(thread: list[str]) -> list[str]:
     """Return a thread's stack above our own frames, from which the program was called."""
-    ours = (i for i, line in enumerate(thread) if "orchestrator/node/job/rank.py" in line)
+    ours = (i for i, line in enumerate(thread) if "orchestrator/node/job/ranks/rank.py" in line)
     return thread[: min(next(ours, len(thread)), _LAST_LINES)]
 
 

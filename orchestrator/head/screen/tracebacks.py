@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from orchestrator.records.outcome import Verdict
 
-OURS = "orchestrator/node/job/rank.py"
+OURS = "orchestrator/node/job/ranks/rank.py"
 # As faulthandler writes them; a traceback has a comma before "in".
 FRAME = re.compile(r'  File "(?P<file>[^"]*)", line [0-9]+ in ')
 THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+")

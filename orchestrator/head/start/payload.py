@@ -17,7 +17,7 @@ from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.requests.request import STOPPED
 from orchestrator.protocol.requests.transfer import HANDED, Place
 
-CALL = "orchestrator.node.job.run_function"  # travels with what is shipped to every node
+CALL = "orchestrator.node.job.ranks.run_function"  # travels with what is shipped to every node
 
 
 def check_python(nodes: Sequence[ProbedNode]) -> None:

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from orchestrator.node.job.ranks.run_function import text_of, unsendable
 from orchestrator.node.job.run_directory import listen_in
-from orchestrator.node.job.run_function import text_of, unsendable
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import (
     ASK,

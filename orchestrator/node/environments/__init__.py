@@ -1,1 +1,1 @@
-"""Virtual environments that `orchestrator bootstrap` makes on this node."""
+"""The Python environments on this node: of `orchestrator bootstrap`, and of a job."""

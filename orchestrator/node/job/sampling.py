@@ -14,7 +14,7 @@ import sys
 import time
 
 from orchestrator.node.job import processes
-from orchestrator.node.job.agent_start import PR_SET_PDEATHSIG, prctl
+from orchestrator.node.job.ranks.agent_start import PR_SET_PDEATHSIG, prctl
 from orchestrator.node.job.run_directory import RunDir
 
 AFTER = 2.0  # seconds: a start has better things to do, and a shorter job has nothing to show

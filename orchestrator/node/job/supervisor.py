@@ -23,10 +23,10 @@ from typing import Any
 
 from orchestrator.common import files, hiding
 from orchestrator.node.job import processes, register, resume_dir
-from orchestrator.node.job.agent_start import AgentStart, limits, prctl, settle
 from orchestrator.node.job.job_log import NO_RANK, JobLog
 from orchestrator.node.job.job_processes import JobProcesses
 from orchestrator.node.job.oom_evidence import Evidence, last_words
+from orchestrator.node.job.ranks.agent_start import AgentStart, limits, prctl, settle
 from orchestrator.node.job.run_directory import RunDir, listen_in
 from orchestrator.node.job.sampling import SamplerProcess
 from orchestrator.node.peers.lease import Lease
@@ -44,7 +44,7 @@ READ = 1 << 20
 # The streams of torchrun: while the job runs, and after all ranks of this node have ended well.
 AGENT, GOODBYE = NO_RANK, "~"
 ENDED_BY_US = (-signal.SIGTERM, -signal.SIGKILL)
-RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
+RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ranks", "rank.py")
 FAILED_GRACE = 1.0  # after a rank failed, its siblings may still say why; then they are killed
 SWEEP_GRACE = 0.5  # what outlives torchrun gets this long between SIGTERM and SIGKILL
 EVENTS_ROOM = 1 << 18  # a job's last word must find room when its log has filled the disk

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 if TYPE_CHECKING:
-    from orchestrator.node.job import agent_start, fast_torchrun, process_title
-    from orchestrator.node.job.agent_start import AgentStart
+    from orchestrator.node.job.ranks import agent_start, fast_torchrun, process_title
+    from orchestrator.node.job.ranks.agent_start import AgentStart
     from orchestrator.node.warm import frames
 else:
 
@@ -37,11 +37,11 @@ else:
         return module
 
     frames = load("frames")
-    agent_start = load("agent_start", os.pardir, "job")
-    fast_torchrun = load("fast_torchrun", os.pardir, "job")
-    process_title = load("process_title", os.pardir, "job")
+    agent_start = load("agent_start", os.pardir, "job", "ranks")
+    fast_torchrun = load("fast_torchrun", os.pardir, "job", "ranks")
+    process_title = load("process_title", os.pardir, "job", "ranks")
 
-# As in node/job/rank.py: what a live context holds open; NVML alone does not.
+# As in node/job/ranks/rank.py: what a live context holds open; NVML alone does not.
 CONTEXT_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 # A package that reads one of these when it is imported has to be imported by each rank itself.
 OF_A_RANK = {

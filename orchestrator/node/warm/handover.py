@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import IO, NamedTuple
 
 from orchestrator.node.job import processes
-from orchestrator.node.job.agent_start import limits
 from orchestrator.node.job.processes import Process
+from orchestrator.node.job.ranks.agent_start import limits
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.job.supervisor import agent_environment
 from orchestrator.node.warm import frames, pairs, setting

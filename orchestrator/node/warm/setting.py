@@ -13,11 +13,13 @@ import re
 import sys
 from collections.abc import Mapping
 
-from orchestrator.node.job.agent_start import limits
+from orchestrator.node.job.ranks.agent_start import limits
 from orchestrator.node.job.supervisor import agent_environment
 from orchestrator.protocol.spec import Spec
 
-AGENT = os.path.join("node", "job", "fast_torchrun.py")  # the only agent that can be made to wait
+AGENT = os.path.join(
+    "node", "job", "ranks", "fast_torchrun.py"
+)  # the only agent that can be made to wait
 # Read by C code or by packages while they are imported: what Python code reads is seen (agent.py).
 AT_IMPORT = re.compile(
     r"PATH|HOME|(PYTHON|LD_|CUDA|NVIDIA|HIP_|ROCR_|ROCM_|HSA_|TORCH|PYTORCH|C10_|ATEN_|OMP_|GOMP_"

@@ -20,8 +20,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.node.job import process_title, processes
-from orchestrator.node.job.agent_start import PR_SET_PDEATHSIG, AgentStart, prctl, set_limits
+from orchestrator.node.job import processes
+from orchestrator.node.job.ranks import process_title
+from orchestrator.node.job.ranks.agent_start import PR_SET_PDEATHSIG, AgentStart, prctl, set_limits
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.job.supervisor import Supervisor, run_job
 from orchestrator.node.warm import frames

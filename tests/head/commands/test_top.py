@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.views.top.command import own_frames
 
-OURS = '  File "/home/a/.orchestrator/lib/c2/orchestrator/node/job/rank.py", line 411 in run_python'
+OURS = '  File "/home/a/lib/c2/orchestrator/node/job/ranks/rank.py", line 411 in run_python'
 BELOW = '  File "/usr/lib/python3/torch/distributed/run.py", line 982 in run_script_path'
 
 

@@ -204,7 +204,7 @@ Current thread 0x00007f0 (most recent call first):
   File "/venv/lib/python3.11/site-packages/torch/nn/functional.py", line 7 in linear
   File "/w/model.py", line 30 in forward
   File "/w/train.py", line 8 in <module>
-  File "/home/u/.orchestrator/lib/1/orchestrator/node/job/rank.py", line 170 in run_python
+  File "/home/u/.orchestrator/lib/1/orchestrator/node/job/ranks/rank.py", line 170 in run_python
 """
 
 

@@ -76,7 +76,7 @@ def test_two_nodes() -> None:
             *(
                 "/usr/bin/python3",
                 "-u",
-                "/home/bob/.orchestrator/lib/0123/orchestrator/node/job/fast_torchrun.py",
+                "/home/bob/.orchestrator/lib/0123/orchestrator/node/job/ranks/fast_torchrun.py",
             ),
             *("--nproc-per-node=2", f"--local-addr=10.0.0.{rank + 1}"),
             *("--run-path", "--start-method=fork"),

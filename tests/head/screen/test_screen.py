@@ -473,7 +473,7 @@ DUMP = """\
 Fatal Python error: Segmentation fault
 
 Thread 0x00007f1 (most recent call first):
-  File "/h/lib/1/orchestrator/node/job/rank.py", line 222 in tell_collectives
+  File "/h/lib/1/orchestrator/node/job/ranks/rank.py", line 222 in tell_collectives
 
 Thread 0x00007f3 (most recent call first):
   File "/home/u/other.py", line 1 in waits
@@ -481,7 +481,7 @@ Thread 0x00007f3 (most recent call first):
 Current thread 0x00007f2 (most recent call first):
   File "/home/u/segv.py", line 3 in inner
   File "/home/u/segv.py", line 5 in <module>
-  File "/h/lib/1/orchestrator/node/job/rank.py", line 333 in run_python
+  File "/h/lib/1/orchestrator/node/job/ranks/rank.py", line 333 in run_python
   File "/usr/lib/python3.11/multiprocessing/process.py", line 108 in run
 
 Extension modules: numpy
@@ -520,12 +520,12 @@ def test_of_a_crash_the_programs_own_frames_are_its_last_words(tmp_path: Path) -
 Fatal Python error: Segmentation fault
 
 Thread 0x00007f01 (most recent call first):
-  File "/x/orchestrator/node/job/rank.py", line 190 in tell_collectives
+  File "/x/orchestrator/node/job/ranks/rank.py", line 190 in tell_collectives
 
 Current thread 0x00007f02 (most recent call first):
   File "/w/train.py", line 3 in inner
   File "/w/train.py", line 9 in <module>
-  File "/x/orchestrator/node/job/rank.py", line 300 in run_python
+  File "/x/orchestrator/node/job/ranks/rank.py", line 300 in run_python
   File "/p/torch/distributed/run.py", line 1 in main
 """),
     )  # fmt: skip

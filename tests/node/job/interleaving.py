@@ -26,9 +26,10 @@ from typing import Any
 import pytest
 
 from orchestrator.node.follow import stop_job
-from orchestrator.node.job import agent_start, processes, supervisor
+from orchestrator.node.job import processes, supervisor
 from orchestrator.node.job.job_processes import JobProcesses
 from orchestrator.node.job.processes import Process
+from orchestrator.node.job.ranks import agent_start
 from orchestrator.node.job.run_directory import RunDir, listen_in
 from orchestrator.node.job.supervisor import Supervisor
 from orchestrator.node.server import visit as node_visit

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.node.job import fast_torchrun
+from orchestrator.node.job.ranks import fast_torchrun
 
 
 def test_a_worker_begins_as_soon_as_the_master_listens() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from orchestrator.node.job import interpreter
+from orchestrator.node.job.ranks import interpreter
 from tests.node.running import PATIENCE, PYTHON
 
 PATH = Path(interpreter.__file__)

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from orchestrator.node.job import process_title
+from orchestrator.node.job.ranks import process_title
 from tests.node.running import PYTHON
 
 PATH = Path(process_title.__file__)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.job import rank
+from orchestrator.node.job.ranks import rank
 from tests.node.job import no_torch
 from tests.node.running import PATIENCE, PYTHON, STAND_IN, alive, wait_until
 

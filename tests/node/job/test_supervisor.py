@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.job import fast_torchrun, supervisor
+from orchestrator.node.job import supervisor
+from orchestrator.node.job.ranks import fast_torchrun
 from orchestrator.node.job.supervisor import FAILED_GRACE
 from tests.node.running import PYTHON, Job, alive, bare_spec, script, wait_until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.job import torch_env
+from orchestrator.node.job.ranks import torch_env
 
 SET = "import os\nos.environ['OMP_NUM_THREADS'] = '8'\n"
 

@@ -60,7 +60,7 @@ class WarmNode:
     def spec(self, job: Job, text: str, **fields: Any) -> Spec:
         path = self.directory / f"{job.run.job}.py"
         path.write_text(text)
-        agent = [PYTHON, "-u", str(self.library / "orchestrator/node/job/fast_torchrun.py")]
+        agent = [PYTHON, "-u", str(self.library / "orchestrator/node/job/ranks/fast_torchrun.py")]
         env = {"PYTHONPATH": str(self.packages), **fields.pop("env", {})}
         target = {"kind": "script", "name": str(path), "args": []}
         spec = job.spec(target, start="fork", workdir=self.directory, env=env)

@@ -7,7 +7,7 @@ import pytest
 from orchestrator.node.warm import setting
 from tests.node.running import bare_spec
 
-FORK = ["python", "-u", "/lib/orchestrator/node/job/fast_torchrun.py", "--nnodes=1"]
+FORK = ["python", "-u", "/lib/orchestrator/node/job/ranks/fast_torchrun.py", "--nnodes=1"]
 
 
 @pytest.mark.parametrize(

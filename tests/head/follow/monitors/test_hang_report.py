@@ -14,7 +14,7 @@ from orchestrator.head.follow.monitors.hang_report import (
 from orchestrator.protocol.requests.follow import RankStacks
 
 STACKS = """Thread 0x00007f01 (most recent call first):
-  File "/x/orchestrator/node/job/rank.py", line 190 in tell_collectives
+  File "/x/orchestrator/node/job/ranks/rank.py", line 190 in tell_collectives
 
 Current thread 0x00007f02 (most recent call first):
   File "/venv/lib/python3.11/site-packages/torch/distributed/c10d.py", line 2 in all_reduce
@@ -51,7 +51,7 @@ def test_a_rank_that_waits_for_a_thread_of_its_own() -> None:
         '  File "/usr/lib/python3.11/threading.py", line 975 in run\n'
         "Current thread 0x02 (most recent call first):\n"
         '  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown\n'
-        '  File "/x/orchestrator/node/job/rank.py", line 190 in leave\n'
+        '  File "/x/orchestrator/node/job/ranks/rank.py", line 190 in leave\n'
     )
     found = of_rank(2, 1, RankStacks(state="S", stacks=stacks, collectives=""))
     assert found.where == "/home/me/train.py:5 load()"

@@ -31,7 +31,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from orchestrator.node.job import interpreter, process_title, torch_env
+    from orchestrator.node.job.ranks import interpreter, process_title, torch_env
     from orchestrator.protocol.reports import ErrorRecord, RankSpec, Report
 else:
     interpreter = types.ModuleType("interpreter")
@@ -51,7 +51,7 @@ CONTEXT_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 # Without any of these there is no GPU that a fork could harm (dxg: Windows, nvmap: Jetson).
 DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/nvmap")
 STACKS_SIGNAL = signal.SIGRTMIN + 9  # as in protocol/timing.py
-IMPORTS = b"i"  # as in hang.py
+IMPORTS = b"i"  # as in node/job/hang.py
 NO_RESTART = 93  # as in common/errors.py
 LEAVING_SECONDS = 60.0  # that a program which has failed takes to end: a tracker may still send
 CALL = os.path.join(os.path.dirname(__file__), "run_function.py")  # the program of Cluster.run
@@ -392,7 +392,7 @@ def run_python(kind: str, name: str, args: list[str]) -> None:
     vars(main).update(__builtins__=builtins, __annotations__={})
     if "__mp_main__" in sys.modules:  # what workers that multiprocessing has spawned call it
         sys.modules["__mp_main__"] = main
-    library = os.path.abspath(__file__).rsplit(os.sep, 4)[0]
+    library = os.path.abspath(__file__).rsplit(os.sep, 5)[0]
     if importlib.util.find_spec("orchestrator") is None:  # for `from orchestrator import Trainer`
         sys.path.append(library)
     if kind in ("module", "engine"):

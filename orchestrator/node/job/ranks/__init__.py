@@ -1,0 +1,1 @@
+"""Runs in the processes of the job: torchrun, and the ranks that start from it."""
