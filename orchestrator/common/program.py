@@ -18,7 +18,9 @@ def program_at(name: str, workdir: str) -> tuple[str, str]:
     if os.path.isdir(path):
         return "a directory", path
     if not os.path.isfile(path):
-        command = None if "/" in name else shutil.which(name)
+        # As the ranks look for it: in the environment of their Python first.
+        path = path_with(sys.executable, os.environ.get("PATH", os.defpath))
+        command = None if "/" in name else shutil.which(name, path=path)
         if command is None:
             return "missing", path
         return ("script", command) if of_this_python(command) else ("program", name)
@@ -44,3 +46,13 @@ def of_this_python(command: str) -> bool:
     python = os.fsencode(os.path.join(os.path.dirname(os.path.abspath(sys.executable)), ""))
     words = second.split(b'"') if first.strip() == b"#!/bin/sh" else [first[2:].strip()]
     return any(word.startswith(python + b"python") for word in words)
+
+
+def path_with(python: str, path: str) -> str:
+    """Return a PATH on which `python`, and the commands installed with it, are those of the job."""
+    directory = os.path.dirname(python)
+    for name in ("python", "python3"):
+        python_here = os.path.join(directory, name)
+        if os.path.exists(python_here) and shutil.which(name, path=path) != python_here:
+            return os.pathsep.join([directory, path])
+    return path

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.common.program import program_at
+from orchestrator.common.program import path_with, program_at
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,38 @@ def test_a_command_that_pip_installed_for_this_python_is_python(
     monkeypatch.setenv("PATH", str(command.parent))
     named = str(command) if kind == "script" else "tool"
     assert program_at("tool", str(tmp_path)) == (kind, named)
+
+
+def test_a_command_of_the_jobs_python_is_found_before_another_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("venv", "usr"):
+        (tmp_path / place).mkdir()
+        for name in ("python3", "tool"):
+            (tmp_path / place / name).write_text(f"#!{tmp_path}/{place}/python3\n")
+            (tmp_path / place / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/python3"))
+    monkeypatch.setenv("PATH", str(tmp_path / "usr"))
+    assert program_at("tool", "/") == ("script", str(tmp_path / "venv/tool"))
+
+
+@pytest.mark.parametrize(
+    ("directories", "path", "wanted"),
+    [
+        (("venv", "usr"), "{usr}", "{venv}:{usr}"),
+        (("venv", "usr"), "{usr}:{venv}", "{venv}:{usr}:{venv}"),
+        (("venv", "usr"), "{venv}:{usr}", "{venv}:{usr}"),
+        (("venv",), "{usr}:{venv}", "{usr}:{venv}"),  # nothing stands before it
+        ((), "{usr}", "{usr}"),  # a Python of another name, alone in its directory
+    ],
+)
+def test_the_jobs_python_comes_first_on_the_path(
+    tmp_path: Path, directories: tuple[str, ...], path: str, wanted: str
+) -> None:
+    names = {name: str(tmp_path / name) for name in ("venv", "usr")}
+    for directory in directories:
+        (tmp_path / directory).mkdir()
+        for name in ("python", "python3"):
+            (tmp_path / directory / name).touch(0o755)
+    python = str(tmp_path / "venv" / "python3.11")
+    assert path_with(python, path.format(**names)) == wanted.format(**names)

@@ -385,6 +385,12 @@ def refuse(program: Sequence[str]) -> None:
     file = Path(program[0]) if program else Path()
     if file.exists() and file.parent.name != "bin":  # the user's own, with such a name
         return
+    typed = program[0].split() if len(program) == 1 else []
+    if len(typed) > 1 and (is_python(typed[0]) or typed[0].endswith(".py")) and not file.exists():
+        raise UsageError(
+            f"there is no program {program[0]!r}: the quotes make one word of it",
+            f"type: {shlex.join(['master_launch', *typed])}",
+        )
     words = [Path(program[0]).name, *program[1:]]
     size = next((len(typed) for typed in LAUNCHERS if tuple(words[: len(typed)]) == typed), 0)
     kept = LAUNCHERS.get(tuple(words[:size]), ())

@@ -106,8 +106,22 @@ def target_of(arguments: LaunchArguments) -> Target:
     if arguments.program:
         refuse_a_setting(arguments.program[0])
         accelerate.refuse(arguments.program)
-        return Target("auto", arguments.program[0], arguments.program[1:])
+        return without_python(arguments.program)
     return Target("engine", ENGINE, ())
+
+
+def without_python(program: Sequence[str]) -> Target:
+    """Take `python train.py` and `python -m pkg` for what they run: each rank is a Python anyway.
+
+    A Python that is named by its path, or that has options, is a program as any other.
+    """
+    first, *rest = program
+    if first in ("python", "python3") and rest and not Path(first).exists():
+        if rest[0] == "-m" and len(rest) > 1:
+            return Target("module", rest[1], tuple(rest[2:]))
+        if rest[0].endswith(".py"):
+            return Target("auto", rest[0], tuple(rest[1:]))
+    return Target("auto", first, tuple(rest))
 
 
 def refuse_a_setting(name: str) -> None:

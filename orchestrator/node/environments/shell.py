@@ -46,7 +46,7 @@ def main() -> None:
     variables = os.environ
     variables.update(activated(os.path.dirname(path), job, node))
     variables.update(spec["env"])
-    # The job's Python is found first, as by the ranks: supervisor.path_with.
+    # The job's Python is found first, as by the ranks: path_with.
     programs, path = os.path.dirname(spec["agent"][0]), variables.get("PATH", os.defpath)
     for name in ("python", "python3"):
         own = os.path.join(programs, name)

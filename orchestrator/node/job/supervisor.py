@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.common import files, hiding
+from orchestrator.common.program import path_with
 from orchestrator.node.job import processes, register, resume_dir
 from orchestrator.node.job.job_log import NO_RANK, JobLog
 from orchestrator.node.job.job_processes import JobProcesses
@@ -544,16 +545,6 @@ def agent_environment(spec: Spec, run: str, environ: Mapping[str, str]) -> dict[
     for name in spec.unset:
         env.pop(name, None)
     return env
-
-
-def path_with(python: str, path: str) -> str:
-    """Return a PATH on which `python`, and the commands installed with it, are those of the job."""
-    directory = os.path.dirname(python)
-    for name in ("python", "python3"):
-        own = os.path.join(directory, name)
-        if os.path.exists(own) and shutil.which(name, path=path) != own:
-            return os.pathsep.join([directory, path])
-    return path
 
 
 def open_fifo(path: str) -> int:

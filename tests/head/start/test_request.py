@@ -27,3 +27,28 @@ def test_a_setting_in_the_place_of_the_program(
     )
     Path(typed).touch()
     assert target_of(LaunchArguments(program=(typed,))).name == typed
+
+
+@pytest.mark.parametrize(
+    ("typed", "kind", "name", "args"),
+    [
+        ("python train.py --lr 1", "auto", "train.py", ("--lr", "1")),
+        ("python3 -m pkg.train x", "module", "pkg.train", ("x",)),
+        ("python -c pass", "auto", "python", ("-c", "pass")),
+        ("python -O train.py", "auto", "python", ("-O", "train.py")),
+        ("/opt/py/bin/python train.py", "auto", "/opt/py/bin/python", ("train.py",)),
+        ("python", "auto", "python", ()),
+    ],
+)
+def test_a_python_in_front_of_a_script_is_the_ranks_own(
+    typed: str, kind: str, name: str, args: tuple[str, ...]
+) -> None:
+    target = target_of(LaunchArguments(program=tuple(typed.split())))
+    assert (target.kind, target.name, target.args) == (kind, name, args)
+
+
+def test_a_whole_command_in_quotes_is_answered() -> None:
+    with pytest.raises(UsageError) as caught:
+        target_of(LaunchArguments(program=("python train.py --lr 1",)))
+    assert caught.value.fix == "type: master_launch python train.py --lr 1"
+    assert target_of(LaunchArguments(program=("my program",))).name == "my program"

@@ -127,28 +127,6 @@ for number in range(20_000):
 """
 
 
-@pytest.mark.parametrize(
-    ("directories", "path", "wanted"),
-    [
-        (("venv", "usr"), "{usr}", "{venv}:{usr}"),
-        (("venv", "usr"), "{usr}:{venv}", "{venv}:{usr}:{venv}"),
-        (("venv", "usr"), "{venv}:{usr}", "{venv}:{usr}"),
-        (("venv",), "{usr}:{venv}", "{usr}:{venv}"),  # nothing stands before it
-        ((), "{usr}", "{usr}"),  # a Python of another name, alone in its directory
-    ],
-)
-def test_the_jobs_python_comes_first_on_the_path(
-    tmp_path: Path, directories: tuple[str, ...], path: str, wanted: str
-) -> None:
-    names = {name: str(tmp_path / name) for name in ("venv", "usr")}
-    for directory in directories:
-        (tmp_path / directory).mkdir()
-        for name in ("python", "python3"):
-            (tmp_path / directory / name).touch(0o755)
-    python = str(tmp_path / "venv" / "python3.11")
-    assert supervisor.path_with(python, path.format(**names)) == wanted.format(**names)
-
-
 def test_relative_places_of_modules_are_below_the_workdir() -> None:
     spec = bare_spec(agent=[sys.executable], workdir="/w", env={"PYTHONPATH": ".:/opt/a:src:"})
     path = supervisor.agent_environment(spec, "/run", {})["PYTHONPATH"]
