@@ -11,7 +11,6 @@ import pwd
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -198,9 +197,7 @@ def last_words(run: RunDir) -> str:
 
 GPU_SECONDS = 5.0  # nvidia-smi without its daemon wakes every GPU first
 RELEASE_SECONDS = 2.0  # a driver may take as long to give back what a killed process held
-NVIDIA = ("--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits")
 MACHINE_PIDS = 0xEFFFFFFC  # the inode of the PID namespace that no container has
-AMD = "/sys/class/kfd/kfd/proc"  # a directory per process that uses a GPU
 
 
 class Stopped(NamedTuple):
@@ -274,63 +271,26 @@ def lives_anew(pid: int) -> bool:
 
 
 def nvidia_memory() -> dict[int, str]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
+    from orchestrator.node.machine import checkup  # for a stop alone
+    from orchestrator.node.machine.gpus import nvidia
+
+    if shutil.which("nvidia-smi") is None:
         return {}
     if os.stat("/proc/self/ns/pid").st_ino != MACHINE_PIDS:
         raise OSError("this is a container, and nvidia-smi shows the PIDs of its host")
-    text = output([program, *NVIDIA])
-    rows = (line.split(",") for line in text.splitlines())
-    memory = {}
-    for row in rows:
-        if row[0].strip().isdigit() and len(row) > 1:
-            amount = row[1].strip()
-            memory[int(row[0])] = f"{amount} MiB" if amount.isdigit() else "some memory"
-    return memory
-
-
-def output(command: list[str]) -> str:
-    """Run a command that may hang in the driver: then not even SIGKILL ends it, and we go on."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        text = process.communicate(timeout=GPU_SECONDS)[0].decode("utf-8", "replace")
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        name = os.path.basename(command[0])
-        raise OSError(f"{name} did not answer in {GPU_SECONDS:g} s") from None
-    if process.returncode:
-        first = (text.strip().splitlines() or ["no word"])[0]
-        raise OSError(f"{os.path.basename(command[0])} failed: {first}")
-    return text
+    question = checkup.Command(nvidia.query("compute-apps", nvidia.APP_FIELDS), GPU_SECONDS)
+    answer = checkup.together({"apps": question})["apps"]
+    if answer.problem:
+        raise OSError(answer.problem)
+    holders = ((holder["pid"], holder["used"]) for holder in nvidia.processes(answer.out))
+    return {pid: "some memory" if used is None else in_mib(used) for pid, used in holders}
 
 
 def amd_memory() -> dict[int, str]:
-    memory = {}
-    with contextlib.suppress(OSError):
-        for name in filter(str.isdigit, os.listdir(AMD)):
-            used = sum(number(os.path.join(AMD, name, file)) for file in vram_files(name))
-            if used:
-                memory[int(name)] = f"{used >> 20} MiB"
-    return memory
+    from orchestrator.node.machine.gpus import amd
+
+    return {pid: in_mib(used) for pid, used in amd.memory_of_processes().items()}
 
 
-def vram_files(name: str) -> list[str]:
-    try:
-        return [file for file in os.listdir(os.path.join(AMD, name)) if file.startswith("vram_")]
-    except OSError:  # it ended meanwhile
-        return []
-
-
-def number(path: str) -> int:
-    try:
-        with open(path, encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return 0
+def in_mib(size: int) -> str:
+    return f"{size >> 20} MiB"

@@ -19,6 +19,7 @@ from orchestrator.node.follow.stop_job import Stopped
 from orchestrator.node.job import cleanup, job_processes
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.machine.gpus import amd
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.start import start as node_start
 from orchestrator.protocol import manifest
@@ -160,6 +161,11 @@ def test_half_an_event_spoils_no_other(new_job: NewJob, tmp_path: Path) -> None:
 DEAD = 2**22 - 7  # no PID of any process
 
 
+def app(pid: int, used: object) -> str:
+    """A line of nvidia-smi about a process that computes."""
+    return f"{pid}, GPU-6c35a82c, {used}, python"
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop_job, "RELEASE_SECONDS", 0.2)
@@ -182,9 +188,9 @@ def nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 @pytest.mark.parametrize(
     ("said", "found"),
     [
-        (f"{DEAD}, 40518", {DEAD: "40518 MiB"}),
-        (f"{DEAD}, [N/A]", {DEAD: "some memory"}),  # under MIG, and on Windows' driver model
-        (f"7, 12\n{DEAD}, 3\n{DEAD + 1}, 5", {DEAD: "3 MiB"}),
+        (app(DEAD, 40518), {DEAD: "40518 MiB"}),
+        (app(DEAD, "[N/A]"), {DEAD: "some memory"}),  # under MIG, and on Windows' driver model
+        (f"{app(7, 12)}\n{app(DEAD, 3)}\n{app(DEAD + 1, 5)}", {DEAD: "3 MiB"}),
         ("", {}),
         ("No running processes found", {}),
     ],
@@ -197,12 +203,12 @@ def test_memory_that_a_dead_process_holds(
 
 
 def test_a_living_process_with_such_a_pid_is_anothers(nvidia: Callable[[str], None]) -> None:
-    nvidia(f"echo {os.getpid()}, 512")
+    nvidia(f"echo {app(os.getpid(), 512)}")
     assert stop_job.gpu_memory({os.getpid()}) == ({}, "")
 
 
 def test_memory_that_is_given_back_late(nvidia: Callable[[str], None], tmp_path: Path) -> None:
-    nvidia(f"cd {tmp_path}; [ -e asked ] || echo {DEAD}, 1; : >asked")
+    nvidia(f"cd {tmp_path}; [ -e asked ] || echo {app(DEAD, 1)}; : >asked")
     assert stop_job.gpu_memory({DEAD}) == ({}, "")
 
 
@@ -212,20 +218,20 @@ def test_a_driver_that_hangs_is_not_waited_for(
     monkeypatch.setattr(stop_job, "GPU_SECONDS", 0.3)
     nvidia("sleep 1000")
     began = time.monotonic()
-    assert stop_job.gpu_memory({DEAD}) == ({}, "nvidia-smi did not answer in 0.3 s")
+    assert stop_job.gpu_memory({DEAD}) == ({}, "nvidia-smi did not end within 0.3 s")
     assert time.monotonic() - began < 10
 
 
 def test_a_driver_that_is_broken_is_told(nvidia: Callable[[str], None]) -> None:
     nvidia("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
-    words = "nvidia-smi failed: Failed to initialize NVML: Driver/library version mismatch"
-    assert stop_job.gpu_memory({DEAD}) == ({}, words)
+    words = "Failed to initialize NVML: Driver/library version mismatch"
+    assert stop_job.gpu_memory({DEAD}) == ({}, f"nvidia-smi ended with exit code 18: {words}")
 
 
 def test_in_a_container_the_pids_are_others(
     nvidia: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nvidia(f"echo {DEAD}, 40518")
+    nvidia(f"echo {app(DEAD, 40518)}")
     monkeypatch.setattr(stop_job, "MACHINE_PIDS", 1)
     held, unknown = stop_job.gpu_memory({DEAD})
     assert not held
@@ -233,7 +239,7 @@ def test_in_a_container_the_pids_are_others(
 
 
 def test_memory_on_amd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop_job, "AMD", str(tmp_path))
+    monkeypatch.setattr(amd, "PROCESSES", str(tmp_path))
     for pid, amounts in ((DEAD, (3 << 30, 1 << 20)), (DEAD + 1, (0,)), (DEAD + 2, (5,))):
         (tmp_path / str(pid)).mkdir()
         for gpu, amount in enumerate(amounts):
@@ -283,7 +289,7 @@ def test_memory_of_ranks_is_looked_for_again_later(
     home: Path, nvidia: Callable[[str], None]
 ) -> None:
     """`stop` again: nothing lives, but its ranks are known from the last word."""
-    nvidia(f"echo {DEAD}, 9")
+    nvidia(f"echo {app(DEAD, 9)}")
     ended = ended_with(DEAD, {})
     stopped = Stopped("enough", time.monotonic(), True, [], {}, [])
     found = stop_job.receipt(RunDir("job-x", 1), stopped, ended)

@@ -10,6 +10,7 @@ from orchestrator.node.machine import sysfs
 from orchestrator.protocol.facts import Card
 
 VENDOR = "0x1002"
+PROCESSES = "/sys/class/kfd/kfd/proc"
 
 ROCM_SMI = [
     *("rocm-smi", "--showproductname", "--showuniqueid", "--showbus", "--showmeminfo", "vram"),
@@ -139,6 +140,16 @@ def cards(root: str = "") -> list[Card]:
         )
         for device in devices(root)
     ]
+
+
+def memory_of_processes(root: str = "") -> dict[int, int]:
+    """Return PID -> bytes on all cards, of processes that have any: KFD has a directory of each."""
+    held = {}
+    for pid in filter(str.isdigit, sysfs.names(f"{root}{PROCESSES}")):
+        top = f"{root}{PROCESSES}/{pid}"
+        files = [name for name in sysfs.names(top) if name.startswith("vram_")]
+        held[int(pid)] = sum(sysfs.number(f"{top}/{name}") or 0 for name in files)
+    return {pid: size for pid, size in held.items() if size}
 
 
 class Sampling:
