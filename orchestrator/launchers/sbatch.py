@@ -17,10 +17,9 @@ from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.head.commands.follow import tell_end
 from orchestrator.head.plan import redact
 from orchestrator.head.schedulers import queue
-from orchestrator.head.schedulers.batch_job import EARLY, LEAST_SECONDS, MARGIN, OUTPUT
+from orchestrator.head.schedulers.backend import EARLY, LEAST_SECONDS, MARGIN, OUTPUT, watch_batch
 from orchestrator.head.screen.output import complain, say, tell
 from orchestrator.head.start.request import Request, resolve
-from orchestrator.head.status.backend import watch_batch
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.experiments import check_name

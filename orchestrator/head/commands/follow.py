@@ -19,6 +19,7 @@ from orchestrator.head.follow import verdict
 from orchestrator.head.follow.notify.notifier import notifier_of
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.streams.node_logs import log_files
+from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.keyboard import Keys
@@ -27,7 +28,6 @@ from orchestrator.head.screen.output import say
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.start.job import Ending, Followed, Stay, make_screen
 from orchestrator.head.status import status
-from orchestrator.head.status.backend import backend_of
 from orchestrator.head.status.find_job import FoundJob, adopt_job
 from orchestrator.records import experiments, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, this_head

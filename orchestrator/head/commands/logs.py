@@ -9,10 +9,10 @@ from orchestrator.common.errors import EXIT_DONE
 from orchestrator.config.launch import View, Where
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.streams.follower import Failed, News, NodeFollower, Over, Unknown
+from orchestrator.head.schedulers.backend import SshBackend
 from orchestrator.head.screen.output import say
 from orchestrator.head.start.job import make_screen
 from orchestrator.head.status import status
-from orchestrator.head.status.backend import SshBackend
 from orchestrator.head.status.find_job import adopt_job
 from orchestrator.records.experiment import Experiment, JobRecord
 

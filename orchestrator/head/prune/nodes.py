@@ -14,7 +14,7 @@ from orchestrator.common.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.status.backend import backend_of
+from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import Request
 from orchestrator.records.experiment import JobRecord, NodeRecord

@@ -10,9 +10,9 @@ from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import read_nodes
+from orchestrator.head.schedulers.backend import SshBackend, backend_of
 from orchestrator.head.screen.output import complain, say
 from orchestrator.head.status import status
-from orchestrator.head.status.backend import SshBackend, backend_of
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from orchestrator.head.follow import verdict
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.schedulers.backend import UNSCHEDULED, Scheduled
 from orchestrator.head.screen import output
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.output import Column, Table
@@ -32,17 +33,6 @@ STATES = {
     **dict.fromkeys(("running", "done"), "green"),
     **dict.fromkeys(("failed", "lost", "unreachable", "unknown there"), "red"),
 }
-
-
-@dataclass(frozen=True)
-class Scheduled:
-    """A job as its scheduler knows it: a text to show, and further keys of the JSON."""
-
-    text: str = ""
-    data: Mapping[str, Any] = field(default_factory=dict)
-
-
-UNSCHEDULED = Scheduled()
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import for_now
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.clock import Clock
+from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Progress
-from orchestrator.head.status.backend import backend_of
 from orchestrator.head.transfer.fetch.fetch import Fetch, plain
 from orchestrator.protocol import profiling
 from orchestrator.protocol.profiling import ProfileNews, ProfileWish

@@ -24,8 +24,8 @@ from orchestrator.head.follow.reports import CLOCK_IS_OFF
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.streams.follower import Failed, Happened, Lost, News, NodeFollower
 from orchestrator.head.nodes.environment import Environment
+from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen.screen import Display, Screen
-from orchestrator.head.status.backend import backend_of
 from orchestrator.head.transfer.fetch import fetch
 from orchestrator.protocol import events, frames
 from orchestrator.protocol.frames import EVENTS, JSON, LARGEST, LOG, OFFSET, RANKS

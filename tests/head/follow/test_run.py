@@ -16,8 +16,8 @@ from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.run import Larger, Run
 from orchestrator.head.follow.streams.follower import Answer, Lost
 from orchestrator.head.follow.verdict import Failure
+from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen.screen import Display, Screen
-from orchestrator.head.status.backend import backend_of
 from orchestrator.protocol.events import Ended, RankAtEnd
 from orchestrator.protocol.requests.machine import Dialed, Listening
 from orchestrator.protocol.timing import HEARSAY

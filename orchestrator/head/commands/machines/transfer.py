@@ -22,9 +22,9 @@ from orchestrator.head.commands.machines.exec import Chosen, directory
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
+from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Progress, Terminal
-from orchestrator.head.status.backend import backend_of
 from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer.fetch import pull as pulling
 from orchestrator.head.transfer.push import Cargo, Pushed
