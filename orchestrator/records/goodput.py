@@ -7,16 +7,16 @@ is `unknown`.
 
 from __future__ import annotations
 
-import json
-import re
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+import functools
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
 
-from orchestrator.common import files
+from orchestrator.protocol.message import Few, Nonsense, decode
 from orchestrator.records.experiment import RESIZED, JobRecord
+from orchestrator.records.metrics.lines import GrowingFile
 from orchestrator.records.outcome import Verdict
 
 PARTS = {  # as job.json has them -> in words
@@ -33,12 +33,6 @@ PARTS = {  # as job.json has them -> in words
 }
 BEGINS, ENDS = ("start", "load"), ("detection", "stop")  # what an attempt begins and ends with
 ACCOUNT = Path("outputs", "time_spent.jsonl")
-LARGEST = 1 << 30  # bytes: the engine writes 7 MB a day
-LONGEST = 1 << 16  # bytes of a line
-PIECE = 1 << 20
-ATTEMPT = re.compile(rb'\{"attempt": ?([0-9]{1,9})\b')
-LAST = 4  # lines of an attempt, should the last ones be cut off
-LARGEST_NUMBER = 1e15
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Told:
+class Account:
     """The engine's last account of an attempt, by the clock of rank 0."""
 
     began: float
@@ -66,9 +60,10 @@ class Told:
     step: int
     data: float
     checkpoints: float
+    attempt: Few = 0
 
 
-def divide(spans: Sequence[Span], told: Mapping[int, Told]) -> dict[str, float]:
+def divide(spans: Sequence[Span], accounts: Mapping[int, Account]) -> dict[str, float]:
     """Return seconds by part. What lies between two attempts belongs to the next one's start.
 
     Where nodes were changed as planned, the stop before it and the start after it are its cost.
@@ -76,7 +71,7 @@ def divide(spans: Sequence[Span], told: Mapping[int, Told]) -> dict[str, float]:
     parts = dict.fromkeys(PARTS, 0.0)
     reached, before = 0, None
     for span in spans:
-        own = told.get(span.number)
+        own = accounts.get(span.number)
         if own is None:
             found = _of_foreign(span)
         else:
@@ -92,7 +87,7 @@ def divide(spans: Sequence[Span], told: Mapping[int, Told]) -> dict[str, float]:
     return parts
 
 
-def by_the_heads_clock(own: Told, ahead: float) -> Told:
+def by_the_heads_clock(own: Account, ahead: float) -> Account:
     trains = None if own.trains is None else own.trains - ahead
     return replace(own, began=own.began - ahead, trains=trains, time=own.time - ahead)
 
@@ -115,11 +110,11 @@ def _of_foreign(span: Span) -> dict[str, float]:
     return {"start": start, "unknown": unknown, "stop": stop}
 
 
-def _of_engine(span: Span, own: Told, reached: int) -> dict[str, float]:
+def _of_engine(span: Span, own: Account, reached: int) -> dict[str, float]:
     trains = own.time if own.trains is None else own.trains
     start, load, steps, detection, stop = cuts(span, own.began, trains, own.time, span.failed)
-    data = min(own.data, steps)
-    checkpoints = min(own.checkpoints, steps - data)
+    data = max(0.0, min(own.data, steps))
+    checkpoints = max(0.0, min(own.checkpoints, steps - data))
     training = steps - data - checkpoints
     again = min(reached, own.step) - own.first  # steps that an earlier attempt had done
     replayed = training * again / (own.step - own.first) if again > 0 else 0.0
@@ -171,58 +166,33 @@ def failed_at(verdict: Verdict | None) -> float | None:
     return (verdict.time or None) if verdict else None
 
 
-def read(lines: Iterable[bytes]) -> dict[int, Told]:
-    """Take the last whole line of each attempt; what a file says is not trusted."""
-    told: dict[int, Told] = {}
-    last: dict[bytes, deque[bytes]] = {}  # only those are parsed: there is one for each 2 seconds
-    for line in lines:
-        if match := ATTEMPT.match(line):
-            last.setdefault(match[1], deque(maxlen=LAST)).append(line)
-    for line in (line for each in last.values() for line in each):
-        try:
-            data = json.loads(line)
-            trains = data["trains"]
-            told[int(finite(data["attempt"]))] = Told(
-                finite(data["began"]), None if trains is None else finite(trains),
-                int(finite(data["first"])), finite(data["time"]), int(finite(data["step"])),
-                max(0.0, finite(data["data"])), max(0.0, finite(data["checkpoints"])),
-            )  # fmt: skip
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            continue
-    return told
+class AccountFile:
+    """What the engine told last of each attempt, in a file that grows: only what is new is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = GrowingFile(path, having=b'"attempt":')
+        self.accounts: dict[int, Account] = {}
+        self.lock = threading.Lock()  # a page and its list may ask at once
+
+    def read(self) -> Mapping[int, Account]:
+        """Return the last line of each attempt; what a file says is not trusted."""
+        with self.lock:
+            last = {str(line.get("attempt")): line for line in self.file.lines()}
+            for line in last.values():
+                with contextlib.suppress(Nonsense):
+                    account = decode(Account, line, newer=True)
+                    self.accounts[account.attempt] = account
+            return dict(self.accounts)
 
 
-def lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines that may be the last of an attempt: of a piece of one attempt its last."""
-    rest = b""
-    for _ in range(LARGEST // PIECE):
-        data = file.read(PIECE)
-        *lines, rest = (rest + data).split(b"\n")
-        ends = [ATTEMPT.match(line) for line in (*lines[:1], *lines[-1:])]
-        same = len({end and end[1] for end in ends} | {None}) == 2 and None not in ends
-        yield from lines[-LAST:] if same else lines
-        rest = rest[-LONGEST:]
-        if not data:
-            break
-    yield rest
-
-
-def finite(value: Any) -> float:
-    """Take a number: with one NaN the record of the job could not be read again."""
-    number = float(value)
-    if not abs(number) < LARGEST_NUMBER:
-        raise ValueError(f"{number} is no time and no step")
-    return number
+@functools.lru_cache(256)  # an open list of experiments asks every few seconds
+def account_file(path: Path) -> AccountFile:
+    return AccountFile(path)
 
 
 def of(record: JobRecord, experiment: Path, now: float) -> dict[str, float]:
     """Return the seconds of each part, up to now or to the end of the job."""
-    try:
-        with files.open_plain(experiment / ACCOUNT) as file:
-            told = read(lines_of(file))
-    except OSError:
-        told = {}
-    parts = divide(spans_of(record, now), told)
+    parts = divide(spans_of(record, now), account_file(experiment / ACCOUNT).read())
     return {name: round(seconds, 3) for name, seconds in parts.items()}
 
 

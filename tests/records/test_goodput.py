@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orchestrator.records import goodput
 from orchestrator.records.experiment import RESIZED, Attempt, JobRecord
-from orchestrator.records.goodput import Span, Told
+from orchestrator.records.goodput import Account, Span
 from orchestrator.records.outcome import Verdict
 from tests.records.one_node import NODE
 
@@ -21,7 +21,7 @@ def parts(**seconds: float) -> dict[str, float]:
     return {**dict.fromkeys(goodput.PARTS, 0.0), **seconds}
 
 
-ONE = Told(began=110, trains=115, first=0, time=190, step=70, data=5, checkpoints=10)
+ONE = Account(began=110, trains=115, first=0, time=190, step=70, data=5, checkpoints=10)
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,14 @@ ONE = Told(began=110, trains=115, first=0, time=190, step=70, data=5, checkpoint
          parts(start=10, load=5, training=60, data=5, checkpoints=10, detection=12, stop=3)),
         # The second attempt goes on from step 50 and does 20 of its 60 steps once more.
         ([Span(1, 100, 205, failed=202), Span(2, 206, 276)],
-         {1: ONE, 2: Told(began=210, trains=211, first=50, time=271, step=110, data=0,
+         {1: ONE, 2: Account(began=210, trains=211, first=50, time=271, step=110, data=0,
                           checkpoints=0)},
          parts(start=15, load=6, training=100, replayed=20, data=5, checkpoints=10, detection=12,
                stop=8)),
         # Nothing had failed: it was ended to go on with more nodes, and then a rank was killed.
         ([Span(1, 100, 205, resized=True), Span(2, 206, 276, failed=273), Span(3, 280, 290)],
          {1: ONE,
-          2: Told(began=210, trains=211, first=70, time=271, step=130, data=0, checkpoints=0)},
+          2: Account(began=210, trains=211, first=70, time=271, step=130, data=0, checkpoints=0)},
          parts(start=14, load=5, resize=21, training=120, data=5, checkpoints=10, detection=2,
                stop=3, unknown=10)),
         # The clock of rank 0's node is an hour behind.
@@ -55,12 +55,12 @@ ONE = Told(began=110, trains=115, first=0, time=190, step=70, data=5, checkpoint
         ([Span(1, 100, 200)], {}, parts(unknown=100)),
         # It was ended before its first step.
         ([Span(1, 100, 130, failed=120)],
-         {1: Told(began=110, trains=None, first=0, time=112, step=0, data=0, checkpoints=0)},
+         {1: Account(began=110, trains=None, first=0, time=112, step=0, data=0, checkpoints=0)},
          parts(start=10, load=2, detection=8, stop=10)),
     ],
 )  # fmt: skip
 def test_what_the_time_went_into(
-    spans: list[Span], told: dict[int, Told], expected: dict[str, float]
+    spans: list[Span], told: dict[int, Account], expected: dict[str, float]
 ) -> None:
     assert goodput.divide(spans, told) == pytest.approx(expected)
 
@@ -84,33 +84,34 @@ def test_the_parts_add_up_and_none_is_negative(
     for number, (pause, lasts, failed, ranks, resized) in enumerate(lasting, 1):
         spans.append(Span(number, at + pause, at + pause + lasts, failed, ranks, resized))
         at += pause + lasts
-    found = goodput.divide(spans, {n: Told(*values) for n, values in enumerate(told, 1)})
+    found = goodput.divide(spans, {n: Account(*values) for n, values in enumerate(told, 1)})
     assert sum(found.values()) == pytest.approx(at - spans[0].started)
     assert all(seconds >= -1e-9 for seconds in found.values())
 
 
-def test_only_whole_lines_count() -> None:
-    line = json.dumps({"attempt": 1, **vars(ONE)}).encode()
-    later = json.dumps({"attempt": 1, **vars(ONE), "step": 71}).encode()
-    read = goodput.read([line, later, b"[]", b'{"attempt": 2}', b"\xff", later[:30]])
+def told_in(path: Path, *lines: bytes) -> dict[int, Account]:
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return dict(goodput.AccountFile(path).read())
+
+
+def test_only_whole_lines_count(tmp_path: Path) -> None:
+    line = json.dumps({**vars(ONE), "attempt": 1}).encode()
+    later = json.dumps({**vars(ONE), "step": 71, "attempt": 1}).encode()
+    read = told_in(tmp_path / "x", line, later, b"[]", b'{"attempt": 2}', b"\xff", later[:30])
     assert {number: told.step for number, told in read.items()} == {1: 71}
 
 
-@pytest.mark.parametrize("piece", [64, 1000, 1 << 20])
-def test_the_last_line_of_each_attempt_counts_however_long_the_file_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
-) -> None:
-    monkeypatch.setattr(goodput, "PIECE", piece)
-    (tmp_path / "outputs").mkdir()
-    path = tmp_path / goodput.ACCOUNT
-    with path.open("w") as file:
-        for number, steps in ((1, 300), (2, 1), (3, 200)):
+def test_the_last_line_of_each_attempt_counts_while_the_file_grows(tmp_path: Path) -> None:
+    accounts = goodput.AccountFile(tmp_path / "x")
+    assert accounts.read() == {}
+    for number, steps in ((1, 300), (2, 1), (3, 200)):
+        with (tmp_path / "x").open("a") as file:
             for step in range(steps):
-                file.write(json.dumps({"attempt": number, **vars(ONE), "step": step}) + "\n")
+                file.write(json.dumps({**vars(ONE), "step": step, "attempt": number}) + "\n")
+        assert accounts.read()[number].step == steps - 1
+    with (tmp_path / "x").open("a") as file:
         file.write('{"attempt": 3, "began": 1')
-    with path.open("rb") as file:
-        told = goodput.read(goodput.lines_of(file))
-    assert {number: one.step for number, one in told.items()} == {1: 299, 2: 0, 3: 199}
+    assert {number: one.step for number, one in accounts.read().items()} == {1: 299, 2: 0, 3: 199}
 
 
 def test_a_job_of_many_days_is_told_to_its_end(tmp_path: Path) -> None:
@@ -129,10 +130,11 @@ def test_a_job_of_many_days_is_told_to_its_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["attempt", "began", "trains", "first", "time", "step", "data"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 10**400, -(10**400), "x", [], {}])
-def test_a_number_that_is_none_is_no_line(name: str, bad: object) -> None:
-    line = {"attempt": 1, **vars(ONE)}
-    assert goodput.read([json.dumps(line).encode(), b"[" * 100_000]).keys() == {1}
-    assert goodput.read([json.dumps({**line, name: bad}).encode()]) == {}
+def test_a_number_that_is_none_is_no_line(tmp_path: Path, name: str, bad: object) -> None:
+    line = {**vars(ONE), "attempt": 1}
+    whole = json.dumps(line).encode()
+    assert told_in(tmp_path / "x", whole, b"[" * 100_000).keys() == {1}
+    assert told_in(tmp_path / "y", json.dumps({**line, name: bad}).encode()) == {}
 
 
 def attempt(number: int, started: float, ended: float, *, restarted: bool) -> Attempt:
