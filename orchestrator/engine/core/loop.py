@@ -167,8 +167,6 @@ class Loop:
                 )
             loss, count = totals["loss"]
             refuse_detached(loss)
-            if complete and used is not None:
-                used.note_forward()
             phases.backward(parts.stepper.scaled(loss, count, real=micro.real))
         if complete and used is not None:
             self.used = used.close_step()

@@ -51,6 +51,7 @@ class BlockOrder:
         self.number = next(NUMBERS)
         self.entries: deque[Entry] = deque(maxlen=KEPT_COLLECTIVES)
         self.count = self.sums = 0
+        self.step: list[str] = []  # what this step computed, and summed with what
 
     def _add(self, what: str, *, of_all: bool = False) -> None:
         self.entries.append(Entry(self.count, self.sums if of_all else -1, what))
@@ -62,13 +63,22 @@ class BlockOrder:
 
     def summed(self, block: str, without: Sequence[int]) -> None:
         without_some = f" without its parameters {without}" if without else ""
-        self._add(f"sums {block}{without_some}", of_all=True)
+        self.step.append(f"sums {block}{without_some}")
+        self._add(self.step[-1], of_all=True)
+
+    def computed(self, block: str) -> None:
+        self.step.append(block)
 
     def end_forward(self) -> None:
         self._add("ends the forward")
 
-    def end_step(self) -> None:
+    def end_step(self) -> int:
+        """Return a number that stands for all of the step. It is so small that the sum of its
+        squares is exact."""
         self._add("ends the step", of_all=True)
+        number = zlib.crc32("\n".join(self.step).encode()) & 0x3FFF
+        self.step.clear()
+        return number
 
 
 # -- comparing ------------------------------------------------------------------------------------

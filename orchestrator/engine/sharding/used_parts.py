@@ -14,7 +14,6 @@ import contextlib
 import functools
 import os
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
@@ -61,7 +60,6 @@ class UsedParts:
         self.order = BlockOrder(copies)
         self.before_sum = before_sum
         self.parameters: set[int] = set()  # by id: those that got a gradient
-        self.notes: list[str] = []  # what was summed with what, in the order of the collectives
         self.changes = Changes(model)
         self.in_forward = False
         self.derived = False  # in the forward: its parameters are read again by the backward
@@ -83,6 +81,8 @@ class UsedParts:
         self, group: Any, post_forward: Callable[..., Any], module: Any, given: Any, output: Any
     ) -> Any:
         refuse_hidden(name_of(group), output)
+        if torch.is_grad_enabled():  # in an evaluation each copy may compute what it likes
+            self.order.computed(name_of(group))
         return post_forward(module, given, output)
 
     def _free(self, reshard: Callable[[], None]) -> None:
@@ -109,23 +109,16 @@ class UsedParts:
                 idle.append(index)
                 if self.fills:
                     whole.grad = torch.zeros_like(whole)
-            self.notes.append(f"{group._module_fqn} without {idle}")
             self.order.summed(name_of(group), idle)
             self.before_sum(group)
         post_backward(*unused)
 
-    def note_forward(self) -> None:
-        """Note the order in which the forwards of this step have gathered the blocks."""
-        order = state_of(next(blocks(self.model)))._comm_ctx.post_forward_order
-        self.notes += [str(group._module_fqn) for group in order]
-
     def close_step(self) -> int:
         """Leave parameters without a gradient that no rank used: an optimizer must not decay them.
 
-        Gives a number that stands for what was used, unless ranks may differ in it. It is so small
-        that the sum of its squares is exact.
+        Gives a number that stands for what was used, unless ranks may differ in it.
         """
-        self.order.end_step()
+        number = self.order.end_step()
         own = [p for p in self.model.parameters() if isinstance(p, DTensor)]
         used = torch.tensor([id(parameter) in self.parameters for parameter in own]).int()
         if self.differ:
@@ -133,10 +126,8 @@ class UsedParts:
         for parameter, kept in zip(own, used.tolist(), strict=True):
             if not kept:
                 parameter.grad = None
-        number = 0 if self.differ else zlib.crc32("\n".join(self.notes).encode()) & 0x3FFF
         self.parameters.clear()
-        self.notes.clear()
-        return number
+        return 0 if self.differ else number
 
 
 def of(model: nn.Module) -> UsedParts | None:
