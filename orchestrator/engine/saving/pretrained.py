@@ -10,7 +10,6 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,47 +18,40 @@ from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.ranks import plain_names
+from orchestrator.engine.saving.pieces import DTYPES, Piece, Place, pieces_for, places_of
 from orchestrator.engine.saving.weights import INDEX, NAMES, memory
-from orchestrator.engine.sharding.mesh import own_rows
+from orchestrator.engine.sharding.mesh import local_tensor
 
-DTYPES = {name: dtype for dtype, name in NAMES.items()}
+OF_NAMES = {name: dtype for dtype, name in NAMES.items()}
 PIECE_BYTES = 1 << 24  # read at a time
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # as JSON may be
 AGAIN = "fetch or copy it again"
 LARGEST_HEADER_BYTES = 1 << 27  # bytes; a number that makes no sense is not one of this format
 
 
-@dataclass(frozen=True)
-class Stored:
-    """The place of a tensor in a file."""
-
-    path: Path
-    first: int  # byte
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
 def load(model: nn.Module, path: Path) -> None:
     """Fill all parameters, and the buffers that are kept in a state dict, with what is stored."""
-    stored = contents(path)
-    names, missing = names_of(model), []
-    with torch.no_grad():
-        for tensor, own in names.items():
-            name = next((name for name in own if name in stored), None)
-            if name is None:
-                missing.append(own[0])
-                continue
-            if stored[name].shape != tuple(tensor.shape):
-                raise CheckFailed(
-                    f"{path}: {name} has the shape {stored[name].shape}, in the model it is"
-                    f" {tuple(tensor.shape)}"
-                )
-            read_into(tensor, stored[name])
+    kept = contents(path)
+    stored = [place.name for places in kept.values() for place in places]
+    tensors, missing = dict[str, Tensor](), []
+    for tensor, own in names_of(model).items():
+        if name := next((name for name in own if name in stored), None):
+            tensors[name] = tensor
+        else:
+            missing.append(own[0])
     if missing:
         raise CheckFailed(
             f"{path} lacks {len(missing)} of the model's tensors, such as {missing[0]}",
-            f"it has {', '.join(list(stored)[:3])} ...: the names of the model's state_dict count",
+            f"it has {', '.join(stored[:3])} ...: the names of the model's state_dict count",
         )
+    places = {place.name: place for place in places_of(tensors)}
+    pieces, problem = pieces_for(places.values(), kept, ())
+    if problem:
+        raise CheckFailed(f"{path}: {problem}")
+    with torch.no_grad():
+        for piece in pieces:
+            local = local_tensor(tensors[piece.place.name])
+            read_into(piece.box.of(local, places[piece.place.name]), piece)
 
 
 def names_of(model: nn.Module) -> dict[Tensor, list[str]]:
@@ -87,13 +79,9 @@ def refuse_unknown(model: nn.Module, path: Path) -> None:
 # -- the files ------------------------------------------------------------------------------------
 
 
-def contents(path: Path) -> dict[str, Stored]:
-    """Name all tensors of a file, or of the files of a directory."""
-    return {
-        plain_names.plain(name): stored
-        for file in files_of(path)
-        for name, stored in header(file).items()
-    }
+def contents(path: Path) -> dict[Path, list[Place]]:
+    """Say where all tensors are in a file, or in each of the files of a directory."""
+    return {file: header(file) for file in files_of(path)}
 
 
 def files_of(path: Path) -> list[Path]:
@@ -128,7 +116,7 @@ def weight_map(index: Path) -> dict[str, str]:
         return dict(weights)
 
 
-def header(path: Path) -> dict[str, Stored]:
+def header(path: Path) -> list[Place]:
     """Read where each tensor is; every one of them is in the file with all of its bytes."""
     with readable(path, "is not a safetensors file, or is damaged"):
         with path.open("rb") as file:
@@ -137,22 +125,23 @@ def header(path: Path) -> dict[str, Stored]:
             end = os.fstat(file.fileno()).st_size
         entries: dict[str, Any] = json.loads(text)
         entries.pop("__metadata__", None)
-        return {name: stored_at(path, 8 + size, end, name, entries[name]) for name in entries}
+        return [stored_at(path, 8 + size, end, name, entries[name]) for name in entries]
 
 
-def stored_at(path: Path, begin: int, end: int, name: str, entry: Any) -> Stored:
+def stored_at(path: Path, begin: int, end: int, name: str, entry: Any) -> Place:
     """Check one entry of a header against the file, whose tensors are between these bytes."""
     first, last = entry["data_offsets"]
     shape = tuple(entry["shape"])
-    if entry["dtype"] not in DTYPES:
+    if entry["dtype"] not in OF_NAMES:
         raise UsageError(
             f"weights: {path} has {name} as {entry['dtype']}, which this program cannot read",
-            "convert it to one of " + ", ".join(DTYPES),
+            "convert it to one of " + ", ".join(OF_NAMES),
         )
-    dtype = DTYPES[entry["dtype"]]
     if not all(type(number) is int and number >= 0 for number in (first, last, *shape)):
         raise ValueError
-    if last - first != math.prod(shape) * dtype.itemsize:
+    dtype = str(OF_NAMES[entry["dtype"]])
+    place = Place((0,) * len(shape), shape, plain_names.plain(name), dtype, shape, begin + first)
+    if last - first != place.bytes:
         raise ValueError
     if begin + last > end:
         raise UsageError(
@@ -160,32 +149,25 @@ def stored_at(path: Path, begin: int, end: int, name: str, entry: Any) -> Stored
             f" {end:,}",
             AGAIN,
         )
-    return Stored(path, begin + first, dtype, shape)
+    return place
 
 
-def read_into(tensor: Tensor, stored: Stored) -> None:
-    """Read this rank's rows, in pieces; what is stored in another dtype is converted."""
-    local, rows = own_rows(tensor) if tensor.dim() else (tensor, range(1))
-    width = math.prod(stored.shape[1:])
-    flat = local.detach().reshape(-1) if local.is_contiguous() else torch.empty_like(local).view(-1)
-    done = 0
-    for piece in pieces(stored, rows.start * width, len(rows) * width):
-        flat[done : done + piece.numel()].copy_(piece)
-        done += piece.numel()
-    if not local.is_contiguous():
-        local.copy_(flat.view(local.shape))
-
-
-def pieces(stored: Stored, first: int, count: int) -> Iterator[Tensor]:
-    """Read elements of a tensor, a piece at a time."""
-    each = max(1, PIECE_BYTES // stored.dtype.itemsize)
-    with stored.path.open("rb", buffering=0) as file:
-        file.seek(stored.first + first * stored.dtype.itemsize)
-        for start in range(0, count, each):
-            piece = torch.empty(min(each, count - start), dtype=stored.dtype)
-            if read_whole(file, memoryview(memory(piece))) < piece.nbytes:
-                raise CheckFailed(f"{stored.path} is shorter than its header says")
-            yield piece
+def read_into(tensor: Tensor, piece: Piece) -> None:
+    """Read rows of a tensor, a few megabytes at a time; they are converted to its dtype."""
+    place, dtype = piece.place, DTYPES[piece.place.dtype]
+    if piece.box.shape[1:] != place.shape[1:]:
+        raise CheckFailed(f"{place.name} is not spread by rows; only rows can be read")
+    rows = piece.box.start[0] * math.prod(place.shape[1:]) if place.shape else 0
+    flat = tensor.view(-1) if tensor.is_contiguous() else tensor.new_empty(tensor.numel())
+    with piece.shard.open("rb", buffering=0) as file:
+        file.seek(place.offset + rows * dtype.itemsize)
+        for part in torch.split(flat, PIECE_BYTES // dtype.itemsize):
+            read = torch.empty(part.numel(), dtype=dtype)
+            if read_whole(file, memoryview(memory(read))) < read.nbytes:
+                raise CheckFailed(f"{piece.shard} is shorter than its header says")
+            part.copy_(read)
+    if not tensor.is_contiguous():
+        tensor.copy_(flat.view(tensor.shape))
 
 
 def read_whole(file: Any, memory: memoryview) -> int:
