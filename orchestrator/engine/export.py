@@ -31,9 +31,9 @@ from orchestrator.common.errors import (
 from orchestrator.common.text import plural
 from orchestrator.engine.saving import reader
 from orchestrator.engine.saving import weights as files
-from orchestrator.engine.saving.pieces import Kept, Place, pieces_for
+from orchestrator.engine.saving.pieces import Kept, Place, pieces_for, whole_place
 from orchestrator.engine.saving.reader import METADATA, PieceReader
-from orchestrator.engine.saving.weights import NAMES, Entry
+from orchestrator.engine.saving.weights import NAMES
 from orchestrator.engine.sharding.low_precision import DTYPES
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import shown
@@ -119,15 +119,15 @@ def write_directory(source: Source, out: Path) -> tuple[int, str]:
     texts = files.index_of(parts) | source.configs
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as directory:
         new = Path(directory)
-        for part in parts:
-            source.write(new / part.name, part.entries)
+        for name, entries in parts.items():
+            source.write(new / name, entries)
         files.write_texts(new, texts)
         out.mkdir(exist_ok=True)
         for old in (*out.glob("*.safetensors"), out / files.INDEX):
             old.unlink(missing_ok=True)
         for path in new.iterdir():
             path.replace(out / path.name)
-    size = sum((out / name).stat().st_size for name in [*(p.name for p in parts), *texts])
+    size = sum((out / name).stat().st_size for name in [*parts, *texts])
     comment = "" if source.configs else "\n  without config.json: the checkpoint has none"
     return size, comment
 
@@ -168,19 +168,19 @@ class Source:
         return Source(checkpoint.step, PieceReader(path, metadata), kept, weights, configs)
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[Place]:
         return files.in_order(
-            Entry(name, weight.kind, weight.shape) for name, weight in self.weights.items()
+            whole_place(name, weight.kind, weight.shape) for name, weight in self.weights.items()
         )
 
-    def write(self, out: Path, entries: Sequence[Entry]) -> None:
+    def write(self, out: Path, entries: Sequence[Place]) -> None:
         head = files.header(entries, {"step": str(self.step)})
         files.write(out, head, (self.tensor(self.weights[entry.name]) for entry in entries))
 
     def tensor(self, weight: Weight) -> Tensor:
         """Put one tensor together from its shards, which become its dtype on the way."""
         key, shape = weight.key, weight.shape
-        whole = Place((0,) * len(shape), shape, key, str(weight.kind), shape)
+        whole = whole_place(key, weight.kind, shape)
         pieces, problem = pieces_for([whole], self.kept.get(key, {}), ())
         if problem:
             raise JobFailed(f"{shown(key)} is not exported: its shards do not make up the whole")

@@ -61,6 +61,10 @@ class Place(Box):
         return self.size * DTYPES[self.dtype].itemsize
 
 
+def whole_place(name: str, dtype: torch.dtype, shape: Sequence[int]) -> Place:
+    return Place((0,) * len(shape), tuple(shape), name, str(dtype), tuple(shape))
+
+
 Shard = Any  # a file of a checkpoint, or the number of a shard in memory
 Kept = Mapping[Shard, Sequence[Place]]
 

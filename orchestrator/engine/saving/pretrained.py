@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,14 @@ from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.saving.pieces import DTYPES, Piece, Place, pieces_for, places_of
+from orchestrator.engine.saving.pieces import (
+    DTYPES,
+    Piece,
+    Place,
+    pieces_for,
+    places_of,
+    whole_place,
+)
 from orchestrator.engine.saving.weights import INDEX, NAMES, memory
 from orchestrator.engine.sharding.mesh import local_tensor
 
@@ -139,8 +147,7 @@ def stored_at(path: Path, begin: int, end: int, name: str, entry: Any) -> Place:
         )
     if not all(type(number) is int and number >= 0 for number in (first, last, *shape)):
         raise ValueError
-    dtype = str(OF_NAMES[entry["dtype"]])
-    place = Place((0,) * len(shape), shape, plain_names.plain(name), dtype, shape, begin + first)
+    place = whole_place(plain_names.plain(name), OF_NAMES[entry["dtype"]], shape)
     if last - first != place.bytes:
         raise ValueError
     if begin + last > end:
@@ -149,7 +156,7 @@ def stored_at(path: Path, begin: int, end: int, name: str, entry: Any) -> Place:
             f" {end:,}",
             AGAIN,
         )
-    return place
+    return replace(place, offset=begin + first)
 
 
 def read_into(tensor: Tensor, piece: Piece) -> None:

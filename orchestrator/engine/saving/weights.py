@@ -11,7 +11,6 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from orchestrator.common import files
 from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import gather, is_first
+from orchestrator.engine.saving.pieces import DTYPES, Place, whole_place
 from orchestrator.engine.sharding.mesh import plain_class
 from orchestrator.engine.sharding.used_parts import shards_again
 
@@ -123,8 +123,8 @@ def _write_directory(model: nn.Module, path: Path, step: int) -> None:
         write_texts(path, configs)
 
     on_first(path, write_configs)
-    for part in parts:
-        _write_file(model, path / part.name, part.entries, step)
+    for name, entries in parts.items():
+        _write_file(model, path / name, entries, step)
     on_first(path, lambda: write_texts(path, index_of(parts)))
 
 
@@ -143,19 +143,19 @@ def _write_adapter(model: Any, path: Path) -> None:
     on_first(path, lambda: inner.save_pretrained(path, state_dict=state))
 
 
-def entries_of(model: nn.Module) -> list[Entry]:
+def entries_of(model: nn.Module) -> list[Place]:
     state = plain_names.state_dict(model)
-    entries = [Entry(n, v.dtype, tuple(v.shape)) for n, v in state.items() if isinstance(v, Tensor)]
-    for entry in entries:
-        if entry.dtype not in NAMES:
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    for name, value in tensors.items():
+        if value.dtype not in NAMES:
             raise UsageError(
-                f"{entry.name} is {entry.dtype}, which safetensors files cannot hold",
+                f"{name} is {value.dtype}, which safetensors files cannot hold",
                 'save("NAME.pt") can',
             )
-    return in_order(entries)
+    return in_order(whole_place(name, v.dtype, v.shape) for name, v in tensors.items())
 
 
-def _write_file(model: nn.Module, path: Path, entries: Sequence[Entry], step: int) -> None:
+def _write_file(model: nn.Module, path: Path, entries: Sequence[Place], step: int) -> None:
     """Write on rank 0 what all put together; all go on to the end, should its disk be full."""
     shards_again(model)
     wholes = _wholes(plain_names.state_dict(model), entries)
@@ -176,7 +176,7 @@ def _write_file(model: nn.Module, path: Path, entries: Sequence[Entry], step: in
     on_first(path, report)
 
 
-def _wholes(state: Mapping[str, Any], entries: Sequence[Entry]) -> Iterator[Tensor]:
+def _wholes(state: Mapping[str, Any], entries: Sequence[Place]) -> Iterator[Tensor]:
     for entry in entries:
         whole = whole_tensor(state[entry.name])
         yield whole.to("cpu").contiguous() if is_first() else whole
@@ -206,32 +206,19 @@ NAMES = {
 ALIGNMENT_BYTES = 8  # bytes: the largest element; the data begins there
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One tensor of a file."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
-
-
-def in_order(entries: Iterable[Entry]) -> list[Entry]:
+def in_order(entries: Iterable[Place]) -> list[Place]:
     """Put the widest elements first, so that every tensor is aligned."""
-    return sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))
+    return sorted(entries, key=lambda entry: (-DTYPES[entry.dtype].itemsize, entry.name))
 
 
-def header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
+def header(entries: Sequence[Place], metadata: Mapping[str, str]) -> bytes:
     """Write everything before the data."""
     described: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     begin = 0
     for entry in entries:
-        end = begin + entry.size
+        end = begin + entry.bytes
         described[entry.name] = {
-            "dtype": NAMES[entry.dtype],
+            "dtype": NAMES[DTYPES[entry.dtype]],
             "shape": [*entry.shape],
             "data_offsets": [begin, end],
         }
@@ -266,38 +253,30 @@ INDEX = f"{WEIGHTS}.index.json"
 PLAIN = re.compile(r"(?!model\.safetensors)[A-Za-z0-9_][A-Za-z0-9_.-]*\.(json|py)")
 
 
-@dataclass(frozen=True)
-class Part:
-    """One of the files with weights."""
-
-    name: str
-    entries: Sequence[Entry]
-
-
-def parts_of(entries: Sequence[Entry]) -> list[Part]:
+def parts_of(entries: Sequence[Place]) -> dict[str, list[Place]]:
     """Split into files of at most LARGEST_FILE_BYTES, but with at least one tensor each."""
-    parts: list[list[Entry]] = [[]]
+    parts: list[list[Place]] = [[]]
     size = 0
     for entry in entries:
-        if parts[-1] and size + entry.size > LARGEST_FILE_BYTES:
+        if parts[-1] and size + entry.bytes > LARGEST_FILE_BYTES:
             parts.append([])
             size = 0
         parts[-1].append(entry)
-        size += entry.size
+        size += entry.bytes
     if len(parts) == 1:
-        return [Part(WEIGHTS, parts[0])]
-    return [
-        Part(f"model-{number:05d}-of-{len(parts):05d}.safetensors", own)
+        return {WEIGHTS: parts[0]}
+    return {
+        f"model-{number:05d}-of-{len(parts):05d}.safetensors": own
         for number, own in enumerate(parts, 1)
-    ]
+    }
 
 
-def index_of(parts: Sequence[Part]) -> dict[str, str]:
+def index_of(parts: Mapping[str, Sequence[Place]]) -> dict[str, str]:
     """Give the text of the index by its name, which only weights in several parts have."""
     if len(parts) == 1:
         return {}
-    where = {entry.name: part.name for part in parts for entry in part.entries}
-    size = sum(entry.size for part in parts for entry in part.entries)
+    where = {entry.name: name for name, entries in parts.items() for entry in entries}
+    size = sum(entry.bytes for entries in parts.values() for entry in entries)
     index = {"metadata": {"total_size": size}, "weight_map": where}
     return {INDEX: json.dumps(index, indent=2) + "\n"}
 
