@@ -86,12 +86,8 @@ def agent_pids(run: RunDir) -> list[int]:
 
 def ticks_of(pid: int) -> int:
     """Return the processor time of a process and of its children that it has waited for."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return 0
-    return sum(int(field) for field in fields[11:15])
+    process = processes.look(pid)
+    return process.ticks + process.waited if process is not None else 0
 
 
 def collect(run: RunDir) -> dict[int, RankStacks]:

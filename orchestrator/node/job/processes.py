@@ -27,7 +27,7 @@ OPTIONS = ("-IS", "-Xutf8")  # of the Python that runs a supervisor
 LOOK_SECONDS = 0.02  # between two looks where there is no pidfd to wait for
 
 
-PF_EXITING = 0x4  # of a thread, as in linux/sched.h; this is the first one's
+PF_EXITING = 0x4  # as in linux/sched.h
 
 
 class Process(NamedTuple):
@@ -36,6 +36,10 @@ class Process(NamedTuple):
     parent: int
     state: str
     name: str
+    ticks: int = 0  # of processor time that it has used
+    waited: int = 0  # and its children that it has waited for
+    pages: int = 0  # of memory
+    flags: int = 0  # of its first thread
 
     @property
     def key(self) -> tuple[int, int]:
@@ -55,7 +59,9 @@ def look(pid: int) -> Process | None:
     state = fields[0]
     if state == "Z" and int(fields[17]) > 1:
         state = "S"  # its first thread has ended, others have not: they hold its files
-    return Process(pid, int(fields[19]), int(fields[1]), state, name)
+    own, waited = (int(fields[at]) + int(fields[at + 1]) for at in (11, 13))
+    memory, flags = int(fields[21]), int(fields[6])
+    return Process(pid, int(fields[19]), int(fields[1]), state, name, own, waited, memory, flags)
 
 
 def stat_of(pid: int) -> tuple[str, list[str]] | None:
@@ -254,14 +260,8 @@ def alive(process: Process) -> bool:
 
 def is_leaving(process: Process) -> bool:
     """Tell whether a process has ended, or is ending: its sockets close before it is seen dead."""
-    if not alive(process):
-        return True
-    try:
-        with open(f"/proc/{process.pid}/stat", "rb") as file:
-            flags = file.read().rpartition(b")")[2].split()[6]
-    except (OSError, IndexError):
-        return True
-    return bool(int(flags) & PF_EXITING)
+    now = look(process.pid)
+    return now is None or now.key != process.key or now.is_dead or bool(now.flags & PF_EXITING)
 
 
 class Peer(NamedTuple):

@@ -11,7 +11,6 @@ import time
 from typing import Any
 
 from orchestrator.node.machine import sysfs
-from orchestrator.node.machine.load import is_virtual_end
 
 SECTOR = 512  # bytes, of /proc/diskstats, whatever the disk's own are
 RDMA_WORD = 4  # bytes, of port_xmit_data
@@ -36,7 +35,6 @@ class Machine:
         self.root = root
         self.before: dict[str, tuple[int, ...]] = {}
         self.at = 0.0
-        self.interfaces: dict[str, bool] = {}  # name -> whether its bytes count
         self.disks: dict[str, bool] = {}
 
     def look(self) -> dict[str, Any]:
@@ -74,7 +72,9 @@ class Machine:
         counters["swap"] = (sum(swapped.values()) * PAGE,)
         counters["disk"] = self.disk_bytes()
         counters["tcp"] = self.segments()
-        return {**counters, **self.network_bytes(), **self.rdma_bytes()}
+        for interface, moved in sysfs.network_bytes(self.root).items():
+            counters[f"net {interface}"] = moved
+        return {**counters, **self.rdma_bytes()}
 
     def segments(self) -> tuple[int, ...]:
         """Return how many TCP segments were sent, and how many of them again."""
@@ -97,19 +97,6 @@ class Machine:
             path = f"{self.root}/sys/block/{name.replace('/', '!')}/device"
             self.disks[name] = os.path.exists(path)
         return self.disks[name]
-
-    def network_bytes(self) -> dict[str, tuple[int, ...]]:
-        """Return what came and went on each interface that is none of software alone."""
-        counters: dict[str, tuple[int, ...]] = {}
-        for line in sysfs.text(f"{self.root}/proc/net/dev", 1 << 18).splitlines()[2:]:
-            name, _, rest = line.partition(":")
-            name, fields = name.strip(), rest.split()
-            if name not in self.interfaces:
-                card = os.path.exists(f"{self.root}/sys/class/net/{name}/device")
-                self.interfaces[name] = card or is_virtual_end(name)
-            if self.interfaces[name] and len(fields) > 8:
-                counters[f"net {name}"] = (int(fields[0]), int(fields[8]))
-        return counters
 
     def rdma_bytes(self) -> dict[str, tuple[int, ...]]:
         """Return what RDMA moved, port by port: an interface does not count it."""

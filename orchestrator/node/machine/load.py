@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from orchestrator.node.job import processes
 from orchestrator.node.machine import sysfs
@@ -17,20 +17,11 @@ TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-class Seen(NamedTuple):
-    """A process at one moment."""
-
-    ticks: int  # of processor time that it has used
-    started: int  # ticks since the machine's start
-    pages: int  # of memory
-    name: str
-
-
 def load(seconds: float = SECONDS) -> dict[str, Any]:
     """Return the cores that each user's processes use now, the greatest first."""
-    before, began = everyone(), time.monotonic()
+    before, began = processes.everyone(), time.monotonic()
     time.sleep(seconds)
-    after, took = everyone(), time.monotonic() - began
+    after, took = processes.everyone(), time.monotonic() - began
     by_user: dict[tuple[str, str], dict[str, Any]] = {}
     boot = boot_time()
     for pid, now in after.items():
@@ -77,20 +68,9 @@ def memory() -> dict[str, int]:
 
 def traffic() -> dict[str, float]:
     """Count the bytes over all networks; what goes through a bridge or bond counts on its ports."""
-    received = sent = 0
-    for line in sysfs.text("/proc/net/dev").splitlines()[2:]:
-        name, _, counts = line.partition(":")
-        if os.path.exists(f"/sys/class/net/{name.strip()}/device") or is_virtual_end(name.strip()):
-            fields = counts.split()
-            received, sent = received + int(fields[0]), sent + int(fields[8])
+    counts = sysfs.network_bytes().values()
+    received, sent = (sum(count[way] for count in counts) for way in (0, 1))
     return {"received": received, "sent": sent, "at": time.monotonic()}
-
-
-def is_virtual_end(name: str) -> bool:
-    """Tell whether an interface is one end of a pair: in a container it is the only network."""
-    link, own = (sysfs.text(f"/sys/class/net/{name}/{file}") for file in ("iflink", "ifindex"))
-    master = os.path.exists(f"/sys/class/net/{name}/master")
-    return bool(link) and link != own and not master
 
 
 def owner(pid: int) -> dict[str, str] | None:
@@ -130,18 +110,6 @@ def started(pid: int) -> float | None:
     if process is None:
         return None
     return boot_time() + process.started / TICKS
-
-
-def everyone() -> dict[int, Seen]:
-    """Return every process, and what it has used so far."""
-    seen = {}
-    for entry in os.listdir("/proc"):
-        found = processes.stat_of(int(entry)) if entry.isdigit() else None
-        if found is not None:
-            name, fields = found
-            ticks = int(fields[11]) + int(fields[12])
-            seen[int(entry)] = Seen(ticks, int(fields[19]), int(fields[21]), name)
-    return seen
 
 
 def boot_time() -> float:

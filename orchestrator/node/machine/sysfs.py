@@ -55,3 +55,21 @@ def meminfo(root: str = "") -> dict[str, int]:
         name, _, value = line.partition(":")
         fields[name] = int(value.split()[0]) * 1024
     return fields
+
+
+def network_bytes(root: str = "") -> dict[str, tuple[int, int]]:
+    """Return interface -> bytes received and sent, of those that are none of software alone."""
+    counts = {}
+    for line in text(f"{root}/proc/net/dev", 1 << 18).splitlines()[2:]:
+        name, _, rest = line.partition(":")
+        name, fields = name.strip(), rest.split()
+        path = f"{root}/sys/class/net/{name}"
+        if len(fields) > 8 and (os.path.exists(f"{path}/device") or is_virtual_end(path)):
+            counts[name] = (int(fields[0]), int(fields[8]))
+    return counts
+
+
+def is_virtual_end(path: str) -> bool:
+    """Tell whether an interface is one end of a pair: in a container it is the only network."""
+    link, own = text(f"{path}/iflink"), text(f"{path}/ifindex")
+    return bool(link) and link != own and not os.path.exists(f"{path}/master")

@@ -57,9 +57,10 @@ def kept(visit: Visit, request: AskKept) -> Kept:
 
 @answers(GetReady)
 def get_ready(visit: Visit, request: GetReady) -> Nothing:
-    from orchestrator.node.warm import next_attempt
+    from orchestrator.node.warm import next_attempt, pairs
 
-    next_attempt.begin(RunDir(request.job, request.node), os.environ, visit.umask)
+    run = RunDir(request.job, request.node)
+    pairs.start(run, os.environ, visit.umask, next_attempt.IDLE_SECONDS)
     return Nothing()
 
 

@@ -97,9 +97,9 @@ def stand_by(visit: Visit, spec: Spec) -> StartedHere:
     run.append_event(end)
     visit.job_started(run, spec)
     if spec.warm or spec.attempt is not None:
-        from orchestrator.node.warm import next_attempt
+        from orchestrator.node.warm import next_attempt, pairs
 
-        next_attempt.begin(run, os.environ, visit.umask, next_attempt.SPARE_SECONDS)
+        pairs.start(run, os.environ, visit.umask, next_attempt.SPARE_SECONDS)
     return StartedHere(supervisor=0, shared=False, run=run.path)
 
 

@@ -28,9 +28,8 @@ class NextAttempt:
     """One look after another, for as long as a head follows the job."""
 
     def __init__(self, run: RunDir, spec: Spec, environ: Mapping[str, str], umask: int) -> None:
-        self.run, self.umask = run, umask
-        self.spec = spec.replace(warm=max(spec.warm, IDLE_SECONDS))
-        self.environ = dict(environ)
+        self.run, self.umask, self.environ = run, umask, dict(environ)
+        self.restarts = spec.attempt is not None and bool(spec.attempt.restarts)
         self.begun = False  # the ranks have printed something, or never will
         self.silent_until = 0.0
         self.next_look = 0.0
@@ -45,10 +44,8 @@ class NextAttempt:
                 self.next_look = now + AFTER_SECONDS
                 knock(os.path.join(self.run.path, "ask_0"), IMPORTS)
             return
-        restarts = self.spec.attempt is not None and self.spec.attempt.restarts
-        self.next_look = now + AGAIN_SECONDS if restarts else math.inf
-        with contextlib.suppress(OSError, ValueError):
-            pairs.start(self.spec, self.run, self.environ, self.umask)
+        self.next_look = now + AGAIN_SECONDS if self.restarts else math.inf
+        pairs.start(self.run, self.environ, self.umask, IDLE_SECONDS)
 
     def has_begun(self, now: float) -> bool:
         """Tell whether the ranks are past their beginning, as far as it can be seen."""
@@ -58,13 +55,6 @@ class NextAttempt:
             if isinstance(event, RankStarted) and not self.silent_until:
                 self.silent_until = now + SILENT_SECONDS
         return 0.0 < self.silent_until <= now
-
-
-def begin(run: RunDir, environ: Mapping[str, str], umask: int, idle: float = IDLE_SECONDS) -> None:
-    """Start a pair for a job that is about to take this node up, or may some time."""
-    with contextlib.suppress(OSError, ValueError):
-        spec = run.read_spec()
-        pairs.start(spec.replace(warm=max(spec.warm, idle)), run, environ, umask)
 
 
 def end(spec: Spec, environ: Mapping[str, str], umask: int) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import secrets
-import select
 import shutil
 import signal
 import socket
@@ -22,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from orchestrator.node.job import job_processes, processes
-from orchestrator.node.job.processes import Process
+from orchestrator.node.job.processes import Process, ProcessSet
 from orchestrator.node.job.run_directory import RunDir, connect_in, home, listen_in
 from orchestrator.node.warm import frames, setting
 from orchestrator.protocol.spec import Spec
@@ -137,20 +136,15 @@ def remove(pair: Pair) -> None:
 def lives(pair: Pair) -> bool:
     """Tell whether its first process is there, and still waits."""
     now = processes.look(pair.pid)
-    if now is None or now.started != pair.started or now.state in "ZX":
-        return False
-    return waits(pair)
+    there = now is not None and now.key == (pair.pid, pair.started) and not now.is_dead
+    return there and waits(pair)
 
 
 def waits(pair: Pair) -> bool:
     """Tell whether the process is no job's by now: its command line says so."""
     if processes.owner_of(pair.pid) != os.getuid():
         return False
-    try:
-        with open(f"/proc/{pair.pid}/cmdline", "rb") as file:
-            words = file.read().split(b"\0")
-    except OSError:
-        return False
+    words = processes.contents(f"/proc/{pair.pid}/cmdline").split(b"\0")
     begins = words == [b""]  # while it is executed, and while it dies
     return begins or (b"standby" in words and os.fsencode(pair.key) in words)
 
@@ -172,8 +166,19 @@ def ask(pair: Pair, question: dict[str, Any] | None = None) -> dict[str, Any]:
 # -- starting one -----------------------------------------------------------------------------
 
 
-def start(spec: Spec, run: RunDir, environ: Mapping[str, str], umask: int) -> str:
-    """Start a pair for jobs like this one, and do not wait for it; return why not, or nothing."""
+def start(run: RunDir, environ: Mapping[str, str], umask: int, least: float = 0.0) -> str:
+    """Start a pair for jobs like this run's, and do not wait for it; return why not, or nothing.
+
+    It waits for as long as the job said, and at least for so many seconds.
+    """
+    try:
+        spec = run.read_spec()
+        return start_for(spec.replace(warm=max(spec.warm, least)), run, environ, umask)
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+def start_for(spec: Spec, run: RunDir, environ: Mapping[str, str], umask: int) -> str:
     why = setting.unsuitable(spec, environ)
     if why:
         return why
@@ -270,66 +275,48 @@ def spawn(
 # -- ending one -------------------------------------------------------------------------------
 
 
+class PairProcesses(ProcessSet):
+    """The processes of a pair that still waits: a job's is none."""
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__()
+        self.pair = pair
+
+    def find(self) -> list[Process]:
+        running = processes.everyone().values()
+        return [one for one in running if not one.is_dead and is_of(self.pair, one.pid)]
+
+    def names(self) -> dict[int, str]:
+        """Look again; return PID -> name of what is there, and is no job's by now."""
+        return {one.pid: one.name for one in self.living() if is_of(self.pair, one.pid)}
+
+
 def end(pair: Pair) -> EndOfPair:
     """Ask a pair to leave, kill what does not, and wait until all of it is gone."""
-    seen: dict[tuple[int, int], tuple[Process, int | None]] = {}
-    look_for(pair, seen)
+    ours = PairProcesses(pair)
+    names = ours.names()
     with contextlib.suppress(OSError), connect(pair) as client:
         frames.send(client, {"do": "leave"})
         with contextlib.suppress(EOFError, OSError, ValueError):
             frames.receive(client)  # it closes its end
     deadline = time.monotonic() + END_SECONDS
-    names = {process.pid: process.name for process, _ in seen.values()}
-    while seen and time.monotonic() < deadline:
-        if not gone_within(ANSWER_SECONDS, seen):
-            if job_processes.supervised(pair.pid)[0]:
-                break  # a job was faster: it is none of ours any more
-            look_for(pair, seen)
-            for process, _ in seen.values():
-                if is_of(pair, process.pid):
-                    names[process.pid] = process.name
-                    processes.send(process, signal.SIGKILL)
-    left = {process.pid: process.name for process, _ in seen.values() if is_of(pair, process.pid)}
-    for _, pidfd in seen.values():
-        if pidfd is not None:
-            os.close(pidfd)
+    while not ours.wait(ANSWER_SECONDS) and time.monotonic() < deadline:
+        if job_processes.supervised(pair.pid)[0]:
+            break  # a job was faster: it is none of ours any more
+        names.update(ours.names())
+        for process, _ in ours.seen.values():
+            if is_of(pair, process.pid):
+                processes.send(process, signal.SIGKILL)
+    left = ours.names()
+    ours.close()
     if not left:
         remove(pair)
     return EndOfPair({pid: name for pid, name in names.items() if pid not in left}, left)
 
 
-def look_for(pair: Pair, seen: dict[tuple[int, int], tuple[Process, int | None]]) -> None:
-    """Add the processes of a pair to those that were seen, each with its pidfd."""
-    for process in processes.everyone().values():
-        key = (process.pid, process.started)
-        if key not in seen and process.state not in "ZX" and is_of(pair, process.pid):
-            seen[key] = (process, processes.open_pidfd(process))
-
-
 def is_of(pair: Pair, pid: int) -> bool:
-    """Tell whether a process is one of a pair that still waits: a job's is none."""
+    """Tell whether a process is one of a pair that still waits."""
     if pid == pair.pid:
         return lives(pair)
     mark = os.fsencode(f"{TOKEN_VARIABLE}={pair.token}")
     return processes.owner_of(pid) == os.getuid() and mark in processes.environment(pid)
-
-
-def gone_within(seconds: float, seen: dict[tuple[int, int], tuple[Process, int | None]]) -> bool:
-    """Wait until all of these are gone, at most so long; forget those that are."""
-    deadline = time.monotonic() + seconds
-    while True:
-        for key, (process, pidfd) in list(seen.items()):
-            if processes.gone(process, pidfd):
-                del seen[key]
-                if pidfd is not None:
-                    os.close(pidfd)
-        left = deadline - time.monotonic()
-        if not seen or left <= 0:
-            return not seen
-        poll = select.poll()
-        for _, pidfd in seen.values():
-            if pidfd is None:
-                left = min(left, processes.LOOK_SECONDS)
-            else:
-                poll.register(pidfd, select.POLLIN)
-        poll.poll(left * 1000)

@@ -44,8 +44,7 @@ class WarmVisit(RoomState):
             return
         run, self.followed = self.followed, None
         with contextlib.suppress(OSError, ValueError):
-            spec = run.read_spec()
-            if spec.warm:
+            if run.read_spec().warm:
                 from orchestrator.node.warm import pairs
 
-                pairs.start(spec, run, os.environ, self.visit.umask)
+                pairs.start(run, os.environ, self.visit.umask)

@@ -315,7 +315,7 @@ def test_a_rank_notes_its_packages_and_nothing_of_the_users(node: WarmNode) -> N
 def test_a_torch_that_is_not_quiet_is_remembered(node: WarmNode) -> None:
     node.package("torch.__init__", "import socket; kept = socket.socket()")
     job, _ = node.run(HELLO)
-    pairs.start(job.run.read_spec(), job.run, os.environ, 0o022)
+    pairs.start(job.run, os.environ, 0o022)
     wait_until(lambda: not pairs.all_pairs(), "its end")
     _, cold = node.run(HELLO)
     assert cold.warm.why == "cold start: torch opens sockets when it is imported"
@@ -323,7 +323,7 @@ def test_a_torch_that_is_not_quiet_is_remembered(node: WarmNode) -> None:
 
 def test_it_leaves_after_its_time(node: WarmNode) -> None:
     job, _ = node.run(HELLO, warm=0.001)
-    pairs.start(job.run.read_spec(), job.run, os.environ, 0o022)
+    pairs.start(job.run, os.environ, 0o022)
     wait_until(lambda: not pairs.all_pairs() and not list(Path(pairs.root()).iterdir()), "its end")
 
 
@@ -332,7 +332,7 @@ def test_it_stays_for_as_long_as_the_last_job_said(node: WarmNode) -> None:
     job, _ = node.run(HELLO)
     spec = job.run.read_spec()
     for seconds in (3600.0, 60.0, 3600.0):
-        assert pairs.start(spec.replace(warm=seconds), job.run, os.environ, 0o022) == ""
+        assert pairs.start_for(spec.replace(warm=seconds), job.run, os.environ, 0o022) == ""
         (pair,) = pairs.all_pairs()
         assert seconds - 60 < pairs.ask(pair)["left"] <= seconds
 
@@ -380,7 +380,7 @@ def test_no_more_than_two_wait(node: WarmNode) -> None:
     began = []
     for language in ("C", "POSIX", "C.UTF-8"):
         own = spec.replace(env={**spec.env, "LANG": language})
-        assert pairs.start(own, job.run, os.environ, 0o022) == ""
+        assert pairs.start_for(own, job.run, os.environ, 0o022) == ""
         before = {pair.key for pair in began}
         began.append(next(pair for pair in pairs.all_pairs() if pair.key not in before))
     assert [pair.key for pair in pairs.all_pairs()] == [pair.key for pair in began[1:]]
@@ -582,7 +582,7 @@ def test_a_hook_that_no_waiting_process_can_stand_for_is_cold(
 ) -> None:
     node.package("sitecustomize", text)
     job, _ = node.run(HELLO)
-    pairs.start(job.run.read_spec(), job.run, os.environ, 0o022)
+    pairs.start(job.run, os.environ, 0o022)
     wait_until(lambda: not pairs.all_pairs(), "its end")
     _, cold = node.run(HELLO)
     assert cold.warm.why == f"cold start: {why}"

@@ -14,6 +14,7 @@ import signal
 from typing import TypedDict
 
 PR_SET_PDEATHSIG = 1
+PRCTL = ctypes.CDLL(None).prctl  # found before a fork, after which another thread's lock may stay
 
 
 class AgentStart(TypedDict):
@@ -29,7 +30,7 @@ class AgentStart(TypedDict):
 
 
 def prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    PRCTL(option, value, 0, 0, 0)
 
 
 def limits() -> list[tuple[int, int, int]]:

@@ -10,7 +10,6 @@ driver's own files say the same.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import pty
@@ -23,6 +22,7 @@ import tty
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.node.job.ranks.agent_start import PR_SET_PDEATHSIG, prctl
 from orchestrator.node.machine.checkup import CLEAN
 from orchestrator.node.machine.gpus import amd, nvidia
 
@@ -48,8 +48,6 @@ SILENT = 6  # so many times the interval: an nvidia-smi that says nothing is stu
 MOST_GPUS = 64
 AGAIN = 300.0  # seconds until another is tried
 MOST = 1 << 16  # bytes of one block
-PRCTL = ctypes.CDLL(None).prctl
-PR_SET_PDEATHSIG = 1
 
 Columns = dict[str, list[amd.Number]]
 
@@ -116,7 +114,7 @@ class Nvidia:
                 env={**os.environ, **CLEAN},
                 cwd="/",
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509  needs no lock of another thread
+                preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
             )
         except OSError as error:
             self.problem, self.here = f"nvidia-smi cannot be run: {error.strerror}", False
@@ -209,10 +207,6 @@ def value(word: str, unit: float) -> amd.Number:
         return None
     scaled = round(number * unit, 2)
     return int(scaled) if scaled == int(scaled) else scaled
-
-
-def die_with_parent() -> None:
-    PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class Gpus:
