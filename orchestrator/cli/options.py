@@ -257,6 +257,8 @@ _MASTER = (
 _MEET = "no rendezvous is needed: the ranks meet at the first node of the list (--master-port)"
 _LOGS = "every rank's output is in experiments/NAME/logs; `orchestrator logs --rank N` shows one"
 _KIND = "leave it out: what kind of program it is, is seen from the file"
+_RANKS = "--nproc N starts N ranks on each node, not on all of them together"
+_ACCELERATE = "write it into accelerate's own file, and name that: --accelerate-config FILE"
 INSTEAD = {
     **dict.fromkeys(("--node-rank", "--machine-rank"), _ORDER),
     **dict.fromkeys(("--master-addr", "--main-process-ip", "--local-addr"), _MASTER),
@@ -278,10 +280,14 @@ INSTEAD = {
     "--local-ranks-filter": "--rank N shows the lines of one rank",
     "--role": "leave it out: all ranks have the same role",
     "--use-env": "leave it out: LOCAL_RANK is always in the environment",
-    "--num-processes": "--nproc N starts N ranks on each node, not on all of them together",
-    "--np": "--nproc N starts N ranks on each node, not on all of them together",
-    "-np": "--nproc N starts N ranks on each node, not on all of them together",
-    "-n": "--nproc N starts N ranks on each node, not on all of them together",
+    **dict.fromkeys(("--num-processes", "--np", "-np", "-n"), _RANKS),
+    **dict.fromkeys(
+        ("--gpus", "--gpus-per-node", "--devices"), "--nproc N starts N ranks per node"
+    ),
+    **dict.fromkeys(
+        ("--mixed-precision", "--use-deepspeed", "--use-fsdp", "--dynamo-backend", "--zero-stage"),
+        _ACCELERATE,
+    ),
     **dict.fromkeys(
         ("--host", "-H", "--include", "--exclude"), "write the nodes into a list: --nodes FILE"
     ),

@@ -46,10 +46,15 @@ def load_and_note(
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(f"config {file} cannot be read: {reason}") from error
         loaded = _parse(text, f"config {file}")
-        if not isinstance(loaded, (dict, type(None))):
+        if loaded is None:
+            raise UsageError(
+                f"config {file} is empty",
+                "write sections such as `training:` into it, or {} for the defaults",
+            )
+        if not isinstance(loaded, dict):
             raise UsageError(f"config {file} must hold sections such as `training:`")
-        data = loaded or {}
-        written = _parse(text, f"config {file}", as_written=True) if loaded else {}
+        data = loaded
+        written = _parse(text, f"config {file}", as_written=True)
         data.update({section: written[section] for section in VARIABLES if section in data})
     for override in [*_from(environment), *overrides]:
         _override(data, override)

@@ -42,7 +42,7 @@ def test_what_comes_with_us_can_be_read(path: Path) -> None:
     assert isinstance(load(path), Config)
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "launch:\ntraining:\nenv:\nnccl:\n", "{}"])
+@pytest.mark.parametrize("text", ["launch:\ntraining:\nenv:\nnccl:\n", "{}"])
 def test_nothing_said_means_the_defaults(tmp_path: Path, text: str) -> None:
     assert read(tmp_path, text) == Config() == load(None)
 
@@ -95,6 +95,8 @@ nccl: {NCCL_DEBUG: INFO, NCCL_IB_DISABLE: 1}
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("", "is empty"),
+        ("# nothing\n", "is empty"),
         ("[1, 2]", "must hold sections such as `training:`"),
         ("just words", "must hold sections"),
         ("a: [", "is not valid YAML"),
