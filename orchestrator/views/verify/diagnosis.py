@@ -202,19 +202,26 @@ def wrong_results(
     ]
 
 
-def all_of(results: Mapping[str, Any]) -> list[Bottleneck]:
-    """Return all bottlenecks in the results that a verify run wrote."""
+def places(results: Mapping[str, Any]) -> tuple[list[int], list[str]]:
+    """Return the place of each rank's node in the list, and the nodes' names."""
     nodes = results["nodes"]
-    names = [f"node {node['index']} ({node['host']})" for node in nodes]
     node_of = [0] * sum(len(node["ranks"]) for node in nodes)
     for index, node in enumerate(nodes):
         for rank in node["ranks"]:
             node_of[rank] = index
+    return node_of, [f"node {node['index']} ({node['host']})" for node in nodes]
+
+
+def all_of(results: Mapping[str, Any]) -> list[Bottleneck]:
+    """Return all bottlenecks in the results that a verify run wrote."""
+    node_of, names = places(results)
     rates = {(row["from"], row["to"]): float(row["rate"]) for row in results.get("pairs", [])}
     bottlenecks = wrong_results(results.get("wrong", []), node_of, names)
     bottlenecks += slow_links(rates, names)
     if results["backend"] == "gloo":
-        bottlenecks += below_promise(rates, [node["link_speed"] for node in nodes], names)
+        bottlenecks += below_promise(
+            rates, [node["link_speed"] for node in results["nodes"]], names
+        )
     return bottlenecks + slow_devices(results["flops"], results["devices"], node_of, names)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.common.text import duration
 from orchestrator.head.screen.output import PLAIN, Cell, Terminal, paint, table
-from orchestrator.views.verify.diagnosis import Bottleneck, operations, size
+from orchestrator.views.verify.diagnosis import Bottleneck, operations, places, size
 from orchestrator.views.verify.prediction import Prediction
 
 WIDEST = 12  # nodes whose pairs are shown as a matrix
@@ -230,16 +230,6 @@ def by_kind(results: Mapping[str, Any]) -> dict[str, list[int]]:
     for rank, kind in enumerate(results["bits"]["kinds"]):
         kinds.setdefault(kind, []).append(rank)
     return kinds
-
-
-def places(results: Mapping[str, Any]) -> tuple[list[int], list[str]]:
-    """Return the place of each rank's node in the list, and the nodes' names."""
-    nodes = results["nodes"]
-    node_of = [0] * sum(len(node["ranks"]) for node in nodes)
-    for index, node in enumerate(nodes):
-        for rank in node["ranks"]:
-            node_of[rank] = index
-    return node_of, [f"node {node['index']} ({node['host']})" for node in nodes]
 
 
 def who(rank: int, node_of: Sequence[int], names: Sequence[str]) -> str:
