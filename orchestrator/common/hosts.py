@@ -62,6 +62,10 @@ def _too_many(position: int, most: int) -> BadRange:
     return BadRange(position, f"this makes more than {most} nodes", f"{most} nodes at most")
 
 
+def in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 # -- this machine ------------------------------------------------------------------------------
 
 
@@ -79,3 +83,11 @@ def is_this_machine(host: str, more: Collection[str] = ()) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches an address or name."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -319,7 +319,7 @@ def test_a_terminal_that_is_closed_leaves_the_job(head: Head, moment: str) -> No
     command.wait_for(moment)
     command.interrupt(signal.SIGHUP)
     assert command.finish() == 0
-    assert "keeps writing its logs" in command.text and "attach" in command.text
+    assert "keeps recording its logs" in command.text and "attach" in command.text
     assert head.record["state"] == "running" and head.left(0)
     stop = head.command("orchestrator", "stop", "--now")
     assert stop.finish() == 0, stop.text

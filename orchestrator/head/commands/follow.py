@@ -185,7 +185,7 @@ def leave_behind(experiment: Experiment, where: Where, *, on_purpose: bool) -> s
         head = Background(take_up, **which, left_behind=True, on_purpose=on_purpose).answer()
     except (OrchestratorError, OSError) as error:
         return f"its logs stay on the nodes, for no head can go on in the background: {error}"
-    return f"process {head['pid']} keeps recording its logs and its end here"
+    return f"background process {head['pid']} keeps recording its logs and its result"
 
 
 def absolute(where: Where) -> Where:

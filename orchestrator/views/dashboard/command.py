@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import sys
 import webbrowser
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.common.errors import EXIT_DONE
+from orchestrator.common.hosts import in_url, is_loopback
 from orchestrator.common.wings import needed
 from orchestrator.config.launch import Where
 from orchestrator.head.commands import diff
@@ -83,14 +83,3 @@ class Stopping:
         )
         output, _ = await process.communicate()
         return output[-LONGEST_ANSWER:].decode("utf-8", "replace").strip()
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

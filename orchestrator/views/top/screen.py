@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import work
@@ -82,7 +82,32 @@ class Lines(ModalScreen[None]):
         log.focus()
 
 
-class Ranks(ModalScreen[None]):
+class JobKeys:
+    """What the keys do with the job that is chosen, and with its rank where ranks are shown."""
+
+    app: Any
+
+    def subject(self) -> tuple[JobSample, RankProgress | None] | None:
+        """Return what the keys are about; nothing where no job is there, which is said."""
+        raise NotImplementedError
+
+    def action_log(self) -> None:
+        if subject := self.subject():
+            last = "" if subject[1] else ": last lines"
+            self.app.read(f"{title(*subject)}{last}", lambda: self.app.actions.log(*subject))
+
+    def action_events(self) -> None:
+        if subject := self.subject():
+            job = subject[0]
+            heading = f"{title(job, None)}: events"
+            self.app.read(heading, lambda: self.app.actions.events(job))
+
+    def action_stop(self) -> None:
+        if subject := self.subject():
+            self.app.ask_to_stop(subject[0])
+
+
+class Ranks(JobKeys, ModalScreen[None]):
     """The ranks of one job; the slow ones say so."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -116,10 +141,9 @@ class Ranks(ModalScreen[None]):
         self.heading.update(Text(printable(table.job_words(job))))
         self.ranks.fill([table.RANKS.words(rank) for rank in job.ranks])
 
-    @property
-    def chosen(self) -> RankProgress | None:
+    def subject(self) -> tuple[JobSample, RankProgress | None]:
         at = self.ranks.cursor_row
-        return self.job.ranks[at] if 0 <= at < len(self.job.ranks) else None
+        return self.job, self.job.ranks[at] if 0 <= at < len(self.job.ranks) else None
 
     def action_back(self) -> None:
         if self.alone:
@@ -127,33 +151,18 @@ class Ranks(ModalScreen[None]):
         else:
             self.dismiss()
 
-    def action_log(self) -> None:
-        rank, job = self.chosen, self.job
-        self.top.read(title(job, rank), lambda: self.top.actions.log(job, rank))
-
     def action_stack(self) -> None:
-        rank, job = self.chosen, self.job
+        job, rank = self.subject()
         if rank is not None:
             heading = f"{title(job, rank)}: stack"  # the line that runs stands first
-            self.top.read(heading, lambda: self.top.actions.stack(job, rank), from_end=False)
-
-    def action_events(self) -> None:
-        self.top.events(self.job)
-
-    def action_stop(self) -> None:
-        self.top.ask_to_stop(self.job)
-
-    @property
-    def top(self) -> Top:
-        assert isinstance(self.app, Top)
-        return self.app
+            self.app.read(heading, lambda: self.app.actions.stack(job, rank), from_end=False)
 
 
 def title(job: JobSample, rank: RankProgress | None) -> str:
     return f"{job.experiment or job.job}{f', rank {rank.rank}' if rank is not None else ''}"
 
 
-class Top(App[None]):
+class Top(JobKeys, App[None]):
     """All nodes and their jobs; `q` leaves everything running."""
 
     TITLE = "orchestrator top"
@@ -250,45 +259,22 @@ class Top(App[None]):
 
     # -- keys --------------------------------------------------------------------------------
 
-    @property
-    def chosen(self) -> JobSample | None:
+    def subject(self) -> tuple[JobSample, None] | None:
         """Return the job under the cursor."""
         at = self.jobs.cursor_row
         jobs = self.sample.jobs if self.sample is not None else ()
-        return jobs[at] if 0 <= at < len(jobs) else None
-
-    @property
-    def chosen_or_told(self) -> JobSample | None:
-        if self.chosen is None:
-            nodes = self.sample.nodes if self.sample is not None else ()
-            silent = sum(node.checkup is None for node in nodes)
-            of_these = f"; {silent} of {len(nodes)} have not answered" if silent else ""
-            self.notify(f"no job is seen on these nodes{of_these}")
-        return self.chosen
+        if 0 <= at < len(jobs):
+            return jobs[at], None
+        nodes = self.sample.nodes if self.sample is not None else ()
+        silent = sum(node.checkup is None for node in nodes)
+        of_these = f"; {silent} of {len(nodes)} have not answered" if silent else ""
+        self.notify(f"no job is seen on these nodes{of_these}")
+        return None
 
     def action_ranks(self) -> None:
-        job = self.chosen_or_told
-        if job is not None:
-            self.closer(job.job)
-            self.push_screen(Ranks(job, alone=False), lambda _: self.closer(""))
-
-    def action_log(self) -> None:
-        job = self.chosen_or_told
-        if job is not None:
-            self.read(f"{title(job, None)}: last lines", lambda: self.actions.log(job, None))
-
-    def action_events(self) -> None:
-        job = self.chosen_or_told
-        if job is not None:
-            self.events(job)
-
-    def events(self, job: JobSample) -> None:
-        self.read(f"{title(job, None)}: events", lambda: self.actions.events(job))
-
-    def action_stop(self) -> None:
-        job = self.chosen_or_told
-        if job is not None:
-            self.ask_to_stop(job)
+        if subject := self.subject():
+            self.closer(subject[0].job)
+            self.push_screen(Ranks(subject[0], alone=False), lambda _: self.closer(""))
 
     @work(thread=True)
     def read(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
+from orchestrator.common.hosts import in_url, is_loopback
 from orchestrator.common.text import plural
 from orchestrator.config.launch import Where
 from orchestrator.config.parse import one_of
@@ -142,19 +142,14 @@ def metrics(where: Where, listen: Listen) -> int:
     token = token_of(listen)
     exposition = Exposition(where.experiments, where.trust_record)
     with Server((listen.host, listen.port), exposition, token) as server:
-        host = f"[{listen.host}]" if ":" in listen.host else listen.host
-        say(f"http://{host}:{server.server_address[1]}/metrics, until Ctrl-C")
+        say(f"http://{in_url(listen.host)}:{server.server_address[1]}/metrics, until Ctrl-C")
         server.serve_forever()
     return EXIT_DONE
 
 
 def token_of(listen: Listen) -> str:
     if listen.token_file is None:
-        try:
-            inside = ipaddress.ip_address(listen.host).is_loopback
-        except ValueError:
-            inside = listen.host == "localhost"
-        if inside:
+        if is_loopback(listen.host):
             return ""
         raise UsageError(
             f"on {listen.host} anybody in the network could read the metrics",
