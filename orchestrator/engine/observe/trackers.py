@@ -87,8 +87,13 @@ class Trackers:
         for name in (tracker for tracker in self.wanted if isinstance(tracker, str)):
             try:
                 opened = KNOWN[name].open(curves, **(options.get(name) or {}))
+            except OrchestratorError:
+                raise
             except TypeError as error:
                 raise UsageError(f"trackers: {name} could not be opened: {error}") from error
+            except Exception as error:  # noqa: BLE001 (no key, no server, no store that it can use)
+                self.say(f"WARNING: {name} could not be opened, and gets no values: {error}")
+                continue
             self.named.append(Sending(name, opened, self.say))
 
     def _do(self, what: Any) -> None:

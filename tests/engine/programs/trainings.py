@@ -553,6 +553,11 @@ def tracks(directory: Path) -> None:
         trainer, trackers=["tensorbord"]), "thing": message(trainer, trackers=[3])}  # fmt: skip
     wrong = trainer(trackers={"tensorboard": {"logdri": "here"}})
     results["option"] = message(wrong.train, loader(), epochs=1)
+    (directory / "a_file").touch()  # which is no directory: that of the second one cannot be made
+    shut = trainer(trackers={"tensorboard": {"log_dir": str(directory / "a_file" / "tb")}})
+    shut.train(loader(), epochs=1)
+    results["shut"] = str(shut.state.step)
+    shut.close()
     book, broken = Book(), Broken()
     made = trainer(trackers=[book, broken], log_every=2)
     saving = {"save_every": "1 steps", "save_to": directory / "saved"}
