@@ -142,9 +142,9 @@ class Lines:
             raise self.broken(index, str(error)) from None
         return text
 
-    def broken(self, index: int, why: str) -> CheckFailed:
+    def broken(self, index: int, problem: str) -> CheckFailed:
         line = self.bytes[: int(self.starts[index])].count(b"\n") + 1
-        return CheckFailed(f"line {line} of {self.path}: {why}")
+        return CheckFailed(f"line {line} of {self.path}: {problem}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path,)  # each worker maps it by itself

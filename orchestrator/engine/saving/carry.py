@@ -198,7 +198,7 @@ def copy_to_nodes(path: str | Path, *, missing_ok: bool = False) -> int:
     refuse(gather(problem), path)
     problems = carry(errands, rank, group, lambda errand: path / errand.name,
                      lambda errand: path / errand.name)  # fmt: skip
-    refuse(gather(next((f"{e.name}: {why}" for e, why in problems.items()), "")), path)
+    refuse(gather(next((f"{e.name}: {text}" for e, text in problems.items()), "")), path)
     return len(errands)
 
 
@@ -207,7 +207,7 @@ class Offered:
     """A file of rank 0's, and what shows that another rank sees the very same one."""
 
     record: FileRecord
-    identity: tuple[int, int]  # its inode, and when it was changed
+    identity: tuple[int, ...]
 
 
 def offer(path: Path) -> dict[str, Offered] | str:
@@ -223,9 +223,10 @@ def offer(path: Path) -> dict[str, Offered] | str:
     return found
 
 
-def identity_of(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_ino, status.st_mtime_ns
+def identity_of(path: Path) -> tuple[int, ...]:
+    """Return what is the same of a file on all nodes that see it, until somebody writes to it."""
+    status = path.lstat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def lacks(path: Path, offered: Offered) -> bool:

@@ -69,12 +69,13 @@ class Target:
         self.accept(progress)
         self.auxiliary.prime(progress["stepper"])
         places = {place.name: place for of_shard in kept.values() for place in of_shard}
-        take_shapes(self.model, places, self.ranks.device)
+        if changed := take_shapes(self.model, places, self.ranks.device):
+            self.say(f"{several(changed)}: with the shape that was saved, not that of this model")
         state = state_of(self.model, self.auxiliary)
         if strange := [name for name in places if name.startswith(MODEL) and name not in state]:
             self.say(f"WARNING: {several(strange)} is not in this model, and is not read")
-        own = zip(places_of(state), state.values(), strict=True)
-        return {place.name: (place, local_tensor(value)) for place, value in own}
+        places_here = zip(places_of(state), state.values(), strict=True)
+        return {place.name: (place, local_tensor(value)) for place, value in places_here}
 
 
 class Source(Protocol):
@@ -208,19 +209,22 @@ def said_of_all(path: Path) -> Iterator[None]:
         raise CheckFailed(f"{path} cannot be read: {problem}")
 
 
-def take_shapes(model: nn.Module, saved: Mapping[str, Place], device: torch.device) -> None:
+def take_shapes(model: nn.Module, saved: Mapping[str, Place], device: torch.device) -> list[str]:
     """Give buffers the shapes that they were saved with: some grow, and some come to be in the
-    first forward."""
+    first forward. Return the names of those that had another one."""
+    changed = []
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             place = saved.get(MODEL + plain_names.plain(f"{prefix}.{name}" if prefix else name))
             if place is None or name in module._non_persistent_buffers_set:
                 continue
             if buffer is None:
-                made = torch.zeros(place.whole, dtype=DTYPES[place.dtype], device=device)
-                module._buffers[name] = made
+                new = torch.zeros(place.whole, dtype=DTYPES[place.dtype], device=device)
+                module._buffers[name] = new
             elif tuple(buffer.shape) != place.whole:
                 buffer.data = torch.zeros(place.whole, dtype=buffer.dtype, device=buffer.device)
+                changed.append(place.name)
+    return changed
 
 
 def unasked(of_config: str) -> str:

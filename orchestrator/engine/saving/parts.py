@@ -27,7 +27,7 @@ from orchestrator.common.errors import JobFailed, OrchestratorError
 from orchestrator.common.files import AS_USUAL, replace
 from orchestrator.engine.ranks.ranks import Ranks, gather
 from orchestrator.engine.saving import carry
-from orchestrator.engine.saving.carry import Errand
+from orchestrator.engine.saving.carry import Errand, identity_of
 from orchestrator.engine.saving.reader import METADATA
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import FileRecord, Manifest
@@ -65,11 +65,6 @@ class Before:
     changeless: Written | None = None  # this rank's file with what does not change
     copies: Mapping[str, Written] = field(default_factory=dict)  # and copies of other ranks'
     files: Mapping[str, FileRecord] = field(default_factory=dict)  # of all ranks
-
-
-def identity_of(path: Path) -> tuple[int, ...]:
-    status = path.lstat()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Writer(FileSystemWriter):
@@ -243,7 +238,7 @@ def keep_copies(
         with contextlib.suppress(OSError):
             copied[errand.name] = Written(path(errand), identity_of(path(errand)), errand.record)
     host = place.ranks.nodes[rank][1]
-    trouble = next((f"{errand.name} on {host}: {why}" for errand, why in problems.items()), "")
+    trouble = next((f"{errand.name} on {host}: {text}" for errand, text in problems.items()), "")
     return copied, next((problem for problem in gather(trouble, place.group) if problem), "")
 
 

@@ -105,19 +105,19 @@ def pieces_for(
             by_name.setdefault(place.name, []).append((shard, place))
     pieces: list[Piece] = []
     missing: list[str] = []
-    for own in wanted:
-        there = by_name.pop(own.name, [])
-        if other := next((place for _, place in there if place.whole != own.whole), None):
-            return [], f"{own.name} has the shape {other.whole} there, and {own.whole} here"
-        lacking, used = own.size, set[Box]()
+    for target in wanted:
+        there = by_name.pop(target.name, [])
+        if other := next((place for _, place in there if place.whole != target.whole), None):
+            return [], f"{target.name} has the shape {other.whole} there, and {target.whole} here"
+        lacking, used = target.size, set[Box]()
         for shard, place in there:
-            box, common = Box(place.start, place.shape), place.common(own)
+            box, common = Box(place.start, place.shape), place.common(target)
             if box not in used and common.size:  # several shards may hold the same
                 used.add(box)
                 pieces.append(Piece(shard, place, common))
                 lacking -= common.size
         if lacking or not there:
-            missing.append(own.name)
+            missing.append(target.name)
     if not missing:
         return pieces, ""
     only_there = f"; only there is {several(list(by_name))}" if by_name else ""

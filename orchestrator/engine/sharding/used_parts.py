@@ -67,7 +67,7 @@ class UsedParts:
             group.post_backward = functools.partial(self._sum, group, group.post_backward)
             group.unshard = functools.partial(self._gather, group, group.unshard)
             group.reshard = functools.partial(self._free, group.reshard)
-            group.post_forward = functools.partial(self._given, group, group.post_forward)
+            group.post_forward = functools.partial(self._note_forward, group, group.post_forward)
 
     def _gather(
         self, group: Any, unshard: Callable[..., None], *options: Any, **named: Any
@@ -77,13 +77,13 @@ class UsedParts:
             self.order.gathers(name_of(group))
         unshard(*options, **named)
 
-    def _given(
-        self, group: Any, post_forward: Callable[..., Any], module: Any, given: Any, output: Any
+    def _note_forward(
+        self, group: Any, post_forward: Callable[..., Any], module: Any, inputs: Any, output: Any
     ) -> Any:
         refuse_hidden(name_of(group), output)
         if torch.is_grad_enabled():  # in an evaluation each copy may compute what it likes
             self.order.computed(name_of(group))
-        return post_forward(module, given, output)
+        return post_forward(module, inputs, output)
 
     def _free(self, reshard: Callable[[], None]) -> None:
         if not self.derived:

@@ -73,6 +73,7 @@ def test_buffers_that_change_their_shape_go_on_as_they_were(tmp_path: Path, stra
         assert run(*jobs) == [[0] * nodes[0]] * len(jobs), jobs[0].output() + jobs[-1].output()
     for one in again:
         assert f"resuming after step {SAVED}, from " in one.output()
+        assert "model.bank: with the shape that was saved, not that of" in one.output()
         assert "WARNING: model.late is not in this model, and is not read" in one.output()
         assert kept(one) == kept(first[0])
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from orchestrator.engine.saving.parts import Writer, Written, identity_of
+from orchestrator.engine.saving.carry import identity_of
+from orchestrator.engine.saving.parts import Writer, Written
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import FileRecord
 from tests.engine.core.test_parity import fsdp
