@@ -229,11 +229,11 @@ def check(batch: Any, config: Config, origin: str) -> None:
     """Refuse what a built-in model cannot take: a GPU would only say that an assertion failed."""
     model, needs = config.model, NEEDS.get(config.model.kind, ())
     if needs and not (isinstance(batch, dict) and batch.keys() >= set(needs)):
-        given = (
+        names = (
             ", ".join(map(str, batch)) if isinstance(batch, dict) else import_by_name.kind(batch)
         )
         raise CheckFailed(
-            f"{origin} gave a batch of {given}; model.kind {model.kind!r} needs a dict of"
+            f"{origin} gave a batch of {names}; model.kind {model.kind!r} needs a dict of"
             f" {', '.join(needs)}"
         )
     for name in set(needs) & {"inputs", "targets", "sparse"}:

@@ -29,7 +29,8 @@ from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageErro
 from orchestrator.common.text import Say
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
-from orchestrator.engine.saving import on_nodes, reader
+from orchestrator.engine.saving import node_disks as on_nodes
+from orchestrator.engine.saving import reader
 from orchestrator.engine.saving.checkpoint import (
     MODEL,
     SEEN_WITHIN_SECONDS,
@@ -40,7 +41,7 @@ from orchestrator.engine.saving.checkpoint import (
 from orchestrator.engine.saving.exchange import Parts, agreed_pieces, part_of
 from orchestrator.engine.saving.in_memory.memory_file import Notes
 from orchestrator.engine.saving.in_memory.search import Found
-from orchestrator.engine.saving.on_nodes import NodesDisks
+from orchestrator.engine.saving.node_disks import NodeDisks
 from orchestrator.engine.saving.ownership import EXPERIMENT, run_of, saved_by
 from orchestrator.engine.saving.pieces import DTYPES, Kept, Place, places_of, several
 from orchestrator.engine.sharding.mesh import local_tensor
@@ -150,7 +151,7 @@ class InParts:
         candidate = self.candidate
         path = self.path or checkpoint_store.final(self.room, candidate.step)
         while candidate.whole:
-            disks = NodesDisks(candidate, target.ranks)
+            disks = NodeDisks(candidate, target.ranks)
             manifest = disks.manifest()
             metadata, damaged = disks.metadata()
             if not damaged:

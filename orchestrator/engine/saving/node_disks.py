@@ -71,7 +71,7 @@ def node_of(ranks: Ranks) -> int:
     return ranks.nodes[ranks.rank][0]
 
 
-class NodesDisks:
+class NodeDisks:
     """One candidate on the disks of all nodes. Every rank makes one, and calls it alike."""
 
     def __init__(self, candidate: Candidate, ranks: Ranks) -> None:
