@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -71,7 +71,7 @@ class Board:
         self.list = Topic(self.look, LIST_SECONDS, self.threads)
 
     def look(self) -> bytes:
-        rows = [row.to_json() for row in self.listing.look()]
+        rows = [asdict(row) for row in self.listing.look()]
         return json.dumps({"experiments": rows}, separators=(",", ":")).encode()
 
     async def find(self, name: str) -> Experiment:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ UNREADABLE = "damaged"
 Stamp = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
-class Row:
+@dataclass(frozen=True, kw_only=True)
+class Row(progress.Progress):
     """One experiment in the list."""
 
     name: str
@@ -35,11 +35,6 @@ class Row:
     attempt: int = 1
     cause: str = ""  # of a failure, in a line
     training: float | None = None  # the part of its time that was training
-    progress: progress.Progress = field(default_factory=progress.Progress)
-
-    def to_json(self) -> dict[str, Any]:
-        data = asdict(self)
-        return {**data.pop("progress"), **data}
 
 
 @dataclass
@@ -82,13 +77,15 @@ class Listing:
                 self.kept[each.name] = kept
         except (OSError, UsageError) as error:
             what = error.what if isinstance(error, UsageError) else error.strerror or "unreadable"
-            return Row(each.name, UNREADABLE, cause=what)
+            return Row(name=each.name, state=UNREADABLE, cause=what)
         if kept.row is None or not kept.record.over:
             try:
                 kept.row = row_of(path, kept.record, kept.steps)
             except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
                 # One that makes no sense is that one's trouble, and not the whole list's.
-                kept.row = Row(each.name, UNREADABLE, cause=f"unreadable ({type(error).__name__})")
+                kept.row = Row(
+                    name=each.name, state=UNREADABLE, cause=f"unreadable ({type(error).__name__})"
+                )
         return kept.row
 
 
@@ -118,7 +115,7 @@ def row_of(path: Path, record: JobRecord, steps: int | None) -> Row:
         attempt=record.attempt,
         cause=f"{cause.title}: {cause.message}".splitlines()[0] if cause else "",
         training=training if 0 < training <= 1 else None,
-        progress=how_far,
+        **vars(how_far),
     )
 
 

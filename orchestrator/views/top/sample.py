@@ -27,7 +27,7 @@ from orchestrator.protocol.requests.machine import Examine
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics import progress, samples
-from orchestrator.records.metrics.progress import RankProgress
+from orchestrator.records.metrics.progress import Progress, RankProgress
 from orchestrator.records.metrics.samples import Machine, RecentSamples
 from orchestrator.records.metrics.samples import Sample as Streamed
 
@@ -35,8 +35,8 @@ EVERY = "*"
 AGAIN = 5.0  # seconds until a job whose experiment is not here is looked for once more
 
 
-@dataclass(frozen=True)
-class JobSample:
+@dataclass(frozen=True, kw_only=True)
+class JobSample(Progress):
     """One job that runs on some of the nodes, and how far it is where its experiment is here."""
 
     job: str
@@ -44,15 +44,7 @@ class JobSample:
     nodes: tuple[str, ...]
     since: float
     experiment: str = ""
-    step: int | None = None
-    steps: int | None = None  # in all, where that is known
-    loss: float | None = None
-    rate: float | None = None  # tokens, targets or samples per second
-    left: float | None = None  # seconds
-    slowest: str = ""  # the rank that keeps the others waiting
     ranks: tuple[RankProgress, ...] = ()  # of the job that is looked at closer
-    trainer: int = 1  # whose step it is, where the program has several
-    lost: bool = False  # its loss is NaN or infinite
 
 
 @dataclass(frozen=True)
@@ -139,7 +131,9 @@ class Watch:
                     known = found.get(user.job)
                     places = (*(known.nodes if known else ()), node.name)
                     since = min(user.since, known.since) if known else user.since
-                    found[user.job] = JobSample(user.job, user.user, places, since)
+                    found[user.job] = JobSample(
+                        job=user.job, user=user.user, nodes=places, since=since
+                    )
         now = time.monotonic()
         self.sought = {job: at for job, at in self.sought.items() if at > now - AGAIN}
         unknown = found.keys() - self.known.keys() - self.sought.keys()
