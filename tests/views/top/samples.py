@@ -27,7 +27,8 @@ def load(job: str = "", cores: float = 1.0) -> Load:
 
 def job(name: str, **fields: Any) -> JobSample:
     known = JobSample(
-        f"{name}-1f", "ada", ("one", "two"), NOW - 90, name, 10, 40, 2.5, 1500.0, 90.0
+        job=f"{name}-1f", user="ada", nodes=("one", "two"), since=NOW - 90, experiment=name,
+        step=10, steps=40, loss=2.5, rate=1500.0, left=90.0,
     )  # fmt: skip
     return replace(known, **fields)
 
