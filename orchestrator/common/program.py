@@ -19,8 +19,8 @@ def program_at(name: str, workdir: str) -> tuple[str, str]:
         return "a directory", path
     if not os.path.isfile(path):
         # As the ranks look for it: in the environment of their Python first.
-        path = path_with(sys.executable, os.environ.get("PATH", os.defpath))
-        command = None if "/" in name else shutil.which(name, path=path)
+        places = path_with(sys.executable, os.environ.get("PATH", os.defpath))
+        command = None if "/" in name else shutil.which(name, path=places)
         if command is None:
             return "missing", path
         return ("script", command) if of_this_python(command) else ("program", name)

@@ -282,7 +282,7 @@ def nvidia_memory() -> dict[int, str]:
     answer = checkup.together({"apps": question})["apps"]
     if answer.problem:
         raise OSError(answer.problem)
-    holders = ((holder["pid"], holder["used"]) for holder in nvidia.processes(answer.out))
+    holders = ((holder.pid, holder.used) for holder in nvidia.processes(answer.out))
     return {pid: "some memory" if used is None else in_mib(used) for pid, used in holders}
 
 

@@ -37,6 +37,7 @@ def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
         except (OSError, ValueError) as error:
             problem = processes.in_words(error)
         runs.append(RemovedRun(job=job, node=node, problem=problem))
+    resume_dir.remove_forgotten(time.time())
     libraries = remove_libraries(library, freed.append)
     for path in [*_interrupted("runs"), *_interrupted("lib")]:
         files.delete(path, freed.append)

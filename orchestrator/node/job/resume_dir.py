@@ -14,6 +14,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 
+from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import JOB_NAME, RunDir, all_runs
 from orchestrator.protocol.events import Ended
 
@@ -91,13 +92,20 @@ def remove_forgotten(now: float) -> None:
         with contextlib.suppress(OSError):
             if not (JOB_NAME.fullmatch(job) and node.isdigit()):
                 continue
-            ends = [run.last(Ended) for run in attempts_of(job)]
-            if any(end is None for end in ends):
-                continue
-            at = max((end.time for end in ends if end is not None), default=0.0)
-            since = at + FORGOTTEN_SECONDS if ends else os.stat(path).st_mtime + UNKNOWN_SECONDS
-            if now > since:
+            ends = [end_of(run) for run in attempts_of(job)]
+            unknown = os.stat(path).st_mtime + UNKNOWN_SECONDS
+            if now > max((end + FORGOTTEN_SECONDS for end in ends), default=unknown):
                 remove(RunDir(job, int(node)))
+
+
+def end_of(run: RunDir) -> float:
+    """Return when a run ended: a machine that was lost, and came back, has no last word of it."""
+    end = run.last(Ended)
+    if end is not None:
+        return end.time
+    if not job_processes.here([run]) or job_processes.living([(run.job, run.node)]):
+        return float("inf")
+    return os.stat(run.path).st_mtime
 
 
 def attempts_of(job: str) -> Iterator[RunDir]:

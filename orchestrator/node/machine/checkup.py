@@ -23,8 +23,8 @@ from typing import IO, Any, NamedTuple
 from orchestrator.node.machine.gpus import amd, nvidia
 from orchestrator.node.machine.load import load, owner, started
 from orchestrator.node.machine.probe import gather
-from orchestrator.protocol.facts import Checkup
-from orchestrator.protocol.message import decode, encode
+from orchestrator.protocol.facts import Checkup, Code, Gpu, Holder, Torch, Xid
+from orchestrator.protocol.message import decode
 from orchestrator.protocol.requests.machine import Examine
 
 PARTS = ("gpus", "xids", "code", "torch", "names")  # where none is named; `load` has to be
@@ -75,7 +75,7 @@ def checkup(request: Examine, root: str = "") -> Checkup:
     more, failed = gather(NAME_SECONDS, others)
     problems.update(failed)
     problems = {part: why for part, why in problems.items() if why}
-    return decode(Checkup, {**fields, **more, "problems": problems})
+    return Checkup(**fields, **more, problems=problems)
 
 
 def commands(wanted: Any, workdir: str, root: str) -> dict[str, Command]:
@@ -112,51 +112,48 @@ def any_nvidia(root: str) -> bool:
 
 def gpu_part(
     outputs: dict[str, Output], root: str
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+) -> tuple[tuple[Gpu, ...], tuple[Holder, ...], str]:
     """Return (GPUs, who holds them, what went wrong)."""
-    known: list[dict[str, Any]] = []
-    holders: list[dict[str, Any]] = []
+    known: list[Gpu] = []
+    holders: list[Holder] = []
     problems = []
     if "gpus" in outputs:
         text = outputs["gpus"].out
-        known = nvidia.gpus(text)
         extra = nvidia.more(outputs["more"].out)
-        known = [{**gpu, **extra.get(gpu["uuid"], {})} for gpu in known]
+        known = [gpu.replace(**extra.get(gpu.uuid, {})) for gpu in nvidia.gpus(text)]
         holders = nvidia.processes(outputs["apps"].out)
         problems += [outputs["gpus"].problem, *nvidia.lost(text)]
         if not outputs["gpus"].problem:
             problems.append(outputs["apps"].problem)
     if "rocm" in outputs:
-        cards = {card.pci: card for card in amd.cards(root)}
         amd_gpus = amd.gpus(outputs["rocm"].out)
         if not amd_gpus:  # without rocm-smi the driver's files know all but the processes
-            amd_gpus = [{**encode(card), "index": i} for i, card in enumerate(cards.values())]
+            amd_gpus = [Gpu(index=i, **vars(card)) for i, card in enumerate(amd.cards(root))]
         driver = amd.driver(outputs["rocm"].out)
         known += [
-            {**g, "driver": driver, "ecc_errors": amd.ecc_errors(g["pci"], root)} for g in amd_gpus
+            gpu.replace(driver=driver, ecc_errors=amd.ecc_errors(gpu.pci, root)) for gpu in amd_gpus
         ]
         holders += amd.processes(outputs["rocm"].out)
         problems.append(outputs["rocm"].problem)
     whose = [
-        {**holder, **(owner(holder["pid"]) or {}), "since": started(holder["pid"])}
-        for holder in holders
+        holder.replace(**(owner(holder.pid) or {}), since=started(holder.pid)) for holder in holders
     ]
-    return known, whose, "; ".join(filter(None, problems))
+    return tuple(known), tuple(whose), "; ".join(filter(None, problems))
 
 
-def xid_part(outputs: dict[str, Output]) -> tuple[list[dict[str, Any]], str]:
+def xid_part(outputs: dict[str, Output]) -> tuple[tuple[Xid, ...], str]:
     """Read the kernel's log, or the journal: often a user may read only one of them, or none."""
     if "dmesg" not in outputs:
-        return [], ""
+        return (), ""
     for name in ("dmesg", "journal"):
         if not outputs[name].problem:
-            return nvidia.xids(outputs[name].out), ""
+            return tuple(nvidia.xids(outputs[name].out)), ""
     if outputs["journal"].problem.endswith("exit code 1"):  # grep's: it found none
-        return [], ""
-    return [], "; ".join(outputs[name].problem for name in ("dmesg", "journal"))
+        return (), ""
+    return (), "; ".join(outputs[name].problem for name in ("dmesg", "journal"))
 
 
-def code_part(outputs: dict[str, Output]) -> tuple[dict[str, Any] | None, str]:
+def code_part(outputs: dict[str, Output]) -> tuple[Code | None, str]:
     """Return the revision of the workdir and a hash of its changes; None without git."""
     if "commit" not in outputs:
         return None, ""
@@ -167,13 +164,14 @@ def code_part(outputs: dict[str, Output]) -> tuple[dict[str, Any] | None, str]:
     changed = [line[3:] for line in status.out.splitlines()]
     problem = "; ".join(filter(None, (outputs[name].problem for name in ("top", "status", "diff"))))
     diff = outputs["diff"].out
-    return {
-        "commit": outputs["commit"].out.strip(),
-        "top": outputs["top"].out.strip(),
-        "changed": changed[:100],
-        "changes": len(changed),
-        "diff": hashlib.sha256(diff.encode("utf-8", "replace")).hexdigest()[:16] if diff else "",
-    }, problem
+    code = Code(
+        commit=outputs["commit"].out.strip(),
+        top=outputs["top"].out.strip(),
+        changed=tuple(changed[:100]),
+        changes=len(changed),
+        diff=hashlib.sha256(diff.encode("utf-8", "replace")).hexdigest()[:16] if diff else "",
+    )
+    return code, problem
 
 
 def digest(workdir: str, script: str) -> str:
@@ -185,21 +183,20 @@ def digest(workdir: str, script: str) -> str:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def torch_part(outputs: dict[str, Output]) -> tuple[dict[str, Any] | None, str]:
+def torch_part(outputs: dict[str, Output]) -> tuple[Torch | None, str]:
     """Return what importing torch gives: the last line, because site files may print others."""
     output = outputs["torch"]
     lines = output.out.strip().splitlines()
     with contextlib.suppress(ValueError, IndexError):
-        result = json.loads(lines[-1])
-        if isinstance(result, dict):
-            return result, str(result.get("error", "")) or output.problem
+        torch = decode(Torch, json.loads(lines[-1]))
+        return torch, torch.error or output.problem
     return None, output.problem or "it said nothing"
 
 
-def own_name() -> list[str]:
+def own_name() -> tuple[str, ...]:
     """Resolve this machine's own name: 127.0.1.1 misleads whoever is sent there."""
     name = socket.gethostname()
-    return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)})
+    return tuple(sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}))
 
 
 MOST = 4 << 20  # of output

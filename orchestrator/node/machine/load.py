@@ -8,7 +8,9 @@ import time
 from typing import Any
 
 from orchestrator.node.job import processes
+from orchestrator.node.job.processes import Process
 from orchestrator.node.machine import sysfs
+from orchestrator.protocol.facts import Load, User
 
 SECONDS = 0.25
 LEAST = 0.05  # of a core: who uses less is not named, unless a job of ours is
@@ -17,43 +19,40 @@ TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def load(seconds: float = SECONDS) -> dict[str, Any]:
+def load(seconds: float = SECONDS) -> Load:
     """Return the cores that each user's processes use now, the greatest first."""
     before, began = processes.everyone(), time.monotonic()
     time.sleep(seconds)
     after, took = processes.everyone(), time.monotonic() - began
-    by_user: dict[tuple[str, str], dict[str, Any]] = {}
-    boot = boot_time()
+    users: dict[tuple[str, str], User] = {}
+    busiest: dict[tuple[str, str], float] = {}  # its cores
     for pid, now in after.items():
         was = before.get(pid)
-        earlier = was.ticks if was and was.started == now.started else 0
-        used = (now.ticks - earlier) / TICKS / took
+        used = (now.ticks - (was.ticks if was and was.key == now.key else 0)) / TICKS / took
         whose = owner(pid) if used >= LEAST / 4 or is_own(pid) else None
         if whose is None or pid == os.getpid():
             continue
-        known = by_user.setdefault(
-            (whose["user"], whose["job"]),
-            {
-                **whose,
-                **{"cores": 0.0, "memory": 0, "processes": 0, "most": -1.0, "since": time.time()},
-            },
+        key = whose["user"], whose["job"]
+        user = users.get(key) or User(**NOTHING, **whose, pid=pid, since=time.time())
+        if used > busiest.get(key, -1.0):
+            busiest[key] = used
+            user = user.replace(name=now.name, pid=pid)
+            user = user if user.job else user.replace(since=began_at(now))
+        if user.job:
+            since = min(user.since, max(began_at(now), given_to_job(pid)))
+            user = user.replace(since=since)
+        users[key] = user.replace(
+            cores=user.cores + used,
+            memory=user.memory + now.pages * PAGE,
+            processes=user.processes + 1,
         )
-        known["cores"] += used
-        known["memory"] += now.pages * PAGE
-        known["processes"] += 1
-        began_at = boot + now.started / TICKS
-        if used > known["most"]:
-            known.update(most=used, name=now.name, pid=pid)
-            known["since"] = began_at if not whose["job"] else known["since"]
-        if whose["job"]:
-            known["since"] = min(known["since"], max(began_at, given_to_job(pid)))
-    users = sorted(by_user.values(), key=lambda known: -known["cores"])
-    named = [known for known in users if known["cores"] >= LEAST or known["job"]][:MOST]
-    for known in named:
-        del known["most"]
-    cores = sum(known["cores"] for known in users)
-    cpus = len(os.sched_getaffinity(0))
-    return {"cores": cores, "users": named, "cpus": cpus, **memory(), **traffic()}
+    listed = sorted(users.values(), key=lambda user: -user.cores)
+    named = [user for user in listed if user.cores >= LEAST or user.job][:MOST]
+    cores, cpus = sum(user.cores for user in listed), len(os.sched_getaffinity(0))
+    return Load(cores=cores, users=tuple(named), cpus=cpus, **memory(), **traffic())
+
+
+NOTHING: dict[str, Any] = {"name": "", "cores": 0.0, "memory": 0, "processes": 0}
 
 
 def memory() -> dict[str, int]:
@@ -66,14 +65,14 @@ def memory() -> dict[str, int]:
     }
 
 
-def traffic() -> dict[str, float]:
+def traffic() -> dict[str, Any]:
     """Count the bytes over all networks; what goes through a bridge or bond counts on its ports."""
     counts = sysfs.network_bytes().values()
     received, sent = (sum(count[way] for count in counts) for way in (0, 1))
     return {"received": received, "sent": sent, "at": time.monotonic()}
 
 
-def owner(pid: int) -> dict[str, str] | None:
+def owner(pid: int) -> dict[str, Any] | None:
     """Say whose process it is, and of which job of ours, as far as we may look."""
     try:
         uid = os.stat(f"/proc/{pid}").st_uid
@@ -107,8 +106,10 @@ def is_own(pid: int) -> bool:
 def started(pid: int) -> float | None:
     """Return when a process began, in Unix seconds."""
     process = processes.look(pid)
-    if process is None:
-        return None
+    return None if process is None else began_at(process)
+
+
+def began_at(process: Process) -> float:
     return boot_time() + process.started / TICKS
 
 

@@ -33,6 +33,7 @@ def start(visit: Visit, spec: Spec) -> StartedHere:
     """Start this node's part of a job, and return what the head has to know of it."""
     run, first = RunDir(spec.job, spec.node), first_run(spec)
     make_run_directory(visit, run, first)
+    resume_dir.remove_forgotten(time.time())
     payload.hand_over(run, first)
     shared = is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
     there = spec if shared else with_own_experiment(spec, run, first)
@@ -78,7 +79,6 @@ def with_own_experiment(spec: Spec, run: RunDir, first: RunDir) -> Spec:
 def with_resume_directory(spec: Spec, first: RunDir) -> Spec:
     """Name the attempt to the ranks, and the directory that all attempts share."""
     assert spec.attempt is not None
-    resume_dir.remove_forgotten(time.time())
     names = {
         "ORCHESTRATOR_ATTEMPT": str(spec.attempt.number),
         "ORCHESTRATOR_RESUME_DIR": resume_dir.make(first),

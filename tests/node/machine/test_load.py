@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.node.machine import load
-from orchestrator.protocol.facts import Load
-from orchestrator.protocol.message import decode
 
 SPIN = "print(flush=True)\nwhile True: pass"
 WAIT = "import signal; print(flush=True); signal.pause()"
@@ -36,7 +34,7 @@ def test_a_job_that_computes_and_one_that_waits_are_named() -> None:
     spins = {"ORCHESTRATOR_JOB": "spins-1"}
     waits = {"ORCHESTRATOR_JOB": "waits-1"}
     with program(SPIN, **spins) as busy, program(WAIT, **waits) as idle:
-        found = decode(Load, load.load(1.0))
+        found = load.load(1.0)
     by_job = {user.job: user for user in found.users}
     assert by_job["spins-1"].pid == busy and by_job["spins-1"].cores > 0.05
     assert by_job["spins-1"].cores <= found.cores
@@ -54,7 +52,7 @@ def test_a_job_is_no_older_than_its_directory_although_a_warm_process_waited(
     os.utime(tmp_path / "spec.json", (later, later))
     with program(WAIT, ORCHESTRATOR_JOB="warm-1", ORCHESTRATOR_RUN=str(tmp_path)):
         waited_until = time.time()
-        found = decode(Load, load.load(0.1))
+        found = load.load(0.1)
     [user] = [user for user in found.users if user.job == "warm-1"]
     assert user.since >= waited_until
 

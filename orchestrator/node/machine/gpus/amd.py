@@ -7,7 +7,7 @@ import re
 from typing import Any, Union
 
 from orchestrator.node.machine import sysfs
-from orchestrator.protocol.facts import Card
+from orchestrator.protocol.facts import Card, Gpu, Holder
 
 VENDOR = "0x1002"
 PROCESSES = "/sys/class/kfd/kfd/proc"
@@ -21,28 +21,26 @@ NAMES = ("card series", "card model", "device name", "card sku", "gfx version")
 Number = Union[int, float, None]  # noqa: UP007  Python 3.9
 
 
-def gpus(text: str) -> list[dict[str, Any]]:
+def gpus(text: str) -> list[Gpu]:
     """Read rocm-smi's JSON, whose keys change their letters' case between versions."""
-    cards = []
+    cards: dict[int, Gpu] = {}
     for key, values in document(text).items():
         match = re.fullmatch(r"card(\d{1,6})", str(key))
         if not match or not isinstance(values, dict):
             continue
         fields = {str(name).lower(): text_of(value) for name, value in values.items()}
         names = [fields[name] for name in NAMES if fields.get(name)]
-        cards.append(
-            {
-                "vendor": "amd",
-                "index": int(match.group(1)),
-                "uuid": fields.get("unique id", ""),
-                "model": next((name for name in names if not name.startswith("0x")), ""),
-                "pci": fields.get("pci bus", "").lower(),
-                "memory": number(fields.get("vram total memory (b)", "")),
-                "used": number(fields.get("vram total used memory (b)", "")),
-                "busy": number(fields.get("gpu use (%)", "")),
-            }
+        cards[int(match.group(1))] = Gpu(
+            vendor="amd",
+            index=int(match.group(1)),
+            uuid=fields.get("unique id", ""),
+            model=next((name for name in names if not name.startswith("0x")), ""),
+            pci=fields.get("pci bus", "").lower(),
+            memory=number(fields.get("vram total memory (b)", "")),
+            used=number(fields.get("vram total used memory (b)", "")),
+            busy=number(fields.get("gpu use (%)", "")),
         )
-    return sorted(cards, key=lambda gpu: int(gpu["index"]))
+    return [cards[index] for index in sorted(cards)]
 
 
 def driver(text: str) -> str:
@@ -51,7 +49,7 @@ def driver(text: str) -> str:
     return next((text_of(v) for k, v in values if str(k).lower() == "driver version"), "")
 
 
-def processes(text: str) -> list[dict[str, Any]]:
+def processes(text: str) -> list[Holder]:
     """Read `"PID4711": "python3, 1, 18165104640, 0, unknown"`: name, GPUs, bytes, ..."""
     system = document(text).get("system")
     holders = []
@@ -63,7 +61,7 @@ def processes(text: str) -> list[dict[str, Any]]:
         used = number(parts[2]) if len(parts) == 5 else None
         if len(parts) == 5 and parts[1] == "0" and not used:
             continue  # it has the driver open, and uses no GPU: a monitor, or rocm-smi itself
-        holders.append({"pid": int(match.group(1)), "gpu": "", "used": used, "name": parts[0]})
+        holders.append(Holder(pid=int(match.group(1)), gpu="", used=used, name=parts[0]))
     return holders
 
 

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from orchestrator.node.machine import sysfs
-from orchestrator.protocol.facts import Card
+from orchestrator.protocol.facts import Card, Gpu, Holder, Xid
 
 GPU_FIELDS = (
     *("index", "uuid", "name", "pci.bus_id", "memory.total", "memory.used", "utilization.gpu"),
@@ -58,33 +58,35 @@ def flag(word: str) -> bool | None:
     return {"enabled": True, "yes": True, "disabled": False, "no": False}.get(lower)
 
 
-def gpus(text: str) -> list[dict[str, Any]]:
-    """Return the GPUs, memory in bytes; `problem` is the error shown in place of values."""
-    reported = []
-    for row in rows(text, GPU_FIELDS):
-        if number(row["index"]) is None:
-            continue
-        total, used = number(row["memory.total"]), number(row["memory.used"])
-        reported.append(
-            {
-                "vendor": "nvidia",
-                "index": number(row["index"]),
-                "uuid": value(row["uuid"]),
-                "model": value(row["name"]),
-                "pci": short_pci(value(row["pci.bus_id"])),
-                "memory": None if total is None else total << 20,
-                "used": None if used is None else used << 20,
-                "busy": number(row["utilization.gpu"]),
-                "temperature": number(row["temperature.gpu"]),
-                "driver": value(row["driver_version"]),
-                "compute_mode": value(row["compute_mode"]),
-                "mig": flag(row["mig.mode.current"]),
-                "ecc": flag(row["ecc.mode.current"]),
-                "ecc_errors": number(row["ecc.errors.uncorrected.volatile.total"]),
-                "problem": sickness(row),
-            }
+def gpus(text: str) -> list[Gpu]:
+    """Return the GPUs; `problem` is the error shown in place of values."""
+    return [
+        Gpu(
+            vendor="nvidia",
+            index=number(row["index"]),
+            uuid=value(row["uuid"]),
+            model=value(row["name"]),
+            pci=short_pci(value(row["pci.bus_id"])),
+            memory=mebibytes(row["memory.total"]),
+            used=mebibytes(row["memory.used"]),
+            busy=number(row["utilization.gpu"]),
+            temperature=number(row["temperature.gpu"]),
+            driver=value(row["driver_version"]),
+            compute_mode=value(row["compute_mode"]),
+            mig=flag(row["mig.mode.current"]),
+            ecc=flag(row["ecc.mode.current"]),
+            ecc_errors=number(row["ecc.errors.uncorrected.volatile.total"]),
+            problem=sickness(row),
         )
-    return reported
+        for row in rows(text, GPU_FIELDS)
+        if number(row["index"]) is not None
+    ]
+
+
+def mebibytes(word: str) -> int | None:
+    """Return the bytes that a number of MiB stands for."""
+    many = number(word)
+    return None if many is None else many << 20
 
 
 def sickness(row: dict[str, str]) -> str:
@@ -126,35 +128,29 @@ def state(word: str) -> bool | None:
     return flag(word) if value is None else bool(value)
 
 
-def processes(text: str) -> list[dict[str, Any]]:
+def processes(text: str) -> list[Holder]:
     """Return who computes on which GPU; with MIG without memory, in containers without names."""
-    holders = []
-    for row in rows(text, APP_FIELDS):
-        pid, used = number(row["pid"]), number(row["used_memory"])
-        if pid is None:
-            continue
-        holders.append(
-            {
-                "pid": pid,
-                "gpu": value(row["gpu_uuid"]),
-                "used": None if used is None else used << 20,
-                "name": value(row["process_name"]),
-            }
+    return [
+        Holder(
+            pid=pid,
+            gpu=value(row["gpu_uuid"]),
+            used=mebibytes(row["used_memory"]),
+            name=value(row["process_name"]),
         )
-    return holders
+        for row in rows(text, APP_FIELDS)
+        if (pid := number(row["pid"])) is not None
+    ]
 
 
-def xids(text: str) -> list[dict[str, Any]]:
+def xids(text: str) -> list[Xid]:
     """Return the errors that the driver reported, the last of each number on each GPU."""
-    errors: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in text.splitlines():
-        match = XID.search(line)
-        if not match:
-            continue
-        pci, xid = short_pci(match.group(1)), int(match.group(2)[:9])
-        seen = errors.pop((pci, xid), {"count": 0})
-        message = match.group(3).strip()[:200]
-        errors[pci, xid] = {"pci": pci, "xid": xid, "words": message, "count": seen["count"] + 1}
+    errors: dict[tuple[str, int], Xid] = {}
+    for match in map(XID.search, text.splitlines()):
+        if match:
+            key = pci, xid = short_pci(match.group(1)), int(match.group(2)[:9])
+            before = errors.pop(key, None)
+            count, words = before.count if before else 0, match.group(3).strip()[:200]
+            errors[key] = Xid(pci=pci, xid=xid, words=words, count=count + 1)
     return list(errors.values())
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator.node.machine.gpus import amd
 from orchestrator.protocol.facts import Gpu, Holder
-from orchestrator.protocol.message import decode
+from orchestrator.protocol.message import decode, encode
 from tests.node.job.trees import plant
 
 SIX = {
@@ -37,7 +37,7 @@ WARNING = "WARNING: AMD GPU device(s) is/are in a low-power state. Check power c
 
 
 def test_gpus() -> None:
-    first, second = (decode(Gpu, gpu) for gpu in amd.gpus(WARNING + json.dumps(SIX)))
+    first, second = amd.gpus(WARNING + json.dumps(SIX))
     assert second == Gpu(
         "amd", 1, "AMD Instinct MI300X", "0x8e6b0a5ef2a9d3c1", "0000:2f:00.0",
         memory=206141652992, used=299032576, busy=0,
@@ -47,11 +47,11 @@ def test_gpus() -> None:
 
 def test_an_older_rocm_writes_its_keys_otherwise() -> None:
     (gpu,) = amd.gpus(FIVE)
-    assert (gpu["model"], gpu["busy"], gpu["used"]) == ("Instinct MI210", 100, None)
+    assert (gpu.model, gpu.busy, gpu.used) == ("Instinct MI210", 100, None)
 
 
 def test_who_computes_and_who_only_looks() -> None:
-    found = [decode(Holder, one) for one in amd.processes(json.dumps(SIX))]
+    found = amd.processes(json.dumps(SIX))
     assert found == [
         Holder(67849, "", "python3", 18165104640),
         Holder(70001, "", "gmx_mpi", None),
@@ -85,7 +85,7 @@ anything = st.recursive(
 @settings(deadline=None)  # a busy machine is no defect
 def test_no_text_is_too_odd(text: str) -> None:
     for gpu in amd.gpus(text):
-        decode(Gpu, gpu)
+        decode(Gpu, encode(gpu))
     for holder in amd.processes(text):
-        decode(Holder, holder)
+        decode(Holder, encode(holder))
     amd.driver(text)

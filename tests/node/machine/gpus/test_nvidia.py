@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.node.machine.gpus import nvidia
-from orchestrator.protocol.facts import Gpu, Holder, Xid
-from orchestrator.protocol.message import decode
+from orchestrator.protocol.facts import Gpu, Holder
+from orchestrator.protocol.message import decode, encode
 
 UUID = "GPU-6c35a82c-6ee1-5a9b-1b5a-2f6f7ad4f9a1"
 HEALTHY = f"""\
@@ -45,7 +45,7 @@ GONE = (
 
 
 def gpus(text: str) -> list[Gpu]:
-    return [decode(Gpu, gpu) for gpu in nvidia.gpus(text)]
+    return nvidia.gpus(text)
 
 
 def test_healthy_gpus() -> None:
@@ -127,7 +127,7 @@ def test_who_computes() -> None:
 70003, {UUID}, 12, [Not Found]
 No running processes found
 """
-    found = [decode(Holder, one) for one in nvidia.processes(text)]
+    found = nvidia.processes(text)
     assert found == [
         Holder(67849, UUID, "/home/alice/venv/bin/python3", 76842 << 20),
         Holder(70001, UUID, "", None),
@@ -144,7 +144,7 @@ def test_xids_of_dmesg_and_of_the_journal() -> None:
 Nov 03 01:02:03 gpu07 kernel: NVRM: Xid (PCI:0000:4F:00): 79, GPU has fallen off the bus.
 [ 1000.0] NVRM: Xid (0000:05:00): 62, 1d9c(25e8) 00000000 00000000
 """
-    found = [decode(Xid, one) for one in nvidia.xids(text)]
+    found = nvidia.xids(text)
     assert [(one.pci, one.xid, one.count) for one in found] == [
         *(("0000:3b:00", 31, 2), ("0000:4f:00", 79, 1)),
         ("0000:05:00", 62, 1),
@@ -161,7 +161,7 @@ def test_no_text_is_too_odd(text: str) -> None:
         for gpu in gpus(one):
             assert gpu.index is not None
         for holder in nvidia.processes(one):
-            assert decode(Holder, holder).pid is not None
+            assert decode(Holder, encode(holder)) == holder
         nvidia.more(one)
         nvidia.xids(one)
         nvidia.lost(one)
