@@ -23,6 +23,7 @@ from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.transfer.code.store import (
     READ,
+    Checked,
     Incomplete,
     Store,
     hash_of,
@@ -76,11 +77,10 @@ def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
                 put(store.path_of(entry), path, entry)
             elif entry.kind == LINK:
                 os.symlink(entry.value, path)
-        digest, differ = look(root, entries)
+        digest, differ = compare(root, entries, store.checked if put is link else None)
         if differ:
             discard(store, entries, differ)
-        if put is not copy:
-            store.note(contents)  # now that they may have another name
+        store.checked.save()
     except FileNotFoundError as error:
         remove(own)
         raise Incomplete(name) from error
@@ -139,7 +139,7 @@ def settle(descriptor: int, entry: Entry) -> None:
 
 
 def link(kept: bytes, path: bytes, entry: Entry) -> None:
-    """Link a content, unseen: `look` reads what it is."""
+    """Link a content, unseen: `compare` reads what it is."""
     try:
         os.link(kept, path, follow_symlinks=False)
     except OSError as error:
@@ -183,16 +183,23 @@ def way_to_put(store: Store, own: bytes, entries: Sequence[Entry]) -> Put:
 # -- what is there ----------------------------------------------------------------------------
 
 
-def look(root: bytes, entries: Iterable[Entry]) -> tuple[str, list[str]]:
-    """Return the digest of what a directory holds, and the paths that are not as in the list."""
+def compare(
+    root: bytes, entries: Iterable[Entry], checked: Checked | None
+) -> tuple[str, list[str]]:
+    """Return the digest of what a directory holds, and the paths that are not as in the list.
+
+    `checked` hears what contents are like now that they have another name here.
+    """
     expected = {entry.path: entry for entry in entries}
-    seen = dict(walk(root, expected))
+    seen = dict(walk(root, expected, checked))
     differ = [path for path in expected if seen.get(path) != expected[path]]
     differ += [path for path in seen if path not in expected]
     return tree.digest_of(tree.packed(seen.values())), sorted(map(os.fsdecode, differ))
 
 
-def walk(root: bytes, expected: dict[bytes, Entry]) -> Iterable[tuple[bytes, Entry]]:
+def walk(
+    root: bytes, expected: dict[bytes, Entry], checked: Checked | None
+) -> Iterable[tuple[bytes, Entry]]:
     """Yield what is there. The digest of a file that is as the store wrote it is known."""
     for directory, names, others in os.walk(root):
         for name in (*names, *others):
@@ -206,6 +213,8 @@ def walk(root: bytes, expected: dict[bytes, Entry]) -> Iterable[tuple[bytes, Ent
                 entry = expected.get(path)
                 known = entry is not None and is_as_kept(status, entry)
                 value = entry.value if known and entry else hash_of(where)
+                if known and entry and checked is not None:
+                    checked.linked(key_of(entry), status)
                 yield path, Entry(path, FILE, mode, status.st_size, value)
             elif path in expected:  # an empty directory has an entry, others have none
                 yield path, Entry(path, DIRECTORY, expected[path].mode, 0, b"")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import os
 import stat
 import zlib
@@ -51,37 +50,46 @@ class Checked:
     """
 
     def __init__(self, path: bytes) -> None:
-        self.path = os.fsdecode(path)
+        self.path = path
         self.changed = False
 
     @functools.cached_property
-    def rows(self) -> dict[str, list[int]]:
+    def rows(self) -> dict[bytes, bytes]:
         """The notes, read when they are first needed: a small tree is copied and needs none."""
         with contextlib.suppress(OSError, ValueError), open(self.path, "rb") as file:
-            return dict(json.load(file))
+            return dict(row.split(b" ", 1) for row in file.read().splitlines())
         return {}
 
     def has(self, name: bytes, status: os.stat_result) -> bool:
-        return self.rows.get(os.fsdecode(name)) == state_of(status)
+        return self.rows.get(name) == state_of(status)
 
     def note(self, name: bytes, status: os.stat_result) -> None:
-        self.rows[os.fsdecode(name)] = state_of(status)
+        self.rows[name] = state_of(status)
         self.changed = True
 
+    def linked(self, name: bytes, status: os.stat_result) -> None:
+        """Note the state of a content that was right and got another name; else it is a copy."""
+        if self.rows.get(name, b"").endswith(b" %d" % status.st_ino):
+            self.note(name, status)
+
     def forget(self, name: bytes) -> None:
-        if self.rows.pop(os.fsdecode(name), None) is not None:
+        if self.rows.pop(name, None) is not None:
             self.changed = True
 
     def save(self) -> None:
-        """Keep the notes; without them contents are read again."""
+        """Keep the notes, if not safe on the disk: without them contents are read again."""
         if self.changed:
+            new = b"%b.%b.new" % (self.path, os.urandom(4).hex().encode())
             with contextlib.suppress(OSError):
-                files.replace(self.path, json.dumps(self.rows))
+                with open(new, "xb") as file:
+                    file.write(b"\n".join(b"%b %b" % row for row in self.rows.items()))
+                os.replace(new, self.path)
             self.changed = False
 
 
-def state_of(status: os.stat_result) -> list[int]:
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+def state_of(status: os.stat_result) -> bytes:
+    times = (status.st_mtime_ns, status.st_ctime_ns)
+    return b"%d %d %d %d" % (status.st_size, *times, status.st_ino)
 
 
 class Store:
