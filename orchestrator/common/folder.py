@@ -63,6 +63,11 @@ def hidden(label: str, name: str) -> str:
     return f".orchestrator-{hashlib.sha256(os.fsencode(f'{label}/{name}')).hexdigest()[:16]}.part"
 
 
+def is_half(name: str) -> bool:
+    """Tell whether a file is what a transfer has left half done, or is writing now."""
+    return name.startswith(".orchestrator-") and name.endswith(".part")
+
+
 class Partial:
     """A file that is being written under a hidden name."""
 

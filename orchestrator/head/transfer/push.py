@@ -16,14 +16,14 @@ from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.screen.output import Progress
+from orchestrator.head.transfer.fetch.fetch import entry_of
 from orchestrator.head.transfer.peer import Peer, kept_alive
 from orchestrator.head.transfer.send import Outbox, Sender
 from orchestrator.head.transfer.spread import PassingOn, send_to_all
 from orchestrator.head.transfer.tree import Tree
-from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
+from orchestrator.node.transfer.outputs import Listing
+from orchestrator.protocol.manifest import FILE, MOST_ENTRIES
 from orchestrator.protocol.requests.transfer import Place
-
-NEVER = b".orchestrator-"  # what a transfer has left half done
 
 
 @dataclass(frozen=True)
@@ -65,49 +65,23 @@ def load(source: Path, destination: str | None) -> Cargo:
         status = source.stat()
     except OSError as error:
         raise UsageError(f"{source}: {(error.strerror or str(error)).lower()}") from None
-    if stat.S_ISREG(status.st_mode):
-        file = entry_of(os.fsencode(Path(where).name), status)
-        names = {file.path: os.fsencode(name)}
-        tree = Tree.of(os.fsencode(source.parent), [file], names=names)
-        return Cargo(tree, str(Path(where).parent))
-    if not stat.S_ISDIR(status.st_mode):
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise UsageError(f"{source} is neither a file nor a directory")
-    entries: list[Entry] = []
-    left_out: list[str] = []
-    walk(os.fsencode(source), b"", entries, left_out)
-    return Cargo(Tree.of(os.fsencode(source), entries), where, tuple(left_out))
-
-
-def walk(root: bytes, below: bytes, entries: list[Entry], left_out: list[str]) -> None:
+    if stat.S_ISREG(status.st_mode):
+        listing = Listing(str(source.parent), hidden=True)
+        listing.add(name, status)
+        (file,) = map(entry_of, listing.files)
+        there = file._replace(path=os.fsencode(Path(where).name))
+        tree = Tree.of(os.fsencode(source.parent), [there], names={there.path: file.path})
+        return Cargo(tree, str(Path(where).parent))
+    listing = Listing(str(source), hidden=True, most=MOST_ENTRIES)
     try:
-        found = sorted(os.scandir(os.path.join(root, below)), key=lambda entry: entry.name)
+        os.listdir(source)
+        listing.walk("", ())
     except OSError as error:
-        if not below:
-            raise UsageError(f"{os.fsdecode(root)}: {error.strerror}") from None
-        left_out.append(f"{os.fsdecode(below)} ({error.strerror})")
-        return
-    for entry in found:
-        path = os.path.join(below, entry.name)
-        if entry.name.startswith(NEVER) and entry.name.endswith(b".part"):
-            continue
-        try:
-            status = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            continue  # it has just gone
-        if stat.S_ISLNK(status.st_mode):
-            entries.append(Entry(path, LINK, 0, 0, os.readlink(entry.path)))
-        elif stat.S_ISDIR(status.st_mode):
-            entries.append(Entry(path, DIRECTORY, 0, 0, b""))
-            walk(root, path, entries, left_out)
-        elif stat.S_ISREG(status.st_mode):
-            entries.append(entry_of(path, status))
-        else:
-            left_out.append(f"{os.fsdecode(path)} (neither a file nor a directory)")
-
-
-def entry_of(path: bytes, status: os.stat_result) -> Entry:
-    mode = stat.S_IMODE(status.st_mode) & 0o777
-    return Entry(path, FILE, mode, status.st_size, b"", status.st_mtime_ns)
+        raise UsageError(f"{source}: {error.strerror}") from None
+    tree = Tree.of(os.fsencode(source), map(entry_of, listing.files))
+    return Cargo(tree, where, tuple(listing.left_out))
 
 
 def push(

@@ -10,6 +10,7 @@ import shutil
 import stat
 import time
 
+from orchestrator.common.folder import is_half
 from orchestrator.common.permissions import others
 from orchestrator.node.job.run_directory import RunDir, home
 from orchestrator.protocol.requests.transfer import (
@@ -179,8 +180,8 @@ def discard(run: RunDir) -> None:
 class Listing:
     """Lists what there is below a directory; links are not followed."""
 
-    def __init__(self, root: str, *, hidden: bool) -> None:
-        self.root, self.hidden = root, hidden
+    def __init__(self, root: str, *, hidden: bool, most: int = MOST) -> None:
+        self.root, self.hidden, self.most = root, hidden, most
         self.files: list[OutputFile] = []
         self.left_out: list[str] = []
 
@@ -204,7 +205,7 @@ class Listing:
             return
         for entry in entries:
             hidden = entry.name.startswith(".") and not below.startswith(PUBLISHED)
-            if entry.name in without or (hidden and not self.hidden):
+            if entry.name in without or (hidden and not self.hidden) or is_half(entry.name):
                 continue
             path = os.path.join(below, entry.name)
             try:
@@ -213,7 +214,7 @@ class Listing:
                 self.left_out.append(f"{path} ({error.strerror})")
 
     def add(self, path: str, status: os.stat_result) -> None:
-        mode, changed = stat.S_IMODE(status.st_mode), max(0.0, status.st_mtime)
+        mode, changed = stat.S_IMODE(status.st_mode), max(0, status.st_mtime_ns)
         if stat.S_ISREG(status.st_mode):
             file = OutputFile(path=path, size=status.st_size, mode=mode, changed=changed)
         elif stat.S_ISDIR(status.st_mode):
@@ -225,8 +226,8 @@ class Listing:
             self.left_out.append(f"{path} (neither a file nor a directory)")
             return
         self.files.append(file)
-        if len(self.files) > MOST:
-            raise ValueError(f"{self.root} holds more than {MOST} files: name a part of it")
+        if len(self.files) > self.most:
+            raise ValueError(f"{self.root} holds more than {self.most} files: name a part of it")
         if file.kind == "directory":
             self.walk(path, ())
 

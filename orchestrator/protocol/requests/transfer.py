@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, Optional
 
 from orchestrator.protocol.facts import Disk
-from orchestrator.protocol.message import Count, Few, IpAddress, Message, Moment, Nonsense, Port
+from orchestrator.protocol.message import Count, Few, IpAddress, Message, Nonsense, Port
 from orchestrator.protocol.requests.machine import ProbeTarget
 from orchestrator.protocol.requests.request import Nothing, Request
 
@@ -222,7 +222,7 @@ class OutputFile(Message):
     size: Count = 0
     kind: str = "file"  # or "directory", "link"
     mode: Few = 0o600
-    changed: Moment = 0.0
+    changed: Count = 0  # nanoseconds
     target: str = ""  # of a link
     place: str = ""  # where that is not the one that was listed
 

@@ -230,7 +230,7 @@ class Fetch:
         return starts
 
     def _may_replace(self, before: os.stat_result, number: int) -> bool:
-        changed = self.listed[number].changed
+        changed = self.listed[number].changed / 1e9
         is_new = before.st_ctime < self.came_before and changed > self.changed_since
         return self.replace or is_new
 
@@ -304,9 +304,8 @@ class Fetch:
 
 
 def entry_of(file: OutputFile) -> Entry:
-    time = int(file.changed * 1e9)
     path, target = os.fsencode(file.path), os.fsencode(file.target)
-    return Entry(path, KINDS.get(file.kind, FILE), file.mode, file.size, target, time)
+    return Entry(path, KINDS[file.kind], file.mode & 0o777, file.size, target, file.changed)
 
 
 def another() -> OSError:

@@ -23,7 +23,7 @@ def offered(root: Path, index: int, *files: tuple[str, int]) -> Listed:
     folder = Folder(root, private=False)
     source = Source(index, f"n{index}", Node(f"n{index}"), question, folder, replace=True)
     listed = tuple(
-        OutputFile(path=path, kind="file", size=size, mode=0o600, changed=0.0, target="")
+        OutputFile(path=path, kind="file", size=size, mode=0o600, changed=0, target="")
         for path, size in files
     )
     return Listed(source, cast(Any, None), "/x", listed)
