@@ -77,12 +77,15 @@ def failures(
 
 
 def all_or_table(
-    nodes: Sequence[Node], results: Sequence[R | OrchestratorError], then: str
+    nodes: Sequence[Node],
+    results: Sequence[R | OrchestratorError],
+    then: str,
+    total: int | None = None,
 ) -> list[R]:
-    """Return the results, or raise one error that names every node that failed."""
+    """Return the results, or raise one error that names every node that failed, of how many."""
     failed = failures(nodes, results)
     if failed:
-        raise NodeError(failure_table(failed, len(nodes), then))
+        raise NodeError(failure_table(failed, total or len(nodes), then))
     return [result for result in results if not isinstance(result, OrchestratorError)]
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -254,7 +254,7 @@ def bring(
     for attempt in range(tries):
         tree = tree_for(request, scan)
         try:
-            checked, sent = Delivery(request, wanted, tree, total, say).run()
+            checked, sent = deliver(request, wanted, tree, total, say, shown=True)
         except Changed as changed:
             if attempt == tries - 1:
                 raise changing(changed.path) from None
@@ -285,7 +285,7 @@ def bring_late(request: Request, node: Reached, scan: Scan, say: Say) -> Reached
     """Give a node that comes when the job runs already the code that the others have."""
     tree = tree_for(request, scan)
     try:
-        checked, _ = Delivery(request, [node], tree, 1, say, shown=False).run()
+        checked, _ = deliver(request, [node], tree, 1, say, shown=False)
     except Changed as changed:
         raise CheckFailed(
             f"the code here is no more what the job runs: {os.fsdecode(changed.path)} was changed"
@@ -294,59 +294,54 @@ def bring_late(request: Request, node: Reached, scan: Scan, say: Say) -> Reached
     return at_snapshot(node, checked[0])
 
 
-@dataclass
-class Delivery:
-    """The way of one tree to the nodes that shall have it."""
+def deliver(
+    request: Request, wanted: Sequence[Reached], tree: Tree, total: int, say: Say, *, shown: bool
+) -> tuple[list[CheckedOut], list[Sent]]:
+    """Have each node make its snapshot; those that lack contents of the tree are sent them first.
 
-    request: Request
-    wanted: Sequence[Reached]
-    tree: Tree
-    total: int  # nodes of the job
-    say: Say
-    shown: bool = True  # on a screen that nobody else writes on
+    The progress is shown on a screen that nobody else writes on. `total` counts the job's nodes.
+    """
+    origin = request.origin
+    question = CheckOut(
+        tree=tree.digest,
+        snapshot=secrets.token_hex(4),
+        title=title(),
+        beside=str(origin.directory) if origin else os.fsdecode(tree.directory),
+        outputs=tuple(outputs(request)),
+        target=ProbeTarget(kind=request.target.kind, name=request.target.name),
+    )
+    answers = fleet.ask(wanted, [question] * len(wanted), CHECK_OUT_SECONDS)
+    served = [node for node, answer in zip(wanted, answers, strict=True) if is_lacking(answer)]
+    sent: list[Sent] = []
+    if served:
+        sent = all_of(served, send(request, served, tree, say, shown=shown), total)
+        again = iter(fleet.ask(served, [question] * len(served), CHECK_OUT_SECONDS))
+        answers = [next(again) if is_lacking(answer) else answer for answer in answers]
+    return all_of(wanted, answers, total), sent
 
-    def run(self) -> tuple[list[CheckedOut], list[Sent]]:
-        origin = self.request.origin
-        here = str(origin.directory) if origin else os.fsdecode(self.tree.directory)
-        question = CheckOut(
-            tree=self.tree.digest,
-            snapshot=secrets.token_hex(4),
-            title=title(),
-            beside=here,
-            outputs=tuple(outputs(self.request)),
-            target=ProbeTarget(kind=self.request.target.kind, name=self.request.target.name),
-        )
-        answers = fleet.ask(self.wanted, [question] * len(self.wanted), CHECK_OUT_SECONDS)
-        lacking = [at for at, answer in enumerate(answers) if is_lacking(answer)]
-        if not lacking:
-            return self.all_of(self.wanted, answers), []
-        served = [self.wanted[at] for at in lacking]
-        sent = self.send(served)
-        again = fleet.ask(served, [question] * len(served), CHECK_OUT_SECONDS)
-        for at, answer in zip(lacking, again, strict=True):
-            answers[at] = answer
-        return self.all_of(self.wanted, answers), sent
 
-    def send(self, nodes: Sequence[Reached]) -> list[Sent]:
-        progress = Progress("sending the code", self.tree.size * len(nodes))
-        told = progress.add if self.shown else lambda _: None
-        try:
-            passing_on = PassingOn.of(self.request.config.sync.fanout)
-            places = [Place(kind=STORE)] * len(nodes)
-            results = send_to_all(peers(nodes), places, self.tree, told, passing_on, self.say)
-        finally:
-            progress.clear()
-        changed = first_failed(results)
-        if changed:
-            raise Changed(changed)
-        return self.all_of(nodes, results)
+def send(
+    request: Request, nodes: Sequence[Reached], tree: Tree, say: Say, *, shown: bool
+) -> list[Sent | OrchestratorError]:
+    progress = Progress("sending the code", tree.size * len(nodes))
+    seen = progress.add if shown else lambda _: None
+    passing_on = PassingOn.of(request.config.sync.fanout)
+    places = [Place(kind=STORE)] * len(nodes)
+    try:
+        results = send_to_all(peers(nodes), places, tree, seen, passing_on, say)
+    finally:
+        progress.clear()
+    if changed := first_failed(results):
+        raise Changed(changed)
+    return results
 
-    def all_of(self, nodes: Sequence[Reached], results: Sequence[R | OrchestratorError]) -> list[R]:
-        """Return the results, or raise one error that names every node that failed."""
-        failed = fleet.failures([node.node for node in nodes], results)
-        if failed:
-            raise NodeError(fleet.failure_table(failed, self.total, "; nothing was started"))
-        return [result for result in results if not isinstance(result, OrchestratorError)]
+
+def all_of(
+    nodes: Sequence[Reached], results: Sequence[R | OrchestratorError], total: int
+) -> list[R]:
+    """Return the results, or raise one error that names every node that failed."""
+    then = "; nothing was started"
+    return fleet.all_or_table([node.node for node in nodes], results, then, total)
 
 
 def is_lacking(answer: CheckedOut | OrchestratorError) -> bool:
