@@ -23,7 +23,7 @@ from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer import spread
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import Limits, Scan
-from orchestrator.head.transfer.push import Pushed
+from orchestrator.head.transfer.peer import Moved
 from orchestrator.head.transfer.spread import PassingOn
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces
@@ -126,7 +126,7 @@ def test_a_firewall_and_a_host_that_is_lost(
     assert not {hosts.addresses[at] for at in (0, 1, 4, 5)} & {*said[1].split(": ")[1].split(", ")}
 
 
-def push(hosts: NetnsCluster, work: Path, into: str = "kept") -> tuple[list[Pushed], list[str]]:
+def push(hosts: NetnsCluster, work: Path, into: str = "kept") -> tuple[list[Moved], list[str]]:
     targets = choose(read_nodes(hosts.node_list), [])
     transport = SshTransport(SshConfig(hosts.ssh_config), timeout=10.0)
     cargo, said = pushing.load(work, f"~/{into}/work"), list[str]()
@@ -145,7 +145,7 @@ def test_a_push(hosts: NetnsCluster, work: Path) -> None:
     done, said = push(hosts, work)
     sent = left_the_head(hosts) - before
     assert [(each.error, each.failed) for each in done] == [(None, {})] * HOSTS
-    assert {(len(each.sent), each.kept, each.size) for each in done} == {(22, 0, SIZE + 10)}
+    assert {(len(each.files), each.kept, each.size) for each in done} == {(22, 0, SIZE + 10)}
     assert 2 * SIZE < sent < 2 * SIZE + HOSTS * 500_000, sent
     assert said == []
     for host in range(HOSTS):
@@ -156,7 +156,7 @@ def test_a_push(hosts: NetnsCluster, work: Path) -> None:
             assert copy.stat().st_mode == path.stat().st_mode
     (work / "0").write_bytes(os.urandom(SIZE // 20))
     again, _ = push(hosts, work)
-    assert {(tuple(each.sent), each.kept, each.size) for each in again} == {
+    assert {(tuple(each.files), each.kept, each.size) for each in again} == {
         (("0",), 21, SIZE // 20)
     }
 
@@ -167,5 +167,5 @@ def test_a_push_past_a_firewall_and_a_host_that_refuses(hosts: NetnsCluster, wor
     with walled(hosts, 0):
         done, said = push(hosts, work, "other")
     assert [each.error is None for each in done] == [host != 1 for host in range(HOSTS)]
-    assert all(not each.failed and len(each.sent) == 20 for each in done if each.error is None)
+    assert all(not each.failed and len(each.files) == 20 for each in done if each.error is None)
     assert 1 <= len(said) <= 2 and "cannot take files from node0 (" in said[0]

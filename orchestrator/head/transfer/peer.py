@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from orchestrator.common.errors import NodeError
+from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.transfer.tree import Gone, Tree
@@ -25,6 +25,21 @@ PIECE_BYTES = 1 << 19  # as node/transfer/outputs.py has it
 MOST_CALLERS = 8  # that one node gives to at once: it hears a few more, and hangs up on others
 
 A = TypeVar("A", bound=Message)
+
+
+@dataclass
+class Moved:
+    """The files that one node was sent or gave, or why there are none."""
+
+    node: int = 0
+    name: str = ""
+    into: str = ""
+    files: list[str] = field(default_factory=list)
+    kept: int = 0  # that were there already
+    size: int = 0  # bytes that went or came
+    failed: dict[str, str] = field(default_factory=dict)  # path -> why
+    left_out: list[str] = field(default_factory=list)
+    error: OrchestratorError | None = None
 
 
 @dataclass(eq=False)

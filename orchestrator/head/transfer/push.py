@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import EMPTY, OrchestratorError, UsageError
@@ -17,7 +17,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.screen.output import Progress
 from orchestrator.head.transfer.fetch.fetch import entry_of
-from orchestrator.head.transfer.peer import Peer, kept_alive
+from orchestrator.head.transfer.peer import Moved, Peer, kept_alive
 from orchestrator.head.transfer.send import Outbox, Sender
 from orchestrator.head.transfer.spread import PassingOn, send_to_all
 from orchestrator.head.transfer.tree import Tree
@@ -33,18 +33,6 @@ class Cargo:
     tree: Tree
     directory: str
     left_out: tuple[str, ...] = ()
-
-
-@dataclass
-class Pushed:
-    """Tells what one node was sent, or why nothing was."""
-
-    target: NumberedNode
-    sent: list[str] = field(default_factory=list)
-    kept: int = 0
-    size: int = 0
-    failed: dict[str, str] = field(default_factory=dict)
-    error: OrchestratorError | None = None
 
 
 def load(source: Path, destination: str | None) -> Cargo:
@@ -93,7 +81,7 @@ def push(
     dry_run: bool,
     passing_on: PassingOn = PassingOn(),  # noqa: B008  it has no state
     say: Say = lambda _: None,
-) -> list[Pushed]:
+) -> list[Moved]:
     """Send to all nodes at once, and return in their order what each lacked.
 
     Where many nodes lack much, they pass it on to each other.
@@ -128,11 +116,15 @@ def push(
                 if isinstance(sender, Sender) and sender.numbers()
             }
             pass_on(begun, lacking, passing_on, say)
-    return [
-        Pushed(target, error=sender)
+    moved = [
+        Moved(error=sender)
         if isinstance(sender, OrchestratorError)
-        else pushed(target, sender, dry_run=dry_run)
-        for target, sender in zip(targets, begun, strict=True)
+        else sent_by(sender, dry_run=dry_run)
+        for sender in begun
+    ]
+    return [
+        replace(part, node=target.index, name=target.node.name, into=cargo.directory)
+        for target, part in zip(targets, moved, strict=True)
     ]
 
 
@@ -166,14 +158,13 @@ def pass_on(
             lacking[at].result = sent.after(lacking[at].result)
 
 
-def pushed(target: NumberedNode, sender: Sender, *, dry_run: bool) -> Pushed:
+def sent_by(sender: Sender, *, dry_run: bool) -> Moved:
     """Count what was sent, or would be, and what was there."""
     tree, result = sender.outbox.tree, sender.result
     sent = [tree.entries[at].path for at in sender.numbers()] if dry_run else result.sent
     files = {entry.path for entry in tree.entries if entry.kind == FILE}
-    return Pushed(
-        target,
-        sent=list(map(os.fsdecode, sent)),
+    return Moved(
+        files=list(map(os.fsdecode, sent)),
         kept=len(files.difference(sent, result.failed)),
         size=result.size,
         failed={os.fsdecode(path): why for path, why in result.failed.items()},

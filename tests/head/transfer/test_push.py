@@ -12,15 +12,15 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.common.folder import IS_DIRECTORY, Folder, Partial
-from orchestrator.head.commands.machines.transfer import moved_there, notes_on
+from orchestrator.head.commands.machines.transfer import notes_on
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node, NumberedNode
 from orchestrator.head.screen.output import Progress
 from orchestrator.head.transfer import push as pushing
-from orchestrator.head.transfer.push import Pushed
+from orchestrator.head.transfer.peer import Moved
 from orchestrator.node.transfer.directory import LABEL
 
-Push = Callable[..., Pushed]
+Push = Callable[..., Moved]
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Push:
     (tmp_path / "here").mkdir()
     node = NumberedNode(0, Node("here", python=sys.executable))
 
-    def push(source: str = "here", destination: str = "there", dry_run: bool = False) -> Pushed:
+    def push(source: str = "here", destination: str = "there", dry_run: bool = False) -> Moved:
         cargo = pushing.load(tmp_path / source, f"{tmp_path}/{destination}")
         bar = Progress("sending", 0)
         (result,) = pushing.push(LocalTransport(), [node], cargo, bar, dry_run=dry_run)
@@ -65,19 +65,19 @@ def test_a_tree_and_then_what_has_changed(push: Push, tmp_path: Path) -> None:
     (here / "program").write_text("x")
     (here / "program").chmod(0o755)
     (here / "link").symlink_to("/anywhere")
-    assert push(dry_run=True).sent and not there.exists()
+    assert push(dry_run=True).files and not there.exists()
     first = push()
-    assert (len(first.sent), first.kept, first.failed) == (4, 0, {})
+    assert (len(first.files), first.kept, first.failed) == (4, 0, {})
     assert tree(there) == tree(here)
     again = push()
-    assert (again.sent, again.kept, again.size) == ([], 4, 0)
+    assert (again.files, again.kept, again.size) == ([], 4, 0)
     (here / "program").write_text("y")
     os.utime(here / ".hidden", (1, 1))
     (here / "link").unlink()
     (here / "link").symlink_to("program")
     (there / "own").write_text("stays")
     changed = push()
-    assert (changed.sent, changed.size) == (["program"], 1)
+    assert (changed.files, changed.size) == (["program"], 1)
     (there / "own").unlink()
     assert tree(there) == tree(here)
 
@@ -111,15 +111,15 @@ def test_nothing_is_written_through_a_link(push: Push, tmp_path: Path) -> None:
     (tmp_path / "there/a").symlink_to(outside)
     (tmp_path / "there/b").symlink_to(outside / "b")
     result = push()
-    assert set(result.failed) == {"a", "a/file", "b"} and result.sent == ["c"]
+    assert set(result.failed) == {"a", "a/file", "b"} and result.files == ["c"]
     assert list(outside.iterdir()) == []
 
 
 def test_one_file_under_another_name(push: Push, tmp_path: Path) -> None:
     (tmp_path / "here/file").write_text("x")
-    assert push("here/file", "there/other").sent == ["other"]
+    assert push("here/file", "there/other").files == ["other"]
     assert (tmp_path / "there/other").read_text() == "x"
-    assert push("here/file", "there/").sent == ["file"]
+    assert push("here/file", "there/").files == ["file"]
 
 
 def test_what_cannot_be_sent_is_said(tmp_path: Path) -> None:
@@ -137,9 +137,9 @@ def test_a_name_that_is_taken_there(push: Push, tmp_path: Path) -> None:
     part = push("here/file", "there/file")
     assert part.failed == {"file": IS_DIRECTORY}
     cargo = pushing.load(tmp_path / "here/file", str(tmp_path / "there/file"))
-    (note,) = notes_on(cargo, [moved_there(part, cargo)])
+    (note,) = notes_on(cargo, [part])
     assert note.endswith(f"write a / at the end: {tmp_path}/there/file/")
-    assert push("here/file", "there/file/").sent == ["file"]
+    assert push("here/file", "there/file/").files == ["file"]
     (tmp_path / "plain").write_text("x")
     with pytest.raises(AssertionError, match="Not a directory"):
         push("here", "plain")

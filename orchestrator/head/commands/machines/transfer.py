@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,7 +14,6 @@ from orchestrator.common.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_NODE,
-    OrchestratorError,
     UsageError,
 )
 from orchestrator.common.folder import IS_DIRECTORY, Folder
@@ -27,7 +26,8 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Progress, Terminal
 from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer.fetch import pull as pulling
-from orchestrator.head.transfer.push import Cargo, Pushed
+from orchestrator.head.transfer.peer import Moved
+from orchestrator.head.transfer.push import Cargo
 from orchestrator.protocol.requests.transfer import Files, Outputs
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
@@ -35,32 +35,18 @@ from orchestrator.records.experiment import Experiment
 # -- what went to or came from each node ----------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Moved:
-    """The files that one node was sent or gave, or why there are none."""
-
-    node: int
-    name: str
-    into: str
-    files: Sequence[str] = ()
-    kept: int = 0
-    size: int = 0
-    failed: Mapping[str, str] = field(default_factory=dict)
-    error: OrchestratorError | None = None
-    left_out: Sequence[str] = ()
-
-    def to_json(self, verb: str) -> dict[str, Any]:
-        return {
-            "node": self.node,
-            "name": self.name,
-            "into": self.into,
-            verb: self.files,
-            "kept": self.kept,
-            "bytes": self.size,
-            "failed": self.failed,
-            "problem": self.error.what if self.error else "",
-            "fix": self.error.fix if self.error else "",
-        }
+def to_json(part: Moved, verb: str) -> dict[str, Any]:
+    return {
+        "node": part.node,
+        "name": part.name,
+        "into": part.into,
+        verb: part.files,
+        "kept": part.kept,
+        "bytes": part.size,
+        "failed": part.failed,
+        "problem": part.error.what if part.error else "",
+        "fix": part.error.fix if part.error else "",
+    }
 
 
 def to_text(
@@ -134,15 +120,14 @@ def pull(options: PullOptions) -> int:
     else:
         transport, sources = options.chosen.transport(), of_path(options)
     with Progress("fetching", quiet=options.as_json) as progress:
-        pulled = pulling.pull(transport, sources, progress, dry_run=options.dry_run)
-    parts = [moved_here(part) for part in pulled]
+        parts = pulling.pull(transport, sources, progress, dry_run=options.dry_run)
     code = exit_code(parts)
 
     def as_text(terminal: Terminal) -> str:
         later = " to come" * options.dry_run
         return joined(*to_text(parts, "fetched", "HERE BEFORE", later, terminal))
 
-    nodes = [{**part.to_json("fetched"), "left_out": part.left_out} for part in parts]
+    nodes = [{**to_json(part, "fetched"), "left_out": part.left_out} for part in parts]
     data = {"nodes": nodes, "exit_code": code}
     output.result(data, as_text, as_json=options.as_json)
     declined = any(isinstance(part.error, Declined) for part in parts)
@@ -150,21 +135,6 @@ def pull(options: PullOptions) -> int:
         missing = experiments.missing(where.experiments, wanted)
         output.complain(f"{wanted!r} was taken for a path: {missing}")
     return code
-
-
-def moved_here(part: pulling.Pulled) -> Moved:
-    source, result = part.source, part.result
-    return Moved(
-        node=source.index,
-        name=source.name,
-        into=str(source.into.root),
-        files=result.fetched,
-        kept=result.kept,
-        size=result.size,
-        failed=result.failed,
-        error=part.error,
-        left_out=result.left_out,
-    )
 
 
 def of_experiment(
@@ -244,10 +214,9 @@ def push(options: PushOptions) -> int:
     transport = options.chosen.transport()
     said: list[str] = []
     with Progress("sending", quiet=options.as_json) as progress:
-        pushed = pushing.push(
+        parts = pushing.push(
             transport, targets, cargo, progress, dry_run=options.dry_run, say=said.append
         )
-    parts = [moved_there(part, cargo) for part in pushed]
     code = exit_code(parts)
 
     def as_text(terminal: Terminal) -> str:
@@ -255,23 +224,10 @@ def push(options: PushOptions) -> int:
         table, notes = to_text(parts, "sent", "THERE BEFORE", later, terminal)
         return joined(table, [*said, *notes, *notes_on(cargo, parts)])
 
-    nodes = [part.to_json("sent") for part in parts]
+    nodes = [to_json(part, "sent") for part in parts]
     data = {"nodes": nodes, "left_out": cargo.left_out, "notes": said, "exit_code": code}
     output.result(data, as_text, as_json=options.as_json)
     return code
-
-
-def moved_there(part: Pushed, cargo: Cargo) -> Moved:
-    return Moved(
-        node=part.target.index,
-        name=part.target.node.name,
-        into=cargo.directory,
-        files=part.sent,
-        kept=part.kept,
-        size=part.size,
-        failed=part.failed,
-        error=part.error,
-    )
 
 
 def notes_on(cargo: Cargo, parts: Sequence[Moved]) -> list[str]:

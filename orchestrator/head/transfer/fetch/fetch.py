@@ -12,13 +12,13 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
 from orchestrator.common import files
 from orchestrator.common.folder import Folder, Partial
 from orchestrator.head.connect.channel import Declined, NodeChannel
+from orchestrator.head.transfer.peer import Moved
 from orchestrator.node.transfer.directory import Arriving, Directory, Here, here
 from orchestrator.node.transfer.receive import Incoming, OtherContent
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, link_is_inside
@@ -44,17 +44,6 @@ PUBLISHING = threading.Lock()  # several nodes may have files of one name
 
 MayReplace = Callable[[os.stat_result, Entry], bool]
 Question = tuple[int, Request[Any]]  # about a file, by its number
-
-
-@dataclass
-class Fetched:
-    """Count the files of one node that have come, and say why others have not."""
-
-    fetched: list[str] = field(default_factory=list)
-    kept: int = 0  # that were here already
-    size: int = 0  # bytes that came
-    failed: dict[str, str] = field(default_factory=dict)  # path -> why
-    left_out: list[str] = field(default_factory=list)
 
 
 def plain(path: str) -> bool:
@@ -164,9 +153,9 @@ class Fetch:
         self.label, self.replace, self.progress = label, replace, progress
         # What came before a time of this machine is replaced by what changed there since another.
         self.came_before, self.changed_since = since
-        self.result = Fetched()
+        self.result = Moved()
 
-    def go(self, listed: Sequence[OutputFile]) -> Fetched:
+    def go(self, listed: Sequence[OutputFile]) -> Moved:
         """Fetch what is missing here or differs, and go on after files that cannot be.
 
         Programs that know nothing of other nodes give their files the same names on each: those
@@ -298,7 +287,7 @@ class Fetch:
             elif entry.path in self.home.made or (
                 number in lacking and entry.path not in self.home.equal
             ):
-                self.result.fetched.append(path)
+                self.result.files.append(path)
             elif entry.kind != DIRECTORY:
                 self.result.kept += 1
 

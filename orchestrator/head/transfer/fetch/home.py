@@ -64,7 +64,7 @@ def bring(
             channel, listing.place, folder, label=f"node{node}", replace=replace, since=since
         )
         result = fetch.go(some)
-        fetched.update(result.fetched)
+        fetched.update(result.files)
         for path, why in result.failed.items():
             stays[places[path]].append(f"{path} ({why})")
     if listing.checkpoints:

@@ -19,8 +19,9 @@ from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.screen.output import Progress
 from orchestrator.head.transfer.fetch import gathered
-from orchestrator.head.transfer.fetch.fetch import Fetch, Fetched, plain
+from orchestrator.head.transfer.fetch.fetch import Fetch, plain
 from orchestrator.head.transfer.fetch.gathered import Gathering
+from orchestrator.head.transfer.peer import Moved
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import Output, OutputFile, OutputFiles, Outputs
 
@@ -47,15 +48,6 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Pulled:
-    """Hold what came from one node, or why nothing did."""
-
-    source: Source
-    result: Fetched = field(default_factory=Fetched)
-    error: OrchestratorError | None = None
-
-
-@dataclass(frozen=True)
 class Listed:
     """A node that has answered what it has."""
 
@@ -71,22 +63,14 @@ class Listed:
 
 def pull(
     transport: Transport, sources: Sequence[Source], progress: Progress, *, dry_run: bool
-) -> list[Pulled]:
+) -> list[Moved]:
     """Fetch from all nodes at once, and return in their order what came."""
     answers = fleet.everywhere(sources, lambda source: ask(transport, source))
-    nodes = shared_out([answer for answer in answers if isinstance(answer, Listed)])
-    progress.size = sum(file.size for node in nodes for file in (*node.first, *node.again))
-    try:
-        if not dry_run:
-            check_room(nodes)
-    except BaseException:
-        for node in nodes:
-            node.channel.connection.close()
-        raise
+    listed = [answer for answer in answers if isinstance(answer, Listed)]
 
-    def fetch(node: Listed, files: Sequence[OutputFile]) -> Fetched:
+    def fetch(node: Listed, files: Sequence[OutputFile]) -> Moved:
         if dry_run:
-            return Fetched([file.path for file in files])
+            return Moved(files=[file.path for file in files])
         make_place(node.source.into)
         return Fetch(
             *(node.channel, node.place, node.source.into),
@@ -95,19 +79,27 @@ def pull(
             progress=progress.add,
         ).go(files)
 
-    first = fleet.everywhere(nodes, lambda node: fetch(node, node.first))
-    again = fleet.everywhere(nodes, lambda node: fetch(node, node.again))
-    results = {
+    with contextlib.ExitStack() as opened:
+        for node in listed:
+            opened.callback(node.channel.connection.close)
+        nodes = shared_out(listed)
+        progress.size = sum(file.size for node in nodes for file in (*node.first, *node.again))
+        if not dry_run:
+            check_room(nodes)
+        first = fleet.everywhere(nodes, lambda node: fetch(node, node.first))
+        again = fleet.everywhere(nodes, lambda node: fetch(node, node.again))
+    moved = {
         node.source.index: together(node, *parts)
         for node, *parts in zip(nodes, first, again, strict=True)
     }
-    for node in nodes:
-        node.channel.connection.close()
+    for source, answer in zip(sources, answers, strict=True):
+        if isinstance(answer, OrchestratorError):
+            moved[source.index] = Moved(error=answer)
     return [
-        Pulled(source, error=answer)
-        if isinstance(answer, OrchestratorError)
-        else results[source.index]
-        for source, answer in zip(sources, answers, strict=True)
+        replace(
+            moved[source.index], node=source.index, name=source.name, into=str(source.into.root)
+        )
+        for source in sources
     ]
 
 
@@ -220,18 +212,15 @@ def shared_out(nodes: Sequence[Listed]) -> list[Listed]:
     return shares
 
 
-def together(
-    node: Listed, first: Fetched | OrchestratorError, again: Fetched | OrchestratorError
-) -> Pulled:
-    for part in (first, again):
+def together(node: Listed, *parts: Moved | OrchestratorError) -> Moved:
+    """Add up what came first and then."""
+    whole = Moved(left_out=list(node.left_out), failed=dict(node.short))
+    for part in parts:
         if isinstance(part, OrchestratorError):
-            return Pulled(node.source, error=part)
-    assert isinstance(first, Fetched) and isinstance(again, Fetched)
-    result = Fetched(
-        [*first.fetched, *again.fetched],
-        first.kept + again.kept,
-        first.size + again.size,
-        {**first.failed, **again.failed, **node.short},
-        [*first.left_out, *again.left_out, *node.left_out],
-    )
-    return Pulled(node.source, result)
+            return Moved(error=part)
+        whole.files += part.files
+        whole.kept += part.kept
+        whole.size += part.size
+        whole.failed |= part.failed
+        whole.left_out[:0] = part.left_out
+    return whole

@@ -18,11 +18,12 @@ from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.transfer.fetch.fetch import Fetch, Fetched
+from orchestrator.head.transfer.fetch.fetch import Fetch
+from orchestrator.head.transfer.peer import Moved
 from orchestrator.protocol.requests.request import Beat
 from orchestrator.protocol.requests.transfer import Files, OutputFile, OutputFiles
 
-Bring = Callable[..., Fetched]
+Bring = Callable[..., Moved]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def bring(node: NodeChannel, tmp_path: Path) -> Bring:
     """Fetch what is in tmp_path/node/here into tmp_path/here."""
     (tmp_path / "node/here").mkdir(parents=True)
 
-    def bring(*files: OutputFile, **options: Any) -> Fetched:
+    def bring(*files: OutputFile, **options: Any) -> Moved:
         known = listing(node, tmp_path / "node/here")
         folder = Folder(tmp_path, private=False)
         options = {"replace": True, **options}
@@ -83,14 +84,14 @@ def test_a_tree_with_odd_names(bring: Bring, tmp_path: Path) -> None:
     (there / "a b" / "out").symlink_to("../../../x")
     os.mkfifo(there / "pipe")
     result = bring()
-    assert result.failed == {} and len(result.fetched) == 5
+    assert result.failed == {} and len(result.files) == 5
     assert [word.partition(" (")[0] for word in result.left_out] == ["here/a b/out", "here/pipe"]
     expected = tree(there)
     del expected["a b/out"], expected["pipe"]
     expected["program"] = (b"x", 0o755)
     assert tree(tmp_path / "here") == expected
     again = bring()
-    assert (again.fetched, again.size, again.failed) == ([], 0, {})
+    assert (again.files, again.size, again.failed) == ([], 0, {})
     assert again.kept == 5
 
 
@@ -170,7 +171,7 @@ def test_a_file_that_another_node_gives_meanwhile_stays(
     result = bring(replace=False, progress=lambda _: (tmp_path / "here/file").write_text(other))
     why = "another file has this name here"
     assert result.failed == ({"here/file": why} if failed else {})
-    assert (result.fetched, result.kept) == ([], 0 if failed else 1)
+    assert (result.files, result.kept) == ([], 0 if failed else 1)
     assert (tmp_path / "here/file").read_text() == other
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["file"]
 
@@ -200,7 +201,7 @@ def test_no_name_and_no_link_leads_out(bring: Bring, tmp_path: Path) -> None:
     result = bring()
     assert set(result.failed) == {"here/a", "here/a/file", "here/b"}
     for path in ("../outside/x", str(outside / "x"), "a/../../outside/x", "", "."):
-        assert bring(OutputFile(path=path, size=1)).fetched == []
+        assert bring(OutputFile(path=path, size=1)).files == []
     links = [
         OutputFile(path=f"l{i}", kind="link", target=t)
         for i, t in enumerate(["/", "a/../..", "c/p/../../etc"])
@@ -232,6 +233,6 @@ def test_the_job_may_be_ended_meanwhile(node: NodeChannel, bring: Bring, tmp_pat
     known = listing(node, tmp_path / "node/here")
     folder = Folder(tmp_path, private=False)
     fetched = Fetch(node, known.place, folder, label="x", replace=True, progress=asks)
-    assert fetched.go(known.files).fetched == ["here/file"]
+    assert fetched.go(known.files).files == ["here/file"]
     assert (tmp_path / "here/file").read_bytes() == content
     assert node.ask(Beat(), 60).time

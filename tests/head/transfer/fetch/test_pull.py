@@ -11,10 +11,11 @@ import pytest
 
 from orchestrator.common.errors import EXIT_FAILED, EXIT_NODE, NodeError, UsageError
 from orchestrator.common.folder import Folder, hidden
-from orchestrator.head.commands.machines.transfer import Moved, exit_code
+from orchestrator.head.commands.machines.transfer import exit_code
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.transfer.fetch import pull
 from orchestrator.head.transfer.fetch.pull import Listed, Source
+from orchestrator.head.transfer.peer import Moved
 from orchestrator.protocol.requests.transfer import Files, OutputFile
 
 
