@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.common.errors import UsageError
+from orchestrator.common.errors import CheckFailed, UsageError
 
 LOCK = "uv.lock"
 PROJECT = "pyproject.toml"
@@ -61,3 +63,54 @@ def included(file: Path, seen: frozenset[Path]) -> bytes:
         if len(words) > 1 and words[0] in ("-r", "--requirement", "-c", "--constraint"):
             text += b"\0" + included(file.parent / words[1], seen | {file})
     return text
+
+
+# -- the hashes that a user wrote: what is installed has to have them ------------------------------
+# uv names all hashes that the index has of a version; of these the user's stay, which pip checks.
+
+HASH = re.compile(r"\s*\\?\s*--hash[= ](sha256|sha384|sha512):([0-9A-Fa-f]+)")
+NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
+
+Hashes = Mapping[str, frozenset[str]]  # a package, and algorithm:digest of each file allowed
+
+
+def hashes_of(text: bytes) -> Hashes:
+    """Return the hashes of a requirements file, and of the files that it includes."""
+    found: dict[str, frozenset[str]] = {}
+    for line in lines_of(text.decode(errors="replace").replace("\0", "\n")):
+        name = NAME.match(line)
+        allowed = frozenset(f"{kind}:{value.lower()}" for kind, value in HASH.findall(line))
+        if name and allowed:
+            key = normal(name[1])
+            found[key] = found.get(key, frozenset()) | allowed
+    return found
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines, with those that a backslash continues put together."""
+    return [line for line in re.sub(r"\\\r?\n", " ", text).splitlines() if line.strip()]
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def keep_hashes(pinned: str, allowed: Hashes, what: str) -> str:
+    """Leave of the hashes that an index names for each version those that the user allows."""
+    lines = []
+    for line in lines_of(pinned):
+        name = NAME.match(line)
+        theirs = allowed.get(normal(name[1])) if name else None
+        if theirs is None:
+            lines.append(line)
+            continue
+        hashes = sorted(theirs & {f"{kind}:{value}" for kind, value in HASH.findall(line)})
+        if not hashes:
+            raise CheckFailed(
+                f"{what}:\n    none of the hashes of {line.split()[0]} in the file is one"
+                " of the index",
+                "do not install it before you know why; after an intended change, write the file's"
+                " hashes anew (uv pip compile --generate-hashes, pip hash WHEEL)",
+            )
+        lines.append(" ".join([HASH.sub("", line).strip(), *(f"--hash={each}" for each in hashes)]))
+    return "\n".join(lines) + "\n"

@@ -22,8 +22,12 @@ from urllib.parse import unquote
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
-from orchestrator.head.environments import hashes
-from orchestrator.head.environments.requirements import LOCK, Requirements
+from orchestrator.head.environments.requirements import (
+    LOCK,
+    Requirements,
+    hashes_of,
+    keep_hashes,
+)
 from orchestrator.head.transfer import index
 
 UV_GLIBC = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)  # the platforms that uv has names for
@@ -195,8 +199,8 @@ def wheels_for(kind: Kind, key: str, sources: Requirements, say: Say) -> Path:
         if Path(pinned).parent == new:  # else it is the user's own file, with hashes or without
             check_projects(Path(pinned), say)
             locked = new / LOCKED  # of a lock: the hashes are in it
-            allowed = hashes.wanted(locked.read_bytes() if locked.exists() else sources.text)
-            Path(pinned).write_text(hashes.keep(Path(pinned).read_text(), allowed, what))
+            allowed = hashes_of(locked.read_bytes() if locked.exists() else sources.text)
+            Path(pinned).write_text(keep_hashes(Path(pinned).read_text(), allowed, what))
         if not sources.from_index:
             options = [*options, *kind.pip_options, "-d", str(new)]
             run(pip("download", *options, "-r", pinned), what)

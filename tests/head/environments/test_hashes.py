@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.environments import hashes, requirements, wheels
+from orchestrator.head.environments import requirements, wheels
 from tests.head.environments.test_requirements import LINUX, wheel
 
 GOOD = hashlib.sha256(b"wheel").hexdigest()
@@ -42,18 +42,20 @@ def test_a_wheel_without_any_of_its_hashes_is_refused(
 
 def test_hashes_are_read_with_what_they_are_of() -> None:
     sha512 = f"-r more.txt\n\0my-package==1.0 --hash sha512:{'a' * 128}".encode()  # included
-    assert hashes.wanted(sha512) == {"my-package": {f"sha512:{'a' * 128}"}}
-    assert hashes.wanted(FILE) == {"my-package": {f"sha256:{OTHER}", f"sha256:{GOOD}"}}
+    assert requirements.hashes_of(sha512) == {"my-package": {f"sha512:{'a' * 128}"}}
+    assert requirements.hashes_of(FILE) == {"my-package": {f"sha256:{OTHER}", f"sha256:{GOOD}"}}
 
 
 def test_of_the_hashes_of_an_index_the_users_are_left() -> None:
     pinned = "--index-url https://x/simple\nmy-package==1.0 \\\n  --hash=sha256:{} \\\n"
     pinned += f"  --hash=sha256:{'1' * 64}\nother==2 --hash=sha256:{OTHER}\n"
-    kept = hashes.keep(pinned.format(GOOD), hashes.wanted(FILE), "no").splitlines()
+    kept = requirements.keep_hashes(
+        pinned.format(GOOD), requirements.hashes_of(FILE), "no"
+    ).splitlines()
     assert kept == [
         "--index-url https://x/simple",
         f"my-package==1.0 --hash=sha256:{GOOD}",
         f"other==2 --hash=sha256:{OTHER}",
     ]
     with pytest.raises(CheckFailed, match="none of the hashes of my-package"):
-        hashes.keep(pinned.format("2" * 64), hashes.wanted(FILE), "no")
+        requirements.keep_hashes(pinned.format("2" * 64), allowed, "no")
