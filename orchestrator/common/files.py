@@ -106,6 +106,11 @@ def digest(descriptor: int, offset: int = 0, size: int = 1 << 62) -> str:
     return total.hexdigest()
 
 
+def state_of(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Return what is another after a change of a file, also where somebody put its time back."""
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
 def open_to_append(path: Name) -> int:
     """Open a file for its owner alone that only grows; what is no plain file is refused.
 

@@ -42,7 +42,7 @@ class Index:
         """Return the digest of an unchanged file, or nothing."""
         name = os.fsdecode(path)
         row = self.known.get(name)
-        if row is None or row[:4] != signature(status):
+        if row is None or row[:4] != files.state_of(status):
             return ""
         self.seen[name] = row
         return row[4]
@@ -50,7 +50,7 @@ class Index:
     def note(self, path: bytes, status: os.stat_result, digest: str, now: int) -> None:
         """Remember what a file held at `now`, a time in nanoseconds before it was read."""
         if max(status.st_mtime_ns, status.st_ctime_ns) + FRESH < now:
-            self.seen[os.fsdecode(path)] = (*signature(status), digest)
+            self.seen[os.fsdecode(path)] = (*files.state_of(status), digest)
 
     def save(self) -> None:
         """Keep what was seen; without it the next scan reads everything again."""
@@ -67,7 +67,3 @@ def forget_old(directory: Path, now: float) -> None:
     for path in directory.iterdir():
         if now - path.lstat().st_mtime > OLD:
             path.unlink()
-
-
-def signature(status: os.stat_result) -> tuple[int, int, int, int]:
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino

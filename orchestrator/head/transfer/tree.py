@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.common.files import digest, open_plain
-from orchestrator.head.transfer.index import Index, signature
+from orchestrator.common.files import digest, open_plain, state_of
+from orchestrator.head.transfer.index import Index
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, Entry
 
@@ -146,7 +146,7 @@ class Sums:
         total = self.index.digest(path, status)
         if not total or status.st_size != entry.size:
             total = digest(descriptor, 0, entry.size)
-            if signature(os.fstat(descriptor)) == signature(status):
+            if state_of(os.fstat(descriptor)) == state_of(status):
                 self.index.note(path, status, total, now)
         return total
 

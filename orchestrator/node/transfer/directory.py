@@ -229,7 +229,7 @@ class Settling:
             files.open_plain(last, dir_fd=directory) as file,
         ):
             status, before = os.fstat(file.fileno()), self.known.status
-            same = before is not None and state_of(status) == state_of(before)
+            same = before is not None and files.state_of(status) == files.state_of(before)
             if not same or self.known.digest.hexdigest() != total:
                 raise OSError(0, "it changed while it was compared")
             self.place.settle(file.fileno(), self.entry)
@@ -245,10 +245,6 @@ def here(file: BinaryIO, size: int, status: os.stat_result | None) -> Here:
         digest.update(data)
         left -= len(data)
     return Here(size - left, digest, status)
-
-
-def state_of(status: os.stat_result) -> tuple[int, int, int, int]:
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def parts_of_path(entry: Entry) -> list[str]:

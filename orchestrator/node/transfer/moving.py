@@ -56,6 +56,7 @@ class Moving(RoomState):
         self.taking: Taking | None = None  # from another node
         self.handed: dict[str, RunDir] = {}  # what waits for the start of its job
         self.rooms: list[RunDir] = []  # of jobs that checkpoints were brought for
+        self.reader = outputs.Reader()
         self.listed: set[tuple[str, str]] = set()  # files that the head knows, and may ask for
 
     def leave(self) -> None:

@@ -9,21 +9,31 @@ import re
 import shutil
 import stat
 import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
 
+from orchestrator.common import files
+from orchestrator.common.files import state_of
 from orchestrator.common.folder import is_half
 from orchestrator.common.permissions import others
 from orchestrator.node.job.run_directory import RunDir, home
 from orchestrator.protocol.requests.transfer import (
     Checkpoints,
+    Output,
     OutputFile,
     OutputFiles,
+    OutputPiece,
     OutputSum,
     SumOutput,
 )
 
-CHUNK = 1 << 19
+if TYPE_CHECKING:
+    import hashlib
+
+CHUNK_BYTES = 1 << 19
 MOST = 1_000_000  # files in one listing
 MOST_LEFT_OUT = 100
+MOST_READ = 1000  # files whose checksums are known in part
 OWN = os.path.join("outputs", "checkpoints")  # of an experiment
 STEP = re.compile(r"step_[0-9]+|\.step_[0-9]+\..+\.partial", re.DOTALL)
 PUBLISHED = "checkpoints/step_"  # torch's .metadata belongs to it
@@ -232,33 +242,66 @@ class Listing:
             self.walk(path, ())
 
 
-def opened(place: str, path: str) -> int:
+# -- what is in them --------------------------------------------------------------------------
+
+
+@dataclass
+class Read:
+    """A file as far as it was read from its beginning, and its state then."""
+
+    state: tuple[int, ...]
+    sum: hashlib._Hash
+    at: int = 0
+
+    def add(self, data: bytes) -> None:
+        self.sum.update(data)
+        self.at += len(data)
+
+
+class Reader:
+    """Reads listed files piece by piece, and knows their checksums from that.
+
+    A file of terabytes is not read a second time for its checksum, unless it changed meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.read: dict[tuple[str, str], Read] = {}
+
+    def piece(self, request: Output) -> OutputPiece:
+        with opened(request.place, request.path) as file:
+            state = state_of(os.fstat(file.fileno()))
+            data = os.pread(file.fileno(), CHUNK_BYTES, request.offset)
+        known = self.of(request, state, fresh=not request.offset)
+        if known.state == state and known.at == request.offset:
+            known.add(data)
+        return OutputPiece(data=data)
+
+    def sum(self, request: SumOutput) -> OutputSum:
+        """Hash a part of a file, as far as it is there."""
+        end = request.offset + request.size
+        with opened(request.place, request.path) as file:
+            state = state_of(os.fstat(file.fileno()))
+            known = self.of(request, state, fresh=False)
+            if request.offset or known.state != state or known.at > end:
+                known = self.of(request, state, fresh=True)
+                known.at = request.offset
+            while data := os.pread(file.fileno(), min(CHUNK_BYTES, end - known.at), known.at):
+                known.add(data)
+        if request.offset or known.at >= state[0]:
+            del self.read[request.place, request.path]
+        return OutputSum(sum=known.sum.hexdigest(), size=known.at - request.offset)
+
+    def of(self, request: Output | SumOutput, state: tuple[int, ...], *, fresh: bool) -> Read:
+        import hashlib  # not for the probe
+
+        key = request.place, request.path
+        if fresh or key not in self.read:
+            if len(self.read) == MOST_READ:
+                self.read.clear()
+            self.read[key] = Read(state, hashlib.sha256())
+        return self.read[key]
+
+
+def opened(place: str, path: str) -> BinaryIO:
     """Open one of the listed files. The caller has seen that it is listed."""
-    return os.open(os.path.join(place, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-
-def piece(place: str, path: str, offset: int) -> bytes:
-    """Return some bytes of a file."""
-    fd = opened(place, path)
-    try:
-        return os.pread(fd, CHUNK, offset)
-    finally:
-        os.close(fd)
-
-
-def digest(request: SumOutput) -> OutputSum:
-    """Hash a part of a file, as far as it is there."""
-    import hashlib  # not for the probe
-
-    fd = opened(request.place, request.path)
-    try:
-        total, at, end = hashlib.sha256(), request.offset, request.offset + request.size
-        while at < end:
-            data = os.pread(fd, min(CHUNK, end - at), at)
-            if not data:
-                break
-            total.update(data)
-            at += len(data)
-    finally:
-        os.close(fd)
-    return OutputSum(sum=total.hexdigest(), size=at - request.offset)
+    return files.open_plain(os.path.join(place, path))

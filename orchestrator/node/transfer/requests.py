@@ -116,13 +116,13 @@ def checkpoints(visit: Visit, request: Checkpoints) -> OutputFiles:
 @answers(Output)
 def output(visit: Visit, request: Output) -> OutputPiece:
     visit.of(Moving).refuse_if_not_listed(request)
-    return OutputPiece(data=outputs.piece(request.place, request.path, request.offset))
+    return visit.of(Moving).reader.piece(request)
 
 
 @answers(SumOutput)
 def sum_output(visit: Visit, request: SumOutput) -> OutputSum:
     visit.of(Moving).refuse_if_not_listed(request)
-    return outputs.digest(request)
+    return visit.of(Moving).reader.sum(request)
 
 
 # -- what programs saved ----------------------------------------------------------------------

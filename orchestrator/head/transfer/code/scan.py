@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.common.files import state_of
 from orchestrator.common.text import plural, size
 from orchestrator.head.transfer.code.listing import Listed, Rules, list_tree
-from orchestrator.head.transfer.index import Index, signature
+from orchestrator.head.transfer.index import Index
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
 
@@ -221,7 +222,7 @@ def read(where: bytes, path: bytes, index: Index) -> tuple[os.stat_result, str, 
                 after = os.fstat(descriptor)
         except OSError as error:
             raise unreadable(path, error) from error
-        if signature(before) == signature(after) and stat.S_ISREG(after.st_mode):
+        if state_of(before) == state_of(after) and stat.S_ISREG(after.st_mode):
             if not is_key:
                 index.note(path, after, digest.hexdigest(), now)
             return after, digest.hexdigest(), is_key

@@ -14,7 +14,6 @@ from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.transfer.code.listing import MARKER
-from orchestrator.head.transfer.index import signature
 from orchestrator.head.transfer.peer import Peer
 from orchestrator.head.transfer.send import Outbox, Sender
 from orchestrator.head.transfer.tree import Tree
@@ -108,7 +107,7 @@ def is_other(path: bytes, seen: str, status: os.stat_result) -> bool:
     try:
         with open(path, "rb") as file:
             digest = files.digest(file.fileno())
-            same = signature(os.fstat(file.fileno())) == signature(status)
+            same = files.state_of(os.fstat(file.fileno())) == files.state_of(status)
     except OSError:
         return False  # it has gone here, too
     return same and digest != seen

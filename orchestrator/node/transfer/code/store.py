@@ -61,10 +61,10 @@ class Checked:
         return {}
 
     def has(self, name: bytes, status: os.stat_result) -> bool:
-        return self.rows.get(name) == state_of(status)
+        return self.rows.get(name) == row_of(status)
 
     def note(self, name: bytes, status: os.stat_result) -> None:
-        self.rows[name] = state_of(status)
+        self.rows[name] = row_of(status)
         self.changed = True
 
     def linked(self, name: bytes, status: os.stat_result) -> None:
@@ -87,9 +87,8 @@ class Checked:
             self.changed = False
 
 
-def state_of(status: os.stat_result) -> bytes:
-    times = (status.st_mtime_ns, status.st_ctime_ns)
-    return b"%d %d %d %d" % (status.st_size, *times, status.st_ino)
+def row_of(status: os.stat_result) -> bytes:
+    return b"%d %d %d %d" % files.state_of(status)
 
 
 class Store:
