@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -110,31 +110,21 @@ def push(
         with kept_alive(begun_peers):
             begun = fleet.everywhere(targets, begin)
         if together:
-            lacking = {
-                at: sender
-                for at, sender in enumerate(begun)
-                if isinstance(sender, Sender) and sender.numbers()
-            }
-            pass_on(begun, lacking, passing_on, say)
-    moved = [
-        Moved(error=sender)
-        if isinstance(sender, OrchestratorError)
-        else sent_by(sender, dry_run=dry_run)
-        for sender in begun
-    ]
+            pass_on(begun, passing_on, say)
+    moved = [sent_by(sender, dry_run=dry_run) for sender in begun]
     return [
         replace(part, node=target.index, name=target.node.name, into=cargo.directory)
         for target, part in zip(targets, moved, strict=True)
     ]
 
 
-def pass_on(
-    begun: list[Sender | OrchestratorError],
-    lacking: Mapping[int, Sender],
-    passing_on: PassingOn,
-    say: Say,
-) -> None:
+def pass_on(begun: list[Sender | OrchestratorError], passing_on: PassingOn, say: Say) -> None:
     """Let those nodes that lack something pass it on, if that pays."""
+    lacking = {
+        at: sender
+        for at, sender in enumerate(begun)
+        if isinstance(sender, Sender) and sender.numbers()
+    }
     senders = list(lacking.values())
     if not senders:
         return
@@ -158,8 +148,10 @@ def pass_on(
             lacking[at].result = sent.after(lacking[at].result)
 
 
-def sent_by(sender: Sender, *, dry_run: bool) -> Moved:
+def sent_by(sender: Sender | OrchestratorError, *, dry_run: bool) -> Moved:
     """Count what was sent, or would be, and what was there."""
+    if isinstance(sender, OrchestratorError):
+        return Moved(error=sender)
     tree, result = sender.outbox.tree, sender.result
     sent = [tree.entries[at].path for at in sender.numbers()] if dry_run else result.sent
     files = {entry.path for entry in tree.entries if entry.kind == FILE}

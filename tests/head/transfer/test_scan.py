@@ -305,13 +305,13 @@ def test_a_file_that_changes_is_read_again_and_refused_at_last(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(work, "log.txt")
-    signature, calls = scanning.signature, []
+    state_of, calls = scanning.state_of, []
 
     def changing(status: os.stat_result) -> Any:
         calls.append(status)
-        return len(calls) if len(calls) <= most else signature(status)
+        return len(calls) if len(calls) <= most else state_of(status)
 
-    monkeypatch.setattr(scanning, "signature", changing)
+    monkeypatch.setattr(scanning, "state_of", changing)
     most = 4
     assert len(scan(work).entries) == 1
     most = 10**6
