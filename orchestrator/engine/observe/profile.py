@@ -26,7 +26,6 @@ from orchestrator.common.errors import UsageError
 from orchestrator.common.text import Say
 from orchestrator.config.schema import Profiling
 from orchestrator.engine.ranks.ranks import Ranks, host_group
-from orchestrator.protocol import profiling
 from orchestrator.protocol import profiling as asked
 from orchestrator.protocol.message import Nonsense, decode, encode, parse
 from orchestrator.protocol.profiling import ProfileNews, ProfileWish
@@ -274,7 +273,7 @@ class ProfileRequests:
     def __init__(self, ranks: Ranks) -> None:
         run = os.environ.get("ORCHESTRATOR_RUN") if ranks.rank == 0 else None
         self.run = Path(run) if run else None
-        self.path = Path(run or "", profiling.WISH)
+        self.path = Path(run or "", asked.WISH)
         self.request: ProfileWish | None = None
 
     def take(self) -> int:
@@ -284,16 +283,16 @@ class ProfileRequests:
         try:
             with files.open_plain(self.path) as file:
                 request = decode(ProfileWish, parse(file.read(1 << 12)), newer=True)
-            if time.time() - self.path.stat().st_mtime < profiling.PATIENCE:
+            if time.time() - self.path.stat().st_mtime < asked.PATIENCE:
                 self.request = request
-                self.tell(profiling.ASKED)  # before the wish goes, so that it is not left again
+                self.tell(asked.ASKED)  # before the wish goes, so that it is not left again
         except (OSError, Nonsense):
             request = None
         with contextlib.suppress(OSError):
             self.path.unlink()
         if request is None or self.request is not request:
             return 0
-        return min(max(1, request.steps), profiling.MOST_STEPS)
+        return min(max(1, request.steps), asked.MOST_STEPS)
 
     def tell(
         self, state: str, steps: tuple[int, int] = (0, 0), directory: str = "", text: str = ""
@@ -306,6 +305,6 @@ class ProfileRequests:
             id=self.request.id, state=state, first=first, last=last, directory=directory, text=text
         )
         with contextlib.suppress(OSError):
-            files.replace(self.run / profiling.NEWS, json.dumps(encode(news)))
-        if state in (profiling.WRITTEN, profiling.FAILED):
+            files.replace(self.run / asked.NEWS, json.dumps(encode(news)))
+        if state in (asked.WRITTEN, asked.FAILED):
             self.request = None

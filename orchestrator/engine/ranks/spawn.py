@@ -98,24 +98,27 @@ class Arguments:
 
 def packed(what: Any) -> bytes:
     """Pickle by value what only this process has: __main__, a notebook, an inner function."""
+    fn, picklers = what[2], pickler()
+    if picklers is pickle and (fn.__module__ == "__main__" or "<locals>" in fn.__qualname__):
+        raise CheckFailed(
+            f"sending {fn.__qualname__} to other processes needs cloudpickle",
+            f"{sys.executable} -m pip install cloudpickle, or put the function into a module",
+        )
     try:
-        cloudpickle = importlib.import_module("cloudpickle")
-    except ImportError:
-        cloudpickle = None
-        fn = what[2]
-        if fn.__module__ == "__main__" or "<locals>" in fn.__qualname__:
-            raise CheckFailed(
-                f"sending {fn.__qualname__} to other processes needs cloudpickle",
-                f"{sys.executable} -m pip install cloudpickle, or put the function into a module",
-            ) from None
-    try:
-        blob: bytes = (cloudpickle or pickle).dumps(what)
+        return bytes(picklers.dumps(what))
     except Exception as error:
         raise UsageError(
             f"the function cannot be sent to other processes: {error}",
             "create models, data and files inside it",
         ) from error
-    return blob
+
+
+def pickler() -> Any:
+    """Return cloudpickle, or Python's own where it is missing."""
+    try:
+        return importlib.import_module("cloudpickle")
+    except ImportError:
+        return pickle
 
 
 class Child:
@@ -236,20 +239,12 @@ def outcome(blob: bytes) -> bytes:
         value = fn(*arguments(int(os.environ["RANK"])))
         if dist.is_initialized():
             dist.destroy_process_group()
-        return packed_result((True, value, ""))
+        return bytes(pickler().dumps((True, value, "")))
     except BaseException as error:  # noqa: BLE001 (raised again, in the parent)
         trace = "".join(traceback.format_exception(error))
         try:
-            result = packed_result((False, error, trace))
+            result = bytes(pickler().dumps((False, error, trace)))
             pickle.loads(result)  # some exceptions can be sent and not be made again
         except Exception:  # noqa: BLE001
             result = pickle.dumps((False, JobFailed(f"{type(error).__name__}: {error}"), trace))
         return result
-
-
-def packed_result(result: tuple[bool, Any, str]) -> bytes:
-    try:
-        blob: bytes = importlib.import_module("cloudpickle").dumps(result)
-    except ImportError:
-        blob = pickle.dumps(result)
-    return blob

@@ -294,20 +294,13 @@ def timed(
         into.zero_()  # sums of sums of sums end in infinity
     world.settle()
     world.most(0.0)
-    began = time.perf_counter()
-    for _ in range(runs):
-        collective.run(into, out_of, team)
-    world.settle()
-    return world.most(time.perf_counter() - began) / runs
+    return world.most(world.seconds(lambda: collective.run(into, out_of, team), runs))
 
 
 def barrier(world: World) -> dict[str, Any]:
     own = [world.device.index] if world.device.type == "cuda" else None
     dist.barrier(device_ids=own)
-    began = time.perf_counter()
-    for _ in range(MOST_RUNS):
-        dist.barrier(device_ids=own)
-    each = world.most(time.perf_counter() - began) / MOST_RUNS
+    each = world.most(world.seconds(lambda: dist.barrier(device_ids=own), MOST_RUNS))
     world.say(f"barrier: {1e6 * each:,.0f} us")
     same = {"collective": "barrier", "scope": "all", "ranks": world.size, "runs": MOST_RUNS}
     return {**same, "bytes": 0, "seconds": each, "busbw": 0.0}

@@ -85,10 +85,7 @@ def part(world: World, run: Callable[[], None], reckoned: float) -> float:
     times: list[float] = []
     until = time.perf_counter() + WINDOW_SECONDS
     while len(times) < 3 or time.perf_counter() < until:
-        began = time.perf_counter()
-        run()
-        world.settle()
-        times.append(time.perf_counter() - began)
+        times.append(world.seconds(run))
         if sum(times) > TOO_LONG_SECONDS:
             break
     return statistics.median(times)
@@ -142,39 +139,15 @@ def optimizer_seconds(config: Config, world: World) -> float:
     weights, gradients, first, second = (
         [torch.rand(SAMPLE, device=world.device)] for _ in range(4)
     )
-    keys = config.optimizer
-    steps = [torch.ones((), device=world.device)]
-
-    def adamw() -> None:
-        beta1, beta2 = keys.betas
-        torch._fused_adamw_(
-            weights,
-            gradients,
-            first,
-            second,
-            [],
-            steps,
-            lr=1e-9,
-            beta1=beta1,
-            beta2=beta2,
-            eps=1e-8,
-            weight_decay=0.01,
-            amsgrad=False,
-            maximize=False,
-        )
-
-    def sgd() -> None:
-        torch._fused_sgd_(
-            weights,
-            gradients,
-            first,
-            lr=1e-9,
-            momentum=keys.momentum,
-            weight_decay=0.01,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-        )
-
-    return part(world, adamw if keys.name == "adamw" else sgd, 0.0) / SAMPLE
+    keys, steps = config.optimizer, [torch.ones((), device=world.device)]
+    kernel: Any = torch._fused_adamw_ if keys.name == "adamw" else torch._fused_sgd_
+    options: dict[str, Any] = {"lr": 1e-9, "weight_decay": 0.01, "maximize": False}
+    state: list[Any] = [weights, gradients, first]
+    if keys.name == "adamw":
+        state += [second, [], steps]
+        options |= {"eps": 1e-8, "amsgrad": False}
+        options |= dict(zip(("beta1", "beta2"), keys.betas, strict=True))
+    else:
+        options |= {"momentum": keys.momentum, "dampening": 0.0}
+        options |= {"nesterov": False, "is_first_step": False}
+    return part(world, lambda: kernel(*state, **options), 0.0) / SAMPLE

@@ -169,11 +169,12 @@ def transfer(world: World, to: int, data: Tensor) -> float:
     """Return the seconds until the receiver has said that it has all of it."""
     announce(data.numel(), to)
     answer = torch.zeros(1, dtype=torch.uint8, device=world.device)
-    began = time.perf_counter()
-    one_way(dist.isend, data, to)
-    one_way(dist.irecv, answer, to)
-    world.settle()
-    return time.perf_counter() - began
+
+    def there_and_back() -> None:
+        one_way(dist.isend, data, to)
+        one_way(dist.irecv, answer, to)
+
+    return world.seconds(there_and_back)
 
 
 def one_way(what: Any, data: Tensor, peer: int) -> None:

@@ -10,6 +10,8 @@ import datetime
 import json
 import os
 import socket
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +74,15 @@ class World:
         """Wait until the device has done what it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def seconds(self, run: Callable[[], Any], runs: int = 1) -> float:
+        """Time what this device is given, until it has done it; one run of several."""
+        self.settle()
+        began = time.perf_counter()
+        for _ in range(runs):
+            run()
+        self.settle()
+        return (time.perf_counter() - began) / runs
 
     def say(self, text: str) -> None:
         if self.rank == 0:
