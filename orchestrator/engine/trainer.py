@@ -392,17 +392,14 @@ class Trainer:
             self.state.position = self.state.batch * training.round_size
         self._say(f"training on {training.description}")
         if policy.nothing_to_do():
-            self._say_nothing_to_do(checkpoints)
+            self._say(f"nothing to do: {self.state.epoch} epochs and {self.state.step} steps are"
+                      " done, and both count from the very beginning")  # fmt: skip
+            if checkpoints is not None:
+                checkpoints.close()
             return self.state.history
         self._loop(training, held_out, policy, checkpoints, watched, saves=saves).run()
         self._policy = None
         return self.state.history
-
-    def _say_nothing_to_do(self, checkpoints: Checkpoints | None) -> None:
-        self._say(f"nothing to do: {self.state.epoch} epochs and {self.state.step} steps are"
-                  " done, and both count from the very beginning")  # fmt: skip
-        if checkpoints is not None:
-            checkpoints.close()
 
     def _loop(
         self,
@@ -433,7 +430,7 @@ class Trainer:
         )
         reporter = Reporter(
             config, self.ranks, self.model, measures, step=state.step, tokens=state.tokens,
-            trackers=self._trackers, quiet=self._quiet, trainer=self._number,
+            trackers=self._trackers, say=self._say, trainer=self._number,
         )  # fmt: skip
         reporter.epoch_sums = state.epoch_sums
         at_end = config.checkpoint.at_end if built_in or self._given("checkpoint", "at_end") else (

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.common.errors import JobFailed
+from orchestrator.common.text import Say
 from orchestrator.config.schema import Config
 from orchestrator.engine.observe import metrics, speed
 from orchestrator.engine.observe.phases import Phases
@@ -126,9 +127,9 @@ class Reporter:
         tokens: int,
         trainer: int = 1,  # which of this program's Trainers it is
         trackers: Trackers | None = None,
-        quiet: bool = False,
+        say: Say,
     ) -> None:
-        self.config, self.ranks, self.measures, self.quiet = config, ranks, measures, quiet
+        self.config, self.ranks, self.measures, self.say = config, ranks, measures, say
         self.tokens, self.skipped = tokens, 0
         self.phases = Phases(ranks.device, model, profiling=config.profiling.enabled)
         self.watch = Watch(config, ranks, self.phases, step) if ranks.world > 1 else None
@@ -276,10 +277,6 @@ class Reporter:
         if self.trackers is not None:
             shown = {k: v for k, v in record.items() if k not in ("step", LEFT) and v is not None}
             self.trackers.log(shown, int(record["step"] or 0))
-
-    def say(self, text: str) -> None:
-        if not self.quiet:
-            say(self.ranks, text)
 
 
 def add(to: dict[str, list[float]], sums: Mapping[str, tuple[float, float]]) -> None:

@@ -6,8 +6,11 @@ borrowed figures are how 563% gets printed.
 
 from __future__ import annotations
 
+import functools
 import re
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -96,7 +99,8 @@ def measured_matmul_flops(device: torch.device, dtype: str) -> float:
     for side in (256, 512, 1024, 2048, 4096, 8192):
         left, right = (torch.randn(side, side, device=device, dtype=kind) for _ in range(2))
         product = left @ right  # the first of a size pays for the choice of a kernel
-        seconds = min(_seconds(left, right, product) for _ in range(3))
+        multiply = functools.partial(torch.mm, left, right, out=product)
+        seconds = min(seconds_of(multiply, device) for _ in range(3))
         best = max(best, 2 * side**3 / seconds)
         # The next size takes eight times as long, four times over.
         if time.perf_counter() + 32 * seconds > until:
@@ -104,14 +108,20 @@ def measured_matmul_flops(device: torch.device, dtype: str) -> float:
     return best
 
 
-def _seconds(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor) -> float:
-    if left.device.type == "cuda":
-        torch.cuda.synchronize(left.device)
+def settle(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds_of(run: Callable[[], Any], device: torch.device, runs: int = 1) -> float:
+    """Time what a device is given, until it has done it: one run of several."""
+    settle(device)
     began = time.perf_counter()
-    torch.mm(left, right, out=product)
-    if left.device.type == "cuda":
-        torch.cuda.synchronize(left.device)
-    return time.perf_counter() - began
+    for _ in range(runs):
+        run()
+    settle(device)
+    return (time.perf_counter() - began) / runs
 
 
 def mfu(flops_per_second: float, peak: float | None) -> float | None:

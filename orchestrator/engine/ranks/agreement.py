@@ -111,14 +111,16 @@ def hash_there(value: Tensor) -> Tensor:
     an odd number times a power of two is never zero.
     """
     data = value.detach().contiguous().reshape(-1).view(torch.uint8)
-    if data.numel() % 8:
-        data = torch.nn.functional.pad(data, (0, -data.numel() % 8))
-    integers = data.view(torch.int64)
-    total = torch.zeros((), dtype=torch.int64, device=integers.device)
-    for start in range(0, integers.numel(), NUMBERS_AT_ONCE):
-        piece = integers[start : start + NUMBERS_AT_ONCE]
+    total = torch.zeros((), dtype=torch.int64, device=data.device)
+    for piece in numbers_of(data):
         total = total * BETWEEN_PIECES + (piece * odd_numbers(piece.device)[: piece.numel()]).sum()
     return total
+
+
+def numbers_of(data: Tensor) -> Sequence[Tensor]:
+    """Read bytes as whole numbers, so many at a time."""
+    padded = torch.nn.functional.pad(data, (0, -data.numel() % 8)) if data.numel() % 8 else data
+    return torch.split(padded.view(torch.int64), NUMBERS_AT_ONCE)
 
 
 @functools.cache
@@ -185,11 +187,8 @@ def same_bits(value: Tensor, other: Tensor) -> bool:
         return False
     if is_on_host(one):
         return not memcmp()(one.data_ptr(), two.data_ptr(), one.numel())
-    step = NUMBERS_AT_ONCE * 8
-    return all(
-        torch.equal(one[start : start + step], two[start : start + step].to(one.device))
-        for start in range(0, one.numel(), step)
-    )
+    pieces = zip(*(torch.split(data, NUMBERS_AT_ONCE * 8) for data in (one, two)), strict=True)
+    return all(torch.equal(there, copy.to(there.device)) for there, copy in pieces)
 
 
 @functools.cache
@@ -222,12 +221,8 @@ def sums_of(data: Tensor) -> Tensor:
     Halves have room for their product, so that the chance to miss a change is below 2**-32 for each
     sum even if only the top bits change, as a sign does, and about 2**-64 if any others do.
     """
-    if data.numel() % 8:
-        data = torch.nn.functional.pad(data, (0, -data.numel() % 8))
-    numbers = data.view(torch.int64)
     totals = torch.zeros(SUMS, dtype=torch.int64, device=data.device)
-    for start in range(0, numbers.numel(), NUMBERS_AT_ONCE):
-        low = numbers[start : start + NUMBERS_AT_ONCE]
+    for low in numbers_of(data):
         factors = random_numbers(data.device)[:, :, : low.numel()]
         high = low >> 32
         piece = [(low * pair[0] + high * pair[1]).sum() for pair in factors]

@@ -10,7 +10,6 @@ import datetime
 import json
 import os
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.engine.observe import speed
 from orchestrator.engine.ranks.ranks import free_host_memory
 
 UNKNOWN_BYTES = 1 << 30  # bytes of memory where nobody says how many are free
@@ -71,18 +71,10 @@ class World:
         return float(largest)
 
     def settle(self) -> None:
-        """Wait until the device has done what it was given."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        speed.settle(self.device)
 
     def seconds(self, run: Callable[[], Any], runs: int = 1) -> float:
-        """Time what this device is given, until it has done it; one run of several."""
-        self.settle()
-        began = time.perf_counter()
-        for _ in range(runs):
-            run()
-        self.settle()
-        return (time.perf_counter() - began) / runs
+        return speed.seconds_of(run, self.device, runs)
 
     def say(self, text: str) -> None:
         if self.rank == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from orchestrator.common.errors import UsageError
 from orchestrator.engine.core.optimizer import FUSED, can_fuse
 from tests.engine import pair
 from tests.engine.programs.optimizers import OWN, Closed, Closing, Finer, Rateless, Switching
+from tests.engine.worlds import Job, run
 
 CLOSE = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 STEPS, BATCH = 8, 8
+LIFE = "STEPS_OF_THIS_LIFE"
 Make = Callable[[Any], Optimizer]
 
 
@@ -226,6 +229,32 @@ def go_on_on_two_ranks(rank: int, directory: Path) -> None:
     print({name: distance for name, distance in apart.items() if distance} or "equal", flush=True)
     with pytest.raises(UsageError, match=r"Inner holds 0.weight outside its own groups"):
         made(OWN["inner"], strategy="full_shard")
+
+
+def test_it_outlives_the_ranks_in_memory(tmp_path: Path) -> None:
+    """In shards: what another life of the ranks kept in memory is gone on from, to the bit."""
+    call, memory = f"{__name__}:live", {"memory": str(tmp_path / "memory")}
+    whole = Job(str(tmp_path / "whole"), [2], {}, call=call, env={LIFE: str(STEPS)})
+    first = Job(str(tmp_path / "first"), [2], {}, call=call, env={LIFE: "4"}, **memory)
+    again = Job(str(tmp_path / "again"), [2], {}, call=call, env={LIFE: str(STEPS)}, **memory)
+    assert run(whole, first, again) == [[0, 0]] * 3, first.output() + again.output()
+    assert again.output().count("resuming after step 4, from memory") == len(OWN)
+    expected, found = (torch.load(job.path / "weights") for job in (whole, again))
+    for name, weights in expected.items():
+        assert far(found[name], weights) == 0, name
+
+
+def live(directory: Path) -> None:
+    """Train with every optimizer, for as many steps as this life of the ranks has."""
+    ended = {}
+    for name, make in OWN.items():
+        keys = {"checkpoint": {"memory_every": 1}}
+        trainer = made(make, later=name == "inner", strategy="full_shard", config=keys)
+        loader = DataLoader(data(), BATCH // 2)
+        trainer.train(loader, epochs=1, max_period=f"{os.environ[LIFE]} steps")
+        ended[name] = whole(trainer)
+    if trainer.ranks.rank == 0:
+        torch.save(ended, directory / "weights")
 
 
 def test_a_state_moves_between_layouts(tmp_path: Path) -> None:
