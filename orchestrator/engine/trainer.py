@@ -392,14 +392,17 @@ class Trainer:
             self.state.position = self.state.batch * training.round_size
         self._say(f"training on {training.description}")
         if policy.nothing_to_do():
-            self._say(f"nothing to do: {self.state.epoch} epochs and {self.state.step} steps are"
-                      " done, and both count from the very beginning")  # fmt: skip
-            if checkpoints is not None:
-                checkpoints.close()
+            self._say_nothing_to_do(checkpoints)
             return self.state.history
         self._loop(training, held_out, policy, checkpoints, watched, saves=saves).run()
         self._policy = None
         return self.state.history
+
+    def _say_nothing_to_do(self, checkpoints: Checkpoints | None) -> None:
+        self._say(f"nothing to do: {self.state.epoch} epochs and {self.state.step} steps are"
+                  " done, and both count from the very beginning")  # fmt: skip
+        if checkpoints is not None:
+            checkpoints.close()
 
     def _loop(
         self,

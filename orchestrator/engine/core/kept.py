@@ -82,9 +82,9 @@ class AuxiliaryState:
         self, name: str, wanted: set[str], content: Content, forms: Mapping[str, Any]
     ) -> dict[str, Tensor]:
         """Make for an object what it lacks: its load_state_dict() knows what to do with it."""
-        now, place = content.tensors, self.stepper.state.place
+        now, factory = content.tensors, self.stepper.state.factory
         if wanted <= forms.keys() and not isinstance(self.holders[name], dict):
-            return {path: place.target(forms[path], now.get(path), None) for path in wanted}
+            return {path: factory.target(forms[path], now.get(path), None) for path in wanted}
         if other := sorted(wanted ^ now.keys()):
             raise CheckFailed(
                 f"what is kept as {name!r} has other tensors than in the checkpoint: {other[0]}"

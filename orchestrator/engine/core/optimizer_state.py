@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.saving.in_memory.memory_checkpoint import decoded, encoded
+from orchestrator.engine.saving.pieces import DTYPES
 from orchestrator.engine.sharding.mesh import Mesh
 
 HOW = ("fused", "foreach", "capturable", "differentiable")  # how it is computed, not what
@@ -85,21 +86,20 @@ def form_of(tensor: Tensor, parameter: Tensor | None) -> list[Any]:
     if isinstance(tensor, DTensor):
         last = tensor.placements[-1]
         axis = last.dim if isinstance(last, Shard) else -1
-    dtype = str(tensor.dtype).removeprefix("torch.")
     strides = None if tensor.is_contiguous() else list(tensor.stride())
-    return [dtype, list(tensor.shape), tensor.device.type, axis, strides]
+    return [str(tensor.dtype), list(tensor.shape), tensor.device.type, axis, strides]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where tensors are made again."""
+class TensorFactory:
+    """Make tensors that were saved again, as the ranks of today want them."""
 
     mesh: Mesh
     device: torch.device
 
     def empty(self, form: Sequence[Any], parameter: Tensor | None) -> Tensor:
         """Make a tensor of this form, spread as the ranks of today are."""
-        dtype, shape, device, axis, strides = getattr(torch, form[0]), *form[1:]
+        dtype, shape, device, axis, strides = DTYPES[form[0]], *form[1:]
         if parameter is not None and shape and axis != WHOLE and shape == [*parameter.shape]:
             return torch.empty_like(parameter.detach(), dtype=dtype)
         if isinstance(axis, int) and self.mesh.mesh is not None:
@@ -139,11 +139,11 @@ class OptimizerState:
         self,
         optimizer: Optimizer,
         named: Sequence[tuple[str, nn.Parameter]],
-        place: Place,
+        factory: TensorFactory,
         *,
         keeps_settings: bool,
     ) -> None:
-        self.optimizer, self.parameters, self.place = optimizer, dict(named), place
+        self.optimizer, self.parameters, self.factory = optimizer, dict(named), factory
         self.keeps_settings = keeps_settings
         known = {id(parameter): name for name, parameter in named}
         own = (known[id(p)] for group in optimizer.param_groups for p in group["params"])
@@ -181,9 +181,9 @@ class OptimizerState:
         found = {}
         for name, like in self.parameters.items():
             for path in tensors_of(text["state"].get(name)):
-                found[path] = self.place.target(forms.get(path), now.get(path), like)
+                found[path] = self.factory.target(forms.get(path), now.get(path), like)
         for path in tensors_of([text["shared"], text["groups"], text["more"]]):
-            found[path] = self.place.target(forms[path], now.get(path), None)
+            found[path] = self.factory.target(forms[path], now.get(path), None)
         return found
 
     def load(self, progress: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -206,20 +206,22 @@ class OptimizerState:
             now["param_groups"] = [self._settings(*pair) for pair in pairs]
             now["state"] = state | values_of(text["shared"], tensors)
         self.optimizer.load_state_dict(now)
-        self._in_their_precision(state)
+        self._as_they_were(state)
 
     def _settings(self, now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
         """Choose the settings of a group: those that were saved, but for how it is computed."""
         fixed = {key: now[key] for key in ("params", *HOW) if key in now}
         return {**now, **({} if self.keeps_settings else saved), **fixed}
 
-    def _in_their_precision(self, before: Mapping[int, Mapping[str, Any]]) -> None:
-        """Undo what load_state_dict() does to state that is finer than its parameter: it rounds."""
+    def _as_they_were(self, before: Mapping[int, Mapping[str, Any]]) -> None:
+        """Undo what load_state_dict() does to state that is finer than its parameter, which it
+        rounds, and to texts, which it takes for lists."""
         loaded = self.optimizer.state_dict().get("state", {})
         for number, values in before.items():
             for key, value in values.items():
-                rounded = loaded.get(number, {}).get(key)
-                if isinstance(rounded, Tensor) and key != "step" and rounded.dtype != value.dtype:
+                other = loaded.get(number, {}).get(key)
+                rounded = isinstance(other, Tensor) and other.dtype != value.dtype
+                if (rounded and key != "step") or isinstance(value, str):
                     loaded[number][key] = value
 
 
@@ -250,4 +252,4 @@ def saved(progress: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, 
         "more": {},
         "groups": [Content().entries(group, "") for group in groups],
     }
-    return text, {f"{name}.step": ["float32", [], "cpu", None, None] for name in names}
+    return text, {f"{name}.step": ["torch.float32", [], "cpu", None, None] for name in names}

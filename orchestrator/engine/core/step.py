@@ -32,7 +32,7 @@ from orchestrator.engine.core.optimizer import (
     makes_state,
     settings_of,
 )
-from orchestrator.engine.core.optimizer_state import OptimizerState, Place
+from orchestrator.engine.core.optimizer_state import OptimizerState, TensorFactory
 from orchestrator.engine.observe.reporter import StepReport
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import told_by_first
@@ -84,7 +84,8 @@ class Stepper:
         self.on_shards: Callable[[], Any] = OnShards if sharded else contextlib.nullcontext
         self.device = local_tensor(next(iter(self.parameters.values()))).device
         self.state = OptimizerState(
-            *(self.optimizer, self.named, Place(mesh, self.device)), keeps_settings=keeps_settings
+            *(self.optimizer, self.named, TensorFactory(mesh, self.device)),
+            keeps_settings=keeps_settings,
         )
         self.in_training = False  # else an evaluation need not end
         self.proved = False  # its step() has come to an end once

@@ -289,6 +289,7 @@ def test_state_that_is_finer_than_its_weights_is_not_rounded(tmp_path: Path) -> 
     found = [list(one.optimizer.state.values()) for one in (first, again)]
     for one, other in zip(*found, strict=True):
         assert other["mean"].dtype == torch.float32
+        assert other["kind"] == "finer"
         assert one["mean"].equal(other["mean"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import torch
@@ -32,8 +33,9 @@ class Lists(Own):
 
     def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
         state["last"] = [*state.get("last", []), grad.clone()][-3:]
+        state["turned"] = deque([grad.T.contiguous().T], maxlen=1) if grad.dim() > 1 else ()
         state["nested"] = {"count": state.get("nested", {"count": 0})["count"] + 1}
-        total = state["last"][0] / state["nested"]["count"]
+        total = sum(state["turned"], state["last"][0] / state["nested"]["count"])
         for other in state["last"][1:]:
             total = total + other
         return total
@@ -99,6 +101,7 @@ class Finer(Own):
     def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
         before = state.get("mean", torch.zeros_like(grad, dtype=torch.float32))
         state["mean"] = before.lerp(grad.float(), 0.1)
+        state["kind"] = "finer"
         return state["mean"].to(grad.dtype)
 
 
