@@ -77,14 +77,6 @@ class Ending(Event, event="ending"):
     gone: bool = False
 
 
-class RankAtEnd(Message):
-    """The state of a rank when the job was over."""
-
-    state: str
-    code: Optional[int] = None
-    pid: Optional[int] = None
-
-
 class Ended(Event, event="ended"):
     """The last event: nothing of the job is alive here, but what is in `left`."""
 
@@ -92,7 +84,7 @@ class Ended(Event, event="ended"):
     why: str  # who ended it; nothing where it ended by itself
     killed: dict[int, str]  # PID -> name
     left: tuple[int, ...]  # processes that do not die
-    ranks: dict[int, RankAtEnd]
+    ranks: dict[int, RankState]
     lived: Optional[dict[int, str]] = None  # PID -> name: what lived when its end began
     left_behind: Optional[dict[int, str]] = None  # ranks had left them running
     lost: int = 0  # bytes of the log that a full disk refused

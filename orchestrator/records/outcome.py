@@ -18,18 +18,24 @@ class OtherFailure:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Why a job did not end well: the first cause, and what came of it."""
+class Cause:
+    """One thing that went wrong on a node, or on no single one, at a time of the head's clock."""
 
     node: int | None = None
     node_name: str = ""
     rank: int | None = None
-    time: float = 0.0  # by the head's clock
+    time: float = 0.0
     kind: str = ""  # one of head/follow/failure_kinds.py
     message: str = ""
     traceback: str = ""
     where: str = ""  # the user's own line: file:line in function
-    fix: str = ""
+    fix: str = ""  # what to do
+
+
+@dataclass(frozen=True)
+class Verdict(Cause):
+    """Why a job did not end well: the first cause, and what came of it."""
+
     title: str = ""
     same: tuple[int, ...] = ()  # ranks that failed in the same way
     also: tuple[OtherFailure, ...] = ()

@@ -6,13 +6,13 @@ import re
 import signal
 import time as clock
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from orchestrator.common.text import plural
 from orchestrator.head.follow import failure_kinds
 from orchestrator.head.screen.output import printable
 from orchestrator.protocol.events import Ended, RankEnded, RankError
-from orchestrator.records.outcome import OtherFailure, Verdict
+from orchestrator.records.outcome import Cause, OtherFailure, Verdict
 
 FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 PACKAGES = re.compile(
@@ -30,18 +30,9 @@ OWN, NODE, EARLY, APART, LEFT = range(5)  # the nearer to the cause, the smaller
 
 
 @dataclass(frozen=True)
-class Failure:
-    """One thing that went wrong on a node, or on no single one, at a time of the head's clock."""
+class Failure(Cause):
+    """What a node reports, with what tells it from its consequences."""
 
-    node: int | None
-    node_name: str
-    rank: int | None
-    time: float
-    kind: str  # one of kinds.KINDS
-    message: str
-    traceback: str = ""
-    where: str = ""  # the user's own line: file:line in function
-    fix: str = ""  # if the failure itself says what to do
     evidence: str = ""  # more of its output, by which its kind is known
 
     @property
@@ -266,16 +257,11 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> Verdict | None:
         # No machine's fault: none of them is named in its history, or given up for a spare.
         first = replace(first, kind="exception", fix=failure_kinds.EVERYWHERE)
     known = len(own) + (first.rank is not None and first.kind != "ended_early")
+    of_first = {field.name: getattr(first, field.name) for field in fields(Cause)}
+    of_first["message"] = printable(first.message)  # pages and notices have no use for its colours
+    of_first["fix"] = first.fix or failure_kinds.fix_of(first.kind, first.message)
     return Verdict(
-        node=first.node,
-        node_name=first.node_name,
-        rank=first.rank,
-        time=first.time,
-        kind=first.kind,
-        message=printable(first.message),  # pages and notices have no use for its colours
-        traceback=first.traceback,
-        where=first.where,
-        fix=first.fix or failure_kinds.fix_of(first.kind, first.message),
+        **of_first,
         title=failure_kinds.title(first.kind),
         same=tuple(sorted(f.rank for f in same if f.rank is not None)),
         also=tuple(OtherFailure(f.rank, f.node, printable(first_line(f.message))) for f in also),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.text import duration, plural
@@ -23,7 +22,6 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.output import Column, Table
 from orchestrator.head.status import containers
-from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.follow import Jobs, JobState
 from orchestrator.records import cordons, experiment, experiments, goodput, manifest
@@ -35,62 +33,42 @@ STATES = {
 }
 
 
-@dataclass(frozen=True)
-class NodeStatus:
-    """The state of the job on one node. `data` is what --json shows of it."""
-
-    state: str
-    ranks: Mapping[int, RankState]
-    data: Mapping[str, Any]
-    why: str = ""
-    log_time: float | None = None
-    log_bytes: int | None = None
-
-    @staticmethod
-    def of(state: JobState) -> NodeStatus:
-        data = encode(state)
-        if state.ended is not None:
-            data.setdefault("agent", None)
-        why, ranks = state.why or "", state.ranks
-        return NodeStatus(state.state, ranks, data, why, state.log_time, state.log_bytes)
-
-    @staticmethod
-    def unknown(state: str, why: str = "") -> NodeStatus:
-        reason = {"why": why} if why else {}
-        return NodeStatus(state, {}, {"state": state, **reason, "ranks": {}}, why)
-
-
 def jobs_at(ssh: Transport, node: Node | NodeRecord, job: str | None = None) -> Sequence[JobState]:
     """Ask one node for the jobs there, with their times by our clock."""
     return clock.jobs_now(ask_once(ssh, node, Jobs(job=job), ssh.timeout)).jobs
 
 
-def ask_nodes(ssh: Transport, record: JobRecord) -> list[NodeStatus]:
+def ask_nodes(ssh: Transport, record: JobRecord) -> list[JobState]:
     """Ask every node of the job for its state there now."""
 
-    def ask(node: NodeRecord) -> NodeStatus:
+    def ask(node: NodeRecord) -> JobState:
         states = jobs_at(ssh, node, record.job)
         mine = [state for state in states if state.node == node.index]
-        return NodeStatus.of(mine[0]) if mine else NodeStatus.unknown("unknown there")
+        return mine[0] if mine else state_of(record, node, "unknown there")
 
+    answers = fleet.everywhere(record.nodes, ask)
     return [
-        NodeStatus.unknown("unreachable", result.what)
-        if isinstance(result, OrchestratorError)
-        else result
-        for result in fleet.everywhere(record.nodes, ask)
+        state_of(record, node, "unreachable", answer.what)
+        if isinstance(answer, OrchestratorError)
+        else answer
+        for node, answer in zip(record.nodes, answers, strict=True)
     ]
 
 
-def from_record(record: JobRecord) -> list[NodeStatus]:
+def state_of(record: JobRecord, node: NodeRecord, state: str, why: str | None = None) -> JobState:
+    """Return the state of the job on a node that does not tell it."""
+    return JobState(job=record.job, node=node.index, state=state, why=why, ranks={})
+
+
+def from_record(record: JobRecord) -> list[JobState]:
     """Return the state of the job on each node when it ended."""
-    states = []
-    for node in record.nodes:
-        data = {"state": node.state, "ranks": encode(node.ranks), "agent": node.exit_code}
-        states.append(NodeStatus(node.state, node.ranks, data))
-    return states
+    return [
+        state_of(record, node, node.state).replace(ranks=node.ranks, agent=node.exit_code)
+        for node in record.nodes
+    ]
 
 
-def job_now(record: JobRecord, states: Sequence[NodeStatus]) -> str:
+def job_now(record: JobRecord, states: Sequence[JobState]) -> str:
     if record.over:
         return record.state
     if states and all(state.state == "ended" for state in states):
@@ -120,7 +98,7 @@ STATES_THERE: Table[Line] = Table(
 
 
 def to_text(
-    record: JobRecord, states: Sequence[NodeStatus], scheduled: Scheduled = UNSCHEDULED
+    record: JobRecord, states: Sequence[JobState], scheduled: Scheduled = UNSCHEDULED
 ) -> str:
     """Return a line for the job and a table of its nodes and ranks, as standard output wants it."""
     heading = f"{record.job}: {job_now(record, states)}, {plural(len(record.nodes), 'node')}"
@@ -134,11 +112,11 @@ def to_text(
     return "\n".join([*lines, *left_warm(record)]).rstrip()
 
 
-def rows_of(record: JobRecord, states: Sequence[NodeStatus]) -> Iterator[Line]:
+def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[Line]:
     """Yield a line for each node, followed by its ranks."""
     cordoned = cordons.read()
     for node, status in zip(record.nodes, states, strict=True):
-        notes = [status.why]
+        notes = [status.why or ""]
         if why := cordons.words_of(node, cordoned):
             notes.append(f"cordoned ({why})")
         if status.log_time:
@@ -186,12 +164,13 @@ def left_warm(record: JobRecord) -> list[str]:
 
 
 def to_json(
-    record: JobRecord, states: Sequence[NodeStatus], scheduled: Scheduled = UNSCHEDULED
+    record: JobRecord, states: Sequence[JobState], scheduled: Scheduled = UNSCHEDULED
 ) -> str:
     cordoned = cordons.read()
     nodes = [
         {
-            **{"index": node.index, "name": node.name, "address": node.address, **state.data},
+            **{"index": node.index, "name": node.name, "address": node.address, **encode(state)},
+            "agent": state.agent,
             **({"cordoned": why} if (why := cordons.words_of(node, cordoned)) else {}),
         }
         for node, state in zip(record.nodes, states, strict=True)

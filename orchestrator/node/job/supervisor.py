@@ -496,7 +496,7 @@ class Supervisor:
             agent=self.agent_code,
             why=self.why,
             ranks={
-                number: events.RankAtEnd(state=rank.state, code=rank.code, pid=rank.pid)
+                number: events.RankState(state=rank.state, code=rank.code, pid=rank.pid)
                 for number, rank in self.ranks.items()
             },
             killed=self.killed,

@@ -18,7 +18,7 @@ from orchestrator.head.follow.streams.follower import Answer, Lost
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen.screen import Display, Screen
-from orchestrator.protocol.events import Ended, RankAtEnd
+from orchestrator.protocol.events import Ended, RankState
 from orchestrator.protocol.requests.machine import Dialed, Listening
 from orchestrator.protocol.timing import HEARSAY
 from orchestrator.records import experiment, experiments
@@ -83,7 +83,7 @@ def test_what_did_not_end_by_itself_is_named(tmp_path: Path) -> None:
     directory = experiments.create(tmp_path, "run")
     node = NodeRecord(0, "n1", "n1", None, None, "10.0.0.1", "python3", 0, 2)
     run = run_of(directory, replace(job(directory), nodes=[node]))
-    ranks = {number: RankAtEnd(state="ended", pid=50 + number) for number in (0, 1)}
+    ranks = {number: RankState(state="ended", pid=50 + number) for number in (0, 1)}
     ended = Ended(time=1005.04, agent=0, why="", killed={}, left=(), ranks=ranks)
     run.reports.say_what_was_killed(run.job.nodes[0], ended.replace(left_behind={7: "sleep"}))
     run.end.outcome = Outcome.STOPPED

@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from orchestrator.head.status.status import NodeStatus, from_record, newest_of, to_text
+from orchestrator.head.status.status import from_record, newest_of, state_of, to_text
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.requests.follow import JobState
 from orchestrator.records.experiment import JobRecord, NodeRecord
@@ -21,7 +21,10 @@ def test_a_line_for_every_node_and_rank() -> None:
         10: RankState(state="exited", pid=8, code=3),
         2: RankState(state="running", pid=7),
     }
-    states = [NodeStatus.unknown("unreachable", "no answer"), NodeStatus("running", ranks, {})]
+    states = [
+        state_of(RECORD, NODES[0], "unreachable", "no answer"),
+        state_of(RECORD, NODES[1], "running").replace(ranks=ranks),
+    ]
     assert to_text(RECORD, states).splitlines() == [
         "job-1: running, 2 nodes",
         "  node 0     gpu1       unreachable  no answer",

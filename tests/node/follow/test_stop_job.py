@@ -23,7 +23,7 @@ from orchestrator.node.machine.gpus import amd
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.start import start as node_start
 from orchestrator.protocol import manifest
-from orchestrator.protocol.events import Ended, RankAtEnd
+from orchestrator.protocol.events import Ended, RankState
 from orchestrator.protocol.requests.follow import PortState, Stop, StopAll
 from orchestrator.protocol.requests.request import STOPPED
 from orchestrator.protocol.requests.start import Start
@@ -263,7 +263,7 @@ def test_the_masters_port(home: Path) -> None:
 
 
 def ended_with(pid: int, killed: dict[int, str]) -> Ended:
-    ranks = {0: RankAtEnd(state="ended", pid=pid)}
+    ranks = {0: RankState(state="ended", pid=pid)}
     return Ended(time=0.0, agent=0, why="", ranks=ranks, killed=killed, left=())
 
 
