@@ -6,6 +6,7 @@ node pays for the declarations at each start: 50 frozen dataclasses take 38 ms, 
 
 from __future__ import annotations
 
+import collections.abc
 import json
 import types
 import typing
@@ -24,6 +25,7 @@ M = TypeVar("M", bound="Message")
 REQUIRED = object()  # a field without a default
 LARGEST_NUMBER = 1 << 128
 UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))  # X | None is 3.10's
+MAPPINGS = (dict, collections.abc.Mapping)
 NONE = type(None)
 
 
@@ -218,7 +220,7 @@ def _value(kind: Any, data: Any, newer: bool, where: str) -> Any:
         return _tuple(inner, data, newer, where)
     if origin is list:  # a record on the head's disk has some
         return list(_tuple((*inner, Ellipsis), data, newer, where))
-    if origin is dict:
+    if origin in MAPPINGS:
         return _dict(inner, data, newer, where)
     raise TypeError(f"{where}: no message may have a field of type {kind}")
 

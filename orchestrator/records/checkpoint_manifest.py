@@ -11,14 +11,18 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from orchestrator.common.permissions import others
 from orchestrator.common.text import plural
+from orchestrator.protocol import message
+from orchestrator.protocol.message import Check, Count, Moment, Nonsense
 
 FORMAT = 1
 NAME = "manifest.json"
 LONGEST_TEXT = 4096  # of a name in it
+Text = Annotated[str, Check("a name", lambda text: len(text) <= LONGEST_TEXT)]
+Sha256 = Annotated[str, Check("a checksum", re.compile("[0-9a-f]{64}").fullmatch)]
 LAST_GENERATION = 1 << 60  # more is none of ours
 PIECE = 1 << 20  # read at a time; sha256 of 1 MiB takes about 1 ms
 
@@ -27,19 +31,21 @@ PIECE = 1 << 20  # read at a time; sha256 of 1 MiB takes about 1 ms
 class FileRecord:
     """The size and checksum of a file."""
 
-    size: int
-    sha256: str
+    size: Count
+    sha256: Sha256
 
 
 @dataclass(frozen=True)
 class Manifest:
-    step: int
-    created: float  # Unix time
+    step: Count
+    created: Moment  # Unix time
     progress: Any  # the state that the engine resumes from
-    world: int  # ranks that wrote it
+    world: Count  # ranks that wrote it
     files: Mapping[str, FileRecord]
-    save: str = ""  # the same on every node, and another one in every run of the program
-    hosts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # whose disk has which file
+    save: Text = ""  # the same on every node, and another one in every run of the program
+    hosts: Mapping[Text, Text] = dataclasses.field(
+        default_factory=dict
+    )  # whose disk has which file
 
 
 def shown(name: str | Path) -> str:
@@ -84,7 +90,7 @@ def digest(
 
 
 def to_json(manifest: Manifest) -> str:
-    data = {"format": FORMAT, **dataclasses.asdict(manifest)}
+    data = {"format": FORMAT, **message.encode(manifest)}
     apart = {name: data.pop(name) for name in ("save", "hosts")}
     return json.dumps({**data, **{name: value for name, value in apart.items() if value}}, indent=1)
 
@@ -99,57 +105,17 @@ def read(path: Path) -> Manifest:
 def parse(text: bytes) -> Manifest:
     """Read what a manifest says; a ValueError says what is wrong with it."""
     try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"is not JSON: {error}") from None
-    if not isinstance(data, dict) or "format" not in data:
-        raise ValueError("is not the manifest of a checkpoint")
-    if data["format"] != FORMAT:
-        raise ValueError(f"has format {data['format']!r}; this version reads {FORMAT}")
-    created = data.get("created")
-    if not isinstance(created, (int, float)) or not 0 <= created < 1e12:
-        raise ValueError("does not say when it was written")
-    return Manifest(
-        step=_whole(data.get("step"), "step"),
-        created=float(created),
-        world=_whole(data.get("world"), "world"),
-        progress=data.get("progress"),
-        files=_records(data.get("files")),
-        save=_text(data.get("save", ""), "save"),
-        hosts=_hosts(data.get("hosts", {})),
-    )
-
-
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str) or len(value) > LONGEST_TEXT:
-        raise ValueError(f"has {value!r:.40} as {what}")
-    return value
-
-
-def _hosts(data: Any) -> dict[str, str]:
-    if not isinstance(data, dict):
-        raise ValueError("has something else than names as hosts")
-    return {_text(name, "a file"): _text(host, "a host") for name, host in data.items()}
-
-
-def _records(data: Any) -> dict[str, FileRecord]:
-    if not isinstance(data, dict) or not data:
-        raise ValueError("lists no files")
-    records = {}
-    for name, record in data.items():
-        digest = record.get("sha256") if isinstance(record, dict) else None
-        if not (isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest)):
-            raise ValueError(f"has no checksum of {shown(name)}")
-        records[name] = FileRecord(_whole(record.get("size"), f"size of {shown(name)}"), digest)
-    if problem := unfit_names(records):
+        data = message.parse(text)
+        if "format" not in data:
+            raise ValueError("is not the manifest of a checkpoint")
+        if data["format"] != FORMAT:
+            raise ValueError(f"has format {data['format']!r}; this version reads {FORMAT}")
+        manifest = message.decode(Manifest, data, newer=True)
+    except Nonsense as error:
+        raise ValueError(f"cannot be read: {shown(str(error))}") from None
+    if problem := unfit_names(manifest.files) if manifest.files else "it lists no files":
         raise ValueError(f"is invalid: {problem}")
-    return records
-
-
-def _whole(value: Any, what: str) -> int:
-    if type(value) is not int or value < 0:  # True is an int too
-        raise ValueError(f"has {value!r} as {what}")
-    return value
+    return manifest
 
 
 def unfit_names(names: Iterable[str]) -> str:

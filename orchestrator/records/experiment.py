@@ -321,7 +321,7 @@ class Experiment:
         """
         path = self.path / ".head"
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, files.PRIVATE)
+            fd, mine = open_locked(path)
             with contextlib.suppress(PermissionError), files.opened(self.path) as directory:
                 os.fchmod(fd, files.PRIVATE)
                 files.give_to_owner_of(directory, fd)
@@ -330,9 +330,7 @@ class Experiment:
                 f"{self.name} cannot be followed from here: {path}: {error.strerror}",
                 "only the login that owns the experiment can; `orchestrator status` works",
             ) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not mine:
             with os.fdopen(fd, "rb") as file:
                 return Head.read(file.read())
         self._lock = fd
@@ -365,17 +363,13 @@ class Experiment:
 
     def hold(self, name: str) -> bool:
         """Hold a place that one process at a time may have, until this process ends."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            descriptor = os.open(self.path / name, flags, files.PRIVATE)
+            descriptor, mine = open_locked(self.path / name)
         except OSError as error:
             raise UsageError(f"{self.path / name} cannot be written: {error.strerror}") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not mine:
             os.close(descriptor)
-            return False
-        return True
+        return mine
 
     def successor(self) -> Head | None:
         """Return another head that wants to take this one's place, if there is one."""
@@ -451,6 +445,17 @@ class Experiment:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def open_locked(path: Path) -> tuple[int, bool]:
+    """Open a file for its owner alone, and lock it; False, where another process has the lock."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, files.PRIVATE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return descriptor, False
+    return descriptor, True
 
 
 def this_head() -> Head:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 
 from orchestrator.head.follow.followed_job import FollowedJob
+from orchestrator.head.follow.monitors.dial_monitors import (
+    DIALS_WITHIN_SECONDS,
+    LinkMonitor,
+    StartMonitor,
+)
 from orchestrator.head.follow.monitors.hang_monitor import HangMonitor
-from orchestrator.head.follow.monitors.link_monitor import LinkMonitor
 from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor
-from orchestrator.head.follow.monitors.start_monitor import DIALS_WITHIN, StartMonitor
 from orchestrator.head.follow.streams.follower import Answer
 from orchestrator.protocol.requests.follow import Paces, Stuck
 from orchestrator.protocol.requests.machine import Listening
@@ -23,7 +26,7 @@ class Monitors:
         self.hang = HangMonitor(limit, job.experiment, record.job, job.say)
         self.slow = SlowMonitor(record.job, record.nodes, outputs)
         # With a short limit the hang itself is found first, and is what was asked for.
-        self.start = StartMonitor("" if 0 < limit < DIALS_WITHIN else record.master)
+        self.start = StartMonitor("" if 0 < limit < DIALS_WITHIN_SECONDS else record.master)
         self.link = LinkMonitor(record.nodes)
         self.left_hanging = False
 

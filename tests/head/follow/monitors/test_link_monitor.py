@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.follow.monitors import link_monitor
-from orchestrator.head.follow.monitors.link_monitor import LinkMonitor
+from orchestrator.head.follow.monitors import dial_monitors
+from orchestrator.head.follow.monitors.dial_monitors import LinkMonitor
 from orchestrator.protocol.requests.machine import Dialed, Listen, Listening
 from orchestrator.records.experiment import NodeRecord
-from tests.head.follow.monitors.test_start_monitor import SILENCE, CalledFollower, Clock
+from tests.head.follow.monitors.test_dial_monitors import SILENCE, CalledFollower, Clock
 
 NODES = [NodeRecord(n, f"n{n}", f"n{n}", None, None, f"10.0.0.{n + 1}", "", n, 1) for n in range(3)]
 
@@ -24,7 +24,7 @@ def calls(
 ) -> tuple[str, float, list[str]]:
     """Let these calls fail in each round; return what is said, when, and what nodes were asked."""
     clock = Clock()
-    monkeypatch.setattr(link_monitor, "time", clock)
+    monkeypatch.setattr(dial_monitors, "time", clock)
     monitor = LinkMonitor(NODES)
     followers: Any = [CalledFollower(index) for index in range(3)]
     asked: list[str] = []
@@ -57,9 +57,9 @@ def test_calls_that_fail_twice_are_told_within_a_moment(monkeypatch: pytest.Monk
     said, after, asked = calls(monkeypatch, [{(1, 2), (0, 1)}, {(1, 2), (2, 1)}])
     assert said == (
         "WARNING: nodes cannot reach each other: node 1 (n1) calls node 2 (n2) at 10.0.0.3:"
-        f" no answer in 3 s; {link_monitor.OPEN_ALL}"
+        f" no answer in 3 s; {dial_monitors.OPEN_ALL}"
     )
-    assert after - 5.0 - link_monitor.LINKS_AFTER < 1
+    assert after - 5.0 - dial_monitors.LINKS_AFTER_SECONDS < 1
     assert asked == ["Listen", "Dial", "Dial"]
     everybody = {(a, b) for a in range(3) for b in range(3) if a != b}
     said, _, _ = calls(monkeypatch, [everybody, everybody])

@@ -40,7 +40,7 @@ def test_what_is_nowhere_or_of_another_size_is_named(tmp_path: Path) -> None:
     assert given.givers == {}
     assert given.short == {STEP: "step 8 lacks c (written by nc)"}
     broken = Offered(0, (), {STEP: b"{"})
-    assert "is not JSON" in gather([broken], tmp_path).short[STEP]
+    assert "no JSON" in gather([broken], tmp_path).short[STEP]
 
 
 def test_one_that_has_begun_to_come_is_gone_on_with(tmp_path: Path) -> None:

@@ -1,19 +1,84 @@
-"""Notices, soon after ranks have begun, that nodes cannot reach each other."""
+"""Notices that nodes cannot reach the port where the ranks meet, or later each other."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from orchestrator.common.text import plural
-from orchestrator.head.follow.monitors.start_monitor import ANSWER_SECONDS, DIAL_SECONDS, OPEN_ALL
 from orchestrator.head.follow.streams.follower import NodeFollower
+from orchestrator.head.follow.verdict import Failure
 from orchestrator.protocol.requests.machine import Dial, Dialed, Listen, Listening
 from orchestrator.records.experiment import NodeRecord
 
-LINKS_AFTER = 10.0  # seconds from the first rank on: many jobs are in their first steps
+FIRST_DIAL_SECONDS = 6.0  # by then the ranks of most jobs have begun
+NEXT_DIAL_SECONDS = 4.0
+DIAL_SECONDS = 3.0
+ANSWER_SECONDS = 10.0  # nodes that have not answered by then are left out
+DIALS_WITHIN_SECONDS = 30.0  # both dials are over by then
+REFUSED = "refused"
+OPEN_ALL = (
+    "open all TCP ports between the nodes, as collectives use any of them; `orchestrator doctor`"
+    " shows what is blocked, with the command for the firewall that runs there"
+)
+
+
+class StartMonitor:
+    """Lets every node call the master's port, until a rank begins or the same calls fail twice.
+
+    torchrun starts no rank before all nodes have met at that port, and says nothing meanwhile.
+    While the master itself is refused there, its torchrun is only slow: it still imports torch.
+    """
+
+    def __init__(self, master: str) -> None:
+        self.master = master
+        self.due_at = time.monotonic() + FIRST_DIAL_SECONDS
+        self.asked_at = 0.0
+        self.over = False
+        self.answers: dict[int, str] = {}  # node -> why it cannot reach the port, or nothing
+        self.failed_before: frozenset[int] = frozenset()
+
+    def look(self, followers: Sequence[NodeFollower], *, begun: bool) -> Failure | None:
+        """Return what is wrong, once it is known. `begun`: a rank was heard of."""
+        nodes = {follower.node.index: follower for follower in followers}
+        self.over = self.over or begun or not self.master or len(nodes) < 2 or 0 not in nodes
+        if self.over:
+            return None
+        now = time.monotonic()
+        if self.asked_at:
+            if self.answers.keys() >= nodes.keys() or now - self.asked_at > ANSWER_SECONDS:
+                return self._settle(nodes, now)
+        elif now >= self.due_at:
+            self.asked_at, self.answers = now, {}
+            address, _, port = self.master.rpartition(":")
+            for follower in followers:
+                follower.ask(Dial(places=((address, int(port), ""),), seconds=DIAL_SECONDS))
+        return None
+
+    def answer(self, node: int, dialed: Dialed) -> None:
+        self.answers[node] = dialed.answers[0] if dialed.answers else ""
+
+    def _settle(self, nodes: dict[int, NodeFollower], now: float) -> Failure | None:
+        self.asked_at, self.due_at = 0.0, now + NEXT_DIAL_SECONDS
+        failed = {node: why for node, why in sorted(self.answers.items()) if why}
+        if 0 not in self.answers or REFUSED in self.answers[0]:
+            failed = {}
+        again = self.failed_before & failed.keys()
+        self.failed_before = frozenset(failed)
+        if not again:
+            return None
+        self.over = True
+        whys = "; ".join(f"node {n} ({nodes[n].node.name}): {failed[n]}" for n in sorted(again))
+        message = f"the ranks cannot meet at {self.master}, the master's port: from {whys}"
+        return Failure(
+            0, nodes[0].node.name, None, time.time(), "communication", message, fix=OPEN_ALL
+        )
+
+
+# Notices, soon after ranks have begun, that nodes cannot reach each other.
+
+LINKS_AFTER_SECONDS = 10.0  # from the first rank on: many jobs are in their first steps
 LISTEN_SECONDS = 40.0  # both rounds of calls are over by then
 MOST_NAMED = 3
 
@@ -41,7 +106,7 @@ class LinkMonitor:
         """Return what is wrong, once it is known; never waits."""
         now = time.monotonic()
         if not begun:
-            self.due_at = now + LINKS_AFTER
+            self.due_at = now + LINKS_AFTER_SECONDS
         self.over = self.over or not self.due_at  # this head came to a job that had begun
         if self.over or now < self.due_at:
             return ""
@@ -58,7 +123,7 @@ class LinkMonitor:
         if not self.pending:
             self.due_at = time.monotonic()
 
-    def _ask(self, followers: Sequence[NodeFollower], requests: Mapping[int, Any]) -> str:
+    def _ask(self, followers: Sequence[NodeFollower], requests: Mapping[int, Dial | Listen]) -> str:
         self.pending = {follower.node.index for follower in followers}
         for follower in followers:
             follower.ask(requests[follower.node.index])
