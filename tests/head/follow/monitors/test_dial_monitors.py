@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.head.follow.monitors import dial_monitors
 from orchestrator.head.follow.monitors.dial_monitors import StartMonitor
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.protocol.requests.machine import Dialed
