@@ -24,6 +24,7 @@ from orchestrator.node.job import job_processes, processes
 from orchestrator.node.job.processes import Process, ProcessSet
 from orchestrator.node.job.run_directory import RunDir, connect_in, home, listen_in
 from orchestrator.node.warm import frames, setting
+from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
 from orchestrator.protocol.spec import Spec
 
 TOKEN_VARIABLE = "ORCHESTRATOR_WARM"  # in the environment of the agent, while it waits
@@ -36,18 +37,24 @@ END_SECONDS = 10.0
 UNFIT_SECONDS = 86400.0  # as long as it is remembered that a setting cannot be made warm
 FORGOTTEN_SECONDS = 86400.0  # after which nobody can need a file any more
 KEY_LENGTH = 16
+NO_VARIABLES: dict[str, str] = {}
 
 
-class Pair(NamedTuple):
-    """One pair, as its directory describes it."""
+class Pair(Message):
+    """One pair, as `pair.json` in its directory describes it."""
 
-    directory: str
-    pid: int
-    started: int  # with the PID, this identifies one process forever
     token: str
     since: float  # Unix time
     idle: float  # seconds
     setting: dict[str, str]
+    python: str = ""  # of the agent,
+    environment: dict[str, str] = NO_VARIABLES  # what it has beyond the login's,
+    unset: tuple[str, ...] = ()  # and what of the login's it does not have
+    modules: tuple[str, ...] = ()  # that it imports after torch
+    room: int = 0  # characters for the command line of a job
+    pid: int = 0
+    started: int = 0  # with the PID, this identifies one process forever
+    directory: str = ""
 
     @property
     def key(self) -> str:
@@ -118,11 +125,9 @@ def remove_if_old(path: str) -> None:
 
 def read(directory: str) -> Pair | None:
     try:
-        with open(os.path.join(directory, "pair.json"), encoding="ascii") as file:
-            data = json.load(file)
-        names = [name for name in Pair._fields if name != "directory"]
-        return Pair(directory, *(data[name] for name in names))
-    except (OSError, ValueError, KeyError, TypeError):
+        with open(os.path.join(directory, "pair.json"), "rb") as file:
+            return decode(Pair, parse(file.read()), newer=True).replace(directory=directory)
+    except (OSError, Nonsense):
         return None
 
 
@@ -200,19 +205,20 @@ def start_for(spec: Spec, run: RunDir, environ: Mapping[str, str], umask: int) -
     variables[TOKEN_VARIABLE] = token
     unset = [name for name in environ if setting.matters(name) and name not in variables]
     room = sum(len(n) + len(v) for n, v in spec.env.items() if n not in variables) + ROOM
-    description = {
-        "token": token,
-        "since": time.time(),
-        "idle": spec.warm,
-        "setting": wanted,
-        "python": spec.agent[0],
-        "environment": {**variables, ROOM_VARIABLE: " " * min(room, 100_000)},
-        "unset": unset,
-        "modules": modules_of(run),
-        "room": COMMAND_ROOM + sum(map(len, spec.command)),
-    }
+    pair = Pair(
+        token=token,
+        since=time.time(),
+        idle=spec.warm,
+        setting=wanted,
+        python=spec.agent[0],
+        environment={**variables, ROOM_VARIABLE: " " * min(room, 100_000)},
+        unset=tuple(unset),
+        modules=tuple(modules_of(run)),
+        room=COMMAND_ROOM + sum(map(len, spec.command)),
+        directory=os.path.join(root(), key),
+    )
     public = setting.public_environment(spec, environ)
-    spawn(os.path.join(root(), key), description, environ, public)
+    spawn(pair, environ, public)
     return ""
 
 
@@ -226,27 +232,19 @@ def modules_of(run: RunDir) -> list[str]:
     return [name for name in names if isinstance(name, str)][:20000]
 
 
-def spawn(
-    directory: str, description: dict[str, Any], environ: Mapping[str, str], public: dict[str, str]
-) -> None:
+def spawn(pair: Pair, environ: Mapping[str, str], public: dict[str, str]) -> None:
     """Start the pair's first process in a directory that appears once it can be called.
 
     The job's variables go through a pipe: of those that nobody reads, none is kept.
     """
-    new = f"{directory}.{description['token']}"
+    new = f"{pair.directory}.{pair.token}"
     os.mkdir(new, 0o700)
     try:
         server = listen_in(new)
         with server:
-            program = [
-                sys.executable,
-                *processes.OPTIONS,
-                library(),
-                "standby",
-                os.path.basename(directory),
-            ]
+            program = [sys.executable, *processes.OPTIONS, library(), "standby", pair.key]
             process = subprocess.Popen(
-                [*program, directory, str(server.fileno()), " " * COMMAND_ROOM],
+                [*program, pair.directory, str(server.fileno()), " " * COMMAND_ROOM],
                 env={**environ, ROOM_VARIABLE: " " * ROOM},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -255,12 +253,12 @@ def spawn(
                 pass_fds=[server.fileno()],
             )
         now = processes.look(process.pid)
-        record = {**description, "pid": process.pid, "started": now.started if now else 0}
+        pair = pair.replace(pid=process.pid, started=now.started if now else 0)
         path = os.path.join(new, "pair.json")
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(record, file)
+            json.dump(encode(pair), file)
         try:
-            os.rename(new, directory)
+            os.rename(new, pair.directory)
         except OSError:  # somebody else was faster
             process.kill()
             process.wait()

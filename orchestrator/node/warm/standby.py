@@ -26,7 +26,7 @@ from orchestrator.node.job.ranks.agent_start import PR_SET_PDEATHSIG, AgentStart
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.job.supervisor import Supervisor, run_job
 from orchestrator.node.warm import frames
-from orchestrator.node.warm.pairs import ROOM_VARIABLE, TOKEN_VARIABLE, unfit_file
+from orchestrator.node.warm.pairs import ROOM_VARIABLE, TOKEN_VARIABLE, read, unfit_file
 from orchestrator.protocol.spec import Spec
 
 AGENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "agent.py")
@@ -51,10 +51,13 @@ class Standby:
         self.directory = directory
         self.server = server
         self.job = job  # variables of the job that it was started after
-        with open(os.path.join(directory, "pair.json"), encoding="ascii") as file:
-            self.pair: dict[str, Any] = json.load(file)
+        pair = read(directory)
+        if pair is None:
+            raise OSError(f"no pair is described in {directory}")
+        self.pair = pair
+        self.modules = list(pair.modules)
         self.environment: dict[str, str] = {}  # of the agent
-        self.until = time.monotonic() + self.pair["idle"]
+        self.until = time.monotonic() + pair.idle
         self.skip: list[str] = []
         self.asked = 0  # of the pair's modules, how many the agent was told to import
         self.ready = False  # it has imported them
@@ -68,11 +71,11 @@ class Standby:
     def spawn(self) -> None:
         """Start the agent in waiting."""
         self.control, its = socket.socketpair()
-        words = ["-u", AGENT, str(its.fileno()), " " * self.pair["room"]]
-        self.command = [self.pair["python"], *words]
+        words = ["-u", AGENT, str(its.fileno()), " " * self.pair.room]
+        self.command = [self.pair.python, *words]
         self.agent = subprocess.Popen(
-            [self.pair["python"], "-S", *words],
-            env=self.variables({**self.job, **self.pair["environment"]}),
+            [self.pair.python, "-S", *words],
+            env=self.variables({**self.job, **self.pair.environment}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -85,7 +88,7 @@ class Standby:
 
     def variables(self, own: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of the login with these variables, and without the job's unset."""
-        unset = self.pair["unset"]
+        unset = self.pair.unset
         return {n: v for n, v in {**os.environ, **own}.items() if n not in unset}
 
     def begin(self, report: dict[str, Any]) -> None:
@@ -93,7 +96,7 @@ class Standby:
         self.note(report)
         read = self.names_read(self.job)
         own = {name: value for name, value in self.job.items() if name in read}
-        self.environment = self.variables({**own, **self.pair["environment"]})
+        self.environment = self.variables({**own, **self.pair.environment})
         order = {"begin": self.command, "environment": self.environment}
         frames.send(self.control, order)
         self.import_more()
@@ -109,7 +112,7 @@ class Standby:
 
     def import_more(self) -> None:
         """Tell the agent to import what it was not told yet; it listens when it is ready."""
-        modules = self.pair["modules"][self.asked :]
+        modules = self.modules[self.asked :]
         frames.send(self.control, {"modules": modules, "skip": self.skip})
         self.asked += len(modules)
         self.ready = False
@@ -146,7 +149,7 @@ class Standby:
             self.note(report)
             self.files = {**report["files"], **self.files}  # a file is what it was at its import
             self.places = {p: mark for p, mark in self.files.items() if os.path.isdir(p)}
-            if self.asked < len(self.pair["modules"]):
+            if self.asked < len(self.modules):
                 self.import_more()
             return
         self.stop_agent()
@@ -182,9 +185,9 @@ class Standby:
         try:
             if question["do"] == "stay":
                 self.until = time.monotonic() + float(question["seconds"])
-                known = {*self.pair["modules"]}
-                self.pair["modules"] += [n for n in question["modules"] if n not in known]
-                if self.ready and self.asked < len(self.pair["modules"]):
+                known = {*self.modules}
+                self.modules += [n for n in question["modules"] if n not in known]
+                if self.ready and self.asked < len(self.modules):
                     self.import_more()
             if question["do"] in ("look", "stay"):
                 idle = max(0.0, self.until - time.monotonic())
@@ -205,7 +208,7 @@ class Standby:
         """Take a job, unless something has changed since the imports."""
         spec = RunDir(order["job"], order["node"]).read_spec()
         if not self.ready:  # the ranks import the rest themselves
-            self.pair["modules"] = []
+            self.modules = []
             frames.send(self.control, {"do": "finish"})
         while not self.ready:  # the directory it imports in goes with the hand-over
             self.hear_agent()
