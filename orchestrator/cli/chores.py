@@ -85,7 +85,7 @@ def exec_command(**params: Any) -> int:
     """
     from orchestrator.head.commands.machines import exec as chores
 
-    return chores.execute(chores.ExecOptions(**params))
+    return chores.execute(**params)
 
 
 one_node = click.argument("chosen", metavar="N|NAME", shell_complete=node_names)
@@ -111,7 +111,7 @@ def ssh_command(**params: Any) -> int:
     from orchestrator.head.commands.machines import exec as chores
 
     words = params.pop("words")
-    chores.ssh(chores.SshOptions(words=words[words[:1] == ("--",) :], **params))
+    chores.ssh(words=words[words[:1] == ("--",) :], **params)
 
 
 def pullable(
@@ -157,7 +157,7 @@ def push_command(**params: Any) -> int:
     """
     from orchestrator.head.commands.machines import transfer
 
-    return transfer.push(transfer.PushOptions(**params))
+    return transfer.push(**params)
 
 
 # -- node ---------------------------------------------------------------------------------------

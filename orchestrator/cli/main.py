@@ -155,7 +155,7 @@ def top(where: Where, once: bool, watch: bool, seconds: float, as_json: bool) ->
     top = view("top")
     if watch and not as_json:
         raise UsageError("--watch goes with --json", "without both, the screen is live by itself")
-    code: int = top.top(where, top.TopOptions(once, as_json, watch, seconds))
+    code: int = top.top(where, once=once, as_json=as_json, again=watch, seconds=seconds)
     return code
 
 

@@ -115,7 +115,7 @@ def checkpoint_export(where: Where, **options: Any) -> int:
     """Write the weights of a checkpoint to OUT: a safetensors file, or a directory of them."""
     from orchestrator.head.commands import checkpoints
 
-    return checkpoints.export(checkpoints.ExportOptions(where=where, **options))
+    return checkpoints.export(where, **options)
 
 
 @click.command("start-report")
@@ -145,7 +145,7 @@ def report(where: Where, names: tuple[str, ...], out: Path | None, opened: bool)
     needs nothing else and can be sent to anybody.
     """
     report = view("report")
-    code: int = report.report(where, names, report.ReportOptions(out, opened))
+    code: int = report.report(where, names, out=out, opened=opened)
     return code
 
 
@@ -203,7 +203,7 @@ def metrics(where: Where, port: int, host: str, token_file: Path | None) -> int:
     config/grafana/orchestrator.json shows them in Grafana.
     """
     track = view("track")
-    code: int = track.metrics(where, track.Listen(host, port, token_file))
+    code: int = track.metrics(where, host, port, token_file)
     return code
 
 
@@ -231,8 +231,7 @@ def dashboard(
     asks. The address that is printed has a token: whoever has it sees and may do all that.
     """
     dashboard = view("dashboard")
-    options = dashboard.DashboardOptions(host, port, names, opened)
-    code: int = dashboard.dashboard(where, options)
+    code: int = dashboard.dashboard(where, host, port, names, opened=opened)
     return code
 
 

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,19 +31,6 @@ from orchestrator.records.checkpoint_store import Checkpoint, shown
 
 HOME = Path(__file__).parents[3]
 READERS = 4  # files read at a time: one alone does not fill a network disk
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """The options of `checkpoint export`."""
-
-    where: Where
-    experiment: tuple[str, ...]  # none, or one
-    out: Path
-    step: int | None = None
-    dtype: str | None = None
-    layout: str = "file"
-    force: bool = False
 
 
 def ls(where: Where, experiment: str | None, *, as_json: bool) -> int:
@@ -136,11 +122,20 @@ def read_all(checkpoint: Checkpoint) -> list[str]:
         return [problem for problems in problem_lists for problem in problems]
 
 
-def export(options: ExportOptions) -> int:
+def export(
+    where: Where,
+    experiment: tuple[str, ...],  # none, or one
+    out: Path,
+    step: int | None,
+    dtype: str | None,
+    layout: str,
+    *,
+    force: bool,
+) -> int:
     """Export in a process of its own, so that this one never imports torch."""
-    if len(options.experiment) > 1:
+    if len(experiment) > 1:
         raise UsageError(
-            f"too many arguments: {shlex.join(options.experiment)}",
+            f"too many arguments: {shlex.join(experiment)}",
             "orchestrator checkpoint export [EXP_OR_DIR] OUT",
         )
     if importlib.util.find_spec("torch") is None:
@@ -148,10 +143,10 @@ def export(options: ExportOptions) -> int:
             f"exporting needs torch, and {sys.executable} has none",
             "run it where torch is installed, on a node for example: only it can read the weights",
         )
-    arguments = [str(options.out.absolute()), "--layout", options.layout]
-    arguments += ["--dtype", options.dtype] if options.dtype else []
-    arguments += ["--force"] if options.force else []
-    left = candidates(options)
+    arguments = [str(out.absolute()), "--layout", layout]
+    arguments += ["--dtype", dtype] if dtype else []
+    arguments += ["--force"] if force else []
+    left = candidates(where, next(iter(experiment), None), step)
     while True:
         module = [sys.executable, "-m", "orchestrator.engine.export", str(left.pop(0).path)]
         # Started in the directory of this package, so that no module of the user's is found first.
@@ -166,11 +161,9 @@ def export(options: ExportOptions) -> int:
         output.complain(f"trying the one before it, of step {left[0].step}")
 
 
-def candidates(options: ExportOptions) -> list[Checkpoint]:
+def candidates(where: Where, experiment: str | None, step: int | None) -> list[Checkpoint]:
     """Return the checkpoint of the wanted step, or else all that look complete, newest first."""
-    experiment = next(iter(options.experiment), None)
-    known = checkpoint_store.resolve(experiment, options.where.experiments)
-    step = options.step
+    known = checkpoint_store.resolve(experiment, where.experiments)
     if step is not None:
         wanted = [checkpoint for checkpoint in known if checkpoint.step == step]
         there = ", ".join(str(checkpoint.step) for checkpoint in known[:10])

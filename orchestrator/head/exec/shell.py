@@ -32,25 +32,24 @@ class JobPart:
     wrap: str | None = None  # the command that it is entered by, as the node's shell reads it
 
 
-@dataclass(frozen=True)
-class Login:
-    """How the system's ssh reaches a node."""
-
-    config: Path | None
-    timeout: float
-    strict: bool
-
-
-def ssh_command(login: Login, target: NumberedNode, line: str, *, terminal: bool) -> list[str]:
+def ssh_command(
+    target: NumberedNode,
+    line: str,
+    *,
+    config: Path | None,
+    timeout: float,
+    strict: bool,
+    terminal: bool,
+) -> list[str]:
     """Return the command line; like ours, it goes by the node list and the ssh_config."""
     node = target.node
     words = ["ssh"]
-    words += ["-F", str(login.config)] if login.config else []
+    words += ["-F", str(config)] if config else []
     words += ["-l", node.user] if node.user else []
     words += ["-p", str(node.port)] if node.port else []
-    words += ["-o", "StrictHostKeyChecking=yes"] if login.strict else []
+    words += ["-o", "StrictHostKeyChecking=yes"] if strict else []
     words += ["-o", "RemoteCommand=none"]  # of an ssh_config; ssh refuses to have two
-    words += ["-o", f"ConnectTimeout={max(1, round(login.timeout))}"]
+    words += ["-o", f"ConnectTimeout={max(1, round(timeout))}"]
     return [*words, "-t" if terminal else "-T", "--", node.host, line]
 
 

@@ -20,38 +20,30 @@ from orchestrator.records.experiment import Experiment
 LONGEST_ANSWER = 20_000  # bytes of what `stop` prints
 
 
-@dataclass(frozen=True)
-class DashboardOptions:
-    """Say where the server listens."""
-
-    host: str
-    port: int | None
-    names: tuple[str, ...]
-    opened: bool
-
-
-def dashboard(where: Where, options: DashboardOptions) -> int:
+def dashboard(
+    where: Where, host: str, port: int | None, names: Sequence[str], *, opened: bool
+) -> int:
     """Serve the pages until Ctrl-C."""
     with needed("dashboard"):
         from orchestrator.views.dashboard import app
     from orchestrator.views.dashboard.guard import Guard
     from orchestrator.views.dashboard.listing import Listing
 
-    listening = app.listen(options.host, options.port)
+    listening = app.listen(host, port)
     port = listening.getsockname()[1]
-    guard = Guard(port, frozenset(name.lower() for name in (options.host, *options.names)))
+    guard = Guard(port, frozenset(name.lower() for name in (host, *names)))
     board = app.Board(
         Listing(where.experiments, where.trust_record), guard, compared, Stopping(where).stop
     )
-    url = f"http://{in_url(options.host)}:{port}/?token={guard.token}"
+    url = f"http://{in_url(host)}:{port}/?token={guard.token}"
     say(f"open {url}")
-    if is_loopback(options.host):
+    if is_loopback(host):
         say(
             f"from another machine: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then open the same"
         )
     else:
         say("anyone with this address can see and stop jobs; the connection is not encrypted")
-    if options.opened and not webbrowser.open(url):
+    if opened and not webbrowser.open(url):
         say("no browser could be started here")
     app.serve(app.app(board), listening)
     return EXIT_DONE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import webbrowser
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common import files
@@ -20,15 +19,7 @@ NAME = "report.html"
 MOST = 8  # more lines in one chart cannot be told apart
 
 
-@dataclass(frozen=True)
-class ReportOptions:
-    """Say where the page goes, and whether it is opened."""
-
-    out: Path | None
-    opened: bool
-
-
-def report(where: Where, wanted: Sequence[str], options: ReportOptions) -> int:
+def report(where: Where, wanted: Sequence[str], *, out: Path | None, opened: bool) -> int:
     if len(wanted) > MOST:
         raise UsageError(f"{len(wanted)} experiments do not fit on one page: at most {MOST}")
     names: Sequence[str | None] = [*dict.fromkeys(wanted)] or [None]  # the newest
@@ -38,14 +29,14 @@ def report(where: Where, wanted: Sequence[str], options: ReportOptions) -> int:
     stories = [story.tell(experiment, len(chosen) - 1) for experiment in chosen]
     several = [diff.describe(experiment) for experiment in chosen] if len(chosen) > 1 else []
     text = page.page(stories, diff.differences(*several) if several else {})
-    if options.out is None and len(chosen) == 1:
+    if out is None and len(chosen) == 1:
         path = chosen[0].path / NAME
         write(path, lambda: chosen[0].write(NAME, text))
     else:
-        path = options.out or where.experiments / NAME
+        path = out or where.experiments / NAME
         write(path, lambda: files.replace(path, text))
     say(f"{path}: {size(path.stat().st_size)}")
-    if options.opened and not webbrowser.open(path.absolute().as_uri()):
+    if opened and not webbrowser.open(path.absolute().as_uri()):
         say(f"no browser could be started here; copy the file to where there is one: {path}")
     return EXIT_DONE
 

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import partial
 
 from orchestrator.common import interrupt
@@ -43,25 +42,15 @@ PATIENCE = 1.0  # with a node, until the others are shown without it
 STACK_SECONDS = 15.0
 
 
-@dataclass(frozen=True)
-class TopOptions:
-    """Say how the nodes are shown: once, as JSON, again and again."""
-
-    once: bool
-    as_json: bool
-    watch: bool
-    seconds: float
-
-
-def top(where: Where, options: TopOptions) -> int:
+def top(where: Where, *, once: bool, as_json: bool, again: bool, seconds: float) -> int:
     transport = HeldTransport(SshConfig(where.ssh_config))
     nodes = read_nodes(where.node_list)
     watch = Watch(transport, nodes, where.experiments, where.trust_record)
     with closing(watch):
-        if options.as_json or options.once or not can_be_live():
-            watch.closer = EVERY if options.as_json else ""
-            return tell(watch, options)
-        return live(where, watch, options.seconds)
+        if as_json or once or not can_be_live():
+            watch.closer = EVERY if as_json else ""
+            return tell(watch, as_json=as_json, every=seconds if again else None)
+        return live(where, watch, seconds)
 
 
 def can_be_live() -> bool:
@@ -77,22 +66,22 @@ def of_job(where: Where, found: FoundJob) -> None:
         live(where, watch, SECONDS, alone=record.job)
 
 
-def tell(watch: Watch, options: TopOptions) -> int:
+def tell(watch: Watch, *, as_json: bool, every: float | None) -> int:
     """Print what is there now; with --json --watch a line for each look until Ctrl-C."""
-    watch.patience = PATIENCE if options.watch else None
+    watch.patience = None if every is None else PATIENCE
     while True:
         sample = watch.look()
-        if options.as_json:
+        if as_json:
             data = table.to_json(sample)
-            text = json.dumps(data, indent=None if options.watch else 1)
+            text = json.dumps(data, indent=1 if every is None else None)
         else:
             text = to_text(sample)
-        if not output.pass_on(f"{text}\n") and options.watch:
+        if not output.pass_on(f"{text}\n") and every is not None:
             return NOBODY_READS  # | head -1
-        if not options.watch:
+        if every is None:
             lost = any(node.checkup is None for node in sample.nodes)
             return EXIT_NODE if lost else EXIT_DONE
-        time.sleep(options.seconds)
+        time.sleep(every)
 
 
 def to_text(sample: Sample) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,6 @@ BUSY_SECONDS = 0.1  # and while a tracker has much to take
 LONGEST_TOKEN = 4096
 SLOW_SECONDS = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-@dataclass(frozen=True)
-class Listen:
-    """Where Prometheus asks, and with which secret."""
-
-    host: str
-    port: int
-    token_file: Path | None
 
 
 def track(where: Where, wanted: str | None, names: Sequence[str], options: Sequence[str]) -> int:
@@ -137,30 +127,30 @@ def parsed(options: Sequence[str], names: Sequence[str]) -> Mapping[str, dict[st
     return found
 
 
-def metrics(where: Where, listen: Listen) -> int:
+def metrics(where: Where, host: str, port: int, token_file: Path | None) -> int:
     """Serve the state of all jobs to Prometheus until Ctrl-C."""
-    token = token_of(listen)
+    token = token_of(host, token_file)
     exposition = Exposition(where.experiments, where.trust_record)
-    with Server((listen.host, listen.port), exposition, token) as server:
-        say(f"http://{in_url(listen.host)}:{server.server_address[1]}/metrics, until Ctrl-C")
+    with Server((host, port), exposition, token) as server:
+        say(f"http://{in_url(host)}:{server.server_address[1]}/metrics, until Ctrl-C")
         server.serve_forever()
     return EXIT_DONE
 
 
-def token_of(listen: Listen) -> str:
-    if listen.token_file is None:
-        if is_loopback(listen.host):
+def token_of(host: str, token_file: Path | None) -> str:
+    if token_file is None:
+        if is_loopback(host):
             return ""
         raise UsageError(
-            f"on {listen.host} anybody in the network could read the metrics",
+            f"on {host} anybody in the network could read the metrics",
             "put a long random word into a file and add --token-file FILE; in Prometheus:"
             " authorization: {credentials_file: FILE}",
         )
     try:
-        token = listen.token_file.read_text(encoding="ascii")[:LONGEST_TOKEN].strip()
+        token = token_file.read_text(encoding="ascii")[:LONGEST_TOKEN].strip()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not plain text"
-        raise UsageError(f"{listen.token_file} cannot be read: {why}") from error
+        raise UsageError(f"{token_file} cannot be read: {why}") from error
     if not token:
-        raise UsageError(f"{listen.token_file} is empty", "put a long random word into it")
+        raise UsageError(f"{token_file} is empty", "put a long random word into it")
     return token

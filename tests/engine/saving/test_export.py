@@ -24,7 +24,6 @@ from orchestrator.engine import export
 from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.sharding.low_precision import DTYPES
 from orchestrator.head.commands import checkpoints
-from orchestrator.head.commands.checkpoints import ExportOptions
 from orchestrator.records import checkpoint_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # no_dist
@@ -348,8 +347,9 @@ def test_the_newest_that_verifies(tmp_path: Path) -> None:
     assert same(found["a"], torch.tensor(2.0, dtype=torch.bfloat16))
 
 
-def options(directory: Path, step: int | None = None) -> ExportOptions:
-    return ExportOptions(Where(experiments=directory), (str(directory),), Path("out"), step)
+def export_of(directory: Path, step: int | None = None) -> int:
+    where, out = Where(experiments=directory), Path("out")
+    return checkpoints.export(where, (str(directory),), out, step, None, "file", force=False)
 
 
 def test_a_step_that_was_asked_for_has_no_stand_in(
@@ -364,7 +364,7 @@ def test_a_step_that_was_asked_for_has_no_stand_in(
         return subprocess.CompletedProcess(words, 3)
 
     monkeypatch.setattr(subprocess, "run", refuse)
-    assert checkpoints.export(options(tmp_path, step=2)) == 3
+    assert export_of(tmp_path, step=2) == 3
     assert started == [str(tmp_path / "step_00000002")]
 
 
@@ -373,4 +373,4 @@ def test_an_export_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     died = subprocess.CompletedProcess[bytes]([], -9)
     monkeypatch.setattr(subprocess, "run", lambda *words, **options: died)
     with pytest.raises(JobFailed, match="killed by signal 9"):
-        checkpoints.export(options(tmp_path))
+        export_of(tmp_path)

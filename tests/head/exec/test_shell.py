@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from orchestrator.head.exec.shell import Login, ssh_command
+from orchestrator.head.exec.shell import ssh_command
 from orchestrator.head.nodes.node_list import Node, NumberedNode
 
 
@@ -14,7 +14,7 @@ def test_a_command_of_the_config_is_not_in_the_way(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("Host *\n  RemoteCommand tmux attach\n  RequestTTY force\n")
     node = NumberedNode(0, Node("gpu01"))
-    words = ssh_command(Login(config, 10.0, strict=False), node, "hostname", terminal=False)
+    words = ssh_command(node, "hostname", config=config, timeout=10.0, strict=False, terminal=False)
     done = subprocess.run([words[0], "-G", *words[1:]], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "requesttty false" in done.stdout.splitlines()

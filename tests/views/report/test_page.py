@@ -250,22 +250,21 @@ def test_the_command_writes_it_where_it_says(
     for name in ("run_20260101_000000", "run_20260102_000000"):
         experiment(root / name, steps=20)
     where = Where(experiments=root)
-    here = report.ReportOptions(None, opened=False)
-    assert report.report(where, [], here) == 0
+    assert report.report(where, [], out=None, opened=False) == 0
     written = root / "run_20260102_000000" / "report.html"
     assert written.stat().st_mode & 0o777 == 0o600
     assert str(written) in capsys.readouterr().out
     both = ["run_20260101_000000", "run_20260102_000000"]
-    report.report(where, both, report.ReportOptions(tmp_path / "both.html", opened=False))
+    report.report(where, both, out=tmp_path / "both.html", opened=False)
     assert "What differs" in (tmp_path / "both.html").read_text()
     with pytest.raises(UsageError, match="cannot be written"):
-        report.report(where, both, report.ReportOptions(tmp_path / "no" / "x.html", opened=False))
+        report.report(where, both, out=tmp_path / "no" / "x.html", opened=False)
     with pytest.raises(UsageError, match="at most 8"):
-        report.report(where, ["x"] * 9, here)
+        report.report(where, ["x"] * 9, out=None, opened=False)
     written.unlink()
     written.mkdir()  # as a disk that may only be read, nothing can be put there
     with pytest.raises(UsageError, match="--out FILE") as refused:
-        report.report(where, [], here)
+        report.report(where, [], out=None, opened=False)
     assert str(written) in str(refused.value)
 
 

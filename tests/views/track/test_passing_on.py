@@ -96,10 +96,10 @@ def test_others_are_not_served_without_a_word(tmp_path: Path, host: str) -> None
     empty = tmp_path / "empty"
     empty.write_text("\n")
     with pytest.raises(UsageError, match="anybody in the network"):
-        track.token_of(track.Listen(host, 0, None))
+        track.token_of(host, None)
     with pytest.raises(UsageError, match="is empty"):
-        track.token_of(track.Listen(host, 0, empty))
-    assert track.token_of(track.Listen("127.0.0.1", 0, None)) == ""
+        track.token_of(host, empty)
+    assert track.token_of("127.0.0.1", None) == ""
 
 
 def steps(*wanted: int, at: float = NOW) -> list[dict[str, object]]:

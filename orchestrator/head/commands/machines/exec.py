@@ -32,13 +32,12 @@ from orchestrator.head.exec.execution import Execution, Input, Outcome, Sink
 from orchestrator.head.exec.shell import (
     Directory,
     JobPart,
-    Login,
     job_line,
     plain_line,
     shell_line,
     ssh_command,
 )
-from orchestrator.head.nodes.environment import chosen
+from orchestrator.head.nodes import environment
 from orchestrator.head.nodes.node_list import NumberedNode, choose, in_words, read_nodes
 from orchestrator.head.screen import output
 
@@ -88,56 +87,50 @@ def check_directory(path: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class ExecOptions:
-    """The options of `orchestrator exec`, as they were typed."""
-
-    chosen: Chosen
-    words: tuple[str, ...]
-    workdir: str | None = None
-    limit: float | None = None
-    fold: bool = False
-    as_json: bool = False
-    color: bool | None = None
-
-
 # -- exec -----------------------------------------------------------------------------------------
 
 
-def execute(options: ExecOptions) -> int:
+def execute(
+    chosen: Chosen,
+    words: tuple[str, ...],
+    workdir: str | None,
+    limit: float | None,
+    *,
+    fold: bool,
+    as_json: bool,
+    color: bool | None,
+) -> int:
     """Run a command on all nodes at once; show what it prints, and the exit codes at the end."""
-    if options.fold and options.as_json:
+    if fold and as_json:
         raise UsageError("--fold cannot be combined with --json", "give one of them")
-    if options.limit is not None:
-        waiting_time("--timeout", options.limit)
-    nodes = options.chosen.numbered()
+    if limit is not None:
+        waiting_time("--timeout", limit)
+    nodes = chosen.numbered()
     given = standard_input()
-    shown = PrefixedOutput([node.index for node in nodes], options.color)
+    shown = PrefixedOutput([node.index for node in nodes], color)
     kept: dict[tuple[int, bool], Stream] = {}
 
     def sink_of(node: NumberedNode, errors: bool) -> Sink:
-        if options.as_json or (options.fold and not errors):
+        if as_json or (fold and not errors):
             return kept.setdefault((node.index, errors), Stream())
         return shown.stream(node.index, errors=errors)
 
     def line_of(node: NumberedNode) -> str:
         size = given.size if given is not None else None
-        return shell_line(options.words, directory(node, options.workdir), size)
+        return shell_line(words, directory(node, workdir), size)
 
-    execution = Execution(
-        options.chosen.transport(), nodes, line_of, sink_of, limit=options.limit, given=given
-    )
+    execution = Execution(chosen.transport(), nodes, line_of, sink_of, limit=limit, given=given)
     shown.when_broken = lambda: execution.end("nobody reads its output")
     stopped = answer_interrupts(execution)
     outcomes = execution.go()
     if unread_pipe():
         output.complain(NOT_GIVEN)
     code = EXIT_STOPPED if stopped else NOBODY_READS if shown.broken else exit_code(outcomes)
-    if options.as_json:
+    if as_json:
         for piece in collected.json_pieces(outcomes, kept, code):
             output.pass_on(piece)
         return code
-    show_folded(nodes, kept, options.color)
+    show_folded(nodes, kept, color)
     if code not in (EXIT_DONE, NOBODY_READS):
         output.complain(summary(outcomes))
     return code
@@ -228,38 +221,34 @@ def meaning(code: int | None) -> str:
 # -- ssh ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SshOptions:
-    """The options of `orchestrator ssh`, as they were typed."""
-
-    chosen: Chosen
-    words: tuple[str, ...]
-    job: str | None = None
-    no_job: bool = False
-    workdir: str | None = None
-
-
-def ssh(options: SshOptions) -> NoReturn:
+def ssh(
+    chosen: Chosen, words: tuple[str, ...], job: str | None, workdir: str | None, *, no_job: bool
+) -> NoReturn:
     """Become the system's ssh, with a shell or a program on one node."""
-    chosen = options.chosen
     targets = chosen.numbered()
     if len(targets) > 1:
         names = ", ".join(f"{target.index} is {target.node.name}" for target in targets)
         raise UsageError(f"{chosen.nodes[0]} names several nodes", f"give a number: {names}")
     (target,) = targets
-    if options.workdir is not None:
-        check_directory(options.workdir)
-    part = None if options.no_job else part_of_job(chosen.where, options.job, target)
+    if workdir is not None:
+        check_directory(workdir)
+    part = None if no_job else part_of_job(chosen.where, job, target)
     if part is not None:
-        line = job_line(part, target.node.python, options.workdir or "", options.words)
+        line = job_line(part, target.node.python, workdir or "", words)
     else:
-        line = plain_line(directory(target, options.workdir), options.words)
+        line = plain_line(directory(target, workdir), words)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    if terminal and not options.words:
+    if terminal and not words:
         which = f"the environment of {part.job}" if part else "no job's environment"
         output.complain(f"orchestrator: {target.label} is {target.node.name}, with {which}")
-    login = Login(chosen.where.ssh_config, chosen.connect_timeout, chosen.strict_host_keys)
-    command = ssh_command(login, target, line, terminal=terminal)
+    command = ssh_command(
+        target,
+        line,
+        config=chosen.where.ssh_config,
+        timeout=chosen.connect_timeout,
+        strict=chosen.strict_host_keys,
+        terminal=terminal,
+    )
     try:
         os.execvp(command[0], command)
     except FileNotFoundError:
@@ -298,7 +287,7 @@ def part_in(experiment: Experiment, target: NumberedNode) -> JobPart | None:
     record, node = experiment.read_record(), target.node
     for part in record.nodes:
         if (part.host, part.user, part.port) == (node.host, node.user, node.port):
-            wrap = chosen(part.wrap)
+            wrap = environment.chosen(part.wrap)
             if wrap:  # a command that runs there is no mere data
                 experiment.check_launched(record)
             return JobPart(record.job, part.index, wrap)

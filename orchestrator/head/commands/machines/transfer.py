@@ -196,37 +196,26 @@ def directory_of(target: NumberedNode) -> str:
 # -- push -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PushOptions:
-    """The options of `orchestrator push`, as they were typed."""
-
-    chosen: Chosen
-    source: Path
-    destination: str | None = None
-    dry_run: bool = False
-    as_json: bool = False
-
-
-def push(options: PushOptions) -> int:
+def push(
+    chosen: Chosen, source: Path, destination: str | None, *, dry_run: bool, as_json: bool
+) -> int:
     """Send what the nodes lack; say what each was sent."""
-    targets = options.chosen.numbered()
-    cargo = pushing.load(options.source, options.destination)
-    transport = options.chosen.transport()
+    targets = chosen.numbered()
+    cargo = pushing.load(source, destination)
+    transport = chosen.transport()
     said: list[str] = []
-    with Progress("sending", quiet=options.as_json) as progress:
-        parts = pushing.push(
-            transport, targets, cargo, progress, dry_run=options.dry_run, say=said.append
-        )
+    with Progress("sending", quiet=as_json) as progress:
+        parts = pushing.push(transport, targets, cargo, progress, dry_run=dry_run, say=said.append)
     code = exit_code(parts)
 
     def as_text(terminal: Terminal) -> str:
-        later = " to go" * options.dry_run
+        later = " to go" * dry_run
         table, notes = to_text(parts, "sent", "THERE BEFORE", later, terminal)
         return joined(table, [*said, *notes, *notes_on(cargo, parts)])
 
     nodes = [to_json(part, "sent") for part in parts]
     data = {"nodes": nodes, "left_out": cargo.left_out, "notes": said, "exit_code": code}
-    output.result(data, as_text, as_json=options.as_json)
+    output.result(data, as_text, as_json=as_json)
     return code
 
 
