@@ -740,7 +740,8 @@ def test_the_state_of_a_job(new_link: NewLink, new_job: NewJob, tmp_path: Path) 
     ended = state()
     assert (ended.state, ended.why) == ("ended", "rank 4 failed")
     assert ended.agent in (1, -signal.SIGKILL)  # torchrun is not waited for after its last rank
-    assert ended.ranks[4] == RankState(state="ended", pid=pid, code=3)
+    rank = ended.ranks[4]
+    assert (rank.state, rank.pid, rank.code, rank.words) == ("ended", pid, 3, "3")
     assert ended.processes is None
     assert link.ask(Jobs(job="another"), PATIENCE).jobs == ()
 
