@@ -42,8 +42,8 @@ class RankError(Exception):
 
 def launch(fn: Callable[..., Any], args: Sequence[Any], nprocs: int | None) -> list[Any]:
     count = number_of(nprocs)
-    arguments = accepted(fn, args, count)
-    blob = packed((sys.path, str(Path.cwd()), fn, arguments))
+    takes_rank = wants_rank(fn, args, count)
+    blob = packed((sys.path, str(Path.cwd()), fn, takes_rank, tuple(args)))
     # The store lives here, so its port is known to be free, and no rank has to outlive the others.
     store: Any = vars(dist)["TCPStore"]("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     children: list[Child] = []
@@ -72,28 +72,20 @@ def number_of(nprocs: int | None) -> int:
     return count
 
 
-def accepted(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Callable[[int], Any]:
+def wants_rank(fn: Callable[..., Any], args: Sequence[Any], count: int) -> bool:
     """fn(rank, world_size, *args), or fn(*args) where it wants no more."""
     try:
         signature = inspect.signature(fn)
     except ValueError:  # some builtins do not tell
-        return Arguments(True, tuple(args), count)
+        return True
     for takes_rank in (True, False):
         with contextlib.suppress(TypeError):
             signature.bind(*(0, count) * takes_rank, *args)
-            return Arguments(takes_rank, tuple(args), count)
+            return takes_rank
     raise UsageError(
         f"{getattr(fn, '__name__', fn)} takes {signature}; it is called with"
         f" (rank, world_size{''.join(f', {arg!r}' for arg in args)})"
     )
-
-
-class Arguments:
-    def __init__(self, takes_rank: bool, args: tuple[Any, ...], count: int) -> None:
-        self.takes_rank, self.args, self.count = takes_rank, args, count
-
-    def __call__(self, rank: int) -> tuple[Any, ...]:
-        return (rank, self.count, *self.args) if self.takes_rank else self.args
 
 
 def packed(what: Any) -> bytes:
@@ -233,10 +225,11 @@ def die_with_parent(source: int) -> None:
 def outcome(blob: bytes) -> bytes:
     try:
         sys.argv = [""]
-        path, directory, fn, arguments = pickle.loads(blob)
+        path, directory, fn, takes_rank, args = pickle.loads(blob)
         sys.path[:] = path
         os.chdir(directory)
-        value = fn(*arguments(int(os.environ["RANK"])))
+        place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        value = fn(*place * takes_rank, *args)
         if dist.is_initialized():
             dist.destroy_process_group()
         return bytes(pickler().dumps((True, value, "")))

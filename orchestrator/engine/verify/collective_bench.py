@@ -8,7 +8,7 @@ or in another's place shows.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,8 @@ class Collective:
     ins: Callable[[int, int], int]  # (elements, ranks) -> elements of the input
     outs: Callable[[int, int], int]
     busbw: Callable[[int], float]  # bytes on the busiest link / size, by the number of ranks
+    # What comes out, in equal pieces: the factor, and the first element of the pattern, of each.
+    expected: Callable[[Team, int], list[tuple[int, int]]]
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,26 @@ def nothing(count: int, ranks: int) -> int:
 
 # busbw as nccl-tests defines it (doc/PERFORMANCE.md there): the figure to hold against a link.
 COLLECTIVES = (
-    Collective("all_reduce", all_reduce, nothing, whole, lambda n: 2 * (n - 1) / n),
-    Collective("all_gather", all_gather, part, whole, lambda n: (n - 1) / n),
-    Collective("reduce_scatter", reduce_scatter, whole, part, lambda n: (n - 1) / n),
-    Collective("broadcast", broadcast, nothing, whole, lambda n: 1.0),
-    Collective("send_recv", send_recv, whole, whole, lambda n: 1.0),
+    Collective(
+        *("all_reduce", all_reduce, nothing, whole, lambda n: 2 * (n - 1) / n),
+        lambda team, count: [(sum(map(weight, team.ranks)), 0)],
+    ),
+    Collective(
+        *("all_gather", all_gather, part, whole, lambda n: (n - 1) / n),
+        lambda team, count: [(weight(rank), 0) for rank in team.ranks],
+    ),
+    Collective(
+        *("reduce_scatter", reduce_scatter, whole, part, lambda n: (n - 1) / n),
+        lambda team, count: [(sum(map(weight, team.ranks)), team.me * count)],
+    ),
+    Collective(
+        *("broadcast", broadcast, nothing, whole, lambda n: 1.0),
+        lambda team, count: [(weight(team.ranks[0]), 0)],
+    ),
+    Collective(
+        *("send_recv", send_recv, whole, whole, lambda n: 1.0),
+        lambda team, count: [(weight(team.ranks[team.me - 1]), 0)],
+    ),
 )
 IN_PLACE = ("all_reduce", "broadcast")
 TIME, MEMORY = "time", "memory"  # why sizes end before --max-size
@@ -120,25 +137,25 @@ def weight(rank: int) -> int:
     return rank % WEIGHTS + 1
 
 
-def ramp(start: int, tensor: Tensor) -> Tensor:
-    """Make the pattern from element `start` on, for a piece of this tensor; all are alike."""
+def patterned(tensor: Tensor, factor: int, start: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Give a tensor piece by piece: where it begins, the piece, and the pattern that belongs there,
+    from element `start` on."""
     count = min(ELEMENTS_AT_ONCE, tensor.numel())
-    return ((torch.arange(count, device=tensor.device) + start) % PERIOD + 1).float()
+    ramp = (torch.arange(count, device=tensor.device) + start) % PERIOD + 1
+    pattern = ramp.float() * factor
+    for first in range(0, tensor.numel(), ELEMENTS_AT_ONCE):
+        piece = tensor[first : first + ELEMENTS_AT_ONCE]
+        yield first, piece, pattern[: piece.numel()]
 
 
 def fill(tensor: Tensor, factor: int, start: int = 0) -> None:
-    pattern = ramp(start, tensor) * factor
-    for first in range(0, tensor.numel(), ELEMENTS_AT_ONCE):
-        piece = tensor[first : first + ELEMENTS_AT_ONCE]
-        piece.copy_(pattern[: piece.numel()])
+    for _, piece, pattern in patterned(tensor, factor, start):
+        piece.copy_(pattern)
 
 
 def first_wrong(tensor: Tensor, factor: int, start: int = 0) -> tuple[int, float, float] | None:
     """(element, what it is, what it should be), or None where all are right."""
-    pattern = ramp(start, tensor) * factor
-    for first in range(0, tensor.numel(), ELEMENTS_AT_ONCE):
-        piece = tensor[first : first + ELEMENTS_AT_ONCE]
-        expected = pattern[: piece.numel()]
+    for first, piece, expected in patterned(tensor, factor, start):
         if not torch.equal(piece, expected):
             at = int((piece != expected).nonzero()[0])
             return first + at, float(piece[at]), float(expected[at])
@@ -162,21 +179,12 @@ def prepare(
 
 
 def check(collective: Collective, team: Team, into: Tensor) -> tuple[int, float, float] | None:
-    ranks, me = team.ranks, team.me
-    total = sum(map(weight, ranks))
-    if collective.name == "all_reduce":
-        return first_wrong(into, total)
-    if collective.name == "reduce_scatter":
-        return first_wrong(into, total, me * into.numel())
-    if collective.name == "broadcast":
-        return first_wrong(into, weight(ranks[0]))
-    if collective.name == "send_recv":
-        return first_wrong(into, weight(ranks[me - 1]))
-    each = into.numel() // len(ranks)
-    for index, rank in enumerate(ranks):
-        mistake = first_wrong(into[index * each : (index + 1) * each], weight(rank))
+    pieces = collective.expected(team, into.numel())
+    length = into.numel() // len(pieces)
+    for index, (factor, start) in enumerate(pieces):
+        mistake = first_wrong(into[index * length : (index + 1) * length], factor, start)
         if mistake is not None:
-            return index * each + mistake[0], mistake[1], mistake[2]
+            return index * length + mistake[0], mistake[1], mistake[2]
     return None
 
 

@@ -178,10 +178,9 @@ def test_an_exception_that_cannot_travel_is_told_in_words(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setattr(sys, "argv", list(sys.argv))
-    blob = spawn.packed(
-        (sys.path, str(Path.cwd()), collected.odd, spawn.accepted(collected.odd, (), 1))
-    )
+    blob = spawn.packed((sys.path, str(Path.cwd()), collected.odd, True, ()))
     good, error, trace = pickle.loads(spawn.outcome(blob))
     assert not good
     assert str(error) == "Odd: 7: lost"
