@@ -159,7 +159,7 @@ def totals(giver: str, result: Any, batch: Any, size: int | None) -> Totals:
     if isinstance(result, Tensor) and result.dim():
         return {"loss": (result.float().sum(), number(result.numel(), result, giver))}
     if isinstance(result, Tensor):
-        many = size_of(batch) if size is None else size
+        many = size_of(batch) if size is None else drawn(batch, size)
         return {"loss": (result.float() * many, number(many, result, giver))}
     return as_sums(result, giver).totals()
 
@@ -214,6 +214,20 @@ def size_of(batch: Any) -> int:
             stacklevel=2,
         )
     return sizes[0]
+
+
+def drawn(batch: Any, size: int) -> int:
+    """Return how many samples were drawn, and warn where a collate has left some of them out."""
+    inner = batch.values() if isinstance(batch, Mapping) else batch
+    parts = list(inner) if isinstance(batch, (Mapping, list, tuple)) else [batch]
+    rows = {part.shape[0] for part in parts if isinstance(part, Tensor) and part.dim()}
+    if len(parts) != size and len(rows) == 1 and (fewer := rows.pop()) < size:
+        warnings.warn(
+            f"a batch of {size} samples has {fewer} rows, and a mean is weighted by {size}: if"
+            " collate_fn= leaves samples out, let the step return (sum, count)",
+            stacklevel=2,
+        )
+    return size
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from orchestrator.common.errors import UsageError
-from orchestrator.engine.models.losses import size_of
+from orchestrator.engine.models.losses import size_of, totals
 
 IMAGE, TARGETS, SCALAR = torch.ones(3, 8, 8), torch.ones(4), torch.tensor(0.5)
 
@@ -35,3 +35,21 @@ def test_tensors_that_disagree_are_warned_of() -> None:
         assert size_of(([IMAGE] * 4, TARGETS)) == 3
     with pytest.raises(UsageError, match="nobody knows how many samples"):
         size_of({"id": ["a", "b"]})
+
+
+@pytest.mark.parametrize("batch", [TARGETS, (torch.ones(4, 2), TARGETS), {"x": TARGETS}])
+def test_samples_that_a_collate_left_out_are_warned_of(batch: Any) -> None:
+    with pytest.warns(UserWarning, match="a batch of 6 samples has 4 rows"):
+        loss, count = totals("the loss", torch.tensor(0.5), batch, 6)["loss"]
+    assert (loss, count) == (3, 6)
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [(TARGETS, 4), ((torch.ones(9, 2), TARGETS), 6), ([IMAGE] * 4, 4), ({"n": SCALAR}, 2)],
+)
+def test_what_has_other_rows_than_samples_is_no_matter(batch: Any, size: int) -> None:
+    """Nodes of graphs, tokens of sentences, images of their own sizes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert totals("the loss", torch.tensor(1.0), batch, size)["loss"][1] == size
