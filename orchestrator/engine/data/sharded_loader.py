@@ -113,8 +113,8 @@ class Shard(Batches):
 
     interleaved = False  # the n-th samples of all ranks' batches follow each other in the order
     begins_anywhere = False  # also where no round of these ranks begins: others were there before
-    order_of = "your loader"  # order of samples it is, where nobody else knows it,
-    alternative = ""  # and what begins anywhere
+    order_of = "your loader"  # what alone knows the order of the samples
+    alternative = ""  # what goes on with any number of ranks
 
     def __init__(self, loader: Any, ranks: Ranks, seed: int) -> None:
         super().__init__(ranks)

@@ -33,6 +33,7 @@ from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import FileRecord, Manifest
 
 WRITER = re.compile(r"__([0-9]+)_")
+CHANGING = ""  # in the name of a rank's file with everything else
 ALIKE = "alike_"  # in the name of the file with what all ranks have alike
 CONSTANT = "constant_"  # and of that with what does not change from one checkpoint to the next
 
@@ -87,26 +88,23 @@ class Writer(FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[Any]]:
         began = time.perf_counter()
-        alike: list[WriteItem] = []
-        constant: list[WriteItem] = []
-        changing: list[WriteItem] = []
+        items: dict[str, list[WriteItem]] = {CHANGING: [], ALIKE: [], CONSTANT: []}
         for item in plan.items:
-            if self.apart and item.type != WriteItemType.SHARD:
-                alike.append(item)
-            else:
-                (constant if item.index.fqn in self.constant else changing).append(item)
-        results = list(super().write_data(replace_items(plan, changing), planner).wait())
-        if alike:
-            results += super().write_data(apart_as(ALIKE, plan, alike), planner).wait()
-        if constant:
-            plan = apart_as(CONSTANT, plan, constant)
-            for left in self.directory.glob(f"{plan.storage_data.prefix}*"):
+            alike = self.apart and item.type != WriteItemType.SHARD
+            constant = CONSTANT if item.index.fqn in self.constant else CHANGING
+            items[ALIKE if alike else constant].append(item)
+        plans = {word: apart_as(word, plan, own) for word, own in items.items()}
+        results = list(super().write_data(plans[CHANGING], planner).wait())
+        if items[ALIKE]:
+            results += super().write_data(plans[ALIKE], planner).wait()
+        if items[CONSTANT]:
+            for left in self.directory.glob(f"{plans[CONSTANT].storage_data.prefix}*"):
                 left.unlink()  # to write into a link would be to write into the checkpoint before
-            before = self._linked({item.index for item in constant})
+            before = self._linked({item.index for item in items[CONSTANT]})
             if before is not None:
                 self.results, self.known = list(before.results), {before.path.name: before.record}
             else:
-                self.results = list(super().write_data(plan, planner).wait())
+                self.results = list(super().write_data(plans[CONSTANT], planner).wait())
         self.seconds = time.perf_counter() - began
         done: Future[list[Any]] = Future()
         done.set_result([*results, *self.results])
@@ -133,13 +131,9 @@ class Writer(FileSystemWriter):
         return None
 
 
-def apart_as(word: str, plan: SavePlan, items: list[Any]) -> SavePlan:
+def apart_as(word: str, plan: SavePlan, items: list[WriteItem]) -> SavePlan:
     prefix = type(plan.storage_data)(plan.storage_data.prefix + word)
-    return dataclasses.replace(replace_items(plan, items), storage_data=prefix)
-
-
-def replace_items(plan: SavePlan, items: list[Any]) -> SavePlan:
-    return dataclasses.replace(plan, items=items)
+    return dataclasses.replace(plan, items=items, storage_data=prefix)
 
 
 @dataclass(frozen=True)
