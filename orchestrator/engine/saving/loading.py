@@ -29,8 +29,7 @@ from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageErro
 from orchestrator.common.text import Say
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
-from orchestrator.engine.saving import node_disks as on_nodes
-from orchestrator.engine.saving import reader
+from orchestrator.engine.saving import node_disks, reader
 from orchestrator.engine.saving.checkpoint import (
     MODEL,
     SEEN_WITHIN_SECONDS,
@@ -253,7 +252,7 @@ def resume(
     checkpoints, shared = agree(find, target.ranks)
     if shared:
         return load_state(map(OnDisk, checkpoints), target)
-    found = on_nodes.pool(checkpoints, target.ranks)
+    found = node_disks.pool(checkpoints, target.ranks)
     for foreign in (checkpoint for checkpoint in checkpoints if checkpoint.foreign):
         target.say(f"WARNING: step {foreign.step} cannot be trusted: {foreign.problem}")
     loaded = load_state((InParts(candidate, checkpoints, room) for candidate in found), target)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine.data import dataset, sources
-from orchestrator.engine.data.sample_order import Order
+from orchestrator.engine.data import sources
 from orchestrator.engine.models import build
 from orchestrator.engine.models.ranking import Ranking
+from tests.engine.data.test_data import feed
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -153,18 +153,17 @@ def test_it_learns_the_invented_clicks() -> None:
     build.initialise(made, 0, CPU)
     source, held_out = sources.sources(wanted, CPU)
     assert held_out is not None
-    order = Order(len(source), 0, shuffle=True)
     optimizer = torch.optim.AdamW(made.parameters(), 3e-3)
-    for batch, _ in zip(dataset.batches(source, order, wanted, 0, 1, 0), range(120), strict=False):
+    for batch, _ in zip(feed(source, wanted), range(120), strict=False):
         total, counted = loss(made, batch.data)["loss"]
         (total / counted).backward()
         optimizer.step()
         optimizer.zero_grad()
     made.eval()
     right = count = 0
-    for batch, real in dataset.evaluation(held_out, wanted, 0, 1):
+    for batch in feed(held_out, wanted, held=True):
         right += int(loss(made, batch.data)["correct"][0])
-        count += real
+        count += len(batch.data["label"])
     assert right / count > 0.75
     labels = source.batch(range(2000), 0)["label"]
     assert 0.4 < labels.mean() < 0.6

@@ -15,10 +15,10 @@ from torch import nn
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine.data import dataset, sources
-from orchestrator.engine.data.sample_order import Order
+from orchestrator.engine.data import sources
 from orchestrator.engine.models import build, import_by_name
 from orchestrator.engine.models.losses import as_sums
+from tests.engine.data.test_data import feed
 
 OWN = """
 import torch
@@ -194,18 +194,17 @@ def test_the_example_of_the_docs_trains(tmp_path: Path) -> None:
     model, loss = build.build(wanted), build.loss_of(wanted)
     source, held_out = sources.sources(wanted, torch.device("cpu"))
     assert held_out is not None
-    order = Order(len(source), 0, shuffle=True)
     optimizer = torch.optim.AdamW(model.parameters(), wanted.optimizer.lr)
 
     def evaluated() -> float:
-        found = [loss(model, b.data) for b, _ in dataset.evaluation(held_out, wanted, 0, 1)]
+        found = [loss(model, b.data) for b in feed(held_out, wanted, held=True)]
         assert sum(int(totals["loss"][1]) for totals in found) == 500
         return sum(totals["loss"][0].item() for totals in found) / 500
 
     before = evaluated()
-    feed = dataset.batches(source, order, wanted, 0, 1, 0)
+    training = feed(source, wanted)
     for _ in range(wanted.training.max_steps):
-        totals = loss(model, next(feed).data)
+        totals = loss(model, next(training).data)
         total, count = totals["loss"]
         (total / count).backward()
         optimizer.step()

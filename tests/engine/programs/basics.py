@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from orchestrator import Trainer, distributed
 
@@ -47,6 +47,19 @@ def samples(size: int = SAMPLES) -> TensorDataset:
     targets = torch.randint(0, 3, (size,), generator=own)
     targets[::5] = -100  # counts as none, so that a batch has fewer than it seems to
     return TensorDataset(torch.randn(size, 6, generator=own), targets)
+
+
+class Numbers(Dataset[Tensor]):
+    """Samples that are their own numbers."""
+
+    def __init__(self, size: int = 12) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([float(index)])
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:

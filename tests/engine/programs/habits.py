@@ -27,6 +27,7 @@ from orchestrator import Trainer, distributed
 from orchestrator.engine import export
 from tests.engine.programs.basics import (
     RANK,
+    Numbers,
     attempt,
     data,
     fit,
@@ -127,17 +128,6 @@ def seen(loader: Any, **more: Any) -> list[float]:
     history = trainer.train(loader, verbose=False, **({"epochs": 1} | more))
     shared = distributed.gather_tensors(torch.tensor(numbers))
     return [*sorted(torch.cat(shared).tolist()), history[-1]["train_sum"]]
-
-
-class Numbers(Dataset[Tensor]):
-    def __init__(self, size: int = 12) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor([float(index)])
 
 
 class Late(Numbers):

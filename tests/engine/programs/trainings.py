@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from orchestrator import Trainer, distributed
@@ -30,6 +30,7 @@ from tests.engine.programs.basics import (
     EPOCHS,
     MORE,
     Net,
+    Numbers,
     correct,
     loader,
     message,
@@ -430,14 +431,6 @@ def every_optimizer(directory: Path) -> None:
 # -- loaders ----------------------------------------------------------------------------------
 
 
-class Numbers(Dataset[Tensor]):
-    def __len__(self) -> int:
-        return 11
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor([float(index)])
-
-
 class Flow(IterableDataset[Tensor]):
     def __init__(self, own: bool) -> None:
         self.own = own
@@ -451,7 +444,7 @@ class Flow(IterableDataset[Tensor]):
 def loaders(directory: Path) -> None:
     """Which numbers each kind of loader shows to this rank in two epochs, and what is said."""
     distributed.setup_distributed()
-    numbers = Numbers()
+    numbers = Numbers(11)
     weights = torch.ones(11)
     kinds: dict[str, tuple[Any, dict[str, Any]]] = {
         "in order": (DataLoader(numbers, 2), {}),
