@@ -19,7 +19,8 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from orchestrator.common.errors import UsageError
 from orchestrator.common.hosts import is_this_machine
@@ -32,11 +33,6 @@ from orchestrator.views.dashboard.logs import Tail
 from orchestrator.views.dashboard.pages import Compared, Page
 from orchestrator.views.report import page as report
 
-STATIC = {
-    **dict.fromkeys(("uplot.js", "page.js", "uplot.css", "page.css"), report.WEB),
-    **dict.fromkeys(("board.js", "board.css"), pages.WEB),
-}
-KINDS = {".js": "text/javascript", ".css": "text/css"}
 MOST_STREAMS = 100  # clients that look on at the same time
 MOST_TOPICS = 12  # pages of experiments that are kept, the last that were looked at
 MOST_TAILS = 64
@@ -145,7 +141,7 @@ def app(board: Board) -> Starlette:
         Route("/", own.home),
         Route("/experiment/{name}", own.experiment),
         Route("/compare", own.compare),
-        Route("/static/{name}", own.static),
+        Mount("/static", StaticFiles(directory=report.WEB, packages=[(__package__, "web")])),
         Route("/favicon.ico", own.icon),
         Route("/api/experiments", own.list),
         Route("/api/events", own.list_events),
@@ -241,13 +237,6 @@ class Handlers:
         for name in names:
             await self.board.find(name)
         return self.html("compare", names)
-
-    async def static(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in STATIC:
-            raise Answer(404, "there is no such file")
-        path = STATIC[name] / name
-        return Response(path.read_bytes(), media_type=KINDS[path.suffix])
 
     async def icon(self, _: Request) -> Response:
         return Response(status_code=204)
