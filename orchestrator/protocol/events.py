@@ -64,17 +64,8 @@ class EndOrder(Message):
     gone: bool = False  # it was closed over there: its supervisor has ended
 
 
-class Ending(Event, event="ending"):
-    """The supervisor ends its part: the fields of an EndOrder."""
-
-    why: str
-    grace: float
-    failed: bool = False
-    certain: bool = False
-    headless: bool = False
-    lost: Optional[int] = None
-    silent: float = 0.0
-    gone: bool = False
+class Ending(EndOrder, Event, event="ending"):
+    """The supervisor ends its part."""
 
 
 class Ended(Event, event="ended"):

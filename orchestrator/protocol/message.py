@@ -71,7 +71,10 @@ class Message:
         own = vars(cls).get("__annotations__", {})
         names = [name for name in own if not str(own[name]).startswith("ClassVar")]
         values = {name: vars(cls).get(name, REQUIRED) for name in names}
-        cls._defaults = {**cls._defaults, **values}
+        cls._defaults = {}
+        for base in reversed(cls.__mro__[1:]):
+            cls._defaults.update(vars(base).get("_defaults", {}))
+        cls._defaults.update(values)
 
     def __init__(self, *positional: Any, **values: Any) -> None:
         defaults = self._defaults

@@ -54,9 +54,9 @@ def hand_over(
     key = setting.key_of(wanted)
     waited = os.path.isdir(os.path.join(pairs.root(), key))
     there = pairs.all_pairs()
-    fitting = [pair for pair in there if pair.key == key]
-    for pair in fitting:
-        return take(pair, run, spec, environ, umask, files)
+    for pair in there:
+        if pair.key == key:
+            return take(pair, run, spec, environ, files)
     unfit = pairs.why_unfit(key)
     if unfit:
         return Attempt(why=f"cold start: {unfit}")
@@ -78,7 +78,6 @@ def take(
     run: RunDir,
     spec: Spec,
     environ: Mapping[str, str],
-    umask: int,
     files: Sequence[int],
 ) -> Attempt:
     """Ask a pair for its supervisor; one that does not answer is ended before the cold start."""
