@@ -69,7 +69,7 @@ def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
     left = ours.living()
     doubtful = [] if supervised or left else may_be_of(run, ours, ended)
     if ended is None and not left and os.path.isdir(run.path):
-        run.append_event(last_event(run, request.why, killed))
+        run.append_event(last_event(run, request.why, killed, doubtful))
     if first is not None and not left:
         resume_dir.remove(first)
     if not left and not doubtful:
@@ -79,11 +79,13 @@ def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
 
 
 def may_be_of(run: RunDir, ours: JobProcesses, ended: Ended | None) -> list[Process]:
-    """Return what a supervisor that was killed may have left, and nobody can tell."""
-    started = run.last(Started)
-    if started is None or not (ended is None or ended.swept):
+    """Return what a supervisor that was killed may have left, and nobody can tell.
+
+    Where an earlier stop has proved that nothing is, there is no register any more.
+    """
+    started, known = run.last(Started), ours.known
+    if started is None or (ended is not None and not (ended.swept and known)):
         return []
-    known = ours.known
     since, group = (known.looked, known.group) if known else (started.time, register.group())
     return register.orphans(since, group, os.getuid())
 
@@ -97,10 +99,12 @@ def forbid_start(run: RunDir) -> OSError | None:
     return None
 
 
-def last_event(run: RunDir, why: str, killed: dict[int, str]) -> Ended:
+def last_event(run: RunDir, why: str, killed: dict[int, str], doubtful: Sequence[Process]) -> Ended:
     """Return what a supervisor that was killed can no longer say."""
     begun = run.last(Started) is not None
-    words = (GONE, last_words(run)) if begun else ("not started", why)
+    names = ", ".join(f"{process.pid} ({process.name})" for process in doubtful)
+    doubt = f"nobody can tell whether these are of the job, and they live: {names}" if names else ""
+    words = (GONE, last_words(run), doubt) if begun else ("not started", why)
     return Ended(
         time=time.time(),
         agent=None,

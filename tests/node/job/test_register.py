@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -126,10 +127,17 @@ def test_what_nobody_can_know_is_no_proof(job: Job, go: Path) -> None:
     kill_all_but(job, child)
     assert stopped(job).doubtful == {child: "sleep"}
     assert stopped(job).doubtful == {child: "sleep"}, "a second look knows no more"
+    assert f"they live: {child} (sleep)" in job.events[-1]["why"]
     os.kill(child, signal.SIGKILL)
     wait_until(lambda: not alive(child))
     assert stopped(job).doubtful == {}
     assert not Path(job.run.register).exists()
+    words = "setsid /bin/sleep 1000 >/dev/null 2>&1 & echo $!"
+    other = int(subprocess.check_output(["/bin/sh", "-c", words], env={}))
+    try:
+        assert stopped(job).doubtful == {}, "what is proved once is not in doubt any more"
+    finally:
+        os.kill(other, signal.SIGKILL)
 
 
 def test_a_register_of_another_boot_is_none(job: Job) -> None:
