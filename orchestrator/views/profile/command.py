@@ -257,7 +257,7 @@ def fetch(
             result = Fetch(
                 *(channel, listing.place, folder),
                 label=label,
-                replace=True,
+                replace=lambda _: True,
                 progress=progress.add,
             ).go(wanted)
             return clock, result.failed

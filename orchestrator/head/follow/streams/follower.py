@@ -189,9 +189,7 @@ class NodeFollower(threading.Thread):
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
             since = (self.former_end, self.former_end + self.clock.offset)
-            said, beside = home.bring(
-                channel, self.job, self.node.index, self.outputs, self.growing, since
-            )
+            said, beside = home.bring(channel, self.growing, since)
             if beside is not None:
                 self.post(WroteBeside(self.node.index, beside))
         except OSError as error:

@@ -42,7 +42,7 @@ CHANGED = "it changed while it was read: fetch it again"
 KINDS = {"file": FILE, "directory": DIRECTORY, "link": LINK}
 PUBLISHING = threading.Lock()  # several nodes may have files of one name
 
-MayReplace = Callable[[os.stat_result, Entry], bool]
+Replaces = Callable[[str], bool]  # whether a file takes the place of another with its path
 Question = tuple[int, Request[Any]]  # about a file, by its number
 
 
@@ -62,7 +62,9 @@ class Home(Directory):
     A shorter file is the beginning of the one there, if the contents say so: it has grown.
     """
 
-    def __init__(self, folder: Folder, entries: Sequence[Entry], label: str, replace: bool) -> None:
+    def __init__(
+        self, folder: Folder, entries: Sequence[Entry], label: str, replace: Replaces
+    ) -> None:
         super().__init__(folder.root, entries, folder.mask, private=folder.private)
         self.label, self.replace = label, replace
         self.before: dict[bytes, os.stat_result] = {}  # what has the name of a file that differs
@@ -75,7 +77,7 @@ class Home(Directory):
     def _differs(self, number: int, entry: Entry, part: Partial, status: os.stat_result) -> bool:
         # Ranks of two nodes write files of one size within a tick of the clock, after a barrier:
         # time tells only where the file here came from this node.
-        if self.replace and status.st_mtime_ns == entry.time:
+        if self.replace(os.fsdecode(entry.path)) and status.st_mtime_ns == entry.time:
             return False
         self.before[entry.path] = status
         with files.open_plain(part.name, part.directory) as file:
@@ -117,7 +119,8 @@ class Coming(Arriving):
     def __init__(self, place: Home, entry: Entry, known: Here | None) -> None:
         super().__init__(place, entry, known)
         self.home = place
-        self.is_first = not place.replace and entry.path not in place.before
+        replaces = place.replace(os.fsdecode(entry.path))
+        self.is_first = not replaces and entry.path not in place.before
 
     def finish(self, total: str) -> None:
         with PUBLISHING:
@@ -145,7 +148,7 @@ class Fetch:
         folder: Folder,
         *,
         label: str,
-        replace: bool,
+        replace: Replaces,
         since: tuple[float, float] = (0.0, 0.0),
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -219,9 +222,9 @@ class Fetch:
         return starts
 
     def _may_replace(self, before: os.stat_result, number: int) -> bool:
-        changed = self.listed[number].changed / 1e9
-        is_new = before.st_ctime < self.came_before and changed > self.changed_since
-        return self.replace or is_new
+        file = self.listed[number]
+        is_new = before.st_ctime < self.came_before and file.changed / 1e9 > self.changed_since
+        return self.replace(file.path) or is_new
 
     def _receive(self, starts: Mapping[int, int]) -> None:
         """Ask for all that is missing; the last piece of a file waits for its checksum."""

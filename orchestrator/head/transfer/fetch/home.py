@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common import text
-from orchestrator.common.folder import Folder
 from orchestrator.common.text import plural, size
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.transfer.fetch.fetch import Fetch
 from orchestrator.head.transfer.fetch.growing import GROWS, GrowingFiles
-from orchestrator.protocol.requests.transfer import OutputFile, Outputs
+from orchestrator.protocol.requests.transfer import OutputFile
 
 ANSWER_SECONDS = 20.0
 SEARCH_SECONDS = 5.0  # for what was written beside the code
@@ -25,12 +24,7 @@ NAMED = 3
 
 
 def bring(
-    channel: NodeChannel,
-    job: str,
-    node: int,
-    outputs: Path,
-    growing: GrowingFiles | None = None,
-    since: tuple[float, float] = (0.0, 0.0),
+    channel: NodeChannel, growing: GrowingFiles, since: tuple[float, float] = (0.0, 0.0)
 ) -> tuple[list[str], CodeOutputs | None]:
     """Fetch every file that is not here yet; name what had to stay there, and what is no output.
 
@@ -38,17 +32,14 @@ def bring(
     earlier attempt began stay as they were joined. Of those that came with an attempt before, the
     node's are right if this one has changed them (see Fetch).
     """
-    if growing is not None:
-        growing.finish(channel, ANSWER_SECONDS)
-    grown = growing.ours if growing is not None else {}
-    joined = growing.joined if growing is not None else set[str]()
-    listing = channel.ask(Outputs(job=job, node=node, beside=SEARCH_SECONDS), ANSWER_SECONDS)
+    growing.finish(channel, ANSWER_SECONDS)
+    joined, grown = growing.joined, growing.ours
+    listing = channel.ask(growing.listing.replace(beside=SEARCH_SECONDS), ANSWER_SECONDS)
     beside = [file for file in listing.files if file.place]
     much = is_much(beside)
     places = {file.path: file.place or listing.place for file in listing.files}
     stays: dict[str, list[str]] = defaultdict(list)  # place -> what stays there
     taken: list[OutputFile] = []
-    fetched: set[str] = set()
     for file in listing.files:
         if (file.place and much) or file.path in joined:
             continue
@@ -57,19 +48,19 @@ def bring(
             stays[places[file.path]].append(f"{file.path} ({text.size(file.size)})")
         elif file.kind == "file":
             taken.append(file)
-    folder = Folder(outputs, private=True)
-    for replace in (True, False):
-        some = [file for file in taken if (file.path in grown) == replace]
-        fetch = Fetch(
-            channel, listing.place, folder, label=f"node{node}", replace=replace, since=since
-        )
-        result = fetch.go(some)
-        fetched.update(result.files)
-        for path, why in result.failed.items():
-            stays[places[path]].append(f"{path} ({why})")
+    label = f"node{growing.listing.node}"
+    fetch = Fetch(
+        *(channel, listing.place, growing.folder),
+        label=label,
+        replace=grown.__contains__,
+        since=since,
+    )
+    result = fetch.go(taken)
+    for path, why in result.failed.items():
+        stays[places[path]].append(f"{path} ({why})")
     if listing.checkpoints:
         stays[listing.place].append("its checkpoints")
-    news = much or any(file.path in fetched for file in beside)
+    news = much or any(file.path in set(result.files) for file in beside)
     said = [f"{', '.join(each)} stay on the node, in {place}" for place, each in stays.items()]
     if listing.left_out:
         said.append(f"left out there: {', '.join(listing.left_out)}")

@@ -75,7 +75,7 @@ def pull(
         return Fetch(
             *(node.channel, node.place, node.source.into),
             label=node.source.label,
-            replace=node.source.replace,
+            replace=lambda _: node.source.replace,
             progress=progress.add,
         ).go(files)
 

@@ -48,7 +48,8 @@ def bring(node: NodeChannel, tmp_path: Path) -> Bring:
     def bring(*files: OutputFile, **options: Any) -> Moved:
         known = listing(node, tmp_path / "node/here")
         folder = Folder(tmp_path, private=False)
-        options = {"replace": True, **options}
+        replace = options.pop("replace", True)
+        options["replace"] = lambda _: replace
         result = Fetch(node, known.place, folder, label="x", **options).go(files or known.files)
         result.left_out += known.left_out
         return result
@@ -184,7 +185,7 @@ def test_what_shrinks_after_it_was_listed_is_not_taken_for_whole(
     known = listing(node, tmp_path / "node/here")
     (tmp_path / "node/here/file").write_bytes(b"x" * 10)
     folder = Folder(tmp_path, private=False)
-    result = Fetch(node, known.place, folder, label="x", replace=True).go(known.files)
+    result = Fetch(node, known.place, folder, label="x", replace=lambda _: True).go(known.files)
     assert "changed while it was read" in result.failed["here/file"]
     assert not (tmp_path / "here/file").exists()
 
@@ -232,7 +233,7 @@ def test_the_job_may_be_ended_meanwhile(node: NodeChannel, bring: Bring, tmp_pat
 
     known = listing(node, tmp_path / "node/here")
     folder = Folder(tmp_path, private=False)
-    fetched = Fetch(node, known.place, folder, label="x", replace=True, progress=asks)
+    fetched = Fetch(node, known.place, folder, label="x", replace=lambda _: True, progress=asks)
     assert fetched.go(known.files).files == ["here/file"]
     assert (tmp_path / "here/file").read_bytes() == content
     assert node.ask(Beat(), 60).time
