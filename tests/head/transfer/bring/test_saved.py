@@ -20,7 +20,8 @@ import pytest
 from orchestrator.common.errors import CheckFailed, NodeError, StoppedEarly
 from orchestrator.head.transfer.bring import saved
 from orchestrator.head.transfer.bring.checkpoint import Partner
-from orchestrator.head.transfer.bring.saved import SavedFiles, bring_saved
+from orchestrator.head.transfer.bring.decide import Key
+from orchestrator.head.transfer.bring.saved import SavedFiles, bring_saved, view
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.transfer.saved import place as place_of_copies
 from orchestrator.node.transfer.saved.place import CopiesTarget
@@ -445,3 +446,20 @@ def test_a_network_disk_that_lags_behind_is_waited_for(
     seen[:] = [()]
     with pytest.raises(CheckFailed, match=r"not every node sees a_4\.pt"):
         bring_saved(place, program, partners, said.append, lambda: None)
+
+
+# -- what a node says -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "path", "known"),
+    [
+        ("work", "a/b.pt", True),
+        ("work", "../b.pt", False),
+        ("work", "/etc/b.pt", False),
+        ("elsewhere", "b.pt", False),
+    ],
+)
+def test_only_files_inside_a_place_are_known(place: str, path: str, *, known: bool) -> None:
+    saved = Saved(files=(SavedFile(path=path, place=place),), roots={"work": "/work"})
+    assert list(view("a", saved).files) == [Key(place, path)] * known
