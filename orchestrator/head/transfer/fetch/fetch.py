@@ -175,8 +175,8 @@ class Fetch:
         return self.result
 
     def _is_sound(self, file: OutputFile) -> bool:
-        if not plain(file.path):
-            return False  # no node of ours would name such a path
+        if not plain(file.path) or file.kind not in KINDS:
+            return False  # no node of ours would name such a thing
         if file.kind == "link" and not link_is_inside(file.path, file.target):
             self.result.left_out.append(f"{file.path} (a link that leads out, to {file.target})")
             return False

@@ -203,6 +203,7 @@ def test_no_name_and_no_link_leads_out(bring: Bring, tmp_path: Path) -> None:
     assert set(result.failed) == {"here/a", "here/a/file", "here/b"}
     for path in ("../outside/x", str(outside / "x"), "a/../../outside/x", "", "."):
         assert bring(OutputFile(path=path, size=1)).files == []
+    assert bring(OutputFile(path="here/pipe", kind="pipe")).files == []
     links = [
         OutputFile(path=f"l{i}", kind="link", target=t)
         for i, t in enumerate(["/", "a/../..", "c/p/../../etc"])
