@@ -180,7 +180,7 @@ def test_an_exception_that_cannot_travel_is_told_in_words(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setattr(sys, "argv", list(sys.argv))
-    blob = spawn.packed((sys.path, str(Path.cwd()), collected.odd, True, ()))
+    blob = spawn.packed((sys.path, str(Path.cwd()), collected.odd, False, ()))
     good, error, trace = pickle.loads(spawn.outcome(blob))
     assert not good
     assert str(error) == "Odd: 7: lost"
