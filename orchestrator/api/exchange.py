@@ -112,7 +112,7 @@ class Exchange:
     def beat(self) -> None:
         for node in self.nodes:
             with contextlib.suppress(NodeError):  # listen() notices
-                node.channel.tell(Beat())
+                node.channel.post(Beat())
 
     def send(self, frame: bytes, rank: int = EVERY_RANK) -> None:
         for node in self.nodes:

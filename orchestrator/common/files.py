@@ -16,14 +16,14 @@ from typing import BinaryIO, Union
 
 Name = Union[str, "os.PathLike[str]"]
 
-READ = 1 << 20
+READ_BYTES = 1 << 20
 PRIVATE = 0o600  # the mode of what is ours
 AS_USUAL = 0o666  # less the umask: of a file that the user asked for
 
 GONE = ".gone-"  # in the name of a directory that is being deleted: .NAME.gone-0123abcd
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOUNTS = "/proc/self/mountinfo"
-ABANDONED = 3600.0  # seconds
+ABANDONED_SECONDS = 3600.0
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a network file system that has no such call
 NO_SOCKETS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 
@@ -98,7 +98,7 @@ def digest(descriptor: int, offset: int = 0, size: int = 1 << 62) -> str:
 
     total, end = hashlib.sha256(), offset + size
     while offset < end:
-        data = os.pread(descriptor, min(READ, end - offset), offset)
+        data = os.pread(descriptor, min(READ_BYTES, end - offset), offset)
         if not data:
             break
         total.update(data)
@@ -231,7 +231,7 @@ def delete_abandoned(directory: Name, prefix: str) -> None:
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
             path = os.path.join(directory, name)
-            if name.startswith(prefix) and time.time() - last_change(path) > ABANDONED:
+            if name.startswith(prefix) and time.time() - last_change(path) > ABANDONED_SECONDS:
                 if not os.path.isdir(path) or os.path.islink(path):
                     os.unlink(path)
                 else:
@@ -263,20 +263,20 @@ def mounts_below(path: Name) -> list[str]:
     return [point for point in points if point == inside or point.startswith(inside + "/")]
 
 
-def own_directory() -> str:
+def our_directory() -> str:
     """Return where we keep what is this login's alone. ORCHESTRATOR_HOME moves it."""
     return os.environ.get("ORCHESTRATOR_HOME") or expanded("~/.orchestrator")
 
 
 @contextlib.contextmanager
 def making_sockets() -> Iterator[None]:
-    """Say what to do where the disk of own_directory() holds neither sockets nor named pipes."""
+    """Say what to do where the disk of our_directory() holds neither sockets nor named pipes."""
     try:
         yield
     except OSError as error:
         if error.errno not in NO_SOCKETS:
             raise
-        what = f"no sockets and pipes can be made in {own_directory()} ({error.strerror}), as on"
+        what = f"no sockets and pipes can be made in {our_directory()} ({error.strerror}), as on"
         what += " some network disks: set ORCHESTRATOR_HOME, in its .bashrc, to a directory of"
         raise OSError(error.errno, f"{what} another disk") from None
 

@@ -101,7 +101,7 @@ class Partial:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OSError(errno.EBUSY, BUSY) from None
-        if not self.is_own():  # it got its name between our open and our lock
+        if not self.is_ours():  # it got its name between our open and our lock
             raise OSError(errno.EBUSY, BUSY)
         return status.st_size
 
@@ -113,7 +113,7 @@ class Partial:
             return 0
         return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
-    def is_own(self) -> bool:
+    def is_ours(self) -> bool:
         """Tell whether the hidden name is still that of the file that is open."""
         try:
             named = os.lstat(self.hidden, dir_fd=self.directory)
@@ -149,7 +149,7 @@ class Partial:
         os.fchmod(self.file.fileno(), mode)
         os.utime(self.file.fileno(), ns=(time_ns, time_ns))
         where = self.directory
-        if not self.is_own():  # nodes that share a disk, where that has no locks
+        if not self.is_ours():  # nodes that share a disk, where that has no locks
             raise OSError(errno.EBUSY, BUSY)
         os.rename(self.hidden, self.name, src_dir_fd=where, dst_dir_fd=where)
 

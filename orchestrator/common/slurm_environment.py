@@ -41,7 +41,7 @@ def split(text: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Given:
+class Allocation:
     """The allocation that salloc or sbatch made for the job that this process is in."""
 
     job: str
@@ -49,7 +49,7 @@ class Given:
     tasks_per_node: int | None  # asked for with --ntasks-per-node
 
 
-def given(environ: Mapping[str, str]) -> Given | None:
+def allocation(environ: Mapping[str, str]) -> Allocation | None:
     """Return the allocation of this process, or None; CheckFailed for half an environment."""
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
@@ -68,7 +68,7 @@ def given(environ: Mapping[str, str]) -> Given | None:
     if count and count != str(len(nodes)):
         raise half(f"SLURM_JOB_NODELIST has {len(nodes)} nodes and SLURM_JOB_NUM_NODES is {count}")
     tasks = environ.get("SLURM_NTASKS_PER_NODE", "")
-    return Given(job, tuple(nodes), int(tasks) if tasks.isdigit() else None)
+    return Allocation(job, tuple(nodes), int(tasks) if tasks.isdigit() else None)
 
 
 def half(what: str) -> CheckFailed:

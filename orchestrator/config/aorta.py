@@ -184,9 +184,9 @@ def leave_out(done: Translation) -> None:
 
 
 def refuse_the_rest(done: Translation) -> None:
-    for name, why in WHY.items():
+    for name, reason in WHY.items():
         home, _, key = name.partition(".")
         holder = section(done, home) if key else done.data
         if (key or home) in holder:
             del holder[key or home]
-            done.problems.append(f"{name}: {why}")
+            done.problems.append(f"{name}: {reason}")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import UsageError
-from orchestrator.config.parse import LONGEST_WAIT, at_least, at_most, one_of
+from orchestrator.config.parse import LONGEST_WAIT_SECONDS, at_least, at_most, one_of
 
 COMMON = "Common options"
 NODES = "Nodes and network"
@@ -191,7 +191,7 @@ class Launch:
         "A node that is silent for so many seconds is lost.",
         FAILURE,
         least=0,
-        most=LONGEST_WAIT,
+        most=LONGEST_WAIT_SECONDS,
         metavar="SECONDS",
     )
     on_node_loss: str = option(
@@ -211,7 +211,7 @@ class Launch:
         "After so many seconds without progress, find out where the ranks hang; 0 never does.",
         FAILURE,
         least=0,
-        most=LONGEST_WAIT,
+        most=LONGEST_WAIT_SECONDS,
         metavar="SECONDS",
     )
     on_hang: str = option(
@@ -237,7 +237,7 @@ class Launch:
         FAILURE,
         commands=START,
         least=0,
-        most=LONGEST_WAIT,
+        most=LONGEST_WAIT_SECONDS,
         metavar="SECONDS",
     )
     grace: float = option(
@@ -245,7 +245,7 @@ class Launch:
         "Seconds that ranks have to save and exit before they are killed.",
         FAILURE,
         least=0,
-        most=LONGEST_WAIT,
+        most=LONGEST_WAIT_SECONDS,
         metavar="SECONDS",
     )
     notify: tuple[str, ...] = option(
@@ -273,7 +273,7 @@ class Launch:
         NODES,
         commands=REACH,
         least=0,
-        most=LONGEST_WAIT,
+        most=LONGEST_WAIT_SECONDS,
         metavar="SECONDS",
     )
     strict_host_keys: bool = option(

@@ -160,7 +160,7 @@ def _text(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-LONGEST_WAIT = 1e7  # seconds, four months: a timer or a socket overflows at much more
+LONGEST_WAIT_SECONDS = 1e7  # four months: a timer or a socket overflows at much more
 
 
 # -- checks of values, for a class's own __post_init__ ---------------------------------------
@@ -186,7 +186,7 @@ def at_most(name: str, value: float | None, most: float) -> None:
 def waiting_time(name: str, seconds: float) -> None:
     """Refuse a number of seconds that nobody can wait for: below 0, without end, or no number."""
     at_least(name, seconds, 0)
-    at_most(name, seconds, LONGEST_WAIT)
+    at_most(name, seconds, LONGEST_WAIT_SECONDS)
 
 
 def above(name: str, value: float | None, bound: float) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 
-LARGEST = 16 << 20  # bytes
+LARGEST_BYTES = 16 << 20
 
 
 def text(experiment: Path) -> str:
@@ -16,7 +16,7 @@ def text(experiment: Path) -> str:
     path = experiment / "config.yaml"
     try:
         with files.open_plain(path) as file:
-            return file.read(LARGEST).decode("utf-8", "replace")
+            return file.read(LARGEST_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
         return ""
     except OSError as error:

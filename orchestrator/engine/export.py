@@ -38,9 +38,8 @@ from orchestrator.engine.sharding.low_precision import DTYPES
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import shown
 
-WEIGHTS = (
-    "model."  # what engine/saving/checkpoint.py puts before the names of parameters and buffers
-)
+# What engine/saving/checkpoint.py puts before the names of parameters and buffers.
+WEIGHTS = "model."
 LAYOUTS = ("file", "huggingface")
 
 

@@ -60,7 +60,7 @@ def canonical(host: str) -> str:
 
 
 def directory() -> Path:
-    return Path(files.own_directory())
+    return Path(files.our_directory())
 
 
 def read(name: str, kind: type[T]) -> T:

@@ -29,7 +29,7 @@ KEY_BYTES = 32
 
 
 def key_file() -> Path:
-    return Path(files.own_directory(), KEY)
+    return Path(files.our_directory(), KEY)
 
 
 def read_key() -> bytes | None:

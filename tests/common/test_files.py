@@ -115,7 +115,7 @@ def test_what_a_killed_process_left_goes_when_it_is_old(tmp_path: Path) -> None:
         (tmp_path / name / "deep/file").touch()
     (tmp_path / ".mine-file").touch()
     (tmp_path / ".mine-link").symlink_to(tmp_path / "other-old")
-    before = time.time() - files.ABANDONED - 60
+    before = time.time() - files.ABANDONED_SECONDS - 60
     for path in [*tmp_path.rglob("*")]:
         if not path.is_relative_to(tmp_path / ".mine-new") and path != (
             tmp_path / ".mine-in-use/deep/file"

@@ -43,10 +43,12 @@ BATCH = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NO
 
 
 def test_an_allocation() -> None:
-    assert slurm_environment.given({}) is None
-    assert slurm_environment.given(BATCH) == slurm_environment.Given("12", ("n1", "n2"), None)
+    assert slurm_environment.allocation({}) is None
+    assert slurm_environment.allocation(BATCH) == slurm_environment.Allocation(
+        "12", ("n1", "n2"), None
+    )
     old = {"SLURM_JOBID": "7", "SLURM_NODELIST": "n1", "SLURM_NTASKS_PER_NODE": "4"}
-    assert slurm_environment.given(old) == slurm_environment.Given("7", ("n1",), 4)
+    assert slurm_environment.allocation(old) == slurm_environment.Allocation("7", ("n1",), 4)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_an_allocation() -> None:
 )
 def test_half_an_allocation_is_named(change: dict[str, str], words: str) -> None:
     with pytest.raises(CheckFailed, match="half a Slurm environment") as refused:
-        slurm_environment.given({**BATCH, **change})
+        slurm_environment.allocation({**BATCH, **change})
     assert words in str(refused.value)
 
 

@@ -245,7 +245,7 @@ def _time_left(seconds: float) -> str:
 # -- the time that an attempt took -----------------------------------------------------------------
 
 
-LINES_APART_SECONDS = 2.0  # seconds between two lines: what a failure may leave untold
+LINES_APART_SECONDS = 2.0  # between two lines: what a failure may leave untold
 BEGAN = time.time()  # the engine is there: what came before was the start
 NAME = "time_spent.jsonl"
 

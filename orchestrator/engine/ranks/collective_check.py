@@ -26,7 +26,7 @@ from torch.distributed import distributed_c10d
 from orchestrator.common.errors import JobFailed, UsageError
 
 SWITCH = "ORCHESTRATOR_DEBUG_COLLECTIVES"
-LIMIT_SECONDS = 60.0  # seconds that a rank may arrive later than the others
+LIMIT_SECONDS = 60.0  # that a rank may arrive later than the others
 POLL, LONGEST_POLL = 0.01, 0.16
 OURS = str(Path(__file__).parents[2]) + os.sep
 ROLE = re.compile(r"\b(is_master_\w+|\w*rank\w*)\b", re.IGNORECASE)

@@ -241,9 +241,8 @@ def is_first() -> bool:
 
 
 NAME = "pt_gloo_runloop"
-PAUSE_SECONDS = (
-    0.001  # seconds between two looks; a thread that waits for the interpreter gets it here
-)
+# Seconds between two looks; a thread that waits for the interpreter gets it here.
+PAUSE_SECONDS = 0.001
 IDLE_CHECKS = 3  # so many in a row without one that runs
 LIMIT_SECONDS = 5.0
 

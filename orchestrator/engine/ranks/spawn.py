@@ -33,7 +33,7 @@ BEGIN = (
     "import sys; sys.path[:0] = sys.argv[1:2]; from orchestrator.engine.ranks import spawn;"
     " spawn.child()"
 )
-PATIENCE_SECONDS = 3.0  # seconds between SIGTERM and SIGKILL for those that are left
+PATIENCE_SECONDS = 3.0  # between SIGTERM and SIGKILL for those that are left
 
 
 class RankError(Exception):

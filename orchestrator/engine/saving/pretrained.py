@@ -34,7 +34,7 @@ OF_NAMES = {name: dtype for dtype, name in NAMES.items()}
 PIECE_BYTES = 1 << 24  # read at a time
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # as JSON may be
 AGAIN = "fetch or copy it again"
-LARGEST_HEADER_BYTES = 1 << 27  # bytes; a number that makes no sense is not one of this format
+LARGEST_HEADER_BYTES = 1 << 27  # a number that makes no sense is not one of this format
 
 
 def load(model: nn.Module, path: Path) -> None:

@@ -203,7 +203,7 @@ NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-ALIGNMENT_BYTES = 8  # bytes: the largest element; the data begins there
+ALIGNMENT_BYTES = 8  # the largest element; the data begins there
 
 
 def in_order(entries: Iterable[Place]) -> list[Place]:
@@ -245,7 +245,7 @@ def memory(value: Tensor) -> ctypes.Array[ctypes.c_char]:
 # -- the directory that Hugging Face's from_pretrained reads ---------------------------------------
 
 
-LARGEST_FILE_BYTES = 5 * 10**9  # bytes, as save_pretrained has it
+LARGEST_FILE_BYTES = 5 * 10**9  # as save_pretrained has it
 WEIGHTS = "model.safetensors"
 OF_ADAPTER = "adapter_config.json"
 INDEX = f"{WEIGHTS}.index.json"

@@ -21,7 +21,7 @@ from orchestrator.engine.sharding import low_precision, mesh
 from orchestrator.engine.sharding.blocks import blocks_of
 from orchestrator.engine.verify.teams import World
 
-WINDOW_SECONDS = 0.25  # seconds for one part
+WINDOW_SECONDS = 0.25  # for one part
 TOO_LONG_SECONDS = 2.0  # a part that would take longer is reckoned from its FLOPs
 SAMPLE = 1 << 20  # parameters of the optimizer's trial
 

@@ -22,7 +22,7 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.observe import speed
 from orchestrator.engine.ranks.ranks import free_host_memory
 
-UNKNOWN_BYTES = 1 << 30  # bytes of memory where nobody says how many are free
+UNKNOWN_BYTES = 1 << 30  # of memory where nobody says how many are free
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,14 @@ from orchestrator.protocol.requests.request import (
 from orchestrator.protocol.version import OWN
 
 HOUSE = Path(__file__).parents[2]
-READ = 1 << 20  # paramiko moves all that it keeps to the front after every read: read much
-STEP = 1 << 18  # it copies what is left after every 32 KB: 1.7 of 7.6 s with larger pieces
-NOISE_LIMIT = 1 << 20
+READ_BYTES = 1 << 20  # paramiko moves all that it keeps to the front after every read: read much
+STEP_BYTES = 1 << 18  # it copies what is left after every 32 KB: 1.7 of 7.6 s with larger pieces
+NOISE_LIMIT_BYTES = 1 << 20
 ASKS = b"+"  # the installer's, in place of a greeting
 # What `head -n1` in an rc file reads at once is 8192 bytes: something of ours is left then, and our
 # Python sees that it is not the beginning. Without it, it would wait.
-MORE_THAN_A_BLOCK = 8192 + 256
-LAST_WORDS = 2.0  # seconds for what follows a refusal
+MORE_THAN_A_BLOCK_BYTES = 8192 + 256
+LAST_WORDS_SECONDS = 2.0  # for what follows a refusal
 HANGS = "if one of its disks hangs, so does `df` there: try it over ssh"
 IN_A_CONTAINER = "a container reads no .bashrc: docker exec -i -e ORCHESTRATOR_HOME=/path NAME"
 TOO_OLD = "its Python {} is too old: 3.9 is needed"
@@ -148,7 +148,7 @@ class NodeChannel:
         )
         ours = library()
         install = f"{installer()}\ninstall({ours.digest!r}, {ours.checksum}, {self.nonce!r})\n"
-        install = install.ljust(MORE_THAN_A_BLOCK, "\n")
+        install = install.ljust(MORE_THAN_A_BLOCK_BYTES, "\n")
         with contextlib.suppress(NodeError):  # it left at once; begin() hears why
             first = server_command.preamble(environment)
             self._send(first + install.encode() + b"\0")
@@ -184,16 +184,16 @@ class NodeChannel:
                 deadline - time.monotonic(),
                 f"{server_command.WAITS} {server_command.IF_SLOW}",
             )
-            if not data or len(noise) > NOISE_LIMIT:
+            if not data or len(noise) > NOISE_LIMIT_BYTES:
                 outside = self.environment.wrap and b"python-here" not in noise
-                why = why_no_server(noise, self._errors(), self.environment)
-                raise NotEntered(*why) if outside else NodeError(*why)
+                reason = no_server_reason(noise, self._errors(), self.environment)
+                raise NotEntered(*reason) if outside else NodeError(*reason)
             noise += data
         return noise.partition(mark)[2]
 
     def ask(self, request: Request[A], timeout: float) -> A:
         """Ask and wait for the answer; for as long as nobody streams."""
-        return self.wait_for(self.tell(request), request, timeout)
+        return self.wait_for(self.post(request), request, timeout)
 
     def wait_for(self, number: int, request: Request[A], timeout: float) -> A:
         """Wait for the answer to a request; answers to earlier ones are passed over."""
@@ -209,7 +209,7 @@ class NodeChannel:
                 result: A = self.answer_of(answer)[1]  # type: ignore[assignment]
                 return result
 
-    def tell(self, request: Request[Any]) -> int:
+    def post(self, request: Request[Any]) -> int:
         """Send a request whose answer nobody waits for here; return its number."""
         with self.sending:
             self.count += 1
@@ -231,8 +231,8 @@ class NodeChannel:
     def put(self, data: bytes, timeout: float) -> None:
         """Send bytes that the next request is about."""
         self.channel.settimeout(timeout)
-        for at in range(0, len(data), STEP):
-            piece = data[at : at + STEP]
+        for at in range(0, len(data), STEP_BYTES):
+            piece = data[at : at + STEP_BYTES]
             self.put_frame(frames.header(PIECE, len(piece)) + piece)
 
     def put_frame(self, frame: bytes) -> None:
@@ -270,7 +270,7 @@ class NodeChannel:
     def _receive(self, timeout: float, silence: str) -> bytes:
         self.channel.settimeout(max(0.01, timeout))
         try:
-            return self.channel.recv(READ)
+            return self.channel.recv(READ_BYTES)
         except TimeoutError:
             raise NodeError(silence) from None
         except OSError as error:
@@ -285,7 +285,7 @@ class NodeChannel:
     def _refusal(self, text: bytes) -> NodeError:
         """Read to the end why there is no server, and what to do about it."""
         with contextlib.suppress(NodeError):
-            deadline = time.monotonic() + LAST_WORDS
+            deadline = time.monotonic() + LAST_WORDS_SECONDS
             while data := self._receive(deadline - time.monotonic(), ""):
                 text += data
         reason = text[1:].decode(errors="replace").partition("\n")[0].strip()
@@ -293,7 +293,7 @@ class NodeChannel:
             inside = self.environment.wrap and "ORCHESTRATOR_HOME" in reason
             return NodeError(reason, IN_A_CONTAINER if inside else "")
         activate, errors = self.environment.activate, self._errors()
-        return NotActive(*server_command.why_not_active(activate, reason, errors))
+        return NotActive(*server_command.activation_problem(activate, reason, errors))
 
     def _send(self, data: bytes) -> None:
         try:
@@ -312,7 +312,7 @@ def read_message(data: bytes) -> Incoming:
         raise nonsense(error) from error
 
 
-def why_no_server(noise: bytes, errors: str, environment: Environment) -> tuple[str, str]:
+def no_server_reason(noise: bytes, errors: str, environment: Environment) -> tuple[str, str]:
     output = server_command.last_line(errors or noise.decode(errors="replace"))
     if b"no-python-here" in noise:
         return no_python(server_command.pythons(environment))

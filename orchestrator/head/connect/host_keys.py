@@ -221,11 +221,11 @@ def check(destination: Destination, key: paramiko.PKey, *, strict: bool, address
     revoked = _marked(known, "@revoked", blob, certificate)
     if revoked and not destination.lax:
         raise NodeError(f"its host key is revoked in {revoked}: {shown}", "do not connect to it")
-    why = ""
+    reason = ""
     if certificate and _marked(known, "@cert-authority", b"", certificate):
         known_as = destination.alias or destination.host.lower()
-        why = why_invalid(certificate, known_as, destination.algorithms.authorities)
-        if not why:
+        reason = certificate_problem(certificate, known_as, destination.algorithms.authorities)
+        if not reason:
             return
     plain = [line for line in known if not line.marker]
     if destination.lax and (plain or revoked):
@@ -237,7 +237,7 @@ def check(destination: Destination, key: paramiko.PKey, *, strict: bool, address
     if plain or _known_without_port(destination, key):
         return
     if strict or destination.strict:
-        invalid = f"; its certificate {why}" if why else ""
+        invalid = f"; its certificate {reason}" if reason else ""
         raise NodeError(f"its host key is not known ({shown}{invalid})", _how_to_add(destination))
     _record(destination, name, key)
 
@@ -366,7 +366,7 @@ class Certificate:
         )
 
 
-def why_invalid(certificate: Certificate, host: str, algorithms: tuple[str, ...]) -> str:
+def certificate_problem(certificate: Certificate, host: str, algorithms: tuple[str, ...]) -> str:
     """Say why a certificate of a trusted authority does not count for this host, or nothing."""
     if certificate.kind != HOST_CERTIFICATE:
         return "is not one for hosts"

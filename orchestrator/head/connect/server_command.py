@@ -257,7 +257,7 @@ def quote(word: str) -> str:
     return shlex.quote(word).replace("!", "'\\!'")
 
 
-def why_not_active(activate: str, reason: str, errors: str) -> tuple[str, str]:
+def activation_problem(activate: str, reason: str, errors: str) -> tuple[str, str]:
     """Say why an environment is not active, with the last lines of its shell, and what to try."""
     last = " / ".join([line.strip() for line in errors.splitlines() if line.strip()][-3:])[-300:]
     kind, _, value = activate.partition(":")

@@ -35,10 +35,11 @@ KEEPALIVE_SECONDS = 15
 PROHIBITED = 1  # administratively, in the answer to a channel that is not opened
 LISTING_SECONDS = 5.0  # that an agent takes to list its keys,
 SIGNING_SECONDS = 300.0  # and to sign: then nobody waits any more
-HEAD_START = 0.25  # seconds that each address of a host has before the next one is called, too
+# Seconds that each address of a host has before the next one is called, too.
+HEAD_START_SECONDS = 0.25
 WAKES = 5.0  # each connection's thread wakes up after so many seconds; paramiko's own is 0.1
-WINDOW = 1 << 21
-NEARLY = 0.2  # seconds: so near to its end, what failed has run out of time
+WINDOW_BYTES = 1 << 21
+NEARLY_SECONDS = 0.2  # so near to its end, what failed has run out of time
 TICKET = "ssh may get in by your Kerberos ticket, which this program cannot use: it needs a key"
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
@@ -97,7 +98,7 @@ class Connection:
         """Start a command; the caller reads and writes the channel."""
         try:
             with parsing_its_words():
-                channel = self.transport.open_session(window_size=WINDOW, timeout=timeout)
+                channel = self.transport.open_session(window_size=WINDOW_BYTES, timeout=timeout)
                 channel.settimeout(timeout)
                 channel.exec_command(command)
         except (paramiko.SSHException, EOFError, OSError) as error:
@@ -147,7 +148,7 @@ class SshTransport:
                     time.sleep(pause)
                     continue
             except NodeError:
-                if dropped is None or time.monotonic() < deadline - NEARLY:
+                if dropped is None or time.monotonic() < deadline - NEARLY_SECONDS:
                     raise  # else it is the last of many tries, which had no time left
             raise NodeError(
                 f"it closes every connection before the login ({dropped})",
@@ -324,7 +325,7 @@ def first_to_answer(
                     error = failed
                     continue  # with the next address, without waiting
             limit = left(deadline)
-            for key, _ in calls.select(min(HEAD_START, limit) if waiting else limit):
+            for key, _ in calls.select(min(HEAD_START_SECONDS, limit) if waiting else limit):
                 sock: socket.socket = key.fileobj  # type: ignore[assignment]
                 calls.unregister(sock)
                 number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -374,7 +375,7 @@ def shake_hands(transport: Transport, destination: Destination, deadline: float)
             "look at HostKeyAlgorithms, KexAlgorithms, Ciphers and MACs in both configurations",
         ) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
-        if time.monotonic() < deadline - NEARLY:
+        if time.monotonic() < deadline - NEARLY_SECONDS:
             raise ConnectionDropped(str(error) or "end of file") from error
     if transport.initial_kex_done:  # at a timeout start_client just returns
         return
@@ -536,8 +537,10 @@ def agent_keys(destination: Destination, notes: list[Unusable]) -> list[tuple[st
         keys = Agent(path).get_keys()
     except (paramiko.SSHException, OSError) as error:
         if destination.agent:
-            why = getattr(error, "strerror", None) or str(error)
-            notes.append(Unusable(f"the agent {path}, of your ssh_config, does not answer ({why})"))
+            reason = getattr(error, "strerror", None) or str(error)
+            notes.append(
+                Unusable(f"the agent {path}, of your ssh_config, does not answer ({reason})")
+            )
         return []
     return [(" ".join(["agent:", key.comment or key.get_name()]), key) for key in keys]
 
@@ -563,8 +566,8 @@ def load_key(path: Path, certificates: tuple[Path, ...]) -> paramiko.PKey | Unus
         return Unusable(f"{path} cannot be read")
     if status.st_uid == os.getuid() and status.st_mode & 0o077:
         mode = stat.S_IMODE(status.st_mode)
-        why = f"{path} is open to others, mode {mode:04o}, and therefore not used"
-        return Unusable(why, f"chmod 600 {shlex.quote(str(path))}")
+        reason = f"{path} is open to others, mode {mode:04o}, and therefore not used"
+        return Unusable(reason, f"chmod 600 {shlex.quote(str(path))}")
     try:
         key = paramiko.PKey.from_path(path)
     except paramiko.PasswordRequiredException:
@@ -575,8 +578,8 @@ def load_key(path: Path, certificates: tuple[Path, ...]) -> paramiko.PKey | Unus
         if "assphrase" in str(error) or "encrypted" in str(error) or "assword" in str(error):
             return locked(path)
         return Unusable(f"{path} is not a key we can read ({error})")
-    beside = path.with_name(path.name + "-cert.pub")
-    for certificate in (*certificates, beside):
+    usual = path.with_name(path.name + "-cert.pub")
+    for certificate in (*certificates, usual):
         if certificate.is_file():
             try:
                 key.load_certificate(str(certificate))

@@ -217,8 +217,8 @@ def ask(
         return {}
     # The user and the port are what a Match block may ask for.
     options = [("-F", file), ("-l", user), ("-p", port), ("-J", jump)]
-    given = [word for name, value in options if value for word in (name, str(value))]
-    command = [program, "-G", *given, "--", host]
+    words = [word for name, value in options if value for word in (name, str(value))]
+    command = [program, "-G", *words, "--", host]
     done = subprocess.run(
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )

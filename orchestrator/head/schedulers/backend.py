@@ -37,7 +37,7 @@ from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.outcome import Receipt
 
 OUTPUT = "slurm.out"  # what the head prints, of all attempts
-LOOK_SECONDS = 0.2  # seconds between two looks at the files
+LOOK_SECONDS = 0.2  # between two looks at the files
 ASK_SECONDS = 5.0  # between two questions to Slurm's controller, which has many to answer
 REQUEUE_SECONDS = 60.0  # for Slurm to end what is queued again
 MARGIN = 90  # seconds beyond the ranks' grace: the last step, and the checkpoint after it

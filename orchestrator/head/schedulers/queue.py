@@ -197,7 +197,7 @@ class SlurmNodes:
 
 def allocated(*, asked: bool) -> SlurmNodes | None:
     """Return Slurm's nodes if we are inside an allocation; if not, that is an error if `asked`."""
-    given = slurm_environment.given(os.environ)
+    given = slurm_environment.allocation(os.environ)
     if given is None:
         if not asked:
             return None  # the reader of node lists says what is missing

@@ -39,7 +39,7 @@ from orchestrator.protocol.requests.request import LACKING
 from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, Place
 
 CHECK_OUT_SECONDS = 300.0  # 50,000 files on a slow disk
-LOOK_SECONDS = 1.0  # for a directory that nodes share: a comparison is not worth more
+COMPARE_SECONDS = 1.0  # for a directory that nodes share: a comparison is not worth more
 HOME = "~/.orchestrator/code/snapshots"  # on a node, as it is shown
 
 R = TypeVar("R")
@@ -113,8 +113,8 @@ def needs_code(request: Request) -> bool:
         return False
     if request.payload is not None or request.target.kind != "engine":
         return True
-    own = (config.model.target, config.dataset.target, config.training.loss)
-    return request.target.name == ENGINE and any(own)
+    targets = (config.model.target, config.dataset.target, config.training.loss)
+    return request.target.name == ENGINE and any(targets)
 
 
 def is_placed(request: Request, node: Reached) -> bool:
@@ -236,7 +236,7 @@ def title() -> str:
 
 def compare(same: Sequence[Reached], scan: Scan, say: Say) -> None:
     """See that the nodes which share this directory see the same code in it."""
-    if scan.looked.wait(LOOK_SECONDS) and scan.states:
+    if scan.looked.wait(COMPARE_SECONDS) and scan.states:
         shared.check_same(same, scan.directory, scan.states)
     elif not scan.looked.is_set():
         say(f"{os.fsdecode(scan.directory)} is too large to compare what the nodes see of it")
@@ -266,7 +266,7 @@ def bring(
             continue
         break
     prove(wanted, checked, tree)
-    tell(wanted, checked, tree, sent, say)
+    report(wanted, checked, tree, sent, say)
     return scan, checked
 
 
@@ -363,7 +363,7 @@ def prove(wanted: Sequence[Reached], checked: Sequence[CheckedOut], tree: Tree) 
         )
 
 
-def tell(
+def report(
     wanted: Sequence[Reached],
     checked: Sequence[CheckedOut],
     tree: Tree,
@@ -379,8 +379,10 @@ def tell(
     say(f"{about} on {listed([node.node.name for node in wanted])}{news}")
     for note in tree.notes:
         say(note)
-    own = zip((node.node.name for node in wanted), (answer.own for answer in checked), strict=True)
-    for names, nodes in by_value(own).items():
+    linked = zip(
+        (node.node.name for node in wanted), (answer.own for answer in checked), strict=True
+    )
+    for names, nodes in by_value(linked).items():
         if names:
             where = os.fsdecode(tree.directory)
             say(f"beside it, from their own {where}: {listed(names)} (on {listed(nodes)})")

@@ -14,7 +14,7 @@ from orchestrator.head.plan.model import EnvSetting, NodePlan, Plan
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.protocol.requests.start import Hook, Hooked
 
-HOOK_TIMEOUT = 70.0
+HOOK_TIMEOUT_SECONDS = 70.0
 
 
 def read(path: str | None) -> str:
@@ -38,7 +38,7 @@ def run(plan: Plan, nodes: Nodes, text: str, path: str | None, secrets: Sequence
     """Run the hook on every node; what it exports wins over what was computed."""
     hooks = [Hook(text=text, env=node.env, workdir=node.workdir) for node in plan.nodes]
     try:
-        answers = fleet.ask_all(nodes.reached, hooks, HOOK_TIMEOUT, f" ({path} failed)")
+        answers = fleet.ask_all(nodes.reached, hooks, HOOK_TIMEOUT_SECONDS, f" ({path} failed)")
     except NodeError as error:
         what = hiding.hide(error.what, secrets)
         raise CheckFailed(f"{what}\nnothing was started") from error

@@ -153,7 +153,7 @@ def candidates(
 
 
 def cordoned_lines(bounds: Bounds) -> list[str]:
-    return [f"  {node.name} is cordoned ({why.words})" for node, why in bounds.passed_over]
+    return [f"  {node.name} is cordoned ({reason.words})" for node, reason in bounds.passed_over]
 
 
 def spares_last(nodes: Sequence[Node]) -> list[Node]:
@@ -170,7 +170,7 @@ def reach_these(
     launch = request.config.launch
     transport = source.transport(launch.connect_timeout)
     nodes = [(settle or settled)(node, launch) for node in nodes]
-    probe, port = probe_of(request, transport, nodes), port_wish(request, len(nodes))
+    probe, port = probe_of(request, transport, nodes), port_request(request, len(nodes))
     with marker(Path.cwd()) as path:
 
         def reach_node(node: Node) -> Reached:
@@ -199,7 +199,7 @@ def probe_of(request: Request, transport: Transport, active: Sequence[Node]) -> 
     )
 
 
-def port_wish(request: Request, nodes: int) -> PortWish:
+def port_request(request: Request, nodes: int) -> PortWish:
     """Return the question for a port on the first of so many nodes."""
     chosen = request.config.launch.master_port
     return PortWish(wanted=chosen or DEFAULT_PORT, exact=chosen is not None, peers=nodes > 1)
@@ -208,7 +208,7 @@ def port_wish(request: Request, nodes: int) -> PortWish:
 def with_master(request: Request, nodes: Nodes, chosen: Sequence[Reached]) -> list[Reached]:
     """Let the first of these be the master: ask it for ports, and all for their way to it."""
     probe = probe_of(request, nodes.transport, [node.node for node in chosen])
-    port = port_wish(request, len(chosen))
+    port = port_request(request, len(chosen))
     asked = [
         probe.replace(
             workdir=node.facts.workdir, target=node.facts.target, port=None if at else port

@@ -91,8 +91,8 @@ def make_plan(
         planned = hook.run(planned, nodes, hook_text, config.launch.hook, request.secrets)
     most = max(node.nproc for node in planned.nodes)
     file = Path(request.target.name)
-    own = plan.warning(file, planned.nodes[0].target.kind, most)
-    notes = [*request.notes, *nodes.notes, *planned.notes, *([own] if own else [])]
+    warning = plan.warning(file, planned.nodes[0].target.kind, most)
+    notes = [*request.notes, *nodes.notes, *planned.notes, *([warning] if warning else [])]
     return warned(replace(planned, notes=tuple(notes)), probed)
 
 
@@ -107,8 +107,8 @@ def warned(planned: Plan, probed: Sequence[ProbedNode]) -> Plan:
                 has = ", ".join(sorted({item.interface for item in machine.facts.addresses}))
                 problem = f"{name}={value} ({setting.why}) fits no interface of {machine.name}"
                 notes.append(f"WARNING: {problem}: {has}")
-    given = [machine.facts.environment for machine in probed]
-    if any("NCCL_TIMEOUT" in env for env in (*given, *(node.env for node in planned.nodes))):
+    environments = [machine.facts.environment for machine in probed]
+    if any("NCCL_TIMEOUT" in env for env in (*environments, *(node.env for node in planned.nodes))):
         notes.append(
             "WARNING: nothing reads NCCL_TIMEOUT: set distributed.timeout for the engine, or"
             " timeout= of setup_distributed or init_process_group"

@@ -51,8 +51,8 @@ class Request:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        told = (target.secret for target in self.told if target.secret)
-        return (*(setting.value for setting in self.env if setting.secret), *told)
+        urls = (target.secret for target in self.told if target.secret)
+        return (*(setting.value for setting in self.env if setting.secret), *urls)
 
 
 def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) -> Request:
@@ -71,8 +71,8 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         parse_seconds("--warm", launch.warm)
     if launch.hook is None and DEFAULT_HOOK.is_file():
         launch = replace(launch, hook=str(DEFAULT_HOOK))
-    told = notify_target.parse_all(launch.notify)
-    launch = replace(launch, notify=tuple(target.shown for target in told))
+    targets = notify_target.parse_all(launch.notify)
+    launch = replace(launch, notify=tuple(target.shown for target in targets))
     return Request(
         where=arguments.where,
         config=replace(config, launch=launch),
@@ -86,12 +86,12 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         payload=arguments.payload,
         origin=arguments.origin,
         accelerate=by,
-        told=told,
+        told=targets,
         begun=begun() if command is None else time.time(),
         notes=(*notes, *user_env.notes(arguments, os.environ)),
         secret_files=tuple(
             Path(os.path.normpath(Path.cwd() / file))
-            for file in (*arguments.env_file, *(target.file for target in told))
+            for file in (*arguments.env_file, *(target.file for target in targets))
             if file is not None
         ),
     )

@@ -38,7 +38,7 @@ def choose(request: Request, nodes: Nodes) -> Nodes:
     bad_spares = problems(request, nodes, standing_by)
     spares = [node for node in standing_by if node.node.name not in bad_spares]
     notes = [*passed_over(nodes, bounds, unfit), *stand_in(nodes, chosen)]
-    notes += [f"{name} cannot be a spare: {why}" for name, why in bad_spares.items()]
+    notes += [f"{name} cannot be a spare: {reason}" for name, reason in bad_spares.items()]
     if chosen[0].node.name != nodes.master:
         chosen = with_master(request, nodes, chosen)
     return replace(
@@ -82,12 +82,12 @@ def problems(request: Request, nodes: Nodes, some: Sequence[Reached]) -> dict[st
 
 def passed_over(nodes: Nodes, bounds: Bounds, unfit: dict[str, str]) -> list[str]:
     """Say which nodes the job does not get, and why."""
-    why = [
+    reason = [
         f"{node.name} is passed over: it is cordoned ({c.words})" for node, c in bounds.passed_over
     ]
     lost: Sequence[tuple[str, OrchestratorError]] = [(n.name, error) for n, error in nodes.lost]
-    why += [f"{name} is passed over: {error.what}" for name, error in lost]
-    return [*why, *(f"{name} is passed over: {what}" for name, what in unfit.items())]
+    reason += [f"{name} is passed over: {error.what}" for name, error in lost]
+    return [*reason, *(f"{name} is passed over: {what}" for name, what in unfit.items())]
 
 
 def stand_in(nodes: Nodes, chosen: Sequence[Reached]) -> list[str]:
@@ -139,7 +139,7 @@ def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
     ask = partial(fleet.ask, nodes.reached)
     known = cordons.read()
     listed = [*(node.node for node in nodes.reached), *(node for node, _ in nodes.lost)]
-    cordoned = {node.name: why for node in listed if (why := cordons.words_of(node, known))}
+    cordoned = {node.name: reason for node in listed if (reason := cordons.words_of(node, known))}
     return examination.diagnose(nodes.probed, lost, needs, ask if full else None, cordoned)
 
 

@@ -105,7 +105,7 @@ def bring_checkpoint(prepared: Prepared, say: Say) -> None:
     from orchestrator.head.transfer.bring import resume
     from orchestrator.head.transfer.bring.checkpoint import Partner
 
-    own = [
+    partners = [
         Partner(
             part.node.name,
             reached.channel,
@@ -117,7 +117,7 @@ def bring_checkpoint(prepared: Prepared, say: Say) -> None:
     ]
     others = [Partner(node.name, login=node) for node in nodes.source.nodes]
     name, where = request.config.launch.name, request.where
-    about = resume.Start(request.config.checkpoint, where, name, own, others)
+    about = resume.Start(request.config.checkpoint, where, name, partners, others)
     resume.bring_to_start(about, nodes.transport, say)
 
 
@@ -164,13 +164,13 @@ def announce(plan: Plan, say: Say) -> None:
     node, master = plan.nodes[0], f"master {plan.master_address}:{plan.master_port}"
     count = int(node.env["NNODES"])
     last = f" to {node.last_rank}" if node.nproc > 1 else ""
-    own = f"rank{'s' if last else ''} {node.first_rank}{last}"
+    ranks_here = f"rank{'s' if last else ''} {node.first_rank}{last}"
     if len(plan.nodes) == count:
         ranks = f"{plural(count, 'node')}, {plural(plan.world_size, 'rank')}"
         say(f"{ranks}, {master}, {plan.start} start")
     else:
         say(
-            f"node {node.index} of {count}: {own} of"
+            f"node {node.index} of {count}: {ranks_here} of"
             f" {plan.world_size}, {master}, {plan.start} start"
         )
 
@@ -250,10 +250,12 @@ def take_ports(ended: JobRecord, gathered: Gathered) -> TakenPorts:
     chosen = ended.launch.master_port
     before = int(ended.master.rpartition(":")[2] or DEFAULT_PORT)
     after = before + 1 if before < LAST_PORT else DEFAULT_PORT
-    wish = PortWish(wanted=chosen or after, exact=chosen is not None, peers=len(gathered.nodes) > 1)
-    ports = gathered.channels[0].ask(TakePorts(port=wish), PORT_SECONDS)
+    wanted = PortWish(
+        wanted=chosen or after, exact=chosen is not None, peers=len(gathered.nodes) > 1
+    )
+    ports = gathered.channels[0].ask(TakePorts(port=wanted), PORT_SECONDS)
     if not ports.port:
-        raise CheckFailed(f"no port from {wish.wanted} on is free on {gathered.nodes[0].name}")
+        raise CheckFailed(f"no port from {wanted.wanted} on is free on {gathered.nodes[0].name}")
     return ports
 
 
@@ -296,8 +298,8 @@ def start_all(
     pairs = list(zip(channels, orders, strict=True))
     results = fleet.everywhere(pairs, lambda pair: pair[0].ask(pair[1], START_SECONDS))
     if any(isinstance(result, OrchestratorError) for result in results):
-        why = "not started"
-        ends = [End(job=starting.job, node=n.index, why=why, grace=0.0) for n in starting.nodes]
+        reason = "not started"
+        ends = [End(job=starting.job, node=n.index, why=reason, grace=0.0) for n in starting.nodes]
         # One that cannot be ended is among the results already.
         fleet.everywhere(
             list(zip(channels, ends, strict=True)), lambda pair: pair[0].ask(pair[1], END_SECONDS)
@@ -317,6 +319,6 @@ def say_how_warm(
     whys = [
         (node.name, answer.warm.why or ("" if answer.warm.warm else cold)) for node, answer in pairs
     ]
-    for why, names in by_value(whys).items():
-        if why:
-            say(f"{', '.join(names)}: {why}")
+    for reason, names in by_value(whys).items():
+        if reason:
+            say(f"{', '.join(names)}: {reason}")

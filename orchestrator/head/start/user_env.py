@@ -13,7 +13,7 @@ from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import EnvSetting
 
-LARGEST_FILE = 1 << 20
+LARGEST_FILE_BYTES = 1 << 20
 # A pattern passes over what describes this machine and login; a name in full takes these, too.
 OF_THIS_LOGIN = re.compile(
     r"HOME|PATH|PWD|OLDPWD|SHELL|SHLVL|USER|LOGNAME|HOSTNAME|MAIL|TERM|COLORTERM|COLUMNS|LINES|_"
@@ -46,8 +46,8 @@ def read(arguments: LaunchArguments, environ: Mapping[str, str]) -> tuple[EnvSet
     return tuple(settings)
 
 
-def yours(name: str, value: str, why: str) -> EnvSetting:
-    return EnvSetting(name, value, why, yours=True, secret=redact.is_secret(name, value))
+def yours(name: str, value: str, reason: str) -> EnvSetting:
+    return EnvSetting(name, value, reason, yours=True, secret=redact.is_secret(name, value))
 
 
 def user_env(variables: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -129,10 +129,10 @@ def read_file(path: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Read a file of NAME=VALUE lines; a wrong line is an error that names it."""
     try:
         with Path(path).open("rb") as file:
-            data = file.read(LARGEST_FILE + 1)
+            data = file.read(LARGEST_FILE_BYTES + 1)
     except OSError as error:
         raise UsageError(f"--env-file {path} cannot be read: {error.strerror}") from error
-    if len(data) > LARGEST_FILE:
+    if len(data) > LARGEST_FILE_BYTES:
         raise UsageError(f"--env-file {path} is larger than 1 MiB: these are no variables")
     try:
         text = data.decode("utf-8-sig")

@@ -66,7 +66,7 @@ class Peer:
     def ask_all(self, requests: Sequence[Request[A]], seconds: float) -> list[A]:
         """Ask several things, all on their way at once: a far node is no slower than its line."""
         with self.lock:
-            asked = [(self.open.tell(request), request) for request in requests]
+            asked = [(self.open.post(request), request) for request in requests]
             return [self.open.wait_for(number, request, seconds) for number, request in asked]
 
     def take(
@@ -106,7 +106,7 @@ def kept_alive(peers: Iterable[Peer]) -> Iterator[None]:
             for peer in list(peers):
                 if peer.lock.acquire(blocking=False):  # else somebody asks it something now
                     with contextlib.suppress(NodeError):  # whoever needs the node hears that
-                        peer.open.tell(Beat())
+                        peer.open.post(Beat())
                     peer.lock.release()
 
     thread = threading.Thread(target=beat, daemon=True)

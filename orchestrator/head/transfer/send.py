@@ -142,7 +142,7 @@ class Sender:
             self.note(batch)
             self.peer.open.put(batch.data, PUT_SECONDS)
             request = transfer.Contents(size=batch.size, last=number == len(contents.cuts))
-            window.append((self.peer.open.tell(request), request))
+            window.append((self.peer.open.post(request), request))
             if len(window) > AHEAD:
                 self.hear(window)
             self.result.size += batch.contents

@@ -242,7 +242,7 @@ class Spread:
     def end_giving(self) -> None:
         for at in self.givers.keys() - self.schedule.given_up:
             with contextlib.suppress(NodeError), self.peer(at).lock:  # the next question hears it
-                self.peer(at).open.tell(EndGiving(manifest=self.outbox.tree.digest))
+                self.peer(at).open.post(EndGiving(manifest=self.outbox.tree.digest))
 
     def serve(self, order: Order) -> Sent:
         """Let a node have the files from here, or from another node."""

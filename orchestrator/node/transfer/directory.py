@@ -241,7 +241,7 @@ class Settling:
 def here(file: BinaryIO, size: int, status: os.stat_result | None) -> Here:
     """Read the first bytes of a file that is here."""
     digest, left = hashlib.sha256(), size
-    while left and (data := file.read(min(left, files.READ))):
+    while left and (data := file.read(min(left, files.READ_BYTES))):
         digest.update(data)
         left -= len(data)
     return Here(size - left, digest, status)

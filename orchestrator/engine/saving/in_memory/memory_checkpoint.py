@@ -32,7 +32,7 @@ from orchestrator.engine.saving.in_memory.memory import (
 )
 from orchestrator.engine.saving.in_memory.search import Found
 
-TIMEOUT_SECONDS = 600.0  # seconds that a rank waits for the others
+TIMEOUT_SECONDS = 600.0  # that a rank waits for the others
 ORDERED: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "count": Counter}
 LISTS: dict[str, type[Any]] = {"list": list, "tuple": tuple, "deque": deque}
 

@@ -27,7 +27,7 @@ from orchestrator.head.connect.held import wire
 from orchestrator.head.connect.held.transport import LOST
 from orchestrator.head.connect.host_keys import paramiko
 from orchestrator.head.connect.ssh import (
-    WINDOW,
+    WINDOW_BYTES,
     Connection,
     SshTransport,
     addresses_of,
@@ -245,7 +245,7 @@ class HeldConnections:
             self.drop(entry, connection, error.what, whole_way=True)
             return None
         try:
-            channel = connection.transport.open_session(WINDOW, timeout=self.patience)
+            channel = connection.transport.open_session(WINDOW_BYTES, timeout=self.patience)
         except paramiko.ChannelException:  # MaxSessions: others are using it
             return None
         except Exception as error:  # noqa: BLE001  whatever a lost connection does to paramiko
@@ -255,11 +255,11 @@ class HeldConnections:
         return entry, connection.address, channel
 
     def drop(
-        self, entry: Entry, connection: Connection, why: str, *, whole_way: bool = False
+        self, entry: Entry, connection: Connection, reason: str, *, whole_way: bool = False
     ) -> None:
         with self.changing:
             if entry.connection is connection:
-                entry.connection, entry.why = None, why
+                entry.connection, entry.why = None, reason
         link: Connection | None = connection
         while link is not None:
             link.close()

@@ -27,7 +27,7 @@ CREDENTIALS = struct.Struct("3i")
 
 
 def directory() -> Path:
-    return Path(files.own_directory()).absolute() / "connections"
+    return Path(files.our_directory()).absolute() / "connections"
 
 
 def name() -> str:

@@ -112,7 +112,7 @@ class NodeFollower(threading.Thread):
         channel = self.channel
         if channel is not None and request is not None:
             with contextlib.suppress(NodeError):  # the stream notices too
-                channel.tell(request)
+                channel.post(request)
 
     def leave(self) -> None:
         """Tell the node that this head goes on purpose; `left` is set when it has heard it."""
@@ -244,7 +244,7 @@ class NodeFollower(threading.Thread):
             self.printed.look(self.clock.offset)
             question = self.growing.question()
             if question is not None:
-                channel.tell(question)
+                channel.post(question)
             deadline = time.monotonic() + HEAD_PATIENCE
             kind, size = channel.header(deadline, silence)
             if kind in (LOG, RANKS):
@@ -272,7 +272,7 @@ class NodeFollower(threading.Thread):
             patience = self.patience or SERVER_PATIENCE
             self.next_beat = time.monotonic() + min(HEAD_BEAT, patience / BEATS_IN_PATIENCE)
             sent = time.time()
-            self.beats[channel.tell(Beat())] = sent
+            self.beats[channel.post(Beat())] = sent
 
     def _answered(self, number: int, answer: Message) -> None:
         if isinstance(answer, Left):

@@ -24,7 +24,7 @@ from orchestrator.records import cordons
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 PROOF_SECONDS = 3 * SWEEP_PATIENCE
-LOOK_SECONDS = 1.0  # between two tries to reach a node that is away
+RETRY_SECONDS = 1.0  # between two tries to reach a node that is away
 AWAY_SECONDS = 3.0  # before another takes the place of a node that was there a moment ago
 NOTHING_LEFT = "has lost its part of the job, as with another disk"
 
@@ -106,7 +106,7 @@ class Gathering:
                 said = True
                 names = ", ".join(away)
                 self.say(f"waiting for {names} to come back, for {patience:.0f} s at most")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(RETRY_SECONDS)
 
     def choose(self, waited: float) -> tuple[Choice, list[str]]:
         """Choose among the nodes that answer, and say who is away.
@@ -209,8 +209,8 @@ class Gathering:
         """See that nothing of the attempts so far lives on these nodes; end what does."""
         for node, channel in zip(gathered.nodes, gathered.channels, strict=True):
             for job, index in self.answers[node.name].living:
-                why, wait = "the job is started again", SWEEP_PATIENCE
-                order = Stop(job=job, node=index, why=why, grace=0, wait=wait, for_good=False)
+                reason, wait = "the job is started again", SWEEP_PATIENCE
+                order = Stop(job=job, node=index, why=reason, grace=0, wait=wait, for_good=False)
                 receipt = channel.ask(order, PROOF_SECONDS)
                 if receipt.left:
                     left = f"processes {list(receipt.left)} of {job} do not end"

@@ -32,7 +32,7 @@ from orchestrator.records.experiment import JobRecord, NodeRecord
 
 CHECKED = ("torch", "gpus", "disk", "shm", "limits")  # of a node that is to join: as at a launch
 SETTLED_SECONDS = 60.0  # after which a job that has kept nothing is not expected to
-CHECKPOINT_LOOK = 2.0  # between two questions whether something new was kept
+CHECKPOINT_SECONDS = 2.0  # between two questions whether something new was kept
 LONGEST_PAUSE = 10  # between two looks that found nothing, in times of the first one
 UNWANTED_SECONDS = 10.0  # after which a head that does not look any more wants nothing
 
@@ -172,17 +172,17 @@ class Growth:
 
     def given_parts(self, come: Sequence[Reached]) -> list[NodeRecord]:
         """Give those their part that had none at the start; one that cannot have it rests."""
-        given = []
+        parts = []
         for reached in come:
             assert self.latecomers is not None
             name = reached.node.name
             self.unable.pop(name, None)
             try:
-                given.append(self.latecomers.stand_by(reached, self.say))
+                parts.append(self.latecomers.stand_by(reached, self.say))
             except OrchestratorError as error:
                 self.unable[name] = time.monotonic() + REST_SECONDS
                 self.once(f"{name} cannot join: {error.what}")
-        return given
+        return parts
 
     def get_ready(self, record: JobRecord, joining: Mapping[str, Asked]) -> None:
         """Have processes wait there for the next attempt."""
@@ -201,7 +201,7 @@ class Growth:
         """Ask node 0 alone, and over one connection: it may take hours. Then all are asked anew."""
         until = time.monotonic() + self.every * LONGEST_PAUSE
         while time.monotonic() < min(until, self.looked + UNWANTED_SECONDS):
-            time.sleep(CHECKPOINT_LOOK)
+            time.sleep(CHECKPOINT_SECONDS)
             if self.kept(master, record) > before:
                 return
 
@@ -227,9 +227,9 @@ class Growth:
             self.say(f"orchestrator: {text}")
 
 
-def pause_after(every: float, looks: int) -> float:
+def pause_after(every: float, fruitless: int) -> float:
     """Return the seconds to the next look, after so many that have found nothing new."""
-    return every * min(LONGEST_PAUSE, 2.0 ** max(0, looks - 1))
+    return every * min(LONGEST_PAUSE, 2.0 ** max(0, fruitless - 1))
 
 
 def chosen(record: JobRecord, problems: Mapping[str, str]) -> set[str]:
@@ -249,8 +249,8 @@ def larger(record: JobRecord, names: Sequence[str]) -> Larger:
         replace(node, state="standing by") if node.name in names else node for node in record.spares
     ]
     count = len(record.nodes)
-    why = f"{', '.join(names)} can join: on with {count + len(names)} nodes instead of {count}"
-    return Larger(why, spares)
+    reason = f"{', '.join(names)} can join: on with {count + len(names)} nodes instead of {count}"
+    return Larger(reason, spares)
 
 
 def unfit(node: NodeRecord, facts: Facts, master: Facts) -> str:

@@ -67,8 +67,8 @@ def anywhere(prepared: Prepared) -> bool:
 def part_of(prepared: Prepared, spare: Reached, index: int) -> NodePlan:
     """Plan the job as if the spare were its last node; what depends on its place is set later."""
     port = prepared.plan.master_port
-    own = replace(spare, facts=spare.facts.replace(port=port))
-    nodes = replace(prepared.nodes, reached=(*prepared.nodes.reached[:-1], own), spares=())
+    probed = replace(spare, facts=spare.facts.replace(port=port))
+    nodes = replace(prepared.nodes, reached=(*prepared.nodes.reached[:-1], probed), spares=())
     plan = make_plan(prepared.request, nodes, prepared.plan.job, str(prepared.experiment.path))
     return replace(plan.nodes[-1], index=index)
 
@@ -107,12 +107,12 @@ class Latecomers:
     def reach(self, node: Node) -> tuple[NodeRecord, Reached]:
         """Reach a node, and plan what it would run; nothing is left there."""
         prepared, launch = self.prepared, self.prepared.request.config.launch
-        transport, own = prepared.nodes.transport, settled(node, launch)
+        transport, settled_node = prepared.nodes.transport, settled(node, launch)
         peers = [reached.node for reached in prepared.nodes.reached]
-        question = probe_of(prepared.request, transport, [*peers, own])
+        question = probe_of(prepared.request, transport, [*peers, settled_node])
         with marker(Path.cwd()) as path:  # which it sees if it shares this directory
-            reached = reach(transport, own, question.replace(marker=path))
-        reached = replace(reached, node=replace(own, spare=True))
+            reached = reach(transport, settled_node, question.replace(marker=path))
+        reached = replace(reached, node=replace(settled_node, spare=True))
         try:
             return node_record(part_of(prepared, reached, 0)), reached
         except BaseException:

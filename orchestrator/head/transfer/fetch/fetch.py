@@ -273,7 +273,7 @@ class Fetch:
                 self.incoming.fail(number, error.what)
 
         for question in questions:
-            waiting.append((question, self.channel.tell(question[1])))
+            waiting.append((question, self.channel.post(question[1])))
             if len(waiting) == AHEAD:
                 yield from next_answer()
         while waiting:

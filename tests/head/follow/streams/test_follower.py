@@ -59,7 +59,7 @@ def test_a_head_beats_as_often_as_the_node_expects(
 
 
 class Beats:
-    def tell(self, request: object) -> int:
+    def post(self, request: object) -> int:
         return 1
 
 

@@ -24,7 +24,7 @@ from orchestrator.records.outcome import Verdict
 @pytest.fixture(autouse=True)
 def own_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
-    monkeypatch.setattr(gather, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(gather, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(gather, "AWAY_SECONDS", 0.0)
 
 

@@ -133,7 +133,7 @@ class Counted(LocalTransport):
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What node 0 has kept of the job that running_here() describes."""
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(grow, "CHECKPOINT_LOOK", 0.05)
+    monkeypatch.setattr(grow, "CHECKPOINT_SECONDS", 0.05)
     state = tmp_path / "memory" / "state"
     state.parent.mkdir()
     state.touch()

@@ -27,7 +27,7 @@ class Channel:
     def put(self, data: bytes, seconds: float) -> None:
         self.visit.piece += data
 
-    def tell(self, request: Request[Any]) -> Any:
+    def post(self, request: Request[Any]) -> Any:
         """Answer at once; an answer that is a refusal is raised when it is waited for."""
         try:
             return self.ask(request, 0.0)

@@ -42,7 +42,7 @@ class Counting(Channel):
         super().__init__()
         self.heard, self.beats = heard, 0
 
-    def tell(self, request: Request[Any]) -> Any:
+    def post(self, request: Request[Any]) -> Any:
         self.beats += isinstance(request, Beat)
         if self.beats == ENOUGH:
             self.heard.set()

@@ -230,7 +230,7 @@ def test_the_job_may_be_ended_meanwhile(node: NodeChannel, bring: Bring, tmp_pat
         nonlocal pieces
         pieces += 1
         if pieces == 1:  # before the first piece is asked for
-            node.tell(Beat())
+            node.post(Beat())
 
     known = listing(node, tmp_path / "node/here")
     folder = Folder(tmp_path, private=False)
