@@ -21,7 +21,7 @@ from orchestrator.head.follow.streams.follower import (
     OutputsStay,
     Over,
     Unknown,
-    WroteBeside,
+    WroteWithCode,
 )
 from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.protocol import events
@@ -58,7 +58,7 @@ class Reports:
             self.set_clock(node, news.clock)
         elif isinstance(news, OutputsStay):
             self.job.say(f"node {news.node}: {news.what}")
-        elif isinstance(news, WroteBeside):
+        elif isinstance(news, WroteWithCode):
             self.code_outputs[news.node] = news.what
         elif isinstance(news, DiskFull):
             self.job.disk_full()

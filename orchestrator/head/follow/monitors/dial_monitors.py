@@ -39,7 +39,7 @@ class StartMonitor:
         self.answers: dict[int, str] = {}  # node -> why it cannot reach the port, or nothing
         self.failed_before: frozenset[int] = frozenset()
 
-    def look(self, followers: Sequence[NodeFollower], *, begun: bool) -> Failure | None:
+    def check(self, followers: Sequence[NodeFollower], *, begun: bool) -> Failure | None:
         """Return what is wrong, once it is known. `begun`: a rank was heard of."""
         nodes = {follower.node.index: follower for follower in followers}
         self.over = self.over or begun or not self.master or len(nodes) < 2 or 0 not in nodes
@@ -102,7 +102,7 @@ class LinkMonitor:
         self.pending: set[int] = set()  # nodes that have not answered yet
         self.over = len(self.nodes) < 2
 
-    def look(self, followers: Sequence[NodeFollower], *, begun: bool) -> str:
+    def check(self, followers: Sequence[NodeFollower], *, begun: bool) -> str:
         """Return what is wrong, once it is known; never waits."""
         now = time.monotonic()
         if not begun:

@@ -28,13 +28,13 @@ class HangMonitor:
     def __init__(self, timeout: float, experiment: Experiment, job: str, say: Say) -> None:
         self.timeout, self.experiment, self.job, self.say = timeout, experiment, job, say
         self.asked_at = 0.0
-        self.settled_at = self.looked_at = time.monotonic()
+        self.settled_at = self.checked_at = time.monotonic()
         self.answers: dict[int, Stuck] = {}
 
-    def look(self, followers: Sequence[NodeFollower]) -> Failure | None:
+    def check(self, followers: Sequence[NodeFollower]) -> Failure | None:
         """Return what is wrong, once it is known."""
-        now, before = time.monotonic(), self.looked_at
-        self.looked_at = now
+        now, before = time.monotonic(), self.checked_at
+        self.checked_at = now
         if now - before > STOOD_STILL:
             self.settled_at = now
         if not self.timeout:

@@ -46,15 +46,15 @@ class Monitors:
         if not job.end.open or self.left_hanging or any(node.lost_since for node in job.nodes):
             return
         followers, begun = job.at_work, any(node.ranks for node in job.nodes)
-        if unmet := self.start.look(followers, begun=begun):
+        if unmet := self.start.check(followers, begun=begun):
             job.failed(unmet)
             return
-        if apart := self.link.look(followers, begun=begun):
+        if apart := self.link.check(followers, begun=begun):
             job.say(apart)
-        if slow := self.slow.look(followers):
+        if slow := self.slow.check(followers):
             job.held_up(slow.replace(time=time.time()))
             job.say(slow.text)
-        failure = self.hang.look(followers)
+        failure = self.hang.check(followers)
         if failure is not None and job.record.launch.on_hang == "stop":
             job.failed(failure)
         elif failure is not None:

@@ -38,9 +38,9 @@ class SlowMonitor:
     recent: dict[int, RecentSamples] = field(default_factory=dict)  # node -> its samples
     last: dict[int, float] = field(default_factory=dict)  # node -> the time of the newest one
     suspect: int | None = None  # a node
-    told: set[tuple[str, int]] = field(default_factory=set)
+    named: set[tuple[str, int]] = field(default_factory=set)
 
-    def look(self, followers: Sequence[NodeFollower]) -> SlowRank | None:
+    def check(self, followers: Sequence[NodeFollower]) -> SlowRank | None:
         """Return who is slow, when that is news; never waits."""
         now = time.monotonic()
         if now < self.due_at or sum(node.nproc for node in self.nodes) < 2:
@@ -52,9 +52,9 @@ class SlowMonitor:
         again = found is not None and found.node == self.suspect
         self.suspect = found.node if found else None
         self.due_at = now + (EVERY if found is None or again else SUSPECTS)
-        if found is None or not again or (found.cause, found.node) in self.told:
+        if found is None or not again or (found.cause, found.node) in self.named:
             return None
-        self.told.add((found.cause, found.node))
+        self.named.add((found.cause, found.node))
         return found
 
     def _heard(self, followers: Sequence[NodeFollower], now: float) -> bool:

@@ -46,14 +46,14 @@ def deliver(target: Target, notice: Notice, seconds: float) -> str:
 
 def by_command(command: str, notice: Notice, seconds: float) -> str:
     """Run a shell command with the notice on its standard input."""
-    told = {
+    variables = {
         "NOTIFY_EVENT": notice.event,
         "NOTIFY_STATE": notice.state,
         "NOTIFY_EXPERIMENT": notice.experiment,
         "NOTIFY_PATH": notice.path,
         "NOTIFY_TEXT": notice.text,
     }
-    return run(["/bin/sh", "-c", command], json.dumps(encode(notice)) + "\n", seconds, told)
+    return run(["/bin/sh", "-c", command], json.dumps(encode(notice)) + "\n", seconds, variables)
 
 
 def run(words: list[str], given: str, seconds: float, more: dict[str, str]) -> str:

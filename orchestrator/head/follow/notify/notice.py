@@ -50,8 +50,8 @@ class Notice:
         """
         words = self.text.replace("<", "\u2039").replace(">", "\u203a")
         words = EVERYBODY.sub("@\u200b", words)
-        told = {"text": words, "content": words, "allowed_mentions": {"parse": []}}
-        return {**encode(self), **told}
+        shown_in_chats = {"text": words, "content": words, "allowed_mentions": {"parse": []}}
+        return {**encode(self), **shown_in_chats}
 
 
 def of(event: str, record: JobRecord, text: str, when: float) -> Notice:

@@ -44,9 +44,9 @@ class Notifier:
             return
         self.tell((notice.of_restart if record.goes_on else notice.of_end)(record, self.tree))
 
-    def tell(self, told: Notice) -> None:
+    def tell(self, message: Notice) -> None:
         for courier in self.couriers:
-            courier.take(told)
+            courier.take(message)
 
     def report(self) -> None:
         """Say what could not be told. The job goes on all the same."""
@@ -71,20 +71,20 @@ class Courier:
         self.thread: threading.Thread | None = None
         self.complained = False
 
-    def take(self, told: Notice) -> None:
+    def take(self, message: Notice) -> None:
         if self.thread is None:
             self.thread = threading.Thread(target=self.run, daemon=True, name="notify")
             self.thread.start()
         try:
-            self.notices.put_nowait(told)
+            self.notices.put_nowait(message)
         except queue.Full:
             self.complain("it is too slow, and is not told everything")
 
     def run(self) -> None:
         from orchestrator.head.follow.notify import delivery  # 50 ms of HTTP and mail, for few jobs
 
-        while (told := self.notices.get()) is not None:
-            if problem := delivery.deliver(self.to, told, SECONDS):
+        while (message := self.notices.get()) is not None:
+            if problem := delivery.deliver(self.to, message, SECONDS):
                 self.complain(problem)
 
     def complain(self, problem: str) -> None:

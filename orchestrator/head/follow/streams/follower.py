@@ -189,9 +189,9 @@ class NodeFollower(threading.Thread):
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
             since = (self.former_end, self.former_end + self.clock.offset)
-            said, beside = home.bring(channel, self.growing, since)
-            if beside is not None:
-                self.post(WroteBeside(self.node.index, beside))
+            said, with_code = home.bring(channel, self.growing, since)
+            if with_code is not None:
+                self.post(WroteWithCode(self.node.index, with_code))
         except OSError as error:
             said = [f"its outputs stay there: {self.outputs}: {error.strerror}"]
         except Declined as error:
@@ -395,7 +395,7 @@ class OutputsStay(News):
 
 
 @dataclass(frozen=True)
-class WroteBeside(News):
+class WroteWithCode(News):
     """The program wrote where it ran, into a snapshot of its code."""
 
     what: CodeOutputs

@@ -59,7 +59,7 @@ def watch(
     asked = 0
     for tenth in range(600):
         clock.now = 100.0 + tenth / 10
-        failure = monitor.look(followers, begun=tenth / 10 > begun_after)  # type: ignore[arg-type]
+        failure = monitor.check(followers, begun=tenth / 10 > begun_after)  # type: ignore[arg-type]
         if failure:
             return failure, tenth / 10, asked
         if len(followers[0].requests) > asked:

@@ -53,7 +53,7 @@ def watch(follower: SilentFollower, moments: list[float]) -> list[float]:
     asked = []
     for moment in moments:
         follower.clock.now, before = 100.0 + moment, len(follower.requests)
-        monitor.look([follower])  # type: ignore[list-item]
+        monitor.check([follower])  # type: ignore[list-item]
         asked += [moment] * (len(follower.requests) - before)
     return asked
 

@@ -30,7 +30,7 @@ def calls(
     asked: list[str] = []
     for tenth in range(600):
         clock.now = 100.0 + tenth / 10
-        said = monitor.look(followers, begun=tenth / 10 >= begun_after)
+        said = monitor.check(followers, begun=tenth / 10 >= begun_after)
         if said or monitor.over:
             return said, tenth / 10, asked
         asked += {

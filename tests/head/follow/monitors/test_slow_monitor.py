@@ -55,7 +55,7 @@ class Nodes:
                 node: pace.replace(at=self.now, awake=self.now * awake[node])
                 for node, pace in self.paces.items()
             }
-            found = self.monitor.look(self.followers)
+            found = self.monitor.check(self.followers)
             told += [(self.now, found)] if found else []
         return told
 
@@ -123,5 +123,5 @@ def test_gpus_are_judged_by_samples_that_go_on(nodes: Nodes) -> None:
     assert (slow.node, slow.rank, slow.cause) == (1, 1, "slow input")
     assert slow.text.startswith("GPU 0 of node 1 (gpu01) is busy 60% of the time")
     assert nodes.asked == []
-    nodes.monitor.told.clear()
+    nodes.monitor.named.clear()
     assert nodes.look_until(300) == []  # nothing new is known of them
