@@ -17,7 +17,13 @@ from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.head.commands.follow import tell_end
 from orchestrator.head.plan import redact
 from orchestrator.head.schedulers import queue
-from orchestrator.head.schedulers.backend import EARLY, LEAST_SECONDS, MARGIN, OUTPUT, watch_batch
+from orchestrator.head.schedulers.backend import (
+    EARLY_SECONDS,
+    LEAST_SECONDS,
+    MARGIN_SECONDS,
+    OUTPUT,
+    watch_batch,
+)
 from orchestrator.head.screen.output import complain, say, tell
 from orchestrator.head.start.request import Request, resolve
 from orchestrator.records import experiment, experiments
@@ -60,7 +66,7 @@ def text(
     asked: SbatchOptions, launch: Launch, command: Sequence[str], *, directory: Path | None = None
 ) -> str:
     """Write the batch file that runs this command; `directory` is its experiment."""
-    lead = round(launch.grace) + MARGIN
+    lead = round(launch.grace) + MARGIN_SECONDS
     check_time(asked, lead)
     options = [
         f"--job-name={launch.name}",
@@ -97,7 +103,7 @@ def text(
 def check_time(asked: SbatchOptions, lead: int) -> None:
     """Refuse a job that would be queued again and again before it has trained anything."""
     limit = queue.seconds(asked.time) if asked.time and asked.requeue else math.inf
-    if limit < lead + EARLY + LEAST_SECONDS:
+    if limit < lead + EARLY_SECONDS + LEAST_SECONDS:
         raise UsageError(
             f"--time {asked.time} is too short: {lead} s before the limit, or a minute earlier,"
             " Slurm signals that the ranks are to save, and the job goes back into the queue",

@@ -24,7 +24,7 @@ LONGEST_TEXT = 4096  # of a name in it
 Text = Annotated[str, Check("a name", lambda text: len(text) <= LONGEST_TEXT)]
 Sha256 = Annotated[str, Check("a checksum", re.compile("[0-9a-f]{64}").fullmatch)]
 LAST_GENERATION = 1 << 60  # more is none of ours
-PIECE = 1 << 20  # read at a time; sha256 of 1 MiB takes about 1 ms
+PIECE_BYTES = 1 << 20  # read at a time; sha256 of 1 MiB takes about 1 ms
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def digest(
 ) -> FileRecord:
     """Return size and sha256; with `sync`, of the bytes on the disk. seen() gets each size read."""
     checksum, size = hashlib.sha256(), 0
-    piece = memoryview(bytearray(PIECE))
+    piece = memoryview(bytearray(PIECE_BYTES))
     with path.open("rb", buffering=0) as file:
         if sync:
             os.fsync(file.fileno())

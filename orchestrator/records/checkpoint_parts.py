@@ -71,8 +71,8 @@ class Candidate:
     def version_for(self, node: int) -> str:
         """Choose the version that a node reads: its own, if that is whole."""
         whole = {name: each for name, each in self.versions.items() if not each.lacking}
-        own = {holding.node: name for name, each in whole.items() for holding in each.holdings}
-        return own.get(node) or min(whole)
+        local = {holding.node: name for name, each in whole.items() for holding in each.holdings}
+        return local.get(node) or min(whole)
 
     def without(self, damaged: Iterable[tuple[int, str, str]]) -> Candidate:
         """Forget (node, manifest, file) that cannot be trusted."""
@@ -94,7 +94,7 @@ class Candidate:
         versions = {
             name: replace(
                 version,
-                holdings=tuple(each for each in version.holdings if each.node in nodes),
+                holdings=tuple(holding for holding in version.holdings if holding.node in nodes),
             )
             for name, version in self.versions.items()
         }
@@ -144,7 +144,7 @@ class Delivery:
 
 def deliveries(candidate: Candidate, needs: Mapping[int, Iterable[str]]) -> list[Delivery]:
     """Bring every node the files that it needs and lacks, from those that have least to give."""
-    given: dict[int, int] = {}
+    sent: dict[int, int] = {}
     plan = []
     for node in sorted(needs):
         manifest = candidate.version_for(node)
@@ -153,9 +153,9 @@ def deliveries(candidate: Candidate, needs: Mapping[int, Iterable[str]]) -> list
             holders = version.holders(name)
             if node in holders:
                 continue
-            source = min(holders, key=lambda holder: (given.get(holder, 0), holder))
+            source = min(holders, key=lambda holder: (sent.get(holder, 0), holder))
             record = version.files[name]
-            given[source] = given.get(source, 0) + record.size
+            sent[source] = sent.get(source, 0) + record.size
             plan.append(Delivery(source, node, manifest, name, record))
     return plan
 
@@ -174,7 +174,7 @@ def to_bring(candidate: Candidate, nodes: Sequence[int]) -> list[Delivery]:
     version, sizes = candidate.versions[chosen], missing[chosen]
     takers = list(nodes)
     if not version.hosts:
-        holdings = {each.node: len(each.here) for each in version.holdings}
+        holdings = {holding.node: len(holding.here) for holding in version.holdings}
         takers = [max(nodes, key=lambda node: holdings.get(node, 0))]
     needs: dict[int, list[str]] = {node: [] for node in takers}
     load = dict.fromkeys(takers, 0)

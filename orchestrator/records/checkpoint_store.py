@@ -115,9 +115,9 @@ def publish(
     return put_in_place(partial, directory, step)
 
 
-def describe(partial: Path, directory: Path, manifest: Manifest, own: Sequence[str]) -> None:
+def describe(partial: Path, directory: Path, manifest: Manifest, listed: Sequence[str]) -> None:
     """Write the manifest beside the files of this node: all there are, or a part of them."""
-    step, files = manifest.step, {name: manifest.files[name] for name in own}
+    step, files = manifest.step, {name: manifest.files[name] for name in listed}
     text = checkpoint_manifest.to_json(manifest)
     with _saving(directory, step):
         problem = checkpoint_manifest.unfit_names(manifest.files)
@@ -228,8 +228,8 @@ def _entries(directory: Path) -> list[tuple[int, str, Path]]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{shown(directory)} cannot be read: {why}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{shown(directory)} cannot be read: {reason}") from error
     ours = []
     for name in entries:
         if (plain := STEP.fullmatch(name)) and name == f"step_{int(plain[1]):08d}":
@@ -305,7 +305,7 @@ def resolve(text: str | None, root: Path = Path("experiments")) -> list[Checkpoi
             if checkpoints := last_saved_first((candidate.path / CHECKPOINTS).absolute()):
                 return checkpoints
         raise UsageError(f"no experiment in {shown(root)} has a checkpoint", ELSEWHERE)
-    looked = []
+    tried = []
     plain = Path(expanded(text))
     for path in dict.fromkeys(((root / plain).absolute(), plain.absolute())):
         exposed = exposure(path)  # named by the user, whoever has written it
@@ -315,12 +315,12 @@ def resolve(text: str | None, root: Path = Path("experiments")) -> list[Checkpoi
         for inner in (path / CHECKPOINTS, path):
             if checkpoints := last_saved_first(inner, exposed=exposed):
                 return checkpoints
-            looked.append(inner)
-    there = any(path.exists() for path in looked)
+            tried.append(inner)
+    there = any(path.exists() for path in tried)
     hint = "" if there else nearest(text, [candidate.name for candidate in known])
     raise UsageError(
         f"there is no checkpoint in {text!r}{hint}",
-        f"looked in {', '.join(map(shown, looked))}; {ELSEWHERE}",
+        f"looked in {', '.join(map(shown, tried))}; {ELSEWHERE}",
     )
 
 
@@ -355,13 +355,13 @@ def saved_at(checkpoint: Checkpoint) -> float:
 
 
 def set_aside(
-    directory: Path, after: int, own: Callable[[Checkpoint], bool] = lambda checkpoint: True
+    directory: Path, after: int, is_ours: Callable[[Checkpoint], bool] = lambda checkpoint: True
 ) -> list[Path]:
     """Rename the checkpoints of later steps, of which somebody knows that they are no good."""
     moved = []
     with _as_job_failure(f"checkpoints in {shown(directory)} could not be set aside"):
         for checkpoint in every(directory):
-            if checkpoint.step <= after or not own(checkpoint):
+            if checkpoint.step <= after or not is_ours(checkpoint):
                 continue
             name = f"{final(directory, checkpoint.step).name}.suspect"
             target = directory / name
@@ -379,7 +379,7 @@ def set_aside(
 def prune(
     directory: Path,
     keep: int,
-    own: Callable[[Checkpoint], bool] = lambda checkpoint: True,
+    is_ours: Callable[[Checkpoint], bool] = lambda checkpoint: True,
     counts: Callable[[Checkpoint], bool] = lambda checkpoint: checkpoint.complete,
 ) -> list[Path]:
     """Remove what is older than the newest `keep` complete ones, at least one; returns their paths.
@@ -392,7 +392,7 @@ def prune(
     def age(checkpoint: Checkpoint) -> tuple[int, int]:
         return checkpoint.generation, checkpoint.step
 
-    checkpoints = sorted(filter(own, every(directory)), key=age, reverse=True)
+    checkpoints = sorted(filter(is_ours, every(directory)), key=age, reverse=True)
     best = directory / BEST
     kept = [checkpoint for checkpoint in checkpoints if counts(checkpoint)][: max(keep, 1)]
     old = [

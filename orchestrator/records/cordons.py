@@ -12,7 +12,7 @@ from orchestrator.records import machines as remembered
 from orchestrator.records.machines import Place, machine_of
 
 FILE = "cordons.json"
-LONGEST = 200  # characters of a reason
+LONGEST_CHARACTERS = 200  # of a reason
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ def read() -> dict[str, Cordon]:
 
 def words_of(node: Place, cordons: Mapping[str, Cordon]) -> str:
     """Say why a node is cordoned and since when; nothing, if it is not."""
-    own = cordons.get(machine_of(node))
-    return own.words if own is not None else ""
+    cordon = cordons.get(machine_of(node))
+    return cordon.words if cordon is not None else ""
 
 
 def add(machines: Sequence[str], reason: str) -> list[Cordon]:
@@ -52,7 +52,7 @@ def add(machines: Sequence[str], reason: str) -> list[Cordon]:
     with remembered.changing(FILE, Cordons) as known:
         for machine in machines:
             old = known.get(machine) or Cordon(machine, time.time())
-            new = replace(old, reason=reason[:LONGEST] or old.reason, by=login())
+            new = replace(old, reason=reason[:LONGEST_CHARACTERS] or old.reason, by=login())
             known[machine] = new
             cordons.append(new)
     return cordons

@@ -24,7 +24,7 @@ from orchestrator.records import trust
 from orchestrator.records.outcome import Head, Receipt, SlowRank, Verdict
 
 RECORD = "job.json"
-LARGEST_RECORD = 64 << 20
+LARGEST_RECORD_BYTES = 64 << 20
 TRUST = "--trust-record"
 STAMP = re.compile(r".+_\d{8}_\d{6}")
 SLURM_JOB = "slurm_job"  # a file with the number, there before anything else is
@@ -216,7 +216,7 @@ def read_record(directory: int, path: Path, *, trusted: bool = False) -> JobReco
     """Read the record in an open directory; Untrusted if somebody else may have written it."""
     with files.open_plain(RECORD, directory) as file:
         problem = others(os.fstat(directory)) or others(os.fstat(file.fileno()))
-        record = JobRecord.from_json(parse(file.read(LARGEST_RECORD)))
+        record = JobRecord.from_json(parse(file.read(LARGEST_RECORD_BYTES)))
     if problem and not trusted and trust.signature(directory, record.orders) != problem:
         raise Untrusted(path, problem)
     return record

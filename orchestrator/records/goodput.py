@@ -71,12 +71,12 @@ def divide(spans: Sequence[Span], accounts: Mapping[int, Account]) -> dict[str, 
     parts = dict.fromkeys(PARTS, 0.0)
     reached, before = 0, None
     for span in spans:
-        own = accounts.get(span.number)
-        if own is None:
+        spoken_here = accounts.get(span.number)
+        if spoken_here is None:
             found = _of_foreign(span)
         else:
-            found = _of_engine(span, by_the_heads_clock(own, span.clock), reached)
-            reached = max(reached, own.step)
+            found = _of_engine(span, by_the_heads_clock(spoken_here, span.clock), reached)
+            reached = max(reached, spoken_here.step)
         if before is not None:
             found["start"] += max(0.0, span.started - before.ended)
         planned = {*ENDS} if span.resized else set[str]()
@@ -87,9 +87,9 @@ def divide(spans: Sequence[Span], accounts: Mapping[int, Account]) -> dict[str, 
     return parts
 
 
-def by_the_heads_clock(own: Account, ahead: float) -> Account:
-    trains = None if own.trains is None else own.trains - ahead
-    return replace(own, began=own.began - ahead, trains=trains, time=own.time - ahead)
+def by_the_heads_clock(spoken: Account, ahead: float) -> Account:
+    trains = None if spoken.trains is None else spoken.trains - ahead
+    return replace(spoken, began=spoken.began - ahead, trains=trains, time=spoken.time - ahead)
 
 
 def cuts(span: Span, *moments: float | None) -> list[float]:
@@ -110,14 +110,14 @@ def _of_foreign(span: Span) -> dict[str, float]:
     return {"start": start, "unknown": unknown, "stop": stop}
 
 
-def _of_engine(span: Span, own: Account, reached: int) -> dict[str, float]:
-    trains = own.time if own.trains is None else own.trains
-    start, load, steps, detection, stop = cuts(span, own.began, trains, own.time, span.failed)
-    data = max(0.0, min(own.data, steps))
-    checkpoints = max(0.0, min(own.checkpoints, steps - data))
+def _of_engine(span: Span, spoken: Account, reached: int) -> dict[str, float]:
+    trains = spoken.time if spoken.trains is None else spoken.trains
+    start, load, steps, detection, stop = cuts(span, spoken.began, trains, spoken.time, span.failed)
+    data = max(0.0, min(spoken.data, steps))
+    checkpoints = max(0.0, min(spoken.checkpoints, steps - data))
     training = steps - data - checkpoints
-    again = min(reached, own.step) - own.first  # steps that an earlier attempt had done
-    replayed = training * again / (own.step - own.first) if again > 0 else 0.0
+    again = min(reached, spoken.step) - spoken.first  # steps that an earlier attempt had done
+    replayed = training * again / (spoken.step - spoken.first) if again > 0 else 0.0
     return {
         "start": start, "load": load, "data": data, "checkpoints": checkpoints,
         "training": training - replayed, "replayed": replayed, "detection": detection,
@@ -159,7 +159,7 @@ def spans_of(record: JobRecord, now: float) -> list[Span]:
 def ahead_at(record: JobRecord, moment: float) -> float:
     """Return how far the clock of rank 0's node was ahead of the head's at a moment of it."""
     spans = reversed(spans_of(record, moment))
-    return next((each.clock for each in spans if moment - each.clock >= each.started), 0.0)
+    return next((span.clock for span in spans if moment - span.clock >= span.started), 0.0)
 
 
 def failed_at(verdict: Verdict | None) -> float | None:

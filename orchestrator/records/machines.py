@@ -26,7 +26,7 @@ T = TypeVar("T")
 LARGEST_BYTES = 16 << 20
 HISTORY = "history.json"
 MOST_INCIDENTS = 2000  # the oldest go first
-LONGEST_TEXT = 300  # characters of what happened
+LONGEST_TEXT_CHARACTERS = 300  # of what happened
 
 
 class Place(Protocol):
@@ -136,7 +136,7 @@ def note(incident: Incident) -> None:
     first_line = (incident.what.splitlines() or [""])[0]
     with changing(HISTORY, History) as history:
         if key(incident) not in map(key, history.incidents):
-            history.incidents.append(replace(incident, what=first_line[:LONGEST_TEXT]))
+            history.incidents.append(replace(incident, what=first_line[:LONGEST_TEXT_CHARACTERS]))
         del history.incidents[:-MOST_INCIDENTS]
 
 

@@ -14,7 +14,7 @@ from orchestrator.protocol.message import Nonsense, decode, parse
 from orchestrator.records.experiment import Experiment
 
 NAME = "manifest.json"
-LARGEST = 64 << 20
+LARGEST_BYTES = 64 << 20
 MISSING = re.compile(r"FileNotFoundError: .*?'([^']+)'")
 IN_A_SNAPSHOT = re.compile(r".*/code/snapshots/[^/]+/[^/]+/")
 
@@ -37,7 +37,7 @@ def read(experiment: Experiment) -> dict[str, Any]:
     """Return the manifest, whose values nobody has checked; empty if there is none."""
     try:
         with files.opened(experiment.path) as directory, files.open_plain(NAME, directory) as file:
-            return parse(file.read(LARGEST))
+            return parse(file.read(LARGEST_BYTES))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -20,11 +20,11 @@ from typing import IO, Any, cast
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 
-PIECE = 1 << 20  # bytes
-LARGEST = 1 << 24  # characters of one event, or of all that is before the events
-MOST = 1 << 33  # bytes of a whole trace: a small packed file may unfold to anything
+PIECE_BYTES = 1 << 20
+LARGEST_CHARACTERS = 1 << 24  # of one event, or of all that is before the events
+MOST_BYTES = 1 << 33  # of a whole trace: a small packed file may unfold to anything
 MOST_RANKS = 1 << 20
-LATEST = 1e19  # nanoseconds of the Unix clock in the year 2286
+LATEST_NANOSECONDS = 1e19  # of the Unix clock in the year 2286
 MAGIC = b"\x1f\x8b"  # of gzip
 BETWEEN = re.compile(r"[\s,]*")
 LIST = re.compile(r'"traceEvents"\s*:\s*\[')
@@ -53,7 +53,7 @@ class Trace:
             try:
                 event, self.at = decode(self.text, self.at)
             except ValueError:  # it goes on in the next piece
-                if len(self.text) - self.at > LARGEST or not self._more():
+                if len(self.text) - self.at > LARGEST_CHARACTERS or not self._more():
                     raise
                 continue
             if not isinstance(event, dict):
@@ -62,7 +62,7 @@ class Trace:
 
     def _header(self) -> dict[str, Any]:
         while (found := LIST.search(self.text)) is None:
-            if len(self.text) > LARGEST or not self._more():
+            if len(self.text) > LARGEST_CHARACTERS or not self._more():
                 raise KeyError("no list of traceEvents")
         before = self.text[: found.start()].rstrip().rstrip(",")
         self.at = found.end()
@@ -70,10 +70,10 @@ class Trace:
         return header
 
     def _more(self) -> bool:
-        data = self.file.read(PIECE)
+        data = self.file.read(PIECE_BYTES)
         self.count += len(data)
-        if self.count > MOST:
-            raise ValueError(f"it unfolds to more than {MOST >> 30} GB")
+        if self.count > MOST_BYTES:
+            raise ValueError(f"it unfolds to more than {MOST_BYTES >> 30} GB")
         self.text, self.at = self.text[self.at :] + self.decode(data, not data), 0
         return bool(data)
 
@@ -98,7 +98,7 @@ class Trace:
 def number(value: Any) -> float:
     """Take a time as it stands in a trace; one that is no number of this world is an error."""
     taken = float(value)
-    if not abs(taken) < LATEST:  # NaN is not either
+    if not abs(taken) < LATEST_NANOSECONDS:  # NaN is not either
         raise ValueError(f"a time of {taken}")
     return taken
 

@@ -49,7 +49,7 @@ def compare(ranks: Mapping[int, Rank]) -> Overlap:
     unmatched = []
     for kind in sorted({kind for rank in ranks.values() for kind in rank.collectives}):
         spans = {n: rank.collectives[kind] for n, rank in ranks.items() if kind in rank.collectives}
-        if len({len(own) for own in spans.values()}) > 1:
+        if len({len(events) for events in spans.values()}) > 1:
             unmatched.append(kind)
             continue
         for same in zip(*spans.values(), strict=True):
@@ -57,7 +57,7 @@ def compare(ranks: Mapping[int, Rank]) -> Overlap:
             for number, (start, end) in zip(spans, same, strict=True):
                 waits[number].append((start, end - fastest))
     # DDP has several under way at a time: what they wait together is not to be counted twice.
-    waited = {n: length(merge(own)) / ranks[n].steps for n, own in waits.items()}
+    waited = {n: length(merge(events)) / ranks[n].steps for n, events in waits.items()}
     straggler, lag = None, 0.0
     if len(ranks) > 1:
         least = min(waited, key=lambda number: waited[number])
@@ -86,14 +86,14 @@ COLUMNS = {
     "copies": "copying_ms",
     "idle": "idle_ms",
 }
-MOST = 16  # lines of the table
+MOST_LINES = 16  # of the table
 
 
 def to_text(overlap: Overlap) -> str:
     """Format a table in milliseconds per step, and what it means."""
     numbers = list(overlap.ranks)
-    if len(numbers) > MOST:  # those that the others wait for
-        numbers = sorted(sorted(numbers, key=lambda number: overlap.waited_ms[number])[:MOST])
+    if len(numbers) > MOST_LINES:  # those that the others wait for
+        numbers = sorted(sorted(numbers, key=lambda number: overlap.waited_ms[number])[:MOST_LINES])
     lines = ["rank  " + "  ".join(f"{name:>9}" for name in (*COLUMNS, "waited")) + "  ms per step"]
     for number in numbers:
         rank = overlap.ranks[number]
@@ -102,8 +102,8 @@ def to_text(overlap: Overlap) -> str:
         row = zip((*COLUMNS, "waited"), cells, strict=True)
         line = f"{number:>4}  " + "  ".join(f"{cell:>{max(9, len(n))}.1f}" for n, cell in row)
         lines.append(line + ("  slowest" if number == overlap.straggler else ""))
-    if len(overlap.ranks) > MOST:
-        lines.append(f"      ... and {len(overlap.ranks) - MOST} more, which waited longer")
+    if len(overlap.ranks) > MOST_LINES:
+        lines.append(f"      ... and {len(overlap.ranks) - MOST_LINES} more, which waited longer")
     return "\n".join([*lines, reading(overlap)])
 
 

@@ -80,8 +80,8 @@ def what_matters(entries: Iterable[dict[str, Any]]) -> Iterator[Event]:
 def event_of(entry: dict[str, Any]) -> Event:
     start = chrome.number(entry["ts"])
     end = start + chrome.number(entry.get("dur", 0))
-    own = entry.get("args") or {}
-    args = {name: own[name] for name in ARGS if name in own}
+    arguments = entry.get("args") or {}
+    args = {name: arguments[name] for name in ARGS if name in arguments}
     return Event(sys.intern(entry["name"]), entry["cat"], entry.get("tid"), start, end, args)
 
 
@@ -245,8 +245,8 @@ def _of_thread(
     for index in order:
         if counts[index]:
             yield starts[index], ends[index]
-            own = ends[index] - starts[index] - inside[index]
-            found.note(names[calls.names[index]], max(0.0, own))
+            duration = ends[index] - starts[index] - inside[index]
+            found.note(names[calls.names[index]], max(0.0, duration))
 
 
 def _top(found: Sorted) -> tuple[Operation, ...]:
@@ -276,8 +276,8 @@ def _exposed(events: Iterable[Event], computing: Intervals, window: Intervals) -
     for event in events:
         spans[what_travels(event.args.get("Collective name", event.name))].append(_span(event))
     exposed = {}
-    for kind, own in spans.items():
-        talking = intersect(merge(own), window)
+    for kind, events_here in spans.items():
+        talking = intersect(merge(events_here), window)
         exposed[kind] = (length(talking) - length(intersect(talking, computing))) / 1e3
     return exposed
 

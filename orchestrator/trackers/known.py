@@ -53,8 +53,8 @@ class TensorBoard:
 
     def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
         value = self.summaries.Summary.Value
-        told = [value(tag=name, simple_value=number) for name, number in values.items()]
-        summary = self.summaries.Summary(value=told)
+        summaries = [value(tag=name, simple_value=number) for name, number in values.items()]
+        summary = self.summaries.Summary(value=summaries)
         self.writer.add_event(self.events.Event(wall_time=moment, step=step, summary=summary))
         self.writer.flush()
 
@@ -65,19 +65,19 @@ class TensorBoard:
 class WandB:
     def __init__(self, curves: Curves, **options: Any) -> None:
         wandb = module("wandb", "wandb")
-        own = {"id": curves.id, "resume": "allow", "name": curves.name or None}
+        settings = {"id": curves.id, "resume": "allow", "name": curves.name or None}
         if curves.beside:
-            own["reinit"] = "create_new"
-        self.run, self.axis = wandb.init(**{**own, **options}), curves.axis
+            settings["reinit"] = "create_new"
+        self.run, self.axis = wandb.init(**{**settings, **options}), curves.axis
         if self.axis:  # W&B drops a step that is less than the one before
             self.run.define_metric("*", step_metric=self.axis)
 
     def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
-        told = {**values, "_timestamp": moment}
+        row = {**values, "_timestamp": moment}
         if self.axis:
-            self.run.log({**told, self.axis: step})
+            self.run.log({**row, self.axis: step})
         else:
-            self.run.log(told, step=step)
+            self.run.log(row, step=step)
 
     def close(self) -> None:
         self.run.finish()
@@ -96,12 +96,12 @@ class AcceptedNames:
             parts = re.sub(r"[^\w./ -]", "_", name).split("/")
             plain = "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
             plain = f"_{plain}" if plain.startswith("..") else plain
-            own, number = plain, 1
-            while own in self.taken:
+            candidate, number = plain, 1
+            while candidate in self.taken:
                 number += 1
-                own = f"{plain}_{number}"
-            self.given[name] = own
-            self.taken.add(own)
+                candidate = f"{plain}_{number}"
+            self.given[name] = candidate
+            self.taken.add(candidate)
         return self.given[name]
 
 
@@ -132,11 +132,11 @@ class MLflow:
 
     def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
         at = int(moment * 1e3)
-        told = [
+        metrics = [
             self.entities.Metric(self.names.of(name), number, at, step)
             for name, number in values.items()
         ]
-        self.client.log_batch(self.run, metrics=told)
+        self.client.log_batch(self.run, metrics=metrics)
 
     def close(self) -> None:
         self.client.set_terminated(self.run)
@@ -147,8 +147,8 @@ class Trackio:
     def __init__(self, curves: Curves, **options: Any) -> None:
         trackio = module("trackio", "trackio")
         name = "-".join(word for word in (curves.name, curves.id) if word)
-        own = {"project": "orchestrator", "name": name, "resume": "allow", "embed": False}
-        self.run = trackio.init(**{**own, **options})
+        settings = {"project": "orchestrator", "name": name, "resume": "allow", "embed": False}
+        self.run = trackio.init(**{**settings, **options})
 
     def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
         self.run.log(dict(values), step=step)

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from orchestrator.common.text import Say
 from orchestrator.trackers.known import Opened
 
-WAITING = 10_000  # lines that may wait for a tracker; later ones are left out
-LAST = 60.0  # seconds that the end of a training waits for a tracker
-LOOK = 0.2  # seconds between two looks whether it still takes anything
+WAITING_LINES = 10_000  # that may wait for a tracker; later ones are left out
+LAST_SECONDS = 60.0  # that the end of a training waits for a tracker
+LOOK_SECONDS = 0.2  # between two looks whether it still takes anything
 
 
 class Sending:
@@ -22,7 +22,7 @@ class Sending:
     def __init__(self, name: str, tracker: Opened, say: Say) -> None:
         self.name, self.tracker, self.say = name, tracker, say
         self.lines: queue.Queue[tuple[Mapping[str, float], int, float] | None] = queue.Queue(
-            WAITING
+            WAITING_LINES
         )
         self.left_out = 0
         self.sent = 0
@@ -43,18 +43,18 @@ class Sending:
     @property
     def half_full(self) -> bool:
         """Tell whether much waits already: who can come again later does."""
-        return self.lines.qsize() > WAITING // 2
+        return self.lines.qsize() > WAITING_LINES // 2
 
     def close(self) -> None:
         """Let what waits be sent, for a while; again, it does nothing."""
-        end = time.monotonic() + LAST
+        end = time.monotonic() + LAST_SECONDS
         while self.thread.is_alive() and time.monotonic() < end:
             with contextlib.suppress(queue.Full):  # until it has failed, nobody makes room then
-                self.lines.put(None, timeout=LOOK)
+                self.lines.put(None, timeout=LOOK_SECONDS)
                 break
         self.thread.join(max(0.0, end - time.monotonic()))
         if self.thread.is_alive():
-            self.say(f"WARNING: {self.name} did not take all values within {LAST:g} s")
+            self.say(f"WARNING: {self.name} did not take all values within {LAST_SECONDS:g} s")
 
     def _send(self) -> None:
         try:

@@ -39,7 +39,7 @@ def test_it_grows_no_further_than_it_may(login: Path, monkeypatch: pytest.Monkey
         machines.note(incident(number))
     assert [i.time for i in machines.incidents()] == [2.0, 3.0, 4.0]
     machines.note(Incident("gpu01", 9.0, "j", "e", "lost", "x" * 1000 + "\nmore"))
-    assert machines.incidents()[-1].what == "x" * machines.LONGEST_TEXT
+    assert machines.incidents()[-1].what == "x" * machines.LONGEST_TEXT_CHARACTERS
 
 
 @pytest.mark.parametrize("text", ['{"incidents": 1}', '{"incidents": [1]}', '{"incidents": [{}]}'])

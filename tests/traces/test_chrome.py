@@ -25,7 +25,7 @@ def test_pieces_of_any_size(
     text = text.replace('"aten::漢字 ]}, {"', '"aten::漢字 ]}, \\"{"')
     path = tmp_path / "any name"
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-    monkeypatch.setattr(chrome, "PIECE", piece)
+    monkeypatch.setattr(chrome, "PIECE_BYTES", piece)
     whole = json.loads(text)
     with chrome.opened(path) as trace:
         most = 0
@@ -62,13 +62,13 @@ def test_what_is_cut_off_is_told(tmp_path: Path, text: str, why: str) -> None:
 def test_what_would_fill_the_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chrome, "LARGEST", 1 << 12)
-    monkeypatch.setattr(chrome, "PIECE", 1 << 10)
+    monkeypatch.setattr(chrome, "LARGEST_CHARACTERS", 1 << 12)
+    monkeypatch.setattr(chrome, "PIECE_BYTES", 1 << 10)
     (path := tmp_path / "trace.json").write_text('{"traceEvents": [{"a": "' + "x" * (1 << 16))
     with pytest.raises(UsageError), chrome.opened(path) as trace:
         list(trace.events())
     assert len(trace.text) < 1 << 14
-    monkeypatch.setattr(chrome, "MOST", 1 << 14)
+    monkeypatch.setattr(chrome, "MOST_BYTES", 1 << 14)
     path.write_text('{"traceEvents": [' + '{"a": 1}, ' * 4000)
     with pytest.raises(UsageError, match="unfolds to more than"), chrome.opened(path) as trace:
         list(trace.events())

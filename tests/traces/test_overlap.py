@@ -233,7 +233,7 @@ def test_a_long_table_keeps_those_for_whom_the_others_wait(tmp_path: Path) -> No
         for number in range(40)
     }
     lines = overlap.to_text(overlap.compare(ranks)).splitlines()
-    assert len(lines) == 1 + overlap.MOST + 2
+    assert len(lines) == 1 + overlap.MOST_LINES + 2
     assert lines[1].endswith("slowest")
     assert "24 more" in lines[-2]
 

@@ -33,7 +33,7 @@ class Slow:
 def test_values_wait_for_a_slow_one_and_no_more_than_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sending, "WAITING", 3)
+    monkeypatch.setattr(sending, "WAITING_LINES", 3)
     slow, said = Slow(), list[str]()
     to = Sending("slow", slow, said.append)
     to.log({"loss": 0.0}, 0, 10.0)
@@ -62,7 +62,7 @@ def test_one_that_fails_is_left_alone_and_said_once() -> None:
 
 
 def test_the_end_waits_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "LAST", 0.05)
+    monkeypatch.setattr(sending, "LAST_SECONDS", 0.05)
     slow, said = Slow(), list[str]()
     to = Sending("slow", slow, said.append)
     to.log({"loss": 1.0}, 1)
@@ -75,8 +75,8 @@ def test_the_end_waits_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_end_does_not_wait_for_one_that_failed_with_no_room_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sending, "WAITING", 2)
-    monkeypatch.setattr(sending, "LAST", 1e6)
+    monkeypatch.setattr(sending, "WAITING_LINES", 2)
+    monkeypatch.setattr(sending, "LAST_SECONDS", 1e6)
     slow, said = Slow(), list[str]()
     to = Sending("slow", slow, said.append)
     to.log({"bad": 1.0}, 1)

@@ -266,12 +266,14 @@ def shared_text(device: torch.device) -> Tensor:
     """Return rank 0's text on every rank: nodes' Pythons may differ, but samples must agree."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return as_tensor(library_text())
-    own = as_tensor(library_text()) if dist.get_rank() == 0 else torch.empty(0, dtype=torch.uint8)
-    size = torch.tensor([own.numel()], device=device)
+    text_here = (
+        as_tensor(library_text()) if dist.get_rank() == 0 else torch.empty(0, dtype=torch.uint8)
+    )
+    size = torch.tensor([text_here.numel()], device=device)
     dist.broadcast(size, 0)
     text = torch.empty(int(size), dtype=torch.uint8, device=device)
-    if own.numel():
-        text.copy_(own)
+    if text_here.numel():
+        text.copy_(text_here)
     dist.broadcast(text, 0)
     return text.cpu()
 

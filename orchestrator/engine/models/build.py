@@ -50,9 +50,9 @@ def loss_of(config: Config) -> Loss:
     """Give what computes the sums of a batch: the model itself, or training.loss on both."""
     name = config.training.loss
     if name is not None:
-        own = import_by_name.function("training.loss", name)
+        function = import_by_name.function("training.loss", name)
         return lambda model, batch, _=None: as_sums(
-            own(model, batch), f"training.loss ({name})"
+            function(model, batch), f"training.loss ({name})"
         ).totals()
     giver = f"model.target ({config.model.target})" if config.model.target else config.model.kind
     return lambda model, batch, _=None: as_sums(model(batch), giver).totals()

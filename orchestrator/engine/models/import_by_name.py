@@ -73,10 +73,10 @@ def call(key: str, target: str, args: Mapping[str, Any], **more: Any) -> Any:
         wanted = inspect.Signature(
             [item.replace(annotation=item.empty) for item in signature.parameters.values()]
         )
-        given = ", ".join([*args, *(f"{name}={value!r}" for name, value in more.items())])
+        arguments = ", ".join([*args, *(f"{name}={value!r}" for name, value in more.items())])
         raise UsageError(
             f"{key}.target is {target!r}, which takes {wanted}; it is called with"
-            f" ({given}): {error}",
+            f" ({arguments}): {error}",
             f"change {key}.args, or the function",
         ) from None
     return callee(**args, **more)

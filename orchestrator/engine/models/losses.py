@@ -281,10 +281,10 @@ class HeadLoss(torch.autograd.Function):
         for_weight = torch.zeros_like(weight, dtype=torch.float32) if training else None
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
-            own, target = hidden[rows], targets[rows]
+            kept, target = hidden[rows], targets[rows]
             counted = target != IGNORED
             target = target.where(counted, 0)[:, None]
-            logits = own @ weight.T
+            logits = kept @ weight.T
             if count_correct:
                 correct = correct + ((logits.argmax(1) == target[:, 0]) & counted).sum()
             log = torch.log_softmax(logits, 1, dtype=torch.float32)
@@ -297,7 +297,7 @@ class HeadLoss(torch.autograd.Function):
             slope = slope.to(weight.dtype)
             # Nothing comes from what is not counted: dropped here, where a row has `dim` numbers.
             for_hidden[rows] = (slope @ weight).where(counted[:, None], 0)
-            for_weight += slope.T @ own.where(counted[:, None], 0)
+            for_weight += slope.T @ kept.where(counted[:, None], 0)
         if for_hidden is not None and for_weight is not None:
             ctx.save_for_backward(for_hidden, for_weight.to(weight.dtype))
         ctx.mark_non_differentiable(count, correct)

@@ -111,8 +111,8 @@ class Phases:
         others; as far as the device has come. Computing is NaN where waits hide in it."""
         self._add_up()
         ever = self._ever
-        own = ever["forward_backward"] + ever["optimizer"]
-        return ever["data"], math.nan if self._waits is None else own, ever["exposed_comm"]
+        busy = ever["forward_backward"] + ever["optimizer"]
+        return ever["data"], math.nan if self._waits is None else busy, ever["exposed_comm"]
 
     def _exposed(self) -> contextlib.AbstractContextManager[None]:
         return self("exposed_comm")

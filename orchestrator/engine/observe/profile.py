@@ -155,9 +155,9 @@ class Profile:
         }
 
     def _finish(self, recording: Recording) -> None:
-        own = self._write(recording) if self._profiler is not None else self._problem
+        result = self._write(recording) if self._profiler is not None else self._problem
         self._close()
-        results = self._gather(own)
+        results = self._gather(result)
         if results is None:
             return
         if recording.asked:
@@ -174,9 +174,9 @@ class Profile:
         if self._recording is not None and kind is None:
             self._say(f"the run ended {self._left} steps before its profile was complete: no trace")
         if self.requests.request is not None:
-            why = "failed" if kind is not None else "ended"
+            reason = "failed" if kind is not None else "ended"
             self.requests.tell(
-                asked.FAILED, text=f"the training {why} before its profile was whole"
+                asked.FAILED, text=f"the training {reason} before its profile was whole"
             )
         # After an error the other ranks may be anywhere: nothing is shared.
         self._close()
@@ -211,19 +211,19 @@ class Profile:
                 for rest in directory.glob(f".{name}*"):  # the profiler's .tmp among them
                     rest.unlink()
 
-    def _gather(self, own: Rank | str | None) -> list[Rank | str | None] | None:
+    def _gather(self, result: Rank | str | None) -> list[Rank | str | None] | None:
         """Gather all ranks' results on rank 0; return None on the others."""
         if self._ranks.world == 1:
-            return [own]
+            return [result]
         first = self._ranks.rank == 0
         results: list[Rank | str | None] = [None] * self._ranks.world
-        dist.gather_object(own, results if first else None, dst=0, group=host_group())
+        dist.gather_object(result, results if first else None, dst=0, group=host_group())
         return results if first else None
 
     def _answer(self, recording: Recording, results: list[Rank | str | None]) -> None:
         """Tell the head that asked where the traces are."""
-        without = [(n, why) for n, why in enumerate(results) if isinstance(why, str)]
-        lacking = "; ".join(f"rank {n}: {why}" for n, why in without[:4])
+        without = [(n, reason) for n, reason in enumerate(results) if isinstance(reason, str)]
+        lacking = "; ".join(f"rank {n}: {reason}" for n, reason in without[:4])
         steps = (recording.first, recording.last)
         directory = f"{self._directory.name}/{recording.directory.name}"
         if len(without) == len(results):

@@ -118,7 +118,7 @@ class Child:
 
     def __init__(self, rank: int, count: int, port: int, blob: bytes) -> None:
         self.rank, self.answer = rank, b""
-        self.results, given = os.pipe()
+        self.results, writing = os.pipe()
         env = {
             **os.environ,
             **{"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"},
@@ -128,9 +128,9 @@ class Child:
         }
         env.pop("ORCHESTRATOR_FIRST_WORLD_SIZE", None)  # of a job, whose ranks these are not
         env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-        command = [sys.executable, "-u", "-c", BEGIN, ROOT, str(given)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[given], env=env)
-        os.close(given)
+        command = [sys.executable, "-u", "-c", BEGIN, ROOT, str(writing)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[writing], env=env)
+        os.close(writing)
         assert self.process.stdin is not None
         self.feeding = threading.Thread(target=self._feed, args=(blob,), daemon=True)
         self.feeding.start()  # a large one must not wait for the child's imports
@@ -203,8 +203,8 @@ def child() -> None:
         blob = whole(pipe, size)
     threading.Thread(target=die_with_parent, args=(source,), daemon=True).start()
     result = outcome(blob)
-    with os.fdopen(results, "wb") as given:
-        given.write(result)
+    with os.fdopen(results, "wb") as pipe_here:
+        pipe_here.write(result)
 
 
 def whole(pipe: Any, size: int) -> bytes:

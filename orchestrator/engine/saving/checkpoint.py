@@ -386,8 +386,8 @@ def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks) -> Writers:
             "set checkpoint.directory to a place that every rank can write to",
         )
     members = ranks.neighbours
-    looked = [seen(directory / f".seen_{token}_{rank}") for rank in (0, members[0])]
-    shared, together = everywhere(looked)
+    marks = [seen(directory / f".seen_{token}_{rank}") for rank in (0, members[0])]
+    shared, together = everywhere(marks)
     (directory / mine).unlink()
     if not shared and not together:
         raise CheckFailed(

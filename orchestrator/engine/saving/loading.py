@@ -176,7 +176,7 @@ class InParts:
     def path(self) -> Path | None:
         """Return where this node has that checkpoint, or a part of it."""
         wanted = self.candidate.step, self.candidate.save
-        return next((own.path for own in self.here if (own.step, own.save) == wanted), None)
+        return next((part.path for part in self.here if (part.step, part.save) == wanted), None)
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,7 @@ def newer_than(find: Find, notes: Notes) -> Find:
 # -- what is looked at ----------------------------------------------------------------------------
 
 
-def named(path: str, own: Path | None = None) -> Find:
+def named(path: str, local: Path | None = None) -> Find:
     """Look at a step, a directory of steps, or an experiment.
 
     A node that shares no disk with the head knows experiments by what their jobs left there, beside
@@ -335,7 +335,7 @@ def named(path: str, own: Path | None = None) -> Find:
             return checkpoint_store.resolve(path)
         except UsageError:
             left = [
-                checkpoint for place in left_here(path, own) for checkpoint in in_directory(place)
+                checkpoint for place in left_here(path, local) for checkpoint in in_directory(place)
             ]
             if not left:
                 raise
@@ -344,14 +344,17 @@ def named(path: str, own: Path | None = None) -> Find:
     return find
 
 
-def left_here(name: str, own: Path | None) -> list[Path]:
+def left_here(name: str, local: Path | None) -> list[Path]:
     """List where jobs of an experiment left checkpoints on this node, or a launch brought them."""
-    run = own.parent.parent if own is not None else Path()
+    run = local.parent.parent if local is not None else Path()
     name = Path(name).name
     if run.name != "experiment" or not name:
         return []
     pattern = f"{glob.escape(name)}-*/*/experiment/outputs/checkpoints"
-    return [*sorted(run.parent.parent.parent.glob(pattern)), *([own] if own is not None else [])]
+    return [
+        *sorted(run.parent.parent.parent.glob(pattern)),
+        *([local] if local is not None else []),
+    ]
 
 
 def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Find:

@@ -51,8 +51,8 @@ class Run:
 def new_run(model: nn.Module, *, built_in: bool) -> Run:
     """Name this program's training, the same on all ranks; before the model is sharded."""
     program = "the built-in engine" if built_in else Path(sys.argv[0]).name or "python"
-    own = Run(secrets.token_hex(8), program, socket.gethostname(), os.getpid(), shape_of(model))
-    return gather(own)[0]
+    run = Run(secrets.token_hex(8), program, socket.gethostname(), os.getpid(), shape_of(model))
+    return gather(run)[0]
 
 
 def shape_of(model: nn.Module) -> str:
@@ -76,8 +76,8 @@ def later_than(latest: int) -> int:
     """
     launched = re.findall(r"_([0-9]{8})_([0-9]{6})(?=[-/]|$)", os.environ.get(EXPERIMENT, ""))
     number = min(attempt(), MOST_ATTEMPTS - 1)
-    own = int("".join(launched[-1])) * MOST_ATTEMPTS + number if launched else 0
-    return max(own, latest + 1)
+    number_here = int("".join(launched[-1])) * MOST_ATTEMPTS + number if launched else 0
+    return max(number_here, latest + 1)
 
 
 def attempt() -> int:

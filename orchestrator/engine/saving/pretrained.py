@@ -42,11 +42,11 @@ def load(model: nn.Module, path: Path) -> None:
     kept = contents(path)
     stored = [place.name for places in kept.values() for place in places]
     tensors, missing = dict[str, Tensor](), []
-    for tensor, own in names_of(model).items():
-        if name := next((name for name in own if name in stored), None):
+    for tensor, targets in names_of(model).items():
+        if name := next((name for name in targets if name in stored), None):
             tensors[name] = tensor
         else:
-            missing.append(own[0])
+            missing.append(targets[0])
     if missing:
         raise CheckFailed(
             f"{path} lacks {len(missing)} of the model's tensors, such as {missing[0]}",

@@ -38,10 +38,10 @@ def state_dict(model: nn.Module) -> dict[str, Any]:
     return _gathered(plain_names.state_dict(model))
 
 
-def _gathered(own: Mapping[str, Any]) -> dict[str, Any]:
+def _gathered(local: Mapping[str, Any]) -> dict[str, Any]:
     state: dict[str, Any] = {}
     copies: dict[int, Tensor] = {}
-    for name, value in own.items():
+    for name, value in local.items():
         if not isinstance(value, Tensor):
             state[name] = value
             continue
@@ -137,8 +137,10 @@ def _write_adapter(model: Any, path: Path) -> None:
         for name, parameter in plain_names.parameters(model, every=True)
         if parameter.requires_grad or adapters & set(name.split("."))
     }
-    own = {name: value for name, value in plain_names.state_dict(model).items() if name in trained}
-    state = _gathered(own)
+    adapter = {
+        name: value for name, value in plain_names.state_dict(model).items() if name in trained
+    }
+    state = _gathered(adapter)
     inner: Any = plain_names.inner(model)
     on_first(path, lambda: inner.save_pretrained(path, state_dict=state))
 
@@ -266,8 +268,8 @@ def parts_of(entries: Sequence[Place]) -> dict[str, list[Place]]:
     if len(parts) == 1:
         return {WEIGHTS: parts[0]}
     return {
-        f"model-{number:05d}-of-{len(parts):05d}.safetensors": own
-        for number, own in enumerate(parts, 1)
+        f"model-{number:05d}-of-{len(parts):05d}.safetensors": part
+        for number, part in enumerate(parts, 1)
     }
 
 
@@ -289,15 +291,17 @@ def write_texts(directory: Path, texts: Mapping[str, str]) -> None:
 def adapters_of(model: Any) -> dict[str, Any]:
     """Return the configs of the adapters that peft has put into a model; of any other, nothing."""
     configs = getattr(model, "peft_config", None)
-    own = isinstance(configs, Mapping) and hasattr(model, "save_pretrained")
-    return {**configs} if own and configs is not None else {}
+    writes_itself = isinstance(configs, Mapping) and hasattr(model, "save_pretrained")
+    return {**configs} if writes_itself and configs is not None else {}
 
 
 def configs_of(model: Any, class_name: str) -> dict[str, str]:
     """Give the texts of config.json, generation_config.json and what belongs to them by their
     names, as the model's own config writes them; nothing for a model that has none."""
-    for own in adapters_of(model).values():
-        return _texts_of(own)  # with the base model's, from_pretrained would look for its weights
+    for adapter in adapters_of(model).values():
+        return _texts_of(
+            adapter
+        )  # with the base model's, from_pretrained would look for its weights
     config: Any = getattr(model, "config", None)
     if hasattr(config, "save_pretrained"):
         config.architectures = [class_name]

@@ -98,12 +98,12 @@ def difference(
         }
         for group in groups:
             for first, other in itertools.pairwise(rank for rank in group if rank in did):
-                own, their = did[first], did[other]
-                index = next((i for i in own if own[i] != their.get(i, own[i])), None)
+                mine, their = did[first], did[other]
+                index = next((i for i in mine if mine[i] != their.get(i, mine[i])), None)
                 if index is not None:
                     return JobFailed(
                         "the ranks use different blocks of the model, and would wait for each other"
-                        f" forever: rank {first} {own[index]} where rank {other} {their[index]}",
+                        f" forever: rank {first} {mine[index]} where rank {other} {their[index]}",
                         fix,
                     )
     return None

@@ -96,16 +96,16 @@ def kept_whole(modules: Sequence[nn.Module]) -> set[nn.Parameter]:
     seen: set[nn.Parameter] = set()
     whole: set[nn.Parameter] = set()
     for module in modules:
-        own = [parameter for parameter in module.parameters() if parameter not in seen]
-        seen.update(own)
-        fit = [p for p in own if p.dim() and p.numel() and p.is_floating_point()]
+        parameters = [parameter for parameter in module.parameters() if parameter not in seen]
+        seen.update(parameters)
+        fit = [p for p in parameters if p.dim() and p.numel() and p.is_floating_point()]
         sizes: Counter[torch.dtype] = Counter()
         for parameter in fit:
             sizes[parameter.dtype] += parameter.numel() * parameter.requires_grad
         usual = sizes.most_common(1)[0][0] if sizes else None
         # A group of FSDP's has one dtype, of all that is trained in it.
         usual_ones = {p for p in fit if p.dtype == usual or not p.requires_grad}
-        whole.update(parameter for parameter in own if parameter not in usual_ones)
+        whole.update(parameter for parameter in parameters if parameter not in usual_ones)
     return whole
 
 

@@ -140,9 +140,9 @@ class Comparison:
         if self.problem:
             say(f"WARNING: the copies of the weights are not compared any more: {self.problem}")
             self.problem, self.over = "", True
-        own = next((one for one in self.found if self.ranks.rank in one.odd), None)
-        if own is not None:
-            raise JobFailed(in_words(own, self.ranks, self.equal, self.found_at), FIX)
+        odd = next((one for one in self.found if self.ranks.rank in one.odd), None)
+        if odd is not None:
+            raise JobFailed(in_words(odd, self.ranks, self.equal, self.found_at), FIX)
 
     def finish(self, say: Say) -> None:
         """Wait for the last one: nobody leaves with weights that are not equal."""
@@ -163,15 +163,15 @@ class Comparison:
         try:
             if ready is not None:
                 ready.synchronize()
-            own = hashes.cpu()
-            total = hash_there(own)[None]
+            local = hashes.cpu()
+            total = hash_there(local)[None]
             totals = [torch.empty_like(total) for _ in range(self.ranks.world)]
             dist.all_gather(totals, total, group=self.group)
             values = [int(value) for value in totals]
             if all(len({values[rank] for rank in some}) == 1 for some in self.copies):
                 self.equal = step
                 return
-            everyone = gather(own.tolist(), self.group)
+            everyone = gather(local.tolist(), self.group)
             found = differences(names, everyone, self.copies)
             try:
                 self.distrust(self.equal)

@@ -44,9 +44,9 @@ def gather_others_as_they_are(model: nn.Module) -> None:
 def choose(group: Any, init_dtypes: Callable[[], None]) -> None:
     init_dtypes()
     if group._reduce_dtype is None:  # all of it is frozen, and may be unfrozen later
-        own = {(p.orig_dtype, p.reduce_dtype) for p in group.fsdp_params}
-        if len(own) == 1:
-            ((group._orig_dtype, group._reduce_dtype),) = own  # the first until torch 2.14
+        dtypes = {(p.orig_dtype, p.reduce_dtype) for p in group.fsdp_params}
+        if len(dtypes) == 1:
+            ((group._orig_dtype, group._reduce_dtype),) = dtypes  # the first until torch 2.14
     for parameter in group.fsdp_params:
         info = parameter._module_info
         users = (info.module, *info.shared_modules)
@@ -72,9 +72,9 @@ def equal_gradients(group: Any) -> None:
     wanted = group.mp_policy.reduce_dtype or torch.float32
     for parameter, whole in kept:
         if whole.grad is not None:
-            own = whole.grad.to(wanted)
+            gradient = whole.grad.to(wanted)
             before = parameter.unsharded_accumulated_grad
-            parameter.unsharded_accumulated_grad = own if before is None else before + own
+            parameter.unsharded_accumulated_grad = gradient if before is None else before + gradient
             whole.grad = None
 
 
@@ -83,5 +83,5 @@ def has_sum(parameter: Any) -> bool:
 
 
 def dtypes_of(parameter: Any, whole: Tensor) -> list[torch.dtype]:
-    own = [whole.grad.dtype] if whole.grad is not None else []
-    return own + ([parameter.unsharded_accumulated_grad.dtype] if has_sum(parameter) else [])
+    dtypes = [whole.grad.dtype] if whole.grad is not None else []
+    return dtypes + ([parameter.unsharded_accumulated_grad.dtype] if has_sum(parameter) else [])

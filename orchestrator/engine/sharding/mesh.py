@@ -373,21 +373,21 @@ def as_forward(model: nn.Module, compute: Callable[[nn.Module], T]) -> T:
         return computed
     if not isinstance(model, DistributedDataParallel):
         return compute(model)
-    own = model.module
+    inner = model.module
 
     def instead(call: Callable[[], T]) -> T:
-        del own.forward  # from here on it is the user's again
+        del inner.forward  # from here on it is the user's again
         if before is not None:
-            own.forward = before
+            inner.forward = before
         return call()
 
-    before = vars(own).get("forward")  # of a model whose activations are computed again
-    own.forward = instead
+    before = vars(inner).get("forward")  # of a model whose activations are computed again
+    inner.forward = instead
     try:
-        result: T = model(functools.partial(compute, own))
+        result: T = model(functools.partial(compute, inner))
     finally:
-        if vars(own).get("forward") is instead:  # it was not even called
-            del own.forward
+        if vars(inner).get("forward") is instead:  # it was not even called
+            del inner.forward
     return result
 
 
@@ -438,7 +438,7 @@ def bare(model: nn.Module) -> nn.Module:
 def plain_class(model: nn.Module) -> type:
     """Return the class that the user wrote: sharding a model gives it a new one."""
     classes = type(plain_names.inner(model)).__mro__
-    return next(own for own in classes if not issubclass(own, FSDPModule))
+    return next(plain for plain in classes if not issubclass(plain, FSDPModule))
 
 
 # -- what a rank has of a tensor ------------------------------------------------------------------

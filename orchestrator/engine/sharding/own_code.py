@@ -159,7 +159,7 @@ class Changes:
             return
         same = (parameter.sharded_param, parameter._unsharded_param)
         named = plain_names.parameters(self.model)
-        name = next(name for name, own in named if any(own is one for one in same))
+        name = next(name for name, value in named if any(value is one for one in same))
         raise UsageError(
             f"{name} was changed in the forward, which would be lost under sharding",
             f"change it in a hook on_step_end=, with torch.no_grad(); {WHOLE}",

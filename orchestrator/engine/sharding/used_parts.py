@@ -119,11 +119,11 @@ class UsedParts:
         Gives a number that stands for what was used, unless ranks may differ in it.
         """
         number = self.order.end_step()
-        own = [p for p in self.model.parameters() if isinstance(p, DTensor)]
-        used = torch.tensor([id(parameter) in self.parameters for parameter in own]).int()
+        sharded = [p for p in self.model.parameters() if isinstance(p, DTensor)]
+        used = torch.tensor([id(parameter) in self.parameters for parameter in sharded]).int()
         if self.differ:
             dist.all_reduce(used, dist.ReduceOp.MAX, group=host_group())
-        for parameter, kept in zip(own, used.tolist(), strict=True):
+        for parameter, kept in zip(sharded, used.tolist(), strict=True):
             if not kept:
                 parameter.grad = None
         self.parameters.clear()

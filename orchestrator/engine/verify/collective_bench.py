@@ -222,11 +222,11 @@ def measure(world: World, teams: list[Team], largest: int, seconds: float) -> Re
     for left, (collective, team) in zip(range(len(todo), 0, -1), todo, strict=True):
         share = world.most(max(0.0, deadline - time.monotonic())) / left
         began = len(results.rows)
-        why = grow(world, collective, team, largest, share, results)
+        reason = grow(world, collective, team, largest, share, results)
         rows = results.rows[began:]
         world.say(line(collective, team, rows))
-        if why and why not in results.notes:
-            results.notes.append(why)
+        if reason and reason not in results.notes:
+            results.notes.append(reason)
     results.rows.append(barrier(world))
     return results
 

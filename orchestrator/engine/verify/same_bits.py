@@ -24,8 +24,8 @@ Case = Callable[[], Tensor]
 def cases(device: torch.device) -> dict[str, Case]:
     """Name what is computed; the operands are drawn on the CPU, the same everywhere."""
     size = GPU if device.type == "cuda" else CPU
-    own = torch.Generator().manual_seed(SEED)
-    a, b = (torch.randn(size, size, generator=own).to(device) for _ in range(2))
+    generator = torch.Generator().manual_seed(SEED)
+    a, b = (torch.randn(size, size, generator=generator).to(device) for _ in range(2))
 
     def product(dtype: torch.dtype) -> Case:
         left, right = a.to(dtype), b.to(dtype)

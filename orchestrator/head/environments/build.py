@@ -65,21 +65,21 @@ def make(reached: Sequence[Reached], wanted: Wanted, say: Say) -> list[Outcome]:
     kinds = [state if isinstance(state, OrchestratorError) else kind_of(state) for state in states]
     pairs = zip(reached, kinds, strict=True)
     known = [(node, kind) for node, kind in pairs if isinstance(kind, Kind)]
-    looks = [
+    questions = [
         LookAtEnvironment(key=key_of(wanted, kind), root=wanted.root, name=wanted.name)
         for _, kind in known
     ]
-    found = fleet.ask([node for node, _ in known], looks, ANSWER_SECONDS)
+    found = fleet.ask([node for node, _ in known], questions, ANSWER_SECONDS)
     outcomes: dict[str, Outcome] = {}
     todo: dict[str, list[tuple[Reached, Kind, str]]] = {}
-    for (node, kind), look, state in zip(known, looks, found, strict=True):
+    for (node, kind), question, state in zip(known, questions, found, strict=True):
         name = node.node.name
         if isinstance(state, OrchestratorError):
             outcomes[name] = Outcome(name, problem=str(state), lost=True)
         elif state.packages is not None:
             outcomes[name] = Outcome(name, state.path, state.packages)
         else:
-            todo.setdefault(look.key, []).append((node, kind, state.path))
+            todo.setdefault(question.key, []).append((node, kind, state.path))
     for node, refused in zip(reached, kinds, strict=True):
         if isinstance(refused, OrchestratorError):
             outcomes[node.node.name] = Outcome(node.node.name, problem=str(refused), lost=True)

@@ -112,5 +112,7 @@ def keep_hashes(pinned: str, allowed: Hashes, what: str) -> str:
                 "do not install it before you know why; after an intended change, write the file's"
                 " hashes anew (uv pip compile --generate-hashes, pip hash WHEEL)",
             )
-        lines.append(" ".join([HASH.sub("", line).strip(), *(f"--hash={each}" for each in hashes)]))
+        lines.append(
+            " ".join([HASH.sub("", line).strip(), *(f"--hash={digest}" for digest in hashes)])
+        )
     return "\n".join(lines) + "\n"

@@ -31,9 +31,9 @@ from orchestrator.head.environments.requirements import (
 from orchestrator.head.transfer import index
 
 UV_GLIBC = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)  # the platforms that uv has names for
-LONGEST = 3600.0  # seconds for a download
+LONGEST_SECONDS = 3600.0  # for a download
 LAST_LINES = 8
-UNUSED = 30 * 86400.0  # seconds after which downloads are old
+UNUSED_SECONDS = 30 * 86400.0  # after which downloads are old
 LOCKED = "locked.txt"
 PINNED = "pinned.txt"  # exact versions, with hashes
 BUILD = (
@@ -95,7 +95,7 @@ def run(words: Sequence[str], what: str) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=LONGEST,
+            timeout=LONGEST_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -117,14 +117,14 @@ def pip(*words: str) -> list[str]:
 def uv_for(machine: str, libc: str, sources: Requirements) -> Path | None:
     """Return uv's program for such a machine, downloaded once; None where it cannot be had."""
     musl = not libc.startswith("glibc")
-    own = cache() / "uv" / f"{machine}-{'musl' if musl else 'glibc'}"
-    program = own / "uv"
+    directory = cache() / "uv" / f"{machine}-{'musl' if musl else 'glibc'}"
+    program = directory / "uv"
     if program.exists():
         return program
     tags = [f"musllinux_1_1_{machine}"] if musl else [f"manylinux2014_{machine}"]
     tags += [] if musl else [f"manylinux_2_17_{machine}", f"manylinux_2_28_{machine}"]
     words = [word for tag in tags for word in ("--platform", tag)]
-    new = fresh(own)
+    new = fresh(directory)
     try:
         options = ("--no-deps", "--only-binary=:all:", *words, "-d", str(new))
         run(pip("download", *options, *where(sources), "uv"), "uv cannot be downloaded")
@@ -134,7 +134,7 @@ def uv_for(machine: str, libc: str, sources: Requirements) -> Path | None:
             (new / "uv").write_bytes(archive.read(name))
         (new / "uv").chmod(0o755)
         wheel.unlink()
-        put_in_place(new, own)
+        put_in_place(new, directory)
     except (CheckFailed, ValueError, OSError, zipfile.BadZipFile):
         shutil.rmtree(new, ignore_errors=True)
         return None
@@ -187,13 +187,13 @@ def put_in_place(new: Path, path: Path) -> None:
 def wheels_for(kind: Kind, key: str, sources: Requirements, say: Say) -> Path:
     """Download the wheels for one kind of node, unless they are here from an earlier call."""
     how = "index" if sources.from_index else "wheels"
-    own = cache() / how / f"{key}-{kind.libc.replace(' ', '-')}"
-    if own.is_dir():
-        os.utime(own)  # those that nobody used for a while are pruned
-        return own
+    directory = cache() / how / f"{key}-{kind.libc.replace(' ', '-')}"
+    if directory.is_dir():
+        os.utime(directory)  # those that nobody used for a while are pruned
+        return directory
     say(f"{kind}: {'resolves' if sources.from_index else 'downloads'} {sources.file}")
     what = f"the requirements of {sources.file} cannot be met for {kind}"
-    new = fresh(own)
+    new = fresh(directory)
     try:
         pinned, options = pins(kind, sources, new, what)
         if Path(pinned).parent == new:  # else it is the user's own file, with hashes or without
@@ -212,11 +212,11 @@ def wheels_for(kind: Kind, key: str, sources: Requirements, say: Say) -> Path:
         program = uv_for(kind.machine, kind.libc, sources)
         if program is not None:
             shutil.copy(program, new / "uv")
-        put_in_place(new, own)
+        put_in_place(new, directory)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
-    return own
+    return directory
 
 
 def pins(kind: Kind, sources: Requirements, new: Path, what: str) -> tuple[str, list[str]]:
@@ -271,6 +271,6 @@ def prune(now: float) -> int:
     freed: list[int] = []
     for how in ("index", "wheels"):
         for path in (cache() / how).glob("*"):
-            if path.is_dir() and now - path.stat().st_mtime > UNUSED:
+            if path.is_dir() and now - path.stat().st_mtime > UNUSED_SECONDS:
                 files.delete(path, freed.append)
     return sum(freed)

@@ -31,9 +31,9 @@ def conclude(
     state, code = state_of(job, unreached=bool(unreached))
     cause = None
     if state == "stopped":
-        why = next((node.ended.why for node in job.nodes if node.ended and node.ended.why), "")
-        why = scheduler(job.record) or why or verdict.STOPPED_BY_USER
-        cause = verdict.stopped(why, time.time())
+        reason = next((node.ended.why for node in job.nodes if node.ended and node.ended.why), "")
+        reason = scheduler(job.record) or reason or verdict.STOPPED_BY_USER
+        cause = verdict.stopped(reason, time.time())
     elif state not in ("done", RESIZED):
         cause = cause_of(job)
     now = time.time()

@@ -135,16 +135,16 @@ class FollowedJob:
             what = f"it lost the others ({what[:100]})" if failure.echo else what
             self.say(f"{failure.who}: {what}; ending the job everywhere")
 
-    def give_up_on(self, node: NodeState, why: str, when: float) -> None:
+    def give_up_on(self, node: NodeState, reason: str, when: float) -> None:
         self.end.outcome = Outcome.LOST
-        self.failures.append(node.failure(when, "lost", why))
-        self.say(f"{node.who}: {why}; ending the job everywhere")
+        self.failures.append(node.failure(when, "lost", reason))
+        self.say(f"{node.who}: {reason}; ending the job everywhere")
         self.end_all(f"node {node.record.index} was lost", PEER_GRACE)
 
-    def end_all(self, why: str, grace: float) -> None:
+    def end_all(self, reason: str, grace: float) -> None:
         self.end.ordered(grace, time.monotonic())
         for follower in self.at_work:
-            follower.end(why, grace)
+            follower.end(reason, grace)
 
     # -- its machines ------------------------------------------------------------------------
 

@@ -19,7 +19,9 @@ from enum import Enum
 
 from orchestrator.protocol.timing import HEARSAY
 
-END_LIMIT = 30.0  # beyond its grace, a node that was asked to end has this long to confirm it
+END_LIMIT_SECONDS = (
+    30.0  # beyond its grace, a node that was asked to end has this long to confirm it
+)
 
 
 class Outcome(Enum):
@@ -44,9 +46,9 @@ class JobEnd:
     def open(self) -> bool:
         return self.outcome is Outcome.OPEN
 
-    def fail(self, why: str, now: float, *, certain: bool = False) -> None:
+    def fail(self, reason: str, now: float, *, certain: bool = False) -> None:
         self.outcome = Outcome.FAILED
-        self.order_at, self.order_why = now + (0.0 if certain else HEARSAY), why
+        self.order_at, self.order_why = now + (0.0 if certain else HEARSAY), reason
 
     def order_is_due(self, now: float) -> bool:
         return now >= self.order_at
@@ -54,7 +56,7 @@ class JobEnd:
     def ordered(self, grace: float, now: float) -> None:
         """Note that every node has been ordered to end."""
         self.order_at = float("inf")
-        self.give_up_at = now + grace + END_LIMIT
+        self.give_up_at = now + grace + END_LIMIT_SECONDS
 
     def gives_up(self, now: float) -> bool:
         return now > self.give_up_at

@@ -29,7 +29,7 @@ from orchestrator.protocol.events import Event
 from orchestrator.records.outcome import SlowRank
 
 CONTAINER_SECONDS = 10.0  # a daemon that starts anew keeps its containers, and lets nobody in
-CLOCK_IS_OFF = 2.0  # seconds: worth a word, because the log's own times will mislead
+CLOCK_IS_OFF_SECONDS = 2.0  # worth a word, because the log's own times will mislead
 
 
 class Reports:
@@ -168,8 +168,8 @@ class Reports:
 
     def rank_done(self, node: NodeState, rank: int, when: float) -> None:
         # It closes its connections between its last line and its end: others may fail before that.
-        why = "ended with exit code 0 while others waited for it"
-        self.job.failures.append(node.failure(when, "ended_early", why, rank))
+        reason = "ended with exit code 0 while others waited for it"
+        self.job.failures.append(node.failure(when, "ended_early", reason, rank))
 
     def rank_ended(self, node: NodeState, event: events.RankEnded, when: float) -> None:
         if event.code == 0:
@@ -192,14 +192,14 @@ class Reports:
             )
 
     def set_clock(self, node: NodeState, offset: float) -> None:
-        if abs(offset) > CLOCK_IS_OFF and abs(offset - node.clock) > CLOCK_IS_OFF:
+        if abs(offset) > CLOCK_IS_OFF_SECONDS and abs(offset - node.clock) > CLOCK_IS_OFF_SECONDS:
             what = f"{abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}"
             self.job.say(
                 f"the clock of node {node.record.index} is {what}; its times are corrected"
             )
         node.clock = offset
-        noted = offset if abs(offset) > CLOCK_IS_OFF else 0.0
-        if abs(noted - node.record.clock) > CLOCK_IS_OFF:
+        noted = offset if abs(offset) > CLOCK_IS_OFF_SECONDS else 0.0
+        if abs(noted - node.record.clock) > CLOCK_IS_OFF_SECONDS:
             node.record = replace(node.record, clock=noted)
             self.job.changed = True
 

@@ -54,7 +54,7 @@ MOST_IDLE = 3  # attempts in a row without progress
 ALIVE_SECONDS = 120.0  # an attempt whose steps are unknown has got somewhere when it ran so long,
 YOUNG_SECONDS = 900.0  # but not if the one before met the same at the same age, before this one:
 SAME_AGE = 0.1  # by so much of it the two may differ; it takes as long to load each time
-MOMENTS = 120.0  # seconds in which an attempt whose steps are unknown shows that it can run
+MOMENTS_SECONDS = 120.0  # in which an attempt whose steps are unknown shows that it can run
 REST_SECONDS = 600.0  # before a node is tried again; doubled each time
 MOST_STRIKES = 3
 MORE_NODES = "more nodes were free"  # said by a head that has taken over in between
@@ -112,8 +112,8 @@ class Restarts:
 
     def refusal(self, node: Node | NodeRecord) -> str:
         """Say why a node is not even asked to join, in words after its name."""
-        if why := cordons.words_of(node, cordons.read()):
-            return f"is cordoned ({why})"
+        if reason := cordons.words_of(node, cordons.read()):
+            return f"is cordoned ({reason})"
         return self.rests(node.name)
 
     def after(
@@ -196,8 +196,8 @@ def decide(attempts: Sequence[Attempt], allowed: int) -> Decision:
     """Decide what follows the last of these attempts, where so many restarts are allowed."""
     last = attempts[-1]
 
-    def end(why: str, verdict: Verdict | None = last.verdict) -> Decision:
-        return Decision(False, why, verdict)
+    def end(reason: str, verdict: Verdict | None = last.verdict) -> Decision:
+        return Decision(False, reason, verdict)
 
     if last.state not in ("failed", "lost"):
         return end(f"it is {last.state}")
@@ -242,8 +242,8 @@ def because(attempt: Attempt) -> str:
     if kind_of(attempt) == "lost" and node is not None:
         return f"node {node} lost"
     if kind_of(attempt) == "start":
-        why = verdict.message.partition("\n")[0]
-        return f"{what}: {why[:MOST_WORDS]}" if why else what
+        reason = verdict.message.partition("\n")[0]
+        return f"{what}: {reason[:MOST_WORDS]}" if reason else what
     if rank is not None:
         return f"{what}: rank {rank} on node {node}"
     return what if node is None else f"{what}: node {node}"
@@ -304,7 +304,7 @@ def in_vain(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, list[str]]]:
         joined = [name for name in attempt.nodes if name not in before.nodes]
         if before.state == RESIZED and joined and attempt.state in ("failed", "lost"):
             if attempt.step is None or before.step is None:
-                moved = attempt.alive >= MOMENTS
+                moved = attempt.alive >= MOMENTS_SECONDS
             else:
                 moved = attempt.step > before.step
             if not moved:

@@ -230,20 +230,20 @@ class Run:
         waits = self.record.launch.on_node_loss != "stop"
         for node in self.job.nodes:
             away, gone = node.away, node.outside > CONTAINER_SECONDS
-            why = f"no connection for {away:.0f} s ({node.lost_why})"
+            reason = f"no connection for {away:.0f} s ({node.lost_why})"
             # A cause from when it was last heard of: before what its silence did to others.
             since = time.time() - away
             late = away > max(limit, 2 * node.awaited)
             if (late or (gone and not waits)) and self.end.open:
                 if not waits:
-                    self.job.give_up_on(node, why, since)
+                    self.job.give_up_on(node, reason, since)
                 else:
                     node.awaited = away
-                    self.job.say(f"{node.who}: {why}; still waiting (--on-node-loss wait)")
+                    self.job.say(f"{node.who}: {reason}; still waiting (--on-node-loss wait)")
             too_long = not self.end.open and (gone or node.unheard > limit)
             given_up = self.end.gives_up(now) or too_long
             if given_up and not node.given_up and away and self.end.outcome is not Outcome.LOST:
-                self.job.failures.append(node.failure(since, "lost", why))
+                self.job.failures.append(node.failure(since, "lost", reason))
             node.given_up = node.given_up or given_up
 
     def is_cut_off(self) -> bool:

@@ -30,8 +30,8 @@ def stop_job(
     ssh: Transport, record: JobRecord, nodes: Sequence[NodeRecord], grace: float
 ) -> list[Receipt]:
     def stop(node: NodeRecord) -> tuple[StopReceipt, ...]:
-        wait, why = grace + PROOF_SECONDS, verdict.STOPPED_BY_USER
-        order = Stop(job=record.job, node=node.index, why=why, grace=grace, wait=wait)
+        wait, reason = grace + PROOF_SECONDS, verdict.STOPPED_BY_USER
+        order = Stop(job=record.job, node=node.index, why=reason, grace=grace, wait=wait)
         return (ask_once(ssh, node, order, wait + 20),)
 
     started = time.monotonic()

@@ -248,15 +248,24 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> Verdict | None:
         return None
     if first.distance == LEFT and is_of_ranks(first):
         first = replace(first, kind="link")
-    own = {f.rank: f for f in failures if f.distance == OWN and f.rank not in (None, first.rank)}
-    same = [f for f in own.values() if f.message == first.message and first.distance == OWN]
-    also = [f for f in own.values() if f not in same]
+    first_failures = {
+        f.rank: f for f in failures if f.distance == OWN and f.rank not in (None, first.rank)
+    }
+    same = [
+        f for f in first_failures.values() if f.message == first.message and first.distance == OWN
+    ]
+    also = [f for f in first_failures.values() if f not in same]
     if failure_kinds.HIDES.search(first.message) or failure_kinds.OWN_FILE.search(first.message):
         first = replace(first, kind="exception")
-    elif same and not also and ended_badly <= len(own) + 1 and "No module named" in first.message:
+    elif (
+        same
+        and not also
+        and ended_badly <= len(first_failures) + 1
+        and "No module named" in first.message
+    ):
         # No machine's fault: none of them is named in its history, or given up for a spare.
         first = replace(first, kind="exception", fix=failure_kinds.EVERYWHERE)
-    known = len(own) + (first.rank is not None and first.kind != "ended_early")
+    known = len(first_failures) + (first.rank is not None and first.kind != "ended_early")
     of_first = {field.name: getattr(first, field.name) for field in fields(Cause)}
     of_first["message"] = printable(first.message)  # pages and notices have no use for its colours
     of_first["fix"] = first.fix or failure_kinds.fix_of(first.kind, first.message)
@@ -269,12 +278,12 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> Verdict | None:
     )
 
 
-def stopped(why: str, time: float) -> Verdict:
-    return _without_a_node("stopped", why, time)
+def stopped(reason: str, time: float) -> Verdict:
+    return _without_a_node("stopped", reason, time)
 
 
-def not_started(why: str, time: float) -> Verdict:
-    return _without_a_node(failure_kinds.of_text(why) or "start", why, time)
+def not_started(reason: str, time: float) -> Verdict:
+    return _without_a_node(failure_kinds.of_text(reason) or "start", reason, time)
 
 
 def _without_a_node(kind: str, message: str, time: float) -> Verdict:

@@ -44,7 +44,7 @@ class Removal:
 
     def ended(self, how: str) -> dict[str, str]:
         """Return those that ended so, each with the reason."""
-        return {name: why for name, (action, why) in self.outcomes.items() if action == how}
+        return {name: reason for name, (action, reason) in self.outcomes.items() if action == how}
 
     def go(self, seen: Callable[[int], None] = lambda _: None) -> None:
         """Remove all that goes; `seen` hears of bytes that are gone."""
@@ -77,8 +77,8 @@ class Removal:
         self.outcomes[name] = REMOVED, ""
         if problems:
             more = f", and {len(problems) - 1} more" if problems[1:] else ""
-            why = f"some of it could not be deleted: {shown(problems[0])}{more}"
-            self.outcomes[name] = FAILED, why
+            reason = f"some of it could not be deleted: {shown(problems[0])}{more}"
+            self.outcomes[name] = FAILED, reason
 
     @contextlib.contextmanager
     def _noted(self, name: str) -> Iterator[None]:
@@ -101,7 +101,7 @@ class Removal:
         """
         from orchestrator.head.prune import nodes
 
-        shared = {entry.record.job for entry, why in self.plan.decided if why is not None}
+        shared = {entry.record.job for entry, reason in self.plan.decided if reason is not None}
         cleaned = [entry for entry in batch if entry.record.job not in shared]
         records = [entry.record for entry in cleaned]
         answers, silent = nodes.ask(Remove, records, self.ssh_config, NODES_SECONDS)
@@ -112,8 +112,8 @@ class Removal:
                 run = (entry.record.job, node.index)
                 if run in silent:
                     self.unreached[node.name] = silent[run]
-                if why := silent.get(run) or problems.get(run):
-                    self.outcomes.setdefault(entry.name, (FAILED, f"on node {node.name}: {why}"))
+                if reason := silent.get(run) or problems.get(run):
+                    self.outcomes.setdefault(entry.name, (FAILED, f"on node {node.name}: {reason}"))
 
 
 # -- one of them -------------------------------------------------------------------------------

@@ -40,11 +40,11 @@ OUTPUT = "slurm.out"  # what the head prints, of all attempts
 LOOK_SECONDS = 0.2  # between two looks at the files
 ASK_SECONDS = 5.0  # between two questions to Slurm's controller, which has many to answer
 REQUEUE_SECONDS = 60.0  # for Slurm to end what is queued again
-MARGIN = 90  # seconds beyond the ranks' grace: the last step, and the checkpoint after it
-EARLY = 60  # seconds by which Slurm's signal may come sooner
+MARGIN_SECONDS = 90  # seconds beyond the ranks' grace: the last step, and the checkpoint after it
+EARLY_SECONDS = 60  # seconds by which Slurm's signal may come sooner
 LEAST_SECONDS = 60.0  # that an attempt has to run, else the next one gets no further either
-KILL_LIMIT = 60.0  # scancel takes KillWait, 30 s where nobody changed it
-SEEN_WITHIN = 10.0  # until a file of another machine shows up on a shared disk
+KILL_LIMIT_SECONDS = 60.0  # scancel takes KillWait, 30 s where nobody changed it
+SEEN_WITHIN_SECONDS = 10.0  # until a file of another machine shows up on a shared disk
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class SlurmBackend(SshBackend):
         return SrunTransport(record.slurm_job)
 
     def settle(
-        self, experiment: Experiment, record: JobRecord, patience: float = SEEN_WITHIN
+        self, experiment: Experiment, record: JobRecord, patience: float = SEEN_WITHIN_SECONDS
     ) -> JobRecord:
         """Conclude the record of a job that Slurm ended before its head could."""
         if record.over or record.slurm_job is None:
@@ -141,13 +141,15 @@ class SlurmBackend(SshBackend):
         if not entry.over or record.over or experiment.lock() is not None:
             return record
         now = time.time()
-        why = f"Slurm's job {record.slurm_job} is {entry}"
+        reason = f"Slurm's job {record.slurm_job} is {entry}"
         if entry.state == "CANCELLED":
-            conclusion, state, code = verdict.stopped(why, now), "stopped", EXIT_STOPPED
+            conclusion, state, code = verdict.stopped(reason, now), "stopped", EXIT_STOPPED
         else:
             where = experiment.path / OUTPUT
-            why += f", and its head wrote no result; its last output is in {where}" * where.exists()
-            conclusion, state, code = verdict.not_started(why, now), "failed", EXIT_FAILED
+            reason += (
+                f", and its head wrote no result; its last output is in {where}" * where.exists()
+            )
+            conclusion, state, code = verdict.not_started(reason, now), "failed", EXIT_FAILED
             if record.nodes:
                 state, code = "lost", EXIT_NODE
         nodes = [replace(node, state="ended") for node in record.nodes]
@@ -236,10 +238,10 @@ class BatchBackend(SlurmBackend):
         killed: dict[int, str] = {}
         if not queue.look_up(job).over:
             end(record, now=grace <= 0)
-        if grace > 0 and not gone(job, grace + KILL_LIMIT / 2):
+        if grace > 0 and not gone(job, grace + KILL_LIMIT_SECONDS / 2):
             queue.cancel(job)
             killed = {int(job): "Slurm's job"}
-        left = () if gone(job, KILL_LIMIT) else (int(job),)
+        left = () if gone(job, KILL_LIMIT_SECONDS) else (int(job),)
         if not left:
             self.settle(experiment, experiment.read_record(), patience=1.0)
         took = time.monotonic() - began
@@ -351,7 +353,10 @@ def has_too_short_a_limit(record: JobRecord) -> bool:
     """Tell whether the signal that announces the time limit comes as good as at the start."""
     with contextlib.suppress(OrchestratorError):
         since, limit = queue.ran(job_of(record))
-        return since < LEAST_SECONDS and limit - since <= record.launch.grace + MARGIN + EARLY
+        return (
+            since < LEAST_SECONDS
+            and limit - since <= record.launch.grace + MARGIN_SECONDS + EARLY_SECONDS
+        )
     return False
 
 

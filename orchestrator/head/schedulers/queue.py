@@ -20,7 +20,7 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 
-PATIENCE = 30.0  # Slurm's controller may be busy; its commands retry by themselves
+PATIENCE_SECONDS = 30.0  # Slurm's controller may be busy; its commands retry by themselves
 OVER = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "REVOKED", "TIMEOUT"),
@@ -58,12 +58,12 @@ def run(*command: str, stdin: str | None = None, env: Mapping[str, str] | None =
             capture_output=True,
             text=True,
             check=False,
-            timeout=PATIENCE,
+            timeout=PATIENCE_SECONDS,
             env=env,
         )
     except subprocess.TimeoutExpired:
         raise NodeError(
-            f"Slurm does not answer ({command[0]}, {PATIENCE:.0f} s)", "try: scontrol ping"
+            f"Slurm does not answer ({command[0]}, {PATIENCE_SECONDS:.0f} s)", "try: scontrol ping"
         ) from None
     if done.returncode:
         complaint = re.sub(r"^\w+: (error: )?", "", done.stderr.strip(), flags=re.MULTILINE)
@@ -197,8 +197,8 @@ class SlurmNodes:
 
 def allocated(*, asked: bool) -> SlurmNodes | None:
     """Return Slurm's nodes if we are inside an allocation; if not, that is an error if `asked`."""
-    given = slurm_environment.allocation(os.environ)
-    if given is None:
+    allocation = slurm_environment.allocation(os.environ)
+    if allocation is None:
         if not asked:
             return None  # the reader of node lists says what is missing
         raise CheckFailed(
@@ -207,23 +207,23 @@ def allocated(*, asked: bool) -> SlurmNodes | None:
         )
     check_called_once()
     expanded = hostnames(os.environ["SLURM_JOB_NODELIST"])
-    if expanded is not None and tuple(expanded) != given.nodes:
+    if expanded is not None and tuple(expanded) != allocation.nodes:
         raise CheckFailed(
-            f"SLURM_JOB_NODELIST is {' '.join(given.nodes)} to us and {' '.join(expanded)} to"
+            f"SLURM_JOB_NODELIST is {' '.join(allocation.nodes)} to us and {' '.join(expanded)} to"
             " scontrol",
             "write the nodes into a list and name it with --nodes",
         )
-    tasks = given.tasks_per_node
+    tasks = allocation.tasks_per_node
     slots = tasks if tasks and tasks > 1 and not os.environ.get("SLURM_GPUS_ON_NODE") else None
-    nodes = tuple(Node(name, slots=slots) for name in given.nodes)
+    nodes = tuple(Node(name, slots=slots) for name in allocation.nodes)
     batch = in_batch()
     if batch:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the time limit: too early to save anything
     directory = os.environ.get("ORCHESTRATOR_SUBMITTED") if batch else None
     return SlurmNodes(
-        given.job,
+        allocation.job,
         nodes,
-        addresses(given.nodes),
+        addresses(allocation.nodes),
         batch,
         Path(directory) if directory else None,
     )

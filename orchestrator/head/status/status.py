@@ -55,9 +55,11 @@ def ask_nodes(ssh: Transport, record: JobRecord) -> list[JobState]:
     ]
 
 
-def state_of(record: JobRecord, node: NodeRecord, state: str, why: str | None = None) -> JobState:
+def state_of(
+    record: JobRecord, node: NodeRecord, state: str, reason: str | None = None
+) -> JobState:
     """Return the state of the job on a node that does not tell it."""
-    return JobState(job=record.job, node=node.index, state=state, why=why, ranks={})
+    return JobState(job=record.job, node=node.index, state=state, why=reason, ranks={})
 
 
 def from_record(record: JobRecord) -> list[JobState]:
@@ -117,8 +119,8 @@ def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[Line]:
     cordoned = cordons.read()
     for node, status in zip(record.nodes, states, strict=True):
         notes = [status.why or ""]
-        if why := cordons.words_of(node, cordoned):
-            notes.append(f"cordoned ({why})")
+        if reason := cordons.words_of(node, cordoned):
+            notes.append(f"cordoned ({reason})")
         if status.log_time:
             silence = round(max(0.0, time.time() - status.log_time))
             notes.append(f"last output {duration(silence)} ago")
@@ -171,7 +173,7 @@ def to_json(
         {
             **{"index": node.index, "name": node.name, "address": node.address, **encode(state)},
             "agent": state.agent,
-            **({"cordoned": why} if (why := cordons.words_of(node, cordoned)) else {}),
+            **({"cordoned": reason} if (reason := cordons.words_of(node, cordoned)) else {}),
         }
         for node, state in zip(record.nodes, states, strict=True)
     ]

@@ -16,8 +16,8 @@ from pathlib import Path
 from orchestrator.common import files
 
 Known = tuple[int, int, int, int, str]  # size, mtime, ctime (ns), inode, SHA-256
-FRESH = 1_000_000_000  # nanoseconds
-OLD = 30 * 86400.0  # seconds
+FRESH_NANOSECONDS = 1_000_000_000
+OLD_SECONDS = 30 * 86400.0
 
 
 def cache() -> Path:
@@ -49,7 +49,7 @@ class Index:
 
     def note(self, path: bytes, status: os.stat_result, digest: str, now: int) -> None:
         """Remember what a file held at `now`, a time in nanoseconds before it was read."""
-        if max(status.st_mtime_ns, status.st_ctime_ns) + FRESH < now:
+        if max(status.st_mtime_ns, status.st_ctime_ns) + FRESH_NANOSECONDS < now:
             self.seen[os.fsdecode(path)] = (*files.state_of(status), digest)
 
     def save(self) -> None:
@@ -65,5 +65,5 @@ class Index:
 def forget_old(directory: Path, now: float) -> None:
     """Delete the indexes of directories in which nobody launched for a long time."""
     for path in directory.iterdir():
-        if now - path.lstat().st_mtime > OLD:
+        if now - path.lstat().st_mtime > OLD_SECONDS:
             path.unlink()

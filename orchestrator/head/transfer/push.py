@@ -159,5 +159,5 @@ def sent_by(sender: Sender | OrchestratorError, *, dry_run: bool) -> Moved:
         files=list(map(os.fsdecode, sent)),
         kept=len(files.difference(sent, result.failed)),
         size=result.size,
-        failed={os.fsdecode(path): why for path, why in result.failed.items()},
+        failed={os.fsdecode(path): reason for path, reason in result.failed.items()},
     )

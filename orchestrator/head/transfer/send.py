@@ -102,7 +102,9 @@ class Sender:
         known = {begun.number for begun in lacking.begun} <= set(numbers)
         if not known or not all(0 <= number < len(entries) for number in lacking.failed):
             raise NodeError("it lacks files that the list does not have")
-        self.result.failed.update({entries[at].path: why for at, why in lacking.failed.items()})
+        self.result.failed.update(
+            {entries[at].path: reason for at, reason in lacking.failed.items()}
+        )
         self.lacking = lacking
         self.lacked = set(numbers) if self.lacked is None else self.lacked
         return lacking
@@ -117,7 +119,7 @@ class Sender:
                 self.lacked = set(numbers_in(taken.lacking.ranges, len(entries)))
             if not taken.problem:
                 failed = taken.lacking.failed.items()
-                self.result.failed.update({entries[at].path: why for at, why in failed})
+                self.result.failed.update({entries[at].path: reason for at, reason in failed})
                 self.count()
 
     def numbers(self) -> list[int]:
@@ -168,9 +170,9 @@ class Sender:
     def hear(self, window: list[tuple[int, transfer.Contents]]) -> None:
         """Wait for the answer to the oldest batch."""
         answer = self.peer.open.wait_for(*window.pop(0), WRITE_SECONDS)
-        for at, why in answer.failed.items():
+        for at, reason in answer.failed.items():
             if 0 <= at < len(self.outbox.tree.entries):
-                self.result.failed.setdefault(self.outbox.tree.entries[at].path, why)
+                self.result.failed.setdefault(self.outbox.tree.entries[at].path, reason)
 
     def starts(self, lacking: Lacking) -> dict[int, int]:
         """Return from where on each file is to be sent, by what the node has of it."""

@@ -165,8 +165,8 @@ class ServedFromHere:
         with self.lock:
             self.nodes.append(taker)
             if len(self.nodes) == 1:
-                why = problem.encode("ascii", "replace").decode()[:200]
-                self.say(f"{taker} cannot take files from {giver} ({why}): {self.how}")
+                reason = problem.encode("ascii", "replace").decode()[:200]
+                self.say(f"{taker} cannot take files from {giver} ({reason}): {self.how}")
 
     def sum_up(self) -> None:
         if len(self.nodes) > 1:
@@ -276,8 +276,8 @@ class Spread:
         with PASSING_THROUGH, sender.peer.lock:
             self.stopped()
             sent = sender.go()
-        for path, why in sent.failed.items():
-            raise NodeError(f"{os.fsdecode(path)}: {why}")
+        for path, reason in sent.failed.items():
+            raise NodeError(f"{os.fsdecode(path)}: {reason}")
         return sent
 
     def wait(self, seconds: float) -> None:

@@ -20,7 +20,7 @@ from orchestrator.protocol.requests.follow import Pace
 GROUP = "0"  # torch's name of the group of all ranks
 # A collective on a GPU is entered by the program long before the GPU comes to it.
 BACKEND = "gloo:"
-LONGEST = 1 << 23  # bytes of a recorder's dump
+LONGEST_BYTES = 1 << 23  # of a recorder's dump
 LEAST_STEPS = 10
 LEAST_SAMPLE = 20  # steps that are told of, where there are as many
 LONGEST_STEP = 200  # collectives
@@ -58,7 +58,7 @@ def read(run: RunDir) -> dict[int, Pace]:
         path = hang.collectives(run, rank - first)
         with contextlib.suppress(OSError):
             with open(path, "rb") as file:
-                pace = pace_of(file.read(LONGEST))
+                pace = pace_of(file.read(LONGEST_BYTES))
             os.unlink(path)
             if pace is not None:
                 paces[rank] = pace.replace(awake=awake(pid), at=os.times().elapsed)

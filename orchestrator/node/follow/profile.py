@@ -20,28 +20,28 @@ from orchestrator.protocol.requests.follow import ProfileState
 M = TypeVar("M", bound=Message)
 
 
-def ask(run: RunDir, wish: ProfileWish) -> ProfileState:
+def ask(run: RunDir, request: ProfileWish) -> ProfileState:
     """Leave the wish, once, and say how far it is. A training that never looks never answers."""
     if not os.path.isdir(run.path):
         raise ValueError(f"this machine knows nothing of job {run.job}")
     over = run.last(Ended) is not None
     path = os.path.join(run.path, profiling.WISH)
     waiting, news = read(run, profiling.WISH, ProfileWish), read(run, profiling.NEWS, ProfileNews)
-    own = news if news is not None and news.id == wish.id else None
+    state = news if news is not None and news.id == request.id else None
     with contextlib.suppress(OSError):
         if time.time() - os.stat(path).st_mtime > profiling.PATIENCE:
             waiting = None  # whoever left it has given up
     steps = step_times(run).values()
     stepped = max(0.0, time.time() - max(steps)) if steps else None
-    busy = waiting is not None and waiting.id != wish.id
-    if news is not None and own is None:
+    busy = waiting is not None and waiting.id != request.id
+    if news is not None and state is None:
         busy = busy or news.state in (profiling.ASKED, profiling.TRACING)
-    if own is None and not (over or busy):
+    if state is None and not (over or busy):
         if waiting is None:
-            files.replace(path, json.dumps(encode(wish)))
+            files.replace(path, json.dumps(encode(request)))
         with contextlib.suppress(OSError):  # rank 0 has just taken it
             os.utime(path)  # this head still waits
-    return ProfileState(news=own, busy=busy, stepped=stepped, over=over)
+    return ProfileState(news=state, busy=busy, stepped=stepped, over=over)
 
 
 def read(run: RunDir, name: str, kind: type[M]) -> M | None:

@@ -38,12 +38,12 @@ LAST_WORD_SECONDS = 2.0
 KILL_SECONDS = 0.2  # between two looks whether something was born while others were killed
 
 
-def end(run: RunDir, why: str, grace: float) -> None:
+def end(run: RunDir, reason: str, grace: float) -> None:
     """Ask the supervisor, and do not wait. What has not started yet is not going to."""
     with contextlib.suppress(OSError):
         run.forbid_start()
     with contextlib.suppress(OSError), connect(run) as supervisor:
-        supervisor.sendall(control.to_line(EndOrder(why=why, grace=grace)))
+        supervisor.sendall(control.to_line(EndOrder(why=reason, grace=grace)))
 
 
 def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
@@ -99,12 +99,14 @@ def forbid_start(run: RunDir) -> OSError | None:
     return None
 
 
-def last_event(run: RunDir, why: str, killed: dict[int, str], doubtful: Sequence[Process]) -> Ended:
+def last_event(
+    run: RunDir, reason: str, killed: dict[int, str], doubtful: Sequence[Process]
+) -> Ended:
     """Return what a supervisor that was killed can no longer say."""
     begun = run.last(Started) is not None
     names = ", ".join(f"{process.pid} ({process.name})" for process in doubtful)
     doubt = f"nobody can tell whether these are of the job, and they live: {names}" if names else ""
-    words = (GONE, last_words(run), doubt) if begun else ("not started", why)
+    words = (GONE, last_words(run), doubt) if begun else ("not started", reason)
     return Ended(
         time=time.time(),
         agent=None,

@@ -13,12 +13,12 @@ from typing import BinaryIO, Protocol
 
 from orchestrator.node.peers.peers import listen
 from orchestrator.node.peers.signed_connection import Broken
-from orchestrator.node.transfer.wire import ASK, DATA, LARGEST, WAIT, Wire
+from orchestrator.node.transfer.wire import ASK, DATA, LARGEST_BYTES, WAIT, Wire
 
 RECORD = struct.Struct(">?Q")  # is it here; its size from there on: before each file
 CALLERS = 16  # at once, strangers included
 PROOF_SECONDS = 5.0  # in which a caller shows that it has the token
-PATIENCE = 60.0  # with a caller whose disk is slow
+PATIENCE_SECONDS = 60.0  # with a caller whose disk is slow
 BEAT = 1.0  # who waits for a file hears so often that it is still to come
 
 
@@ -68,7 +68,7 @@ class Giver:
             while True:
                 kind, payload = wire.receive()
                 wire.deadline = self.deadline
-                wire.be_patient(PATIENCE)
+                wire.be_patient(PATIENCE_SECONDS)
                 if kind != ASK:
                     break
                 self.give(wire, json.loads(payload))
@@ -94,14 +94,14 @@ class Giver:
                 file.seek(start)
                 waiting += RECORD.pack(True, size)
                 while size:
-                    data = file.read(min(size, LARGEST - len(waiting)))
+                    data = file.read(min(size, LARGEST_BYTES - len(waiting)))
                     if not data:
                         raise Broken("a file became shorter")
                     waiting += data
                     size -= len(data)
-                    if len(waiting) >= LARGEST - RECORD.size:
+                    if len(waiting) >= LARGEST_BYTES - RECORD.size:
                         flush(wire, waiting)
-            if len(waiting) >= LARGEST - RECORD.size:
+            if len(waiting) >= LARGEST_BYTES - RECORD.size:
                 flush(wire, waiting)
         flush(wire, waiting)
 

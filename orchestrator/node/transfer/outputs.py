@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 1 << 19
 MOST = 1_000_000  # files in one listing
 MOST_LEFT_OUT = 100
-MOST_READ = 1000  # files whose checksums are known in part
+MOST_READ_BYTES = 1000  # files whose checksums are known in part
 OWN = os.path.join("outputs", "checkpoints")  # of an experiment
 STEP = re.compile(r"step_[0-9]+|\.step_[0-9]+\..+\.partial", re.DOTALL)
 PUBLISHED = "checkpoints/step_"  # torch's .metadata belongs to it
@@ -160,7 +160,7 @@ def steps_in(place: str) -> list[str]:
     """List the directories of checkpoints, also of those that a crash kept from being published."""
     try:
         with os.scandir(place) as entries:
-            found = [each.path for each in entries if each.is_dir(follow_symlinks=False)]
+            found = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
     return sorted(path for path in found if STEP.fullmatch(os.path.basename(path)))
@@ -296,7 +296,7 @@ class Reader:
 
         key = request.place, request.path
         if fresh or key not in self.read:
-            if len(self.read) == MOST_READ:
+            if len(self.read) == MOST_READ_BYTES:
                 self.read.clear()
             self.read[key] = Read(state, hashlib.sha256())
         return self.read[key]

@@ -18,7 +18,7 @@ from orchestrator.node.peers.signed_connection import Broken, Signature
 
 FRAME = struct.Struct(">cI32s")  # kind, size, signature of both and the payload
 ASK, DATA, WAIT = b"A", b"D", b"W"
-LARGEST = 1 << 18
+LARGEST_BYTES = 1 << 18
 QUIET_SECONDS = 5.0  # without a byte: the other side, or the way to it, is lost
 
 
@@ -50,7 +50,7 @@ class Wire:
     def receive(self) -> tuple[bytes, bytes]:
         """Return the next frame, proved."""
         kind, size, signature = FRAME.unpack(self._read(FRAME.size))
-        if size > LARGEST:
+        if size > LARGEST_BYTES:
             raise Broken("not one of us")
         payload = bytes(self._read(size))
         self.signature.prove(signature, kind + struct.pack(">I", size) + payload)

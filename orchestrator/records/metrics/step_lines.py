@@ -38,7 +38,7 @@ NO_LOSS = re.compile(
     r"(?:$|[_/. ])",
     re.IGNORECASE,
 )
-WORD_BEFORE = 12  # characters in which a word such as `best` stands before `val loss`
+WORD_BEFORE_CHARACTERS = 12  # in which a word such as `best` stands before `val loss`
 # A line that an evaluation begins: `Test: [11/13] Loss 2.1`, `| valid | loss 9.9`. It counts
 # batches of its own, and what it calls the loss is not the training's.
 EVALUATION = re.compile(
@@ -126,7 +126,9 @@ class Loss:
 def losses_of(line: str) -> Iterator[Loss]:
     for match in LOSS.finditer(line):
         loss = Loss(match[1] or "", match[2] or "", match[3])
-        words = line[max(0, match.start() - WORD_BEFORE) : match.start()].rpartition("  ")[2]
+        words = line[max(0, match.start() - WORD_BEFORE_CHARACTERS) : match.start()].rpartition(
+            "  "
+        )[2]
         if not NO_LOSS.search(words + loss.before) and not NO_LOSS.search(loss.after):
             yield loss
 

@@ -12,7 +12,7 @@ from orchestrator.common import text
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Terminal
 from orchestrator.traces import overlap
-from orchestrator.traces.overlap import MOST, Overlap
+from orchestrator.traces.overlap import MOST_LINES, Overlap
 from orchestrator.traces.rank import Rank
 from orchestrator.views.profile import found, hint
 from orchestrator.views.profile.found import Clocks, Trace
@@ -79,8 +79,10 @@ def in_words(reading: Reading, terminal: Terminal) -> str:
         ["RANK", "HOST", "STEP", *(HEADINGS[name] for name in columns), "COMM", "WAITED", ""]
     ]
     shown = list(ranks)
-    if len(shown) > MOST:  # those that the others wait for
-        shown = sorted(sorted(shown, key=lambda number: reading.overlap.waited_ms[number])[:MOST])
+    if len(shown) > MOST_LINES:  # those that the others wait for
+        shown = sorted(
+            sorted(shown, key=lambda number: reading.overlap.waited_ms[number])[:MOST_LINES]
+        )
     hosts = {trace.number: trace.host for trace in reading.traces}
     for number in shown:
         rank, own = ranks[number], parts_of(ranks[number])
@@ -89,8 +91,8 @@ def in_words(reading: Reading, terminal: Terminal) -> str:
         slow = ("slowest", "yellow") if number == reading.overlap.straggler else ""
         rows.append([str(number), hosts[number], *(f"{value:.1f}" for value in figures), slow])
     lines = [output.table(rows, terminal, headed=True, right=set(range(2, len(rows[0]) - 1)))]
-    if len(ranks) > MOST:
-        more = text.plural(len(ranks) - MOST, "more rank")
+    if len(ranks) > MOST_LINES:
+        more = text.plural(len(ranks) - MOST_LINES, "more rank")
         lines.append(f"... and {more}, which waited longer: see --json")
     lines.append(f"{reading.which}, milliseconds per step; {overlap.reading(reading.overlap)}")
     lines += ["", *operations(reading, terminal)]

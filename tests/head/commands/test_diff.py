@@ -160,9 +160,9 @@ def test_the_manifest_has_the_diff_of_a_dirty_tree(
     git("add", "--intent-to-add", ".")
     below = git_info.of(tmp_path / "sub", [tmp_path / "variables"])
     assert below is not None and list(diff.changed_files(below["diff"])) == ["sub/b.py", "ä.py"]
-    (tmp_path / "ä.py").write_text("x" * 100 + "\n" + "line\n" * git_info.LARGEST_DIFF)
+    (tmp_path / "ä.py").write_text("x" * 100 + "\n" + "line\n" * git_info.LARGEST_DIFF_CHARACTERS)
     large = git_info.of(tmp_path)
-    assert large is not None and len(large["diff"]) == git_info.LARGEST_DIFF
+    assert large is not None and len(large["diff"]) == git_info.LARGEST_DIFF_CHARACTERS
     assert not large["diff_is_whole"]
     tree = subprocess.run(
         ["git", "-C", str(tmp_path), "rev-parse", "HEAD^{tree}"],

@@ -144,8 +144,8 @@ def test_old_downloads_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (tmp_path / "wheels" / name).mkdir(parents=True)
         (tmp_path / "wheels" / name / "a.whl").write_bytes(bytes(5000))
     now = (tmp_path / "wheels/old").stat().st_mtime
-    os.utime(tmp_path / "wheels/new", (now + wheels.UNUSED, now + wheels.UNUSED))
-    assert wheels.prune(now + wheels.UNUSED + 1) >= 5000
+    os.utime(tmp_path / "wheels/new", (now + wheels.UNUSED_SECONDS, now + wheels.UNUSED_SECONDS))
+    assert wheels.prune(now + wheels.UNUSED_SECONDS + 1) >= 5000
     assert [path.name for path in (tmp_path / "wheels").iterdir()] == ["new"]
 
 

@@ -20,7 +20,7 @@ from orchestrator.head.connect.subprocess_transport import (
     ProcessConnection,
 )
 from orchestrator.head.follow import verdict as verdicts
-from orchestrator.head.follow.reports import CLOCK_IS_OFF
+from orchestrator.head.follow.reports import CLOCK_IS_OFF_SECONDS
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.streams.follower import Failed, Happened, Lost, News, NodeFollower
 from orchestrator.head.nodes.environment import Environment
@@ -159,7 +159,7 @@ def test_any_events_end_in_a_record_and_a_verdict(
     run.conclude()
     written = place.read_record()
     assert written.state == run.record.state
-    assert written.nodes[0].clock == (clock if abs(clock) > CLOCK_IS_OFF else 0.0)
+    assert written.nodes[0].clock == (clock if abs(clock) > CLOCK_IS_OFF_SECONDS else 0.0)
     if written.verdict is not None:
         assert verdicts.to_lines(written.verdict)
     for follower in run.job.followers:

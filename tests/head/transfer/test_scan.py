@@ -133,7 +133,9 @@ KEYS = {
 def test_a_private_key_stays_here_by_any_name(
     work: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.head.transfer.index.FRESH", -(10**12))  # all are remembered
+    monkeypatch.setattr(
+        "orchestrator.head.transfer.index.FRESH_NANOSECONDS", -(10**12)
+    )  # all are remembered
     write(work, "a.py", "cluster-login")
     (work / "cluster-login").write_text(KEYS[kind])
     with_key = scan(work, include=("cluster-login",))
@@ -275,7 +277,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 def test_what_did_not_change_is_not_read_again(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(work, "a.py", "b.py", "new.py")
-    monkeypatch.setattr("orchestrator.head.transfer.index.FRESH", -(10**12))  # none counts as fresh
+    monkeypatch.setattr(
+        "orchestrator.head.transfer.index.FRESH_NANOSECONDS", -(10**12)
+    )  # none counts as fresh
     first = scan(work)
     seen = reads(monkeypatch)
     assert scan(work) == first
@@ -294,7 +298,7 @@ def test_a_file_that_was_just_written_is_read_again(
 ) -> None:
     """A second edit within one tick of the file system's clock may look the same."""
     write(work, "a.py")
-    monkeypatch.setattr("orchestrator.head.transfer.index.FRESH", 10**18)
+    monkeypatch.setattr("orchestrator.head.transfer.index.FRESH_NANOSECONDS", 10**18)
     scan(work)
     seen = reads(monkeypatch)
     scan(work)

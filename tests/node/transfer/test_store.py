@@ -90,7 +90,7 @@ def check_out(visit: CodeVisit, name: str = "x", beside: str = "/nowhere") -> Ch
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Small trees are copied, large ones linked."""
     if request.param == "linked":
-        monkeypatch.setattr(snapshot, "COPIED", -1)
+        monkeypatch.setattr(snapshot, "COPIED_BYTES", -1)
     return str(request.param)
 
 
@@ -146,7 +146,7 @@ def test_a_program_that_puts_the_time_back_is_found_out(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where its file is the content itself: a linked one of its snapshot."""
-    monkeypatch.setattr(snapshot, "COPIED", -1)
+    monkeypatch.setattr(snapshot, "COPIED_BYTES", -1)
     read: list[bytes] = []
     monkeypatch.setattr(stores, "hash_of", lambda path: read.append(path) or hash_of(path))
     visit = Visit().of(CodeVisit)
@@ -168,7 +168,7 @@ def test_a_program_that_puts_the_time_back_is_found_out(
 def test_a_snapshot_that_goes_leaves_no_doubt(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot, "COPIED", -1)
+    monkeypatch.setattr(snapshot, "COPIED_BYTES", -1)
     visit = Visit().of(CodeVisit)
     send(visit)
     root = check_out(visit).workdir
@@ -188,7 +188,7 @@ def cloning(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
             there = shutil.which(str(words[0])) is not None
             if not there or subprocess.run(words, capture_output=True, check=False).returncode:
                 pytest.skip("no btrfs can be mounted here")
-    monkeypatch.setattr(snapshot, "COPIED", -1)
+    monkeypatch.setattr(snapshot, "COPIED_BYTES", -1)
     store = Store()
     store.prepare()
     yield store
@@ -284,7 +284,7 @@ def test_snapshots_go_with_their_jobs(store: Store) -> None:
     visit.leave()
     assert Path(started).is_dir()
     assert not Path(never).exists()
-    later = time.time() + 2 * snapshot.UNUSED
+    later = time.time() + 2 * snapshot.UNUSED_SECONDS
     snapshot.remove_unused(store, later)
     assert Path(started).is_dir()
     held = checkout.snapshots_of([("job-1", 0), ("unknown", 0), ("../x", 0)])

@@ -218,7 +218,7 @@ said: list[str] = []
 
 
 def test_a_slow_tracker_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "WAITING", 8)
+    monkeypatch.setattr(sending, "WAITING_LINES", 8)
     monkeypatch.setattr(passing_on, "PIECE", 128)
     said.clear()
     made, slow = job(tmp_path, "one"), Slow()

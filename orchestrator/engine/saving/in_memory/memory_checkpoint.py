@@ -108,9 +108,9 @@ def _open(rank: int, world: int, replicated: bool) -> tuple[Memory, Found | None
             " does")  # fmt: skip
         return None
     layout = "the same on all ranks" if replicated else f"{world} ranks"
-    own = {"program": Path(sys.argv[0]).name or "python", "layout": layout}
+    header = {"program": Path(sys.argv[0]).name or "python", "layout": layout}
     shard = 0 if replicated else rank
-    memory = Memory(where, "script", shard, own, layout, say, timeout=TIMEOUT_SECONDS)
+    memory = Memory(where, "script", shard, header, layout, say, timeout=TIMEOUT_SECONDS)
     found = memory.find()
     if found is not None:
         say(f"going on after step {found.notes.step}, from memory ({where})")
@@ -143,8 +143,8 @@ def encoded(value: Any, tensors: dict[str, Tensor], path: str, *, sharded: bool 
     for name, kind in LISTS.items():
         if type(value) is kind:
             return {name: [within(v, path=f"{path}[{i}]") for i, v in enumerate(value)]}
-    for name, own in ORDERED.items():
-        if type(value) is own:
+    for name, codec in ORDERED.items():
+        if type(value) is codec:
             items = [
                 [within(key, path=path), within(inner, path=f"{path}[{key!r}]")]
                 for key, inner in value.items()

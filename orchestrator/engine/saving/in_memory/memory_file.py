@@ -26,8 +26,8 @@ from orchestrator.engine.ranks.agreement import Copies, hash_of
 from orchestrator.engine.saving.pieces import DTYPES, Place, places_of
 from orchestrator.engine.sharding.mesh import local_tensor
 
-BLOCK = 4096  # what stands before the tensors; they begin on a page
-ALIGNMENT = 64  # bytes; each tensor begins at a multiple, whatever its dtype
+BLOCK_BYTES = 4096  # what stands before the tensors; they begin on a page
+ALIGNMENT_BYTES = 64  # each tensor begins at a multiple, whatever its dtype
 HEAD = struct.Struct("<8sQQQQqqI")
 MAGIC = b"orchmem2"
 FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -124,7 +124,7 @@ def laid_out(tensors: Mapping[str, Tensor], offset: int = 0) -> tuple[tuple[Plac
     places = []
     for place in places_of(tensors):
         places.append(replace(place, offset=offset))
-        offset += -(-place.bytes // ALIGNMENT) * ALIGNMENT
+        offset += -(-place.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return tuple(places), offset
 
 
@@ -133,7 +133,7 @@ def tensor_at(place: Place, payload: Tensor) -> Tensor:
     if place.dtype not in DTYPES or min(place.shape, default=0) < 0:
         raise Damaged(f"{place.name!r} is no tensor")
     end = place.offset + place.bytes
-    if not 0 <= place.offset <= end <= payload.numel() or place.offset % ALIGNMENT:
+    if not 0 <= place.offset <= end <= payload.numel() or place.offset % ALIGNMENT_BYTES:
         raise Damaged(f"{place.name!r} lies outside of it")
     return payload[place.offset : end].view(DTYPES[place.dtype]).view(place.shape)
 
@@ -170,8 +170,10 @@ class Slot:
         status = os.fstat(self.descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
             raise OSError(f"{self.path} is no plain file of its own")
-        os.posix_fallocate(self.descriptor, 0, BLOCK + size)
-        view = mmap.mmap(self.descriptor, BLOCK + size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        os.posix_fallocate(self.descriptor, 0, BLOCK_BYTES + size)
+        view = mmap.mmap(
+            self.descriptor, BLOCK_BYTES + size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE
+        )
         self.mapped, self.room = torch.frombuffer(view, dtype=torch.uint8), size
         pin(self.mapped)
 
@@ -180,7 +182,7 @@ class Slot:
         self.reserve(size)
         os.pwrite(self.descriptor, bytes(HEAD_SIZE), 0)
         assert self.mapped is not None
-        return self.mapped[BLOCK : BLOCK + size]
+        return self.mapped[BLOCK_BYTES : BLOCK_BYTES + size]
 
     def finish(self, payload: Tensor, turn: int, notes: bytes, fixed: int = 0) -> Head:
         """Make whole what the tensors were copied into."""
@@ -191,7 +193,7 @@ class Slot:
         return head
 
     def publish(self, head: Head, notes: bytes) -> None:
-        written = os.pwrite(self.descriptor, notes, BLOCK + head.size)
+        written = os.pwrite(self.descriptor, notes, BLOCK_BYTES + head.size)
         if written != len(notes):
             raise OSError(f"{self.path}: no memory is left")
         os.pwrite(self.descriptor, head.packed(), 0)
@@ -235,7 +237,7 @@ class Fixed:
         own = {place.name for place in self.places}
         changing = {name: value for name, value in tensors.items() if name not in own}
         places, size = laid_out(changing, self.size)
-        return self.places + places, max(size, ALIGNMENT)
+        return self.places + places, max(size, ALIGNMENT_BYTES)
 
 
 def pin(memory: Tensor) -> None:
@@ -260,7 +262,7 @@ def describe(path: Path) -> tuple[Head, Notes]:
     """Read what a file says of itself; Damaged says why it is not whole."""
     with opened(path) as descriptor:
         head = Head.unpacked(os.pread(descriptor, HEAD_SIZE, 0))
-        data = os.pread(descriptor, head.notes, BLOCK + head.size)
+        data = os.pread(descriptor, head.notes, BLOCK_BYTES + head.size)
     return head, checked_notes(head, data)
 
 
@@ -274,12 +276,12 @@ def read(path: Path) -> State:
     """Map a file's tensors, and read its notes; nothing is compared with its digests yet."""
     with opened(path) as descriptor:
         head = Head.unpacked(os.pread(descriptor, HEAD_SIZE, 0))
-        notes = os.pread(descriptor, head.notes, BLOCK + head.size)
-        if os.fstat(descriptor).st_size < BLOCK + head.size:
+        notes = os.pread(descriptor, head.notes, BLOCK_BYTES + head.size)
+        if os.fstat(descriptor).st_size < BLOCK_BYTES + head.size:
             raise Damaged("a part of it is missing")
         # A copy on write: torch wants memory that may be written.
-        view = mmap.mmap(descriptor, BLOCK + head.size, access=mmap.ACCESS_COPY)
-    payload = torch.frombuffer(view, dtype=torch.uint8)[BLOCK:]
+        view = mmap.mmap(descriptor, BLOCK_BYTES + head.size, access=mmap.ACCESS_COPY)
+    payload = torch.frombuffer(view, dtype=torch.uint8)[BLOCK_BYTES:]
     return State(head, checked_notes(head, notes), payload)
 
 

@@ -61,7 +61,7 @@ class StartMonitor:
 
     def _settle(self, nodes: dict[int, NodeFollower], now: float) -> Failure | None:
         self.asked_at, self.due_at = 0.0, now + NEXT_DIAL_SECONDS
-        failed = {node: why for node, why in sorted(self.answers.items()) if why}
+        failed = {node: reason for node, reason in sorted(self.answers.items()) if reason}
         if 0 not in self.answers or REFUSED in self.answers[0]:
             failed = {}
         again = self.failed_before & failed.keys()
@@ -118,7 +118,7 @@ class LinkMonitor:
             self.ports[node] = answer.ports[0] if answer.ports else 0
         else:
             answers = zip(self.calls.get(node, ()), answer.answers, strict=False)
-            self.silent.update({(node, called): why for called, why in answers if why})
+            self.silent.update({(node, called): reason for called, reason in answers if reason})
         self.pending.discard(node)
         if not self.pending:
             self.due_at = time.monotonic()
@@ -155,8 +155,8 @@ class LinkMonitor:
         self.over = True
         said = [
             f"node {node} ({self.nodes[node].name}) calls node {called}"
-            f" ({self.nodes[called].name}) at {self.nodes[called].address}: {why}"
-            for (node, called), why in sorted(self.silent.items())
+            f" ({self.nodes[called].name}) at {self.nodes[called].address}: {reason}"
+            for (node, called), reason in sorted(self.silent.items())
             if (node, called) in self.before
         ]
         if not said:

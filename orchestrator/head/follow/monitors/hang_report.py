@@ -64,8 +64,8 @@ def where(stacks: str) -> str:
         elif threads and (match := FRAME.match(line)):
             threads[-1].append((match[1], match[2], match[3]))
     frames = [frame for thread in reversed(threads) for frame in thread]
-    own = [frame for frame in frames if not PACKAGES.search(frame[0])]
-    for file, line, function in own or (threads[-1] if threads else []):
+    outside = [frame for frame in frames if not PACKAGES.search(frame[0])]
+    for file, line, function in outside or (threads[-1] if threads else []):
         return f"{file}:{line} {function}()"
     return ""
 

@@ -86,14 +86,14 @@ class SlowMonitor:
         late = slow_sources.late_rank(paces, ahead, error)
         if late is None:
             return None
-        cause, why = {
+        cause, reason = {
             None: (LATE, ""),
             True: (INPUT, ": it waits for its data, a disk or a lock"),
             False: (COMPUTE, ": it computes longer"),
         }[slow_sources.waits(late, before, paces)]
         node = node_of[late.rank]
         text = f"rank {late.rank} (node {node.index}, {node.name}) holds the others up for"
-        return self._slow(cause, node, late.rank, f"{text} {late.part:.0%} of each step{why}")
+        return self._slow(cause, node, late.rank, f"{text} {late.part:.0%} of each step{reason}")
 
     @staticmethod
     def _slow(cause: str, node: NodeRecord, rank: int, text: str) -> SlowRank:

@@ -18,7 +18,7 @@ from orchestrator.protocol.message import encode
 from orchestrator.records.experiment import RESIZED, JobRecord
 from orchestrator.records.outcome import SlowRank, Verdict
 
-MOST_TEXT = 1900  # characters: a message of Discord has 2000
+MOST_TEXT_CHARACTERS = 1900  # a message of Discord has 2000
 MOST_TRACE = 8000
 EVERYBODY = re.compile(r"@(?=(channel|here|everyone|all)\b)", re.IGNORECASE)
 
@@ -113,4 +113,4 @@ def with_cause(notice: Notice, cause: Verdict | None, tree: str) -> Notice:
 def shown(lines: Sequence[str]) -> str:
     """Join lines that may quote a node: nothing in them moves a cursor or turns text around."""
     text = "\n".join(map(clean, lines))
-    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ..."
+    return text if len(text) <= MOST_TEXT_CHARACTERS else f"{text[:MOST_TEXT_CHARACTERS]} ..."

@@ -18,7 +18,7 @@ from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.records.experiment import NOTIFY, Experiment
 
-LARGEST = 1 << 20
+LARGEST_BYTES = 1 << 20
 HIDDEN = "(redacted)"
 FIX = "write cmd:COMMAND, webhook:URL, webhook:env:NAME, webhook:file:PATH or mail:ADDRESS"
 ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*(@[A-Za-z0-9][A-Za-z0-9.-]*)?")
@@ -94,8 +94,8 @@ def webhook(rest: str, environment: Mapping[str, str]) -> Target:
     url = url.strip()
     if not url:
         raise UsageError(f"--notify webhook:{source}:{where}: {problem}", FIX)
-    if why := refused(url):
-        raise UsageError(f"--notify webhook: {place} {why}", FIX)
+    if reason := refused(url):
+        raise UsageError(f"--notify webhook: {place} {reason}", FIX)
     return Target("webhook", f"webhook:{rest}", url)
 
 
@@ -103,7 +103,7 @@ def read(path: Path) -> tuple[str, str]:
     """Return the URL that a file holds, or why there is none."""
     try:
         with path.open(encoding="utf-8") as file:
-            return file.read(LARGEST), f"{path} is empty"
+            return file.read(LARGEST_BYTES), f"{path} is empty"
     except (OSError, UnicodeDecodeError) as error:
         return "", f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}"
 
@@ -132,7 +132,7 @@ def parse_all(written: Sequence[str]) -> tuple[Target, ...]:
 def keep(experiment: Experiment, targets: Sequence[Target]) -> None:
     """Write down who is told, readable by this login alone."""
     if targets:
-        rows = [[each.kind, each.written, each.to] for each in targets]
+        rows = [[target.kind, target.written, target.to] for target in targets]
         experiment.write(NOTIFY, json.dumps(rows))
 
 
@@ -141,7 +141,7 @@ def kept(experiment: Experiment) -> tuple[Target, ...]:
     path = experiment.path / NOTIFY
     try:
         with files.open_plain(path) as file:
-            status, text = os.fstat(file.fileno()), file.read(LARGEST)
+            status, text = os.fstat(file.fileno()), file.read(LARGEST_BYTES)
     except FileNotFoundError:
         return ()
     except OSError as error:

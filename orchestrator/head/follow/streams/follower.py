@@ -49,10 +49,10 @@ from orchestrator.protocol.timing import HEAD_BEAT, HEAD_PATIENCE, SERVER_PATIEN
 from orchestrator.records.experiment import Experiment, NodeRecord
 
 CLOCK_READS = 3  # the shortest round trip of these tells best
-RETRY_TIMEOUT = 5.0
+RETRY_TIMEOUT_SECONDS = 5.0
 BEATS_IN_PATIENCE = 4
 GIVE_SECONDS = 2.0
-LONGEST_EVENT = 1 << 24  # bytes
+LONGEST_EVENT_BYTES = 1 << 24
 
 
 class NodeFollower(threading.Thread):
@@ -99,9 +99,9 @@ class NodeFollower(threading.Thread):
         self.clock = Clock()
         self.beats: dict[int, float] = {}  # request -> when it was sent
 
-    def end(self, why: str, grace: float) -> None:
+    def end(self, reason: str, grace: float) -> None:
         """Ask the node to end its part: now, or as soon as it is back."""
-        self.order = End(job=self.job, node=self.node.index, why=why, grace=grace)
+        self.order = End(job=self.job, node=self.node.index, why=reason, grace=grace)
         self._send_order()
 
     def _send_order(self) -> None:
@@ -213,7 +213,7 @@ class NodeFollower(threading.Thread):
 
     def _reopen(self) -> NodeChannel:
         destination = self.ssh.config.of_node(self.node)
-        connection = self.ssh.connect(destination, min(RETRY_TIMEOUT, self.ssh.timeout))
+        connection = self.ssh.connect(destination, min(RETRY_TIMEOUT_SECONDS, self.ssh.timeout))
         return open_channel(connection, self.node, self.ssh.timeout)
 
     def _begin(self, channel: NodeChannel) -> None:
@@ -314,8 +314,8 @@ class NodeFollower(threading.Thread):
         lines = (self.event_rest + data[OFFSET.size :]).split(b"\n")
         self.event_rest = lines.pop()
         try:
-            if len(self.event_rest) > LONGEST_EVENT:
-                raise Nonsense(f"an event of more than {LONGEST_EVENT >> 20} MB")
+            if len(self.event_rest) > LONGEST_EVENT_BYTES:
+                raise Nonsense(f"an event of more than {LONGEST_EVENT_BYTES >> 20} MB")
             for line in lines:
                 known = whole(line)
                 if known is None:

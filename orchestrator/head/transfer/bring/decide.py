@@ -234,13 +234,13 @@ def named(keys: Collection[Key], views: Sequence[View]) -> str:
 def lacking(copies: Sequence[Copying], views: Sequence[View], failed: Mapping[int, str]) -> str:
     """Say what nodes do not have as others have it, and why."""
     said = []
-    for target, why in sorted(failed.items()):
+    for target, reason in sorted(failed.items()):
         keys = {copy.key for copy in copies if copy.target == target}
         sources = listed(
             [views[n].name for n in sorted({copy.source for copy in copies if copy.key in keys})]
         )
         what = f"{named(keys, views)}, as {sources} has it" if keys else "the last removals"
-        said.append(f"{views[target].name} does not have {what} ({printable(why)})")
+        said.append(f"{views[target].name} does not have {what} ({printable(reason)})")
     return f"{'; '.join(said)}: {APART}"
 
 

@@ -128,7 +128,7 @@ def bring_to_attempt(
     `record` has all attempts so far, `spares` are the nodes that this one leaves, and `stopped`
     raises an error when the user has stopped the job. CheckFailed says why it must not begin.
     """
-    own = [
+    partners = [
         Partner(node.name, channel, address=node.address, login=node, job=record.first_part(node))
         for node, channel in zip(nodes, channels, strict=True)
     ]
@@ -136,13 +136,13 @@ def bring_to_attempt(
     left = [Partner(node.name, address=node.address, login=node)
             for node in spares if node.name in before]  # fmt: skip
     if left and not record.scheduled:
-        bring_from_left(experiment, own, left, transport, say, stopped)
-    bring_saved(experiment, record, own, say, stopped)
+        bring_from_left(experiment, partners, left, transport, say, stopped)
+    bring_saved(experiment, record, partners, say, stopped)
 
 
 def bring_from_left(
     experiment: Experiment,
-    own: Sequence[Partner],
+    partners: Sequence[Partner],
     left: Sequence[Partner],
     transport: Transport,
     say: Say,
@@ -152,11 +152,11 @@ def bring_from_left(
 
     Without it the ranks take what is whole, and say so. Nodes that share a disk lack nothing.
     """
-    search = Search(own, transport, say, stopped)
+    search = Search(partners, transport, say, stopped)
     question = Checkpoints(experiment=experiment.name)
     try:
-        if held := search.held(own, question):  # else it saves on a shared disk, or nothing
-            search.bring(question, others_than(own, left), "", held)
+        if held := search.held(partners, question):  # else it saves on a shared disk, or nothing
+            search.bring(question, others_than(partners, left), "", held)
     except CheckFailed as error:
         say(f"WARNING: {error.what}")
     finally:
@@ -171,14 +171,14 @@ class Search:
 
     def __init__(
         self,
-        own: Sequence[Partner],
+        partners: Sequence[Partner],
         transport: Transport,
         say: Say,
         stopped: Callable[[], None],
     ) -> None:
-        self.own, self.transport, self.say, self.stopped = list(own), transport, say, stopped
+        self.own, self.transport, self.say, self.stopped = list(partners), transport, say, stopped
         self.others: dict[str, Partner | OrchestratorError] = {}  # by their names: reached once
-        self.there = list[Peer](own)  # old nodes may take minutes to answer, or not to
+        self.there = list[Peer](partners)  # old nodes may take minutes to answer, or not to
         self.beats = contextlib.ExitStack()
         self.beats.enter_context(kept_alive(self.there))
 
@@ -270,9 +270,9 @@ class Search:
         away = self.away(others)
         if away:
             self.say(f"{away}: what is kept there alone is not brought")
-        own = range(len(self.own))
+        indexes = range(len(self.own))
         for at, candidate in enumerate(found):
-            if candidate.on(own).whole:
+            if candidate.on(indexes).whole:
                 self.say_which(candidate, at)
                 return True
             if not candidate.whole:
@@ -283,7 +283,7 @@ class Search:
             except NodeError as error:
                 self.stopped()
                 self.say(f"WARNING: step {candidate.step} could not be brought: {error}")
-                found[at] = candidate.on(own)
+                found[at] = candidate.on(indexes)
                 continue
             self.say_which(candidate, at)
             return True
@@ -302,7 +302,7 @@ class Search:
         version = candidate.versions[deliveries[0].manifest]
         step, say = candidate.step, self.say
         Missing(partners, deliveries, step, version, into, say, self.stopped).bring()
-        count, total = len(deliveries), sum(each.record.size for each in deliveries)
+        count, total = len(deliveries), sum(delivery.record.size for delivery in deliveries)
         sources = [partners[number].name for number in sorted({d.source for d in deliveries})]
         targets = [partners[number].name for number in sorted({d.target for d in deliveries})]
         self.say(
@@ -320,11 +320,11 @@ def nothing_whole(found: Sequence[Candidate], away: str) -> CheckFailed:
     return CheckFailed(f"{error.what}\n    {away}", f"bring these nodes back; or {error.fix}")
 
 
-def others_than(own: Sequence[Partner], partners: Sequence[Partner]) -> list[Partner]:
+def others_than(known: Sequence[Partner], partners: Sequence[Partner]) -> list[Partner]:
     """Leave out who is among the job's own nodes, by its login or by its address; each once."""
-    logins = {login_of(partner) for partner in own}
+    logins = {login_of(partner) for partner in known}
     places = {
-        place for partner in own for place in (partner.address, partner.open.connection.address)
+        place for partner in known for place in (partner.address, partner.open.connection.address)
     }
     kept: dict[str, Partner] = {}
     for partner in partners:

@@ -194,7 +194,7 @@ class SavedFiles:
         for (partner, _, _), result in zip(gone, fleet.everywhere(gone, remove), strict=True):
             if isinstance(result, OrchestratorError):
                 failed[partner] = result
-        return {self.partners.index(peer): why.what for peer, why in failed.items()}
+        return {self.partners.index(peer): reason.what for peer, reason in failed.items()}
 
     def spread(
         self,

@@ -19,7 +19,7 @@ NAME = "code.tar.gz"
 TYPES = {FILE: tarfile.REGTYPE, LINK: tarfile.SYMTYPE, DIRECTORY: tarfile.DIRTYPE}
 KINDS = {kind: letter for letter, kind in TYPES.items()}
 LEVEL = 1
-LARGEST = 1 << 31
+LARGEST_BYTES = 1 << 31
 
 
 def write(tree: Tree, path: Path) -> bool:
@@ -102,7 +102,7 @@ def contents(path: Path) -> list[tuple[Entry, bytes]]:
         for info in archive:
             kind = KINDS.get(info.type)
             total += info.size
-            if kind is None or total > LARGEST:
+            if kind is None or total > LARGEST_BYTES:
                 raise Nonsense(f"{info.name} is of no kind that is kept")
             file = archive.extractfile(info) if kind == FILE else None
             content = file.read() if file else b""

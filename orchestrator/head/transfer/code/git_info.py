@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.head.transfer.code.listing import NO_PROGRAMS, is_private
 
-LARGEST_DIFF = 1 << 20  # characters that are kept
+LARGEST_DIFF_CHARACTERS = 1 << 20  # that are kept
 SECONDS = 5.0  # of a launch, for each question; a large tree on a network disk takes long
 
 
@@ -28,8 +28,8 @@ def of(directory: Path, secret_files: Sequence[Path] = ()) -> dict[str, Any] | N
         "commit": commit,
         "branch": _git(directory, "rev-parse", "--abbrev-ref", "HEAD"),
         "changed_files": [line[3:] for line in changed.splitlines()],
-        "diff": (diff or "")[:LARGEST_DIFF],
-        "diff_is_whole": diff is not None and len(diff) <= LARGEST_DIFF,
+        "diff": (diff or "")[:LARGEST_DIFF_CHARACTERS],
+        "diff_is_whole": diff is not None and len(diff) <= LARGEST_DIFF_CHARACTERS,
     }
 
 

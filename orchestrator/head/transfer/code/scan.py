@@ -21,7 +21,7 @@ from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
 
 TRIES = 3
-READ = 1 << 20
+READ_BYTES = 1 << 20
 MOST_FILES = 200_000
 MEGABYTE = 1_000_000
 SKIPPED = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe", stat.S_IFBLK: "device"}
@@ -217,7 +217,7 @@ def read(where: bytes, path: bytes, index: Index) -> tuple[os.stat_result, str, 
             with open(descriptor, "rb", buffering=0) as file:
                 before = os.fstat(descriptor)
                 is_key = bool(KEY.match(os.pread(descriptor, 200, 0)))
-                while data := file.read(READ):
+                while data := file.read(READ_BYTES):
                     digest.update(data)
                 after = os.fstat(descriptor)
         except OSError as error:

@@ -284,9 +284,9 @@ class Fetch:
         for number, entry in enumerate(self.home.entries):
             path = self.listed[number].path
             if number in self.incoming.failed:
-                why = self.incoming.failed[number]
-                changed = why == str(OtherContent(entry.path))
-                self.result.failed[path] = CHANGED if changed else why
+                reason = self.incoming.failed[number]
+                changed = reason == str(OtherContent(entry.path))
+                self.result.failed[path] = CHANGED if changed else reason
             elif entry.path in self.home.made or (
                 number in lacking and entry.path not in self.home.equal
             ):

@@ -35,8 +35,8 @@ def bring(
     growing.finish(channel, ANSWER_SECONDS)
     joined, grown = growing.joined, growing.ours
     listing = channel.ask(growing.listing.replace(beside=SEARCH_SECONDS), ANSWER_SECONDS)
-    beside = [file for file in listing.files if file.place]
-    much = is_much(beside)
+    beside_code = [file for file in listing.files if file.place]
+    much = is_much(beside_code)
     places = {file.path: file.place or listing.place for file in listing.files}
     stays: dict[str, list[str]] = defaultdict(list)  # place -> what stays there
     taken: list[OutputFile] = []
@@ -56,15 +56,15 @@ def bring(
         since=since,
     )
     result = fetch.go(taken)
-    for path, why in result.failed.items():
-        stays[places[path]].append(f"{path} ({why})")
+    for path, reason in result.failed.items():
+        stays[places[path]].append(f"{path} ({reason})")
     if listing.checkpoints:
         stays[listing.place].append("its checkpoints")
-    news = much or any(file.path in set(result.files) for file in beside)
+    news = much or any(file.path in set(result.files) for file in beside_code)
     said = [f"{', '.join(each)} stay on the node, in {place}" for place, each in stays.items()]
     if listing.left_out:
         said.append(f"left out there: {', '.join(listing.left_out)}")
-    return said, CodeOutputs(beside, has_come=not much) if news else None
+    return said, CodeOutputs(beside_code, has_come=not much) if news else None
 
 
 # -- what a program wrote beside its code, on nodes that were sent it -----------------------------

@@ -26,7 +26,7 @@ from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import Output, OutputFile, OutputFiles, Outputs
 
 LIST_SECONDS = 600.0
-LARGEST_MANIFEST = 64 << 20  # bytes
+LARGEST_MANIFEST_BYTES = 64 << 20
 
 T = TypeVar("T")
 
@@ -141,9 +141,9 @@ def make_place(folder: Folder) -> None:
     try:
         folder.make()
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
+        reason = (error.strerror or str(error)).lower()
         raise UsageError(
-            f"the directory {folder.root} cannot be made here: {why}",
+            f"the directory {folder.root} cannot be made here: {reason}",
             "name a DST that is no file, and where you may write",
         ) from None
 
@@ -166,7 +166,7 @@ def ask(transport: Transport, source: Source) -> Listed:
 def content(channel: NodeChannel, place: str, file: OutputFile) -> bytes:
     """Read a small file of a node."""
     data = b""
-    while len(data) < min(file.size, LARGEST_MANIFEST):
+    while len(data) < min(file.size, LARGEST_MANIFEST_BYTES):
         request = Output(place=place, path=file.path, offset=len(data))
         piece = channel.ask(request, LIST_SECONDS).data
         if not piece:

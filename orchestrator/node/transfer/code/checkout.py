@@ -39,23 +39,23 @@ class CodeVisit(RoomState):
             made = snapshot.make(self.store, request.snapshot, request.title, entries)
             root = made.root
             self.unused[os.path.dirname(root)] = request.tree
-            own = snapshot.link_own(root, request.beside, entries)
+            linked = snapshot.link_own(root, request.beside, entries)
             snapshot.link_outputs(root, request.beside, request.outputs)
         workdir = os.fsdecode(root)
         return CheckedOut(
             workdir=workdir,
             tree=made.digest,
             differ=tuple(path.encode("utf-8", "replace").decode() for path in made.differ[:100]),
-            own=tuple(name.encode("utf-8", "replace").decode() for name in own),
+            own=tuple(name.encode("utf-8", "replace").decode() for name in linked),
             target=resolve_target(request.target, workdir),
             disk=disk(workdir),
         )
 
     def job_started(self, run: RunDir, spec: Spec) -> None:
         """Leave the snapshot to the job that runs in it."""
-        own = snapshot.snapshot_of(self.store, spec.workdir)
-        if own in self.unused:
-            snapshot.keep(self.store, spec.workdir, run, self.unused.pop(own))
+        path = snapshot.snapshot_of(self.store, spec.workdir)
+        if path in self.unused:
+            snapshot.keep(self.store, spec.workdir, run, self.unused.pop(path))
             threading.Thread(target=self.tidy, daemon=True).start()  # nobody waits for it
 
     def tidy(self) -> None:
@@ -64,13 +64,13 @@ class CodeVisit(RoomState):
 
     def leave(self) -> None:
         """Remove what nobody will use: snapshots without a job."""
-        for own, tree in self.unused.items():
+        for path, tree in self.unused.items():
             with contextlib.suppress(OSError, ValueError, Incomplete):
-                self.remove(own, tree)
+                self.remove(path, tree)
 
-    def remove(self, own: bytes, tree: str) -> None:
+    def remove(self, path: bytes, tree: str) -> None:
         with self.store.unlinking(self.store.tree(tree)):
-            snapshot.remove(own)
+            snapshot.remove(path)
 
 
 # Removes the snapshots of jobs whose run directories go, and contents that nobody needs.
@@ -84,9 +84,9 @@ def snapshots_of(runs: Iterable[Run]) -> dict[Run, bytes]:
     held = {}
     for job, node in runs:
         with contextlib.suppress(ValueError):  # no name of a job: node/job/cleanup.py says so
-            own = snapshot.of_run(store, RunDir(job, node))
-            if own:
-                held[job, node] = own
+            path = snapshot.of_run(store, RunDir(job, node))
+            if path:
+                held[job, node] = path
     return held
 
 

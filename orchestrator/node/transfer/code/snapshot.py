@@ -22,7 +22,7 @@ from typing import NamedTuple
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.transfer.code.store import (
-    READ,
+    READ_BYTES,
     Checked,
     Incomplete,
     Store,
@@ -40,7 +40,7 @@ OWNER = b".run"  # in snapshots/NAME: whose it is,
 TREE = b".tree"  # and the digest of what was sent
 KEPT = 8  # of the newest
 FICLONE = 0x40049409
-COPIED = 16 << 20  # bytes: a tree up to here is copied, so that a job may even write into its files
+COPIED_BYTES = 16 << 20  # a tree up to here is copied, so that a job may even write into its files
 Put = Callable[[bytes, bytes, Entry], None]
 NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP)
 # What must not come from a node's own directory: code, and what is made of code.
@@ -59,13 +59,13 @@ def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
     """Make a snapshot; Incomplete where a content that is kept is not what it was."""
     if not NAME.fullmatch(name) or not is_inside(os.fsencode(title)) or "/" in title:
         raise ValueError(f"not the name of a snapshot: {name!r}, {title!r}")
-    own = new_directory(os.path.join(store.snapshots, name.encode()))
-    root = os.path.join(own, os.fsencode(title))
+    path_here = new_directory(os.path.join(store.snapshots, name.encode()))
+    root = os.path.join(path_here, os.fsencode(title))
     os.mkdir(root, 0o700)
     entries = list(entries)
     known = {root}
     try:
-        put = way_to_put(store, own, entries)
+        put = way_to_put(store, path_here, entries)
         contents = {key_of(entry): entry for entry in entries if entry.kind == FILE}.values()
         if put is not copy:  # which reads every byte itself
             for entry in contents:
@@ -82,10 +82,10 @@ def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
             discard(store, entries, differ)
         store.checked.save()
     except FileNotFoundError as error:
-        remove(own)
+        remove(path_here)
         raise Incomplete(name) from error
     except BaseException:
-        remove(own)
+        remove(path_here)
         raise
     return Made(root, digest, differ)
 
@@ -93,10 +93,10 @@ def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
 def new_directory(name: bytes) -> bytes:
     """Make NAME-0: so all nodes have one path, but for those that share a disk with another."""
     for number in itertools.count():
-        own = b"%b-%d" % (name, number)
+        name_here = b"%b-%d" % (name, number)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(own, 0o700)
-            return own
+            os.mkdir(name_here, 0o700)
+            return name_here
     raise AssertionError
 
 
@@ -123,7 +123,7 @@ def copy(kept: bytes, path: bytes, entry: Entry) -> None:
     with files.open_plain(os.fsdecode(kept)) as source:
         new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with open(new, "wb") as target:
-            while data := source.read(READ):
+            while data := source.read(READ_BYTES):
                 digest.update(data)
                 target.write(data)
             target.flush()
@@ -162,12 +162,12 @@ def clone(kept: bytes, path: bytes, entry: Entry) -> None:
             os.close(new)
 
 
-def way_to_put(store: Store, own: bytes, entries: Sequence[Entry]) -> Put:
+def way_to_put(store: Store, path: bytes, entries: Sequence[Entry]) -> Put:
     """Copy what is small, else clone where the file system can, else link."""
-    if sum(entry.size for entry in entries) <= COPIED:
+    if sum(entry.size for entry in entries) <= COPIED_BYTES:
         return copy
     first = next(entry for entry in entries if entry.kind == FILE)
-    trial = os.path.join(own, b".trial")
+    trial = os.path.join(path, b".trial")
     try:
         clone(store.path_of(first), trial, first)
     except FileNotFoundError:
@@ -220,17 +220,17 @@ def walk(
                 yield path, Entry(path, DIRECTORY, expected[path].mode, 0, b"")
 
 
-def link_own(root: bytes, beside: str, entries: Iterable[Entry]) -> list[str]:
+def link_own(root: bytes, directory: str, entries: Iterable[Entry]) -> list[str]:
     """Link what the node has in its own directory of that path and the tree has not: data, say.
 
     Code is not linked: it would run here and nowhere else.
     """
     theirs = {entry.path.partition(b"/")[0] for entry in entries}
-    own = os.fsencode(os.path.expanduser(beside))
+    source = os.fsencode(os.path.expanduser(directory))
     linked = []
     with contextlib.suppress(OSError):  # usually there is no such directory
-        for name in sorted(os.listdir(own)):
-            path = os.path.join(own, name)
+        for name in sorted(os.listdir(source)):
+            path = os.path.join(source, name)
             is_package = os.path.exists(os.path.join(path, b"__init__.py"))
             if name not in theirs and not CODE.fullmatch(name) and not is_package:
                 os.symlink(path, os.path.join(root, name))
@@ -238,12 +238,12 @@ def link_own(root: bytes, beside: str, entries: Iterable[Entry]) -> list[str]:
     return linked
 
 
-def link_outputs(root: bytes, beside: str, outputs: Iterable[str]) -> None:
+def link_outputs(root: bytes, directory: str, outputs: Iterable[str]) -> None:
     """Make the directories that the program writes in the node's own directory, and link them."""
     for name in map(os.fsencode, outputs):
         if not is_inside(name):
             raise ValueError(f"a path that leads out of the tree: {name[:60]!r}")
-        path = os.path.join(os.fsencode(os.path.expanduser(beside)), name)
+        path = os.path.join(os.fsencode(os.path.expanduser(directory)), name)
         os.makedirs(path, exist_ok=True)
         link = os.path.join(root, name)
         os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
@@ -256,10 +256,10 @@ def link_outputs(root: bytes, beside: str, outputs: Iterable[str]) -> None:
 
 def keep(store: Store, directory: str, run: RunDir, digest: str) -> None:
     """Note which job runs in a snapshot; nothing where the directory is none."""
-    own = snapshot_of(store, directory)
-    if own:
-        files.replace(os.fsdecode(os.path.join(own, TREE)), digest)
-        files.replace(os.fsdecode(os.path.join(own, OWNER)), f"{run.job}\n{run.node}\n")
+    path = snapshot_of(store, directory)
+    if path:
+        files.replace(os.fsdecode(os.path.join(path, TREE)), digest)
+        files.replace(os.fsdecode(os.path.join(path, OWNER)), f"{run.job}\n{run.node}\n")
 
 
 def snapshot_of(store: Store, directory: str) -> bytes:
@@ -278,20 +278,20 @@ def of_run(store: Store, run: RunDir) -> bytes:
         return b""
 
 
-def remove(own: bytes) -> int:
+def remove(path: bytes) -> int:
     """Remove a snapshot, whole or gone; return how many bytes that freed."""
-    directory, name = os.path.split(own)
+    directory, name = os.path.split(path)
     hidden = os.path.join(directory, os.fsencode(files.hidden_name(os.fsdecode(name))))
     freed: list[int] = []
     with contextlib.suppress(FileNotFoundError):
-        if files.mounts_below(os.fsdecode(own)):
-            raise OSError(f"something is mounted in {os.fsdecode(own)}")
-        os.rename(own, hidden)
+        if files.mounts_below(os.fsdecode(path)):
+            raise OSError(f"something is mounted in {os.fsdecode(path)}")
+        os.rename(path, hidden)
         files.delete(os.fsdecode(hidden), freed.append)
     return sum(freed)
 
 
-UNUSED = 3600.0  # seconds after which a snapshot without a job is nobody's
+UNUSED_SECONDS = 3600.0  # after which a snapshot without a job is nobody's
 
 
 def remove_unused(store: Store, now: float) -> None:
@@ -303,19 +303,19 @@ def remove_unused(store: Store, now: float) -> None:
                 files.delete(os.fsdecode(entry.path))
             elif NAME.fullmatch(name):
                 age = now - entry.stat(follow_symlinks=False).st_mtime
-                if age > UNUSED and not has_job(entry.path):
+                if age > UNUSED_SECONDS and not has_job(entry.path):
                     remove(entry.path)
 
 
-def has_job(own: bytes) -> bool:
-    run = owner(own)
+def has_job(path: bytes) -> bool:
+    run = owner(path)
     return run is not None and os.path.isdir(run.path)
 
 
-def owner(own: bytes) -> RunDir | None:
+def owner(path: bytes) -> RunDir | None:
     """Return the job that was started in a snapshot."""
     try:
-        with files.open_plain(os.fsdecode(os.path.join(own, OWNER))) as file:
+        with files.open_plain(os.fsdecode(os.path.join(path, OWNER))) as file:
             job, node = file.read(1000).decode().split()
     except FileNotFoundError:
         return None
@@ -328,23 +328,23 @@ def remove_old(store: Store) -> None:
     What a program left beside its sources goes with its job only.
     """
     times = {entry.path: entry.stat().st_mtime for entry in os.scandir(store.snapshots)}
-    for own in sorted(times, key=times.__getitem__)[:-KEPT]:
+    for path in sorted(times, key=times.__getitem__)[:-KEPT]:
         with contextlib.suppress(OSError, ValueError, Incomplete):
-            run = owner(own)
-            if run is not None and run.last(Ended) is not None and is_untouched(store, own):
-                with store.unlinking(sent(store, own)):
-                    remove(own)
+            run = owner(path)
+            if run is not None and run.last(Ended) is not None and is_untouched(store, path):
+                with store.unlinking(sent(store, path)):
+                    remove(path)
 
 
-def sent(store: Store, own: bytes) -> tuple[Entry, ...]:
+def sent(store: Store, path: bytes) -> tuple[Entry, ...]:
     """Return the list of what was sent for a snapshot."""
-    with files.open_plain(os.fsdecode(os.path.join(own, TREE))) as file:
+    with files.open_plain(os.fsdecode(os.path.join(path, TREE))) as file:
         return store.tree(file.read(64).decode())
 
 
-def is_untouched(store: Store, own: bytes) -> bool:
-    (title,) = set(os.listdir(own)) - {OWNER, TREE}
-    return next(written(store, os.path.join(own, title)), None) is None
+def is_untouched(store: Store, path: bytes) -> bool:
+    (title,) = set(os.listdir(path)) - {OWNER, TREE}
+    return next(written(store, os.path.join(path, title)), None) is None
 
 
 def written(store: Store, root: bytes, until: float = math.inf) -> Iterator[bytes]:

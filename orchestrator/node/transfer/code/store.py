@@ -28,9 +28,9 @@ from orchestrator.protocol.manifest import FILE, LARGEST_LIST_BYTES, Entry
 from orchestrator.protocol.requests.transfer import Lacking
 
 KEPT_TREES = 64  # lists of the newest trees
-OLD = 7 * 86400.0  # seconds since a tree was last used
+OLD_SECONDS = 7 * 86400.0  # since a tree was last used
 YOUNG = 86400.0  # an object that came since may belong to a tree that is on its way
-READ = 1 << 20
+READ_BYTES = 1 << 20
 
 
 def moment(digest: bytes) -> int:
@@ -221,7 +221,7 @@ class Store:
         """Delete the contents that no tree of the last days has; return how many bytes went."""
         needed: set[bytes] = set()
         for entry in os.scandir(self.trees):
-            if now - entry.stat(follow_symlinks=False).st_mtime > OLD:
+            if now - entry.stat(follow_symlinks=False).st_mtime > OLD_SECONDS:
                 os.unlink(entry.path)
                 continue
             with contextlib.suppress(Incomplete, ValueError):

@@ -16,7 +16,7 @@ from orchestrator.common import files
 from orchestrator.node.job.run_directory import machine
 
 PREFIX = ".orchestrator-copies-"
-LARGEST = 64 << 20
+LARGEST_BYTES = 64 << 20
 
 
 class Look(NamedTuple):
@@ -51,28 +51,28 @@ class Copies:
         self.known: dict[str, Copy] = {}
         try:
             with files.open_plain(self.path) as file:
-                self.known = read(json.loads(file.read(LARGEST)))
+                self.known = read(json.loads(file.read(LARGEST_BYTES)))
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             pass  # there is none; or, without a list that can be read, no file is a copy
 
-    def of(self, path: str, look: Look) -> Copy | None:
+    def of(self, path: str, stamp: Look) -> Copy | None:
         """Return what is known of a copy, if it still looks as it did when it was brought.
 
         One that was about to be replaced has no time of an origin: nothing is like it.
         """
         copy = self.known.get(path)
-        if copy is None or look not in copy.looks:
+        if copy is None or stamp not in copy.looks:
             return None
-        return copy if look == copy.looks[0] else copy._replace(changed=0)
+        return copy if stamp == copy.looks[0] else copy._replace(changed=0)
 
-    def expect(self, path: str, look: Look, by: str, job: str) -> None:
+    def expect(self, path: str, stamp: Look, by: str, job: str) -> None:
         """Note that a file is about to come; until it has, the one before it is known, too."""
         before = self.known.get(path)
-        looks = (look, *(before.looks if before else ()))
-        self.known[path] = Copy(looks, by, look.changed, job)
+        stamps = (stamp, *(before.looks if before else ()))
+        self.known[path] = Copy(stamps, by, stamp.changed, job)
 
-    def came(self, path: str, look: Look) -> None:
-        self.known[path] = self.known[path]._replace(looks=(look,))
+    def came(self, path: str, stamp: Look) -> None:
+        self.known[path] = self.known[path]._replace(looks=(stamp,))
 
     def forget(self, path: str) -> None:
         self.known.pop(path, None)
@@ -84,7 +84,9 @@ class Copies:
 
 def read(data: Any) -> dict[str, Copy]:
     known = {}
-    for path, (looks, by, changed, job) in data.items():
-        own = tuple(Look(int(size), int(time), str(target)) for size, time, target in looks)
-        known[str(path)] = Copy(own, str(by), int(changed), str(job))
+    for path, (stamps, by, changed, job) in data.items():
+        stamps_here = tuple(
+            Look(int(size), int(time), str(target)) for size, time, target in stamps
+        )
+        known[str(path)] = Copy(stamps_here, str(by), int(changed), str(job))
     return known

@@ -263,19 +263,19 @@ def roots(run: RunDir, spec: Spec, outputs: Iterable[str]) -> dict[str, str]:
     if memory := spec.env.get("ORCHESTRATOR_RESUME_DIR"):
         found[MEMORY] = memory
     for name in outputs:
-        own = os.path.join(spec.workdir, name)
+        path = os.path.join(spec.workdir, name)
         if not is_inside(os.fsencode(name)):
             raise ValueError(f"a path that leads out of the directory: {name!r}")
-        if os.path.islink(own) and os.path.isdir(own):  # the node's own: sync.outputs
-            found[GIVEN + name] = os.path.realpath(own)
+        if os.path.islink(path) and os.path.isdir(path):  # the node's own: sync.outputs
+            found[GIVEN + name] = os.path.realpath(path)
     return found
 
 
 def experiment(run: RunDir, spec: Spec) -> str:
     """Return the experiment's directory here: the head's, where both share a disk, or our own."""
-    own = os.path.join(run.path, "experiment")
+    path = os.path.join(run.path, "experiment")
     named = spec.env.get("ORCHESTRATOR_EXPERIMENT", "")
-    return named if named and os.path.isdir(named) else own
+    return named if named and os.path.isdir(named) else path
 
 
 def one_disk(run: RunDir, spec: Spec) -> bool:

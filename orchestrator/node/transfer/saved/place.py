@@ -168,8 +168,8 @@ class CopiesTarget(Target):
                 self.arriving.folder.inside(above, make=False) as here,
             ):
                 os.rename(last, last, src_dir_fd=here, dst_dir_fd=there)
-                look = look_of(os.lstat(last, dir_fd=there))
-            self.copies.came(os.fsdecode(entry.path), look)
+                stamp = look_of(os.lstat(last, dir_fd=there))
+            self.copies.came(os.fsdecode(entry.path), stamp)
         for entry in links:
             path = os.fsdecode(entry.path)
             with self.room_for(path) as there:

@@ -110,7 +110,7 @@ def test_a_flipped_bit_among_them_is_found(tmp_path: Path) -> None:
 
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    content[memory_file.BLOCK + 5] ^= 1
+    content[memory_file.BLOCK_BYTES + 5] ^= 1
     path.write_bytes(content)
 
 

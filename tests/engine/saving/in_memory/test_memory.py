@@ -63,7 +63,7 @@ def test_it_goes_on_from_memory_to_the_bit(tmp_path: Path, strategy: str) -> Non
 
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    content[memory_file.BLOCK + 100] ^= 1
+    content[memory_file.BLOCK_BYTES + 100] ^= 1
     path.write_bytes(content)
 
 

@@ -80,15 +80,15 @@ def test_any_flipped_byte_is_found(tmp_path: Path) -> None:
     write(slot, 1)
     content = slot.path.read_bytes()
     size = memory_file.laid_out(TENSORS)[1]
-    counts = [*range(memory_file.HEAD_SIZE), *range(memory_file.BLOCK, len(content))]
-    assert len(content) > memory_file.BLOCK + size
+    counts = [*range(memory_file.HEAD_SIZE), *range(memory_file.BLOCK_BYTES, len(content))]
+    assert len(content) > memory_file.BLOCK_BYTES + size
     for place in counts:
         flipped = bytearray(content)
         flipped[place] ^= 1 << place % 8
         slot.path.write_bytes(flipped)
         with pytest.raises(Damaged):
             verified(slot.path)
-    for length in (0, 3, memory_file.BLOCK, memory_file.BLOCK + size, len(content) - 1):
+    for length in (0, 3, memory_file.BLOCK_BYTES, memory_file.BLOCK_BYTES + size, len(content) - 1):
         slot.path.write_bytes(content[:length])
         with pytest.raises(Damaged):
             verified(slot.path)
