@@ -32,7 +32,7 @@ from orchestrator.protocol.frames import (
 from orchestrator.protocol.message import Nonsense
 from orchestrator.protocol.requests.follow import Call
 from orchestrator.protocol.requests.request import Answered, Beat
-from orchestrator.protocol.timing import HEAD_BEAT, HEAD_PATIENCE
+from orchestrator.protocol.timing import HEAD_BEAT_SECONDS, HEAD_PATIENCE_SECONDS
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
 READ = 1 << 18
@@ -52,8 +52,8 @@ class NodeCalls:
 
     def receive(self) -> bytes | None:
         """Return the next frame of a call, or None for one that only shows that the node lives."""
-        deadline = time.monotonic() + HEAD_PATIENCE
-        silence = f"silent for {HEAD_PATIENCE:.0f} s"
+        deadline = time.monotonic() + HEAD_PATIENCE_SECONDS
+        silence = f"silent for {HEAD_PATIENCE_SECONDS:.0f} s"
         kind, size = self.channel.header(deadline, silence)
         data = self.channel.exactly(size, deadline, silence)
         if kind == CALL:
@@ -99,7 +99,7 @@ class Exchange:
         while True:
             left = next_beat - time.monotonic()
             if left <= 0:
-                next_beat = time.monotonic() + HEAD_BEAT
+                next_beat = time.monotonic() + HEAD_BEAT_SECONDS
                 self.beat()
             elif select.select([0], [], [], left)[0]:
                 data = os.read(0, READ)

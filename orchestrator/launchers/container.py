@@ -19,8 +19,8 @@ from orchestrator.head.start.request import resolve
 from orchestrator.head.start.user_env import matching
 
 EXPERIMENTS = "/experiments"  # a volume in every container, which outlives them
-WAIT = 1800  # seconds for all nodes to be there: an image of many GB may have to come first
-MARGIN = 30  # seconds beyond the ranks' grace before a container is killed
+WAIT_SECONDS = 1800  # for all nodes to be there: an image of many GB may have to come first
+MARGIN_SECONDS = 30  # seconds beyond the ranks' grace before a container is killed
 # The options of master_launch that make no sense in a container, and why.
 NOT_HERE = {
     "detach": "makes no sense here: a container ends with its program",
@@ -65,12 +65,19 @@ def command_of(
     """
     launch.refuse(NOT_HERE)
     passed = [word for word in launch.env if "=" not in word]  # need not be set here
-    given = tuple(word for word in launch.env if "=" in word)
+    assignments = tuple(word for word in launch.env if "=" in word)
     passed += [name for pattern in launch.env_pass for name in matching(pattern, os.environ)]
     passed += launch.secret
-    request = resolve(replace(launch, env=given, env_pass=(), secret=()))
+    request = resolve(replace(launch, env=assignments, env_pass=(), secret=()))
     chosen = request.config.launch
-    command = ["orchestrator", "run-node", "--wait", str(WAIT), "--experiments", EXPERIMENTS]
+    command = [
+        "orchestrator",
+        "run-node",
+        "--wait",
+        str(WAIT_SECONDS),
+        "--experiments",
+        EXPERIMENTS,
+    ]
     if request.config_file is not None:
         if str(request.config_file) not in asked.arguments:
             command += ["--config", str(request.config_file)]  # from CONFIG_FILE, or the default
@@ -95,7 +102,7 @@ def command_of(
         env=env,
         port=chosen.master_port or DEFAULT_PORT,
         name=name,
-        stop_seconds=round(chosen.grace) + MARGIN,
+        stop_seconds=round(chosen.grace) + MARGIN_SECONDS,
     )
 
 
@@ -258,7 +265,7 @@ def compose_service(
             "interval": "30s",
             "timeout": "10s",
             "retries": 3,
-            "start_period": f"{WAIT}s",  # all nodes have to be there first
+            "start_period": f"{WAIT_SECONDS}s",  # all nodes have to be there first
         },
     }
     if rank:

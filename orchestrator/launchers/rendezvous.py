@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.common.text import Say
 from orchestrator.protocol.control import (
-    LONGEST_LINE,
+    LONGEST_LINE_BYTES,
     Agreed,
     Hello,
     Reply,
@@ -31,8 +31,8 @@ from orchestrator.protocol.message import Nonsense
 
 SECRET = "ORCHESTRATOR_SECRET"
 STRANGERS = 64  # connections that have not said hello yet
-RETRY = 0.2  # seconds between two attempts to reach node 0
-REMIND = 15.0  # seconds between two messages about who is missing
+RETRY_SECONDS = 0.2  # between two attempts to reach node 0
+REMIND_SECONDS = 15.0  # between two messages about who is missing
 
 
 def disagreement(nodes: Sequence[Hello]) -> str:
@@ -63,8 +63,8 @@ def disagreement(nodes: Sequence[Hello]) -> str:
 class Master:
     """Node 0: gathers the others and tells them to go; on an error no node is left waiting."""
 
-    def __init__(self, own: Hello, port: int) -> None:
-        self.own = own
+    def __init__(self, hello: Hello, port: int) -> None:
+        self.own = hello
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
         try:
@@ -105,7 +105,7 @@ class Master:
             if now > deadline:
                 raise self.refuse(f"{names} did not arrive within {patience:.0f} s")
             if now > remind:
-                remind = now + REMIND
+                remind = now + REMIND_SECONDS
                 say(f"waiting for {names}")
                 self.tell(Reply(waiting=names))
             for key, _ in self.selector.select(max(0.0, min(1.0, deadline - now))):
@@ -130,11 +130,11 @@ class Master:
 
     def hear(self, connection: socket.socket) -> None:
         try:
-            data = connection.recv(LONGEST_LINE)
+            data = connection.recv(LONGEST_LINE_BYTES)
         except OSError:
             data = b""
         known = self.unread.get(connection, b"") + data
-        if not data or connection in self.there or len(known) > LONGEST_LINE:
+        if not data or connection in self.there or len(known) > LONGEST_LINE_BYTES:
             self.drop(connection)  # it has left, or is not of this job
         elif known.endswith(b"\n"):
             try:
@@ -143,9 +143,9 @@ class Master:
                 self.drop(connection)
                 return
             del self.unread[connection]
-            why = disagreement([self.own, *self.there.values()])
-            if why:
-                raise self.refuse(why)
+            reason = disagreement([self.own, *self.there.values()])
+            if reason:
+                raise self.refuse(reason)
         else:
             self.unread[connection] = known
 
@@ -155,10 +155,10 @@ class Master:
         self.selector.unregister(connection)
         connection.close()
 
-    def refuse(self, why: str) -> CheckFailed:
+    def refuse(self, reason: str) -> CheckFailed:
         self.refused = True
-        self.tell(Reply(error=why))
-        return refusal(why)
+        self.tell(Reply(error=reason))
+        return refusal(reason)
 
     def go(self, agreed: Agreed) -> None:
         self.tell(Reply(go=agreed))
@@ -177,48 +177,48 @@ def token_of(agreed: Agreed, environ: Mapping[str, str]) -> str:
     return hmac.digest(secret.encode(), agreed.token.encode(), "sha256").hex()
 
 
-def refusal(why: str) -> CheckFailed:
+def refusal(reason: str) -> CheckFailed:
     return CheckFailed(
-        f"the nodes do not agree: {why}; nothing was started",
+        f"the nodes do not agree: {reason}; nothing was started",
         "use each NODE_RANK from 0 to NNODES-1 once, and the same NNODES, program and master on all"
         " nodes",
     )
 
 
-def join(own: Hello, address: tuple[str, int], patience: float, say: Say) -> Agreed:
+def join(hello: Hello, address: tuple[str, int], patience: float, say: Say) -> Agreed:
     """On any other node, wait for all nodes, and return what node 0 decided."""
-    deadline, remind = time.monotonic() + patience, time.monotonic() + REMIND / 5
-    why = ""
+    deadline, remind = time.monotonic() + patience, time.monotonic() + REMIND_SECONDS / 5
+    reason = ""
     while time.monotonic() < deadline:
         try:
             with socket.create_connection(address, timeout=5) as master:
-                master.sendall(hello_line(own))
-                agreed = answer(master, own, deadline, say)
+                master.sendall(hello_line(hello))
+                agreed = answer(master, hello, deadline, say)
             if agreed is not None:
                 return agreed
-            why = "it hangs up: does something else listen there?"
+            reason = "it hangs up: does something else listen there?"
         except Nonsense:
-            why = "it speaks another language: does something else listen there?"
+            reason = "it speaks another language: does something else listen there?"
         except OSError as error:
-            why = error.strerror or str(error)
+            reason = error.strerror or str(error)
         if time.monotonic() > remind:
-            remind = time.monotonic() + REMIND
-            say(f"node 0 cannot be reached at {address[0]}:{address[1]} yet ({why})")
-        time.sleep(RETRY)
+            remind = time.monotonic() + REMIND_SECONDS
+            say(f"node 0 cannot be reached at {address[0]}:{address[1]} yet ({reason})")
+        time.sleep(RETRY_SECONDS)
     raise NodeError(
         f"node 0 was not there within {patience:.0f} s, at {address[0]}:{address[1]}"
-        f" ({why or 'it does not answer'})",
+        f" ({reason or 'it does not answer'})",
         "start it with NODE_RANK=0 on the machine that MASTER_ADDR names; firewalls have to allow"
         " MASTER_PORT",
     )
 
 
-def answer(master: socket.socket, own: Hello, deadline: float, say: Say) -> Agreed | None:
+def answer(master: socket.socket, hello: Hello, deadline: float, say: Say) -> Agreed | None:
     """Wait for node 0's decision; None where it hangs up."""
     with master.makefile("rb") as lines:
         while True:
             master.settimeout(max(0.01, deadline - time.monotonic()))
-            line = lines.readline(LONGEST_LINE)
+            line = lines.readline(LONGEST_LINE_BYTES)
             if not line:
                 return None
             reply = read_reply(line)
@@ -227,13 +227,13 @@ def answer(master: socket.socket, own: Hello, deadline: float, say: Say) -> Agre
             if reply.failed:
                 raise CheckFailed(reply.failed, "its terminal says what to do")
             if reply.go is not None:
-                return checked(reply.go, own)
+                return checked(reply.go, hello)
             say(f"waiting for {reply.waiting}")
 
 
-def checked(agreed: Agreed, own: Hello) -> Agreed:
+def checked(agreed: Agreed, hello: Hello) -> Agreed:
     """Refuse a decision that is none for this node."""
     counts = agreed.counts
-    if len(counts) != own.nnodes or min(counts) < 1 or counts[own.rank] != own.nproc:
-        raise Nonsense(f"the counts {counts} are not those of {own.nnodes} nodes")
+    if len(counts) != hello.nnodes or min(counts) < 1 or counts[hello.rank] != hello.nproc:
+        raise Nonsense(f"the counts {counts} are not those of {hello.nnodes} nodes")
     return agreed

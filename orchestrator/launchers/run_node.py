@@ -135,7 +135,7 @@ def run(mine: Part, patience: float, arguments: LaunchArguments) -> int:
     program = (
         request.target.name if request.target.kind != "module" else f"-m {request.target.name}"
     )
-    own = Hello(
+    hello = Hello(
         rank=mine.rank,
         nnodes=mine.nnodes,
         nproc=count,
@@ -144,14 +144,14 @@ def run(mine: Part, patience: float, arguments: LaunchArguments) -> int:
         world=mine.world,
         secret=bool(os.environ.get(rendezvous.SECRET)),
     )
-    problem = rendezvous.disagreement([own])
+    problem = rendezvous.disagreement([hello])
     if problem:
         raise rendezvous.refusal(problem)
     if mine.rank:
-        agreed = rendezvous.join(own, (mine.master, mine.port), patience, say)
+        agreed = rendezvous.join(hello, (mine.master, mine.port), patience, say)
         launched = follow_lead(request, mine, reached, agreed)
     else:
-        launched = lead(request, mine, reached, own, patience)
+        launched = lead(request, mine, reached, hello, patience)
     return follow_launched(launched, arguments.view)
 
 
@@ -180,9 +180,9 @@ def address_of(master: str, patience: float) -> str:
                 "write the master's IP address, or correct its name",
             )
         if now > remind:
-            remind = now + rendezvous.REMIND
+            remind = now + rendezvous.REMIND_SECONDS
             say(f"MASTER_ADDR {master!r} cannot be resolved here yet")
-        time.sleep(rendezvous.RETRY)
+        time.sleep(rendezvous.RETRY_SECONDS)
     return address
 
 
@@ -207,8 +207,8 @@ def reach(request: Request, mine: Part, patience: float) -> Reached:
 
 def check_master(mine: Part, reached: Reached, address: str) -> None:
     """Check that NODE_RANK=0 is at MASTER_ADDR, and only once."""
-    own = [entry.address for entry in reached.facts.addresses]
-    here = address in own or is_loopback(address)
+    addresses = [entry.address for entry in reached.facts.addresses]
+    here = address in addresses or is_loopback(address)
     if here and reached.facts.port:
         return
     hello = Hello(rank=0, nnodes=mine.nnodes, nproc=1, host=socket.gethostname())
@@ -224,14 +224,16 @@ def check_master(mine: Part, reached: Reached, address: str) -> None:
             "set MASTER_PORT to another one, the same on all nodes",
         )
     say(
-        f"MASTER_ADDR {mine.master} is not an address of this machine ({', '.join(own)}): right"
-        " behind NAT, otherwise NODE_RANK=0 belongs on another machine"
+        f"MASTER_ADDR {mine.master} is not an address of this machine ({', '.join(addresses)}):"
+        " right behind NAT, otherwise NODE_RANK=0 belongs on another machine"
     )
 
 
-def lead(request: Request, mine: Part, reached: Reached, own: Hello, patience: float) -> Launched:
+def lead(
+    request: Request, mine: Part, reached: Reached, hello_here: Hello, patience: float
+) -> Launched:
     """As node 0, wait for all nodes, and send them the job's name and its experiment."""
-    with Master(own, mine.port) as master:
+    with Master(hello_here, mine.port) as master:
         hellos = master.gather(patience, say)
         experiment = experiments.create(request.where.experiments, request.config.launch.name)
         interrupt.undo_with(experiment.discard)

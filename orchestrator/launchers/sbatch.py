@@ -122,8 +122,8 @@ def quoted(option: str) -> str:
 
 def check_export(asked: SbatchOptions, env: Mapping[str, str]) -> None:
     """Refuse --env NAME=VALUE where the environment that has it is not copied to the job."""
-    given = [word.partition("=")[2] for word in asked.more if word.startswith("--export=")]
-    exported = (given or [os.environ.get("SBATCH_EXPORT", "ALL")])[-1].split(",")
+    exports = [word.partition("=")[2] for word in asked.more if word.startswith("--export=")]
+    exported = (exports or [os.environ.get("SBATCH_EXPORT", "ALL")])[-1].split(",")
     missing = [name for name in env if name not in exported] if "ALL" not in exported else []
     if missing:
         names = ",".join([*(name for name in exported if name not in ("NONE", "NIL")), *missing])
@@ -221,10 +221,10 @@ def checked(launch: LaunchArguments) -> Request:
     return request
 
 
-def command_line(asked: SbatchOptions, given: Sequence[str], request: Request) -> list[str]:
+def command_line(asked: SbatchOptions, words: Sequence[str], request: Request) -> list[str]:
     """Write the command line of master_launch inside the job."""
     command = [*program(), "--nodes-from", "slurm"]
-    if request.config_file is not None and str(request.config_file) not in given:
+    if request.config_file is not None and str(request.config_file) not in words:
         command += ["--config", str(request.config_file)]  # from CONFIG_FILE, or the default
     resumes = request.config.checkpoint.resume != "never"
     if asked.requeue and request.target.kind == "engine" and not resumes:
@@ -234,12 +234,12 @@ def command_line(asked: SbatchOptions, given: Sequence[str], request: Request) -
             "note: without --cpus-per-task Slurm may give each node one processor only, for all of"
             " its ranks and their data loaders"
         )
-    return [*command, *given]
+    return [*command, *words]
 
 
 def program() -> list[str]:
     """Name this installation by its path: on the compute node, PATH may be another one."""
-    beside = Path(sys.executable).with_name("master_launch")
-    if os.access(beside, os.X_OK):
-        return [str(beside)]
+    command = Path(sys.executable).with_name("master_launch")
+    if os.access(command, os.X_OK):
+        return [str(command)]
     return [sys.executable, "-m", "orchestrator", "launch"]

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed, UsageError
 
-LARGEST = 200
+LARGEST_BYTES = 200
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class LoopbackCluster:
     def __init__(
         self, size: int, directory: Path, *, port: int = 0, slots: int | None = None
     ) -> None:
-        if not 1 <= size <= LARGEST:
-            raise UsageError(f"a loopback cluster has 1 to {LARGEST} nodes, not {size}")
+        if not 1 <= size <= LARGEST_BYTES:
+            raise UsageError(f"a loopback cluster has 1 to {LARGEST_BYTES} nodes, not {size}")
         self.directory = directory.absolute()
         self.addresses = addresses_of(size)
         self.slots = slots

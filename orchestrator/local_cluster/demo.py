@@ -264,11 +264,11 @@ def invitation(cluster: LoopbackCluster) -> str:
 
 def program(name: str) -> str:
     """Return a command's name if the shell finds this Python's command by it, else its path."""
-    beside = Path(sys.executable).with_name(name)
+    command = Path(sys.executable).with_name(name)
     path = shutil.which(name)
-    if not beside.exists() or (path and Path(path) == beside):
+    if not command.exists() or (path and Path(path) == command):
         return name
-    return shlex.quote(str(beside))
+    return shlex.quote(str(command))
 
 
 def say(text: str) -> None:

@@ -48,7 +48,7 @@ def peer_word(data: dict[str, Any]) -> PeerWord:
 
 # -- between machines that are started by hand ------------------------------------------------
 
-LONGEST_LINE = 1 << 16
+LONGEST_LINE_BYTES = 1 << 16
 
 
 class Hello(Message):

@@ -26,16 +26,16 @@ PART = struct.Struct(
     ">IQc?"
 )  # rank, number of the call, kind, more to come: what a CALL begins with
 EVERY_RANK = 0xFFFFFFFF
-STREAM_CHUNK = 1 << 18  # bytes of a file in one frame
-CALL_CHUNK = 1 << 18
+STREAM_CHUNK_BYTES = 1 << 18  # of a file in one frame
+CALL_CHUNK_BYTES = 1 << 18
 # Stacks and collectives of every rank of a node are the longest answer: 2 MB each, escaped.
 LARGEST = {
     JSON: 1 << 28,
     PIECE: 1 << 23,
-    LOG: STREAM_CHUNK + OFFSET.size,
-    RANKS: STREAM_CHUNK + OFFSET.size,
-    EVENTS: STREAM_CHUNK + OFFSET.size,
-    CALL: CALL_CHUNK + PART.size,
+    LOG: STREAM_CHUNK_BYTES + OFFSET.size,
+    RANKS: STREAM_CHUNK_BYTES + OFFSET.size,
+    EVENTS: STREAM_CHUNK_BYTES + OFFSET.size,
+    CALL: CALL_CHUNK_BYTES + PART.size,
 }
 SMALLEST = {**dict.fromkeys(STREAMS, OFFSET.size), CALL: PART.size}
 
@@ -116,6 +116,6 @@ def part(payload: bytes) -> Part:
 def call_frames(rank: int, number: int, kind: bytes, data: bytes) -> Iterator[bytes]:
     """Cut a call, or an answer, into frames."""
     view = memoryview(data)
-    for start in range(0, max(1, len(data)), CALL_CHUNK):
-        piece = bytes(view[start : start + CALL_CHUNK])
-        yield Part(rank, number, kind, start + CALL_CHUNK < len(data), piece).frame()
+    for start in range(0, max(1, len(data)), CALL_CHUNK_BYTES):
+        piece = bytes(view[start : start + CALL_CHUNK_BYTES])
+        yield Part(rank, number, kind, start + CALL_CHUNK_BYTES < len(data), piece).frame()

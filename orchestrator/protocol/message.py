@@ -68,8 +68,8 @@ class Message:
 
     def __init_subclass__(cls, kw_only: bool = True) -> None:
         super().__init_subclass__()
-        own = vars(cls).get("__annotations__", {})
-        names = [name for name in own if not str(own[name]).startswith("ClassVar")]
+        annotations = vars(cls).get("__annotations__", {})
+        names = [name for name in annotations if not str(annotations[name]).startswith("ClassVar")]
         values = {name: vars(cls).get(name, REQUIRED) for name in names}
         cls._defaults = {}
         for base in reversed(cls.__mro__[1:]):

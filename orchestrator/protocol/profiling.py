@@ -10,7 +10,7 @@ from orchestrator.protocol.message import Count, Few, Message
 WISH, NEWS = "profile_wish.json", "profile_news.json"
 MOST_STEPS = 20  # of one profile: a trace has megabytes per step
 
-PATIENCE = 30.0  # seconds after which a wish is stale that nobody has repeated
+PATIENCE_SECONDS = 30.0  # after which a wish is stale that nobody has repeated
 
 ASKED = "asked"  # rank 0 has not seen it yet
 TRACING = "tracing"

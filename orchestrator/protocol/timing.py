@@ -6,14 +6,14 @@ import signal
 
 # -- the channel between head and node --
 SERVER_BEAT = 1.0  # the node's server says something so often,
-HEAD_PATIENCE = 8.0  # and is lost to the head after so long without a word
-HEAD_BEAT = 10.0  # the head asks for the time so often,
+HEAD_PATIENCE_SECONDS = 8.0  # and is lost to the head after so long without a word
+HEAD_BEAT_SECONDS = 10.0  # the head asks for the time so often,
 SERVER_PATIENCE = 60.0  # and the server leaves a head that is silent for so long
 
 # -- the end of a job --
-HEARSAY = 0.3  # what fails by itself in this time says so, before it is ended for another
+HEARSAY_SECONDS = 0.3  # what fails by itself in this time says so, before it is ended for another
 PEER_GRACE = 0.5  # after a failure elsewhere nothing can go on: time enough to print why
-SWEEP_PATIENCE = 10.0  # processes without a supervisor have this long to die of SIGKILL
+SWEEP_PATIENCE_SECONDS = 10.0  # processes without a supervisor have this long to die of SIGKILL
 
 # -- supervisors among themselves --
 PEER_BEAT = 1.0

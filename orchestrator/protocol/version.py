@@ -27,12 +27,12 @@ class Version(Message):
 OWN = Version(protocol=PROTOCOL, oldest=OLDEST, package=__version__)
 
 
-def conflict(job: str, theirs: Version, own: Version = OWN) -> str:
+def conflict(job: str, theirs: Version, ours: Version = OWN) -> str:
     """Say why this version cannot follow that job, and what to do; nothing where it can."""
-    if theirs.oldest <= own.protocol and own.oldest <= theirs.protocol:
+    if theirs.oldest <= ours.protocol and ours.oldest <= theirs.protocol:
         return ""
     return (
         f"job {job} was started by orchestrator {theirs.package}, which speaks protocol"
-        f" {theirs.protocol}; this is {own.package} with protocol {own.protocol}: attach with"
+        f" {theirs.protocol}; this is {ours.package} with protocol {ours.protocol}: attach with"
         f" orchestrator {theirs.package}, or end the job with `orchestrator stop`, which works"
     )

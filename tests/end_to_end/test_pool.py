@@ -124,7 +124,7 @@ def test_calls_of_all_kinds(
         inputs = range(12)
         assert pool.map(lambda x: (seen.append(x), large_one, len(seen))[2], inputs) == [1] * 12
         assert Counted.pickles == 1
-        large = b"x" * (3 * pools.frames.CALL_CHUNK + 1)
+        large = b"x" * (3 * pools.frames.CALL_CHUNK_BYTES + 1)
         assert pool.run(lambda data: data + bytes([rank()]), large) == [
             large + bytes([number]) for number in range(4)
         ]
@@ -260,8 +260,8 @@ def interrupts_while_it_sends(pool: pools.Pool, monkeypatch: pytest.MonkeyPatch)
 
         return interrupted
 
-    large = bytes(2 * pools.frames.CALL_CHUNK)
-    for byte in (1, pools.frames.CALL_CHUNK, len(large)):
+    large = bytes(2 * pools.frames.CALL_CHUNK_BYTES)
+    for byte in (1, pools.frames.CALL_CHUNK_BYTES, len(large)):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(os, "write", pressed_at(byte))
             pool.run(len, large)

@@ -17,7 +17,7 @@ from orchestrator.head.connect.channel import NodeChannel, library, parcel
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.protocol.requests.request import Beat
 from orchestrator.protocol.requests.start import Hook
-from orchestrator.protocol.timing import HEAD_PATIENCE
+from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS
 
 SECONDS = 60.0  # more than it ever takes
 OTHER = 12345  # nobody's user and group
@@ -78,7 +78,7 @@ class Node:
         channel = NodeChannel(Pipes(self.home, *before), Environment(sys.executable), SECONDS)  # type: ignore[arg-type]
         self.channels.append(channel)
         channel.begin(SECONDS)
-        channel.ask(Beat(), HEAD_PATIENCE)
+        channel.ask(Beat(), HEAD_PATIENCE_SECONDS)
         return channel
 
     def refusal(self, *before: str) -> str:

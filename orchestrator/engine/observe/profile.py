@@ -283,7 +283,7 @@ class ProfileRequests:
         try:
             with files.open_plain(self.path) as file:
                 request = decode(ProfileWish, parse(file.read(1 << 12)), newer=True)
-            if time.time() - self.path.stat().st_mtime < asked.PATIENCE:
+            if time.time() - self.path.stat().st_mtime < asked.PATIENCE_SECONDS:
                 self.request = request
                 self.tell(asked.ASKED)  # before the wish goes, so that it is not left again
         except (OSError, Nonsense):

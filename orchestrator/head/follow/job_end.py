@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from orchestrator.protocol.timing import HEARSAY
+from orchestrator.protocol.timing import HEARSAY_SECONDS
 
 END_LIMIT_SECONDS = (
     30.0  # beyond its grace, a node that was asked to end has this long to confirm it
@@ -48,7 +48,7 @@ class JobEnd:
 
     def fail(self, reason: str, now: float, *, certain: bool = False) -> None:
         self.outcome = Outcome.FAILED
-        self.order_at, self.order_why = now + (0.0 if certain else HEARSAY), reason
+        self.order_at, self.order_why = now + (0.0 if certain else HEARSAY_SECONDS), reason
 
     def order_is_due(self, now: float) -> bool:
         return now >= self.order_at

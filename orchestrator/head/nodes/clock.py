@@ -14,16 +14,16 @@ from orchestrator.protocol.requests.follow import JobStates
 from orchestrator.protocol.requests.machine import CheckedUp
 from orchestrator.protocol.requests.warm import WarmPairs
 
-MISLEADS = 2.0  # seconds: less says nothing of a clock, as an answer takes a while
+MISLEADS_SECONDS = 2.0  # less says nothing of a clock, as an answer takes a while
 
-DRIFT = 1e-4  # seconds per second that two clocks may part, ten times what quartz does
+DRIFT_SECONDS = 1e-4  # seconds per second that two clocks may part, ten times what quartz does
 
 M = TypeVar("M", bound=Message)
 
 
 def ahead(theirs: float, ours: float) -> float:
     """Return how far a clock is ahead of ours, where that misleads."""
-    return theirs - ours if abs(theirs - ours) > MISLEADS else 0.0
+    return theirs - ours if abs(theirs - ours) > MISLEADS_SECONDS else 0.0
 
 
 def moved(message: M, by: float, *names: str) -> M:
@@ -38,9 +38,9 @@ def of_checkup(checkup: Checkup, by: float) -> Checkup:
         return checkup
     holders, load = checkup.holders, checkup.load
     if holders is not None:
-        holders = tuple(moved(each, by, "since") for each in holders)
+        holders = tuple(moved(holder, by, "since") for holder in holders)
     if load is not None:
-        load = load.replace(users=tuple(moved(each, by, "since") for each in load.users))
+        load = load.replace(users=tuple(moved(holder, by, "since") for holder in load.users))
     return checkup.replace(holders=holders, load=load)
 
 
@@ -71,7 +71,7 @@ class Clock:
     def heard(self, sent: float, theirs: float, received: float) -> bool:
         """Take an exchange; return whether it improved the offset."""
         error = (received - sent) / 2
-        if error > self.error + DRIFT * (received - self.measured):
+        if error > self.error + DRIFT_SECONDS * (received - self.measured):
             return False
         self.offset, self.error, self.measured = theirs - (sent + received) / 2, error, received
         return True

@@ -99,7 +99,9 @@ def where_torch_is(without: Mapping[str, Facts]) -> str:
         for name, facts in without.items()
     }
     first = next(iter(found.values()), [])
-    everywhere = [python for python in first if all(python in own for own in found.values())]
+    everywhere = [
+        python for python in first if all(python in pythons_here for pythons_here in found.values())
+    ]
     if everywhere:
         # In quotes, a shell here leaves it the home of each node.
         words = [f"'{python}'" if python.startswith("~") else python for python in everywhere]

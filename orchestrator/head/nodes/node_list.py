@@ -290,21 +290,21 @@ def _refuse_pasted(line: str) -> None:
 
 def _options(fields: Sequence[Word]) -> Node:
     """Return a node with these options, and nothing else."""
-    given: dict[str, str] = {}
+    values: dict[str, str] = {}
     for number, field in enumerate(fields):
         key, value = _option(field, fields[number + 1 :])
-        if key in given:
+        if key in values:
             raise Mistake(field.column, f"{key!r} is given twice", f"{key!r} once")
-        given[key] = value
+        values[key] = value
     return Node(
         host="",
-        slots=int(given["slots"]) if "slots" in given else None,
-        python=given.get("python"),
-        workdir=given.get("workdir"),
-        ifname=given.get("ifname"),
-        activate=given.get("activate"),
-        wrap=given.get("wrap"),
-        spare="spare" in given,
+        slots=int(values["slots"]) if "slots" in values else None,
+        python=values.get("python"),
+        workdir=values.get("workdir"),
+        ifname=values.get("ifname"),
+        activate=values.get("activate"),
+        wrap=values.get("wrap"),
+        spare="spare" in values,
     )
 
 

@@ -171,8 +171,8 @@ def planned(
     first = nodes[0]
     master = {plan.master_address, agreed.master_ip if agreed else ""}
     if agreed is None or agreed.index == 0:
-        own = [address.address for address in first.facts.addresses]
-        master |= {*own, first.name, first.node.host, first.facts.hostname}
+        addresses = [address.address for address in first.facts.addresses]
+        master |= {*addresses, first.name, first.node.host, first.facts.hostname}
     for index, node in enumerate(nodes[1:], 1):
         ip = by.keys.get("main_process_ip")
         if ip not in master and ip in [address.address for address in node.facts.addresses]:

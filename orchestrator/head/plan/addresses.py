@@ -28,15 +28,15 @@ def find(nodes: Sequence[ProbedNode]) -> list[NodeAddress]:
 def master_address(nodes: Sequence[ProbedNode]) -> str:
     """Return the master's address that every other node can be expected to reach."""
     master, others = nodes[0], nodes[1:]
-    own = [address.address for address in master.facts.addresses]
+    addresses = [address.address for address in master.facts.addresses]
     first = master.reached
     if all(is_loopback(node.reached) for node in nodes):
         return first
     if not others:
-        usable = first in own and not is_scoped(first)
+        usable = first in addresses and not is_scoped(first)
         return first if usable else "127.0.0.1"  # NAT does not lead back to the node itself
     scoped = is_scoped(first)
-    if first in own and not is_loopback(first) and not scoped:
+    if first in addresses and not is_loopback(first) and not scoped:
         return first
     # The list's address is not one that the master itself has: NAT, a jump host, or localhost.
     shared = [
@@ -52,7 +52,7 @@ def master_address(nodes: Sequence[ProbedNode]) -> str:
     raise CheckFailed(
         "the master has no address that the other nodes can reach: "
         + (f"the list calls it {first}" if first else "it is behind a jump host")
-        + f", and none of its own ({', '.join(own)}) is on one of their networks",
+        + f", and none of its own ({', '.join(addresses)}) is on one of their networks",
         COMMON,
     )
 
@@ -72,17 +72,17 @@ def on_link(facts: Facts, address: str) -> bool:
 
 def address_of(node: ProbedNode, first: ProbedNode, master: str) -> NodeAddress:
     facts = node.facts
-    own = {address.address: address.interface for address in facts.addresses}
+    interfaces = {address.address: address.interface for address in facts.addresses}
     if is_loopback(master) and is_loopback(node.reached):
-        return NodeAddress(node.reached, own.get(node.reached, "lo"))
-    if master in own:
+        return NodeAddress(node.reached, interfaces.get(node.reached, "lo"))
+    if master in interfaces:
         if node is not first and not node.facts.same_machine(first.facts):
             raise CheckFailed(
-                f"{node.name} itself has the master's address {master} (on {own[master]}): two "
-                "networks use the same addresses, so it would connect to itself and wait forever",
+                f"{node.name} itself has the master's address {master} (on {interfaces[master]}):"
+                " two networks use the same addresses, so it would connect to itself and wait forever",
                 COMMON,
             )
-        return NodeAddress(master, own[master])
+        return NodeAddress(master, interfaces[master])
     interface, from_here = facts.routes.get(master, ("", ""))
     if from_here:
         return NodeAddress(from_here, interface)

@@ -134,8 +134,8 @@ def setting_rows(nodes: Sequence[NodePlan]) -> list[tuple[str, ...]]:
                 groups.setdefault(name, {}).setdefault(row, []).append(node.index)
     rows: list[tuple[str, ...]] = []
     for name, decisions in groups.items():
-        for i, ((value, source, why), indexes) in enumerate(decisions.items()):
-            rows.append(("" if i else name, ranges(indexes), value, source, why))
+        for i, ((value, source, reason), indexes) in enumerate(decisions.items()):
+            rows.append(("" if i else name, ranges(indexes), value, source, reason))
     return rows
 
 
@@ -144,11 +144,13 @@ def decided(node: NodePlan, name: str) -> tuple[str, str, str] | None:
     *others, last = [setting for setting in node.settings if setting.name == name]
     if last.why == IDENTITY:
         return None
-    why = last.why
+    reason = last.why
     lost = [setting for setting in others if setting.value != last.value]
     if lost:
-        why += f"; not {value_of(lost[-1])} ({'yours, ' if lost[-1].yours else ''}{lost[-1].why})"
-    return value_of(last), "yours" if last.yours else "computed", why
+        reason += (
+            f"; not {value_of(lost[-1])} ({'yours, ' if lost[-1].yours else ''}{lost[-1].why})"
+        )
+    return value_of(last), "yours" if last.yours else "computed", reason
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -90,9 +90,9 @@ def check_names(nodes: Sequence[ProbedNode]) -> None:
                 )
             addresses = [a for a in node.facts.addresses if a.interface == name]
             if interface.state != "up" or not addresses:
-                why = "has no address" if interface.state == "up" else f"is {interface.state}"
+                reason = "has no address" if interface.state == "up" else f"is {interface.state}"
                 raise CheckFailed(
-                    f"the interface {name} of {node.name} (ifname= in the node list) {why}",
+                    f"the interface {name} of {node.name} (ifname= in the node list) {reason}",
                     "name another one, or leave ifname= out to use the one towards the master",
                 )
 
@@ -124,8 +124,8 @@ def kept(setting: EnvSetting, environment: Mapping[str, str]) -> EnvSetting:
     value = environment.get(setting.name)
     if value is None or value == setting.value:
         return setting
-    why = f"set on the node itself; computed: {setting.value}"
-    return EnvSetting(setting.name, value, why, yours=True)
+    reason = f"set on the node itself; computed: {setting.value}"
+    return EnvSetting(setting.name, value, reason, yours=True)
 
 
 def socket_settings(node: ProbedNode, address: NodeAddress, *, is_master: bool) -> list[EnvSetting]:
@@ -155,10 +155,10 @@ def thread_settings(node: ProbedNode, name: str) -> list[EnvSetting]:
     if vendor(node, name) in CLOUDS:
         return []
     count = "4" if interface.speed >= VERY_FAST else "2"  # 4 x 4: NCCL's own advice for 100 Gb/s
-    why = f"TCP at {interface.speed / 1000:g} Gb/s: one connection carries only 10 to 20"
+    reason = f"TCP at {interface.speed / 1000:g} Gb/s: one connection carries only 10 to 20"
     return [
-        EnvSetting("NCCL_SOCKET_NTHREADS", count, why),
-        EnvSetting("NCCL_NSOCKS_PERTHREAD", count, why),
+        EnvSetting("NCCL_SOCKET_NTHREADS", count, reason),
+        EnvSetting("NCCL_NSOCKS_PERTHREAD", count, reason),
     ]
 
 
@@ -239,12 +239,14 @@ def networks_of_all(nodes: Sequence[ProbedNode]) -> Iterator[tuple[IpNetwork, in
     for address in nodes[0].facts.addresses:
         if is_loopback(address.address) or address.ip.is_link_local:
             continue
-        own = [
+        networks = [
             next((a for a in node.facts.addresses if a.network == address.network), None)
             for node in nodes
         ]
-        speeds = [speed(node, a.interface) if a else 0 for node, a in zip(nodes, own, strict=True)]
-        if min(speeds) > 0 and len({a.address for a in own if a}) == len(nodes):
+        speeds = [
+            speed(node, a.interface) if a else 0 for node, a in zip(nodes, networks, strict=True)
+        ]
+        if min(speeds) > 0 and len({a.address for a in networks if a}) == len(nodes):
             yield address.network, min(speeds)
 
 

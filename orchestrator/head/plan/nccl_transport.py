@@ -75,7 +75,7 @@ def select(nodes: Sequence[ProbedNode], kind: str) -> list[Ports]:
 
 def select_ports(facts: Facts, kind: str) -> Ports:
     mine = [port for port in facts.rdma if port.link_layer == LAYERS[kind]]
-    left = [(port, why) for port in mine if (why := unfit(port, kind))]
+    left = [(port, reason) for port in mine if (reason := unfit(port, kind))]
     used = [port for port in mine if not unfit(port, kind)]
     fastest = max((port.rate for port in used), default=0.0)
     # A port of half the speed or less serves files or ssh, and would slow the others down.
@@ -88,7 +88,7 @@ def select_ports(facts: Facts, kind: str) -> Ports:
         used = [port for port in used if port not in bonds]
     others = [port for port in facts.rdma if port not in mine]
     left += [(port, f"{port.link_layer or 'no link layer'}") for port in others if port.active]
-    return Ports(tuple(used), tuple((port.name, why) for port, why in left))
+    return Ports(tuple(used), tuple((port.name, reason) for port, reason in left))
 
 
 def unfit(port: RdmaPort, kind: str) -> str:
@@ -112,8 +112,8 @@ def networks(facts: Facts, port: RdmaPort) -> set[str]:
     """Return an InfiniBand port's subnet, or a RoCE port's IP networks."""
     if port.link_layer == "InfiniBand":
         return {":".join(gid.gid.split(":")[:4]) for gid in port.gids if gid.index == 0}
-    own = {gid.ip for gid in port.gids if gid.is_routable_v2}
-    return {str(address.network) for address in facts.addresses if address.ip in own}
+    addresses = {gid.ip for gid in port.gids if gid.is_routable_v2}
+    return {str(address.network) for address in facts.addresses if address.ip in addresses}
 
 
 def connected(nodes: Sequence[ProbedNode], all_ports: list[Ports]) -> list[Ports]:
@@ -140,11 +140,11 @@ def check_subnets(nodes: Sequence[ProbedNode], all_ports: Sequence[Ports]) -> No
     """Refuse two separate InfiniBand fabrics: NCCL would wait for a connection forever."""
     first = set().union(*(networks(nodes[0].facts, port) for port in all_ports[0].used))
     for node, ports in zip(nodes, all_ports, strict=True):
-        own = set().union(*(networks(node.facts, port) for port in ports.used))
-        if first and own and not first & own:
+        subnets = set().union(*(networks(node.facts, port) for port in ports.used))
+        if first and subnets and not first & subnets:
             raise CheckFailed(
                 f"{nodes[0].name} and {node.name} are on different InfiniBand subnets "
-                f"({', '.join(sorted(first))} and {', '.join(sorted(own))})",
+                f"({', '.join(sorted(first))} and {', '.join(sorted(subnets))})",
                 "leave one of them out of the node list, or use TCP: --set nccl.profile=ethernet; "
                 "if a router connects them, name the cards to use: --set nccl.NCCL_IB_HCA=...",
             )
@@ -170,7 +170,7 @@ def required(nodes: Sequence[ProbedNode], kind: str, all_ports: list[Ports]) -> 
 def lack(node: ProbedNode, kind: str) -> str:
     """Say why a node has no such card to use: gpu03 (mlx5_0:1 is DOWN)."""
     left = select_ports(node.facts, kind).left
-    reasons = ", ".join(f"{name}: {why}" for name, why in left[:4])
+    reasons = ", ".join(f"{name}: {reason}" for name, reason in left[:4])
     return f"{node.name} ({reasons or node.facts.problems.get('rdma') or 'no such card'})"
 
 
@@ -204,10 +204,10 @@ def mixed(nodes: Sequence[ProbedNode], ports_by_kind: dict[str, list[Ports]]) ->
     return Fabric(chosen.kind, chosen.settings, (note,))
 
 
-def tcp(nodes: Sequence[ProbedNode], why: str, *, always: bool = False) -> Fabric:
+def tcp(nodes: Sequence[ProbedNode], reason: str, *, always: bool = False) -> Fabric:
     """Use TCP; switch InfiniBand off on every node if any has a card that NCCL would try."""
     needed = always or any(node.facts.rdma for node in nodes)
-    setting = (EnvSetting("NCCL_IB_DISABLE", "1", why),) if needed else ()
+    setting = (EnvSetting("NCCL_IB_DISABLE", "1", reason),) if needed else ()
     return Fabric("ethernet", (setting,) * len(nodes))
 
 
@@ -241,7 +241,7 @@ def why_these(kind: str, ports: Ports) -> str:
     speeds = " and ".join(f"{rate:g}" for rate in rates)
     count = len(ports.used)
     which = "the active port" if count == 1 else f"the {count} active ports"
-    without = "; ".join(f"not {name} ({why})" for name, why in ports.left)
+    without = "; ".join(f"not {name} ({reason})" for name, reason in ports.left)
     return f"{which} for {SPOKEN[kind]}, {speeds} Gb/s" + (f"; {without}" if without else "")
 
 
@@ -259,14 +259,14 @@ def with_gids(
     best = {port.name: best_gid(port) for port in ports.used}
     only_ipv6 = all(gid.ip is not None and gid.ip.version == 6 for gid in best.values())
     if version is not None and version >= FINDS_GIDS:
-        why = "the cards have IPv6 addresses only, and NCCL looks for IPv4 ones"
-        family = (EnvSetting("NCCL_IB_ADDR_FAMILY", "AF_INET6", why),)
+        reason = "the cards have IPv6 addresses only, and NCCL looks for IPv4 ones"
+        family = (EnvSetting("NCCL_IB_ADDR_FAMILY", "AF_INET6", reason),)
         return ports, family if only_ipv6 else (), ""
     ((index, _),) = Counter(gid.index for gid in best.values()).most_common(1)
     apart = [port for port in ports.used if best[port.name].index != index]
     what = software.nccl or "of an unknown version"
-    why = f"RoCE v2 with an address; NCCL {what} takes one number, 0 by default"
-    setting = (EnvSetting("NCCL_IB_GID_INDEX", str(index), why),)
+    reason = f"RoCE v2 with an address; NCCL {what} takes one number, 0 by default"
+    setting = (EnvSetting("NCCL_IB_GID_INDEX", str(index), reason),)
     if not apart:
         return ports, setting, ""
     left = tuple((port.name, f"its GID index is {best[port.name].index}") for port in apart)

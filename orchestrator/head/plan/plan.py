@@ -123,7 +123,7 @@ def lay_out(nodes: Sequence[ProbedNode], config: Config) -> Layout:
     counts = [count_ranks(node, config.launch.nproc) for node in nodes]
     return Layout(
         counts=tuple(count for count, _ in counts),
-        whys=tuple(why for _, why in counts),
+        whys=tuple(reason for _, reason in counts),
         port=port,
         notes=(*port_notes, *uneven_notes(nodes, counts, config.launch.nproc)),
     )
@@ -155,9 +155,9 @@ def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
         fix = NOT_READY.get(lacks.pop(), COPY) if len(lacks) == 1 else COPY
         if fix == MISSPELT and sum(map(len, problems.values())) < len(nodes):  # the others have it
             fix = COPY
-        told = "".join(f"\n    {listed(where)}: {what}" for (what, _), where in problems.items())
+        details = "".join(f"\n    {listed(where)}: {what}" for (what, _), where in problems.items())
         raise CheckFailed(
-            f"the program is not ready on every node:{told}",
+            f"the program is not ready on every node:{details}",
             fix.format(name=shlex.quote(target.name)),
         )
     of_kind = by_value((node.name, node.facts.target_kind) for node in nodes)
@@ -281,14 +281,14 @@ class Draft:
         self,
         index: int,
         probed: ProbedNode,
-        own: NodeAddress,
+        address: NodeAddress,
         computed: Sequence[EnvSetting],
     ) -> NodePlan:
         facts, layout = probed.facts, self.layout
         target = Target(self.kind, resolve_name(self.kind, self.target, facts), self.target.args)
         workdir = facts.workdir if facts.workdir_exists else "/"
         count = layout.counts[index]
-        options = (f"--nproc-per-node={count}", f"--local-addr={own.address}")
+        options = (f"--nproc-per-node={count}", f"--local-addr={address.address}")
         place = (
             *(f"--nnodes={len(layout.counts)}", f"--node-rank={index}"),
             *(f"--master-addr={layout.master}", f"--master-port={layout.port}"),
@@ -304,14 +304,14 @@ class Draft:
         return NodePlan(
             index=index,
             node=probed.node,
-            address=own.address,
+            address=address.address,
             first_rank=layout.first_rank(index),
             nproc=count,
             nproc_why=layout.whys[index],
             python=facts.python,
             workdir=workdir,
             target=target,
-            settings=(*computed, *self.settings(index, facts, own, count)),
+            settings=(*computed, *self.settings(index, facts, address, count)),
             agent=agent,
             placed=OF_TORCHRUN,
             program=program,
@@ -320,7 +320,7 @@ class Draft:
         )
 
     def settings(
-        self, index: int, facts: Facts, own: NodeAddress, count: int
+        self, index: int, facts: Facts, address: NodeAddress, count: int
     ) -> Iterator[EnvSetting]:
         """Yield the rank's environment beyond the network settings; later ones win."""
         if self.start == "fork":
@@ -337,7 +337,7 @@ class Draft:
         yield from self.user_env
         identity = {
             "NODE_RANK": str(index),
-            "NODE_IP": own.address,
+            "NODE_IP": address.address,
             "NNODES": str(len(self.layout.counts)),
             "NPROC_PER_NODE": str(count),
             "ORCHESTRATOR_JOB": self.job,
@@ -367,7 +367,7 @@ def program_words(target: Target, workdir: str, library: str) -> tuple[str, ...]
 # -- own ranks ----------------------------------------------------------------------------------
 # Notices a program that starts ranks by itself, as each rank of a job would do again.
 
-MOST_READ = 1 << 20  # bytes
+MOST_READ_BYTES = 1 << 20
 IN_SHELL = re.compile(
     r"^(?!\s*#)(?:.*(?:[;&|]|\s-m|\b(?:exec|then|do|else|nohup|time|env|\w+=\S+))\s+|\s*)"
     r"(torchrun|torch\.distributed\.(?:run|launch)|accelerate\s+launch|deepspeed)\s",
@@ -380,7 +380,7 @@ def warning(file: Path, kind: str, ranks_per_node: int) -> str:
     """Say what would start ranks in a "script" (Python) or "program", and what to type instead."""
     try:
         with file.open("rb") as program:
-            text = program.read(MOST_READ).decode(errors="replace")
+            text = program.read(MOST_READ_BYTES).decode(errors="replace")
     except OSError:  # it is on the nodes alone
         return ""
     if kind == "program" and text.startswith("#!") and (call := IN_SHELL.search(text)):

@@ -78,11 +78,11 @@ def redacted_command(command: Sequence[str]) -> list[str]:
     before = ""
     for word in command:
         name, equals, _ = word.partition("=")
-        given = env_in(before, word)
+        assignment = env_in(before, word)
         if before == "--secret" or name == "--secret":  # a name, unless it is refused
             shown.append(f"{name}={REDACTED}" if equals and before == "--secret" else word)
-        elif given and not is_listed(given[1]):
-            shown.append(f"{given[0]}{given[1]}={REDACTED}")
+        elif assignment and not is_listed(assignment[1]):
+            shown.append(f"{assignment[0]}{assignment[1]}={REDACTED}")
         elif equals and SECRET.search(name.lstrip("-").replace("-", "_")):
             shown.append(f"{name}={REDACTED}")
         elif before.startswith("-") and SECRET.search(before.lstrip("-").replace("-", "_")):
@@ -106,8 +106,8 @@ def env_apart(arguments: Sequence[str], program: Sequence[str]) -> tuple[list[st
     words, values = [], {}
     before = ""
     for word in arguments[:end]:
-        if given := env_in(before, word):
-            option, name, values[name] = given
+        if assignment := env_in(before, word):
+            option, name, values[name] = assignment
             word = option + name  # noqa: PLW2901
         words.append(word)
         before = word

@@ -17,7 +17,7 @@ from orchestrator.protocol.manifest import Entry
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import Beat, Request
 from orchestrator.protocol.requests.transfer import AskTaken, Output, SumOutput, Take, Taken
-from orchestrator.protocol.timing import HEAD_BEAT
+from orchestrator.protocol.timing import HEAD_BEAT_SECONDS
 
 QUICK_SECONDS = 30.0  # for an answer that needs no work: a node that is very busy is not lost
 READ_SECONDS = 60.0  # for a piece of a file
@@ -102,7 +102,7 @@ def kept_alive(peers: Iterable[Peer]) -> Iterator[None]:
     over = threading.Event()
 
     def beat() -> None:
-        while not over.wait(HEAD_BEAT):
+        while not over.wait(HEAD_BEAT_SECONDS):
             for peer in list(peers):
                 if peer.lock.acquire(blocking=False):  # else somebody asks it something now
                     with contextlib.suppress(NodeError):  # whoever needs the node hears that

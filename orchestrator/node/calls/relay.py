@@ -18,8 +18,8 @@ from orchestrator.node.job.run_directory import RunDir, connect, connect_in
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import CALL, EVERY_RANK, GONE, INTERRUPT
 
-READ = 1 << 18
-QUEUE = 1 << 23  # bytes that may wait for ranks before the head is not read any more
+READ_BYTES = 1 << 18
+QUEUE_BYTES = 1 << 23  # that may wait for ranks before the head is not read any more
 LOOK_SECONDS = 0.02  # between two looks for a socket that a rank has yet to make
 
 Send = Callable[..., None]
@@ -80,7 +80,7 @@ class Calls:
     @property
     def is_full(self) -> bool:
         waiting = (len(part) for rank in self.ranks.values() for part in rank.queue)
-        return sum(waiting) > QUEUE
+        return sum(waiting) > QUEUE_BYTES
 
     def connect(self, send: Send) -> None:
         """Connect to the ranks that listen by now; none will if the job is over."""
@@ -117,7 +117,7 @@ class Calls:
             return
         try:
             rank.flush()
-            data = rank.connection.recv(READ)
+            data = rank.connection.recv(READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -134,7 +134,7 @@ class Calls:
         """Drain the bell of the log; its end is the supervisor's."""
         assert self.supervisor is not None
         with contextlib.suppress(OSError):
-            if self.supervisor.recv(READ):
+            if self.supervisor.recv(READ_BYTES):
                 return
         self.supervisor.close()
         self.supervisor = None

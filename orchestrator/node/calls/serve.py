@@ -33,8 +33,8 @@ from orchestrator.protocol.frames import (
     SHOW,
 )
 
-PATIENCE = 300.0  # seconds to wait for a caller: nobody wants these ranks any more
-READ = 1 << 20
+PATIENCE_SECONDS = 300.0  # seconds to wait for a caller: nobody wants these ranks any more
+READ_BYTES = 1 << 20
 SKIPPED = (__file__,)  # frames of ours in a traceback
 
 objects: dict[int, Any] = {}
@@ -58,23 +58,23 @@ def keep(function: bytes) -> None:
     kept[0] = function
 
 
-def apply(given: Any) -> Any:
+def apply(call: Any) -> Any:
     """Call the function that is kept, each time as it came: what it changes does not stay."""
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 
     function, _, _ = cloudpickle.loads(kept[0])
-    return function(given)
+    return function(call)
 
 
 def serve() -> None:
     """Serve callers until one says that it is over."""
     listener = listen_in(os.environ["ORCHESTRATOR_RUN"], f"calls_{os.environ['LOCAL_RANK']}", 1)
-    listener.settimeout(PATIENCE)
+    listener.settimeout(PATIENCE_SECONDS)
     while True:
         try:
             connection, _ = listener.accept()
         except OSError:
-            raise SystemExit(f"nobody has called for {PATIENCE:.0f} s") from None
+            raise SystemExit(f"nobody has called for {PATIENCE_SECONDS:.0f} s") from None
         with connection:
             connection.settimeout(None)
             if Caller(connection).serve():
@@ -117,7 +117,7 @@ class Caller:
                 data += part.data
                 if not part.more:
                     return part._replace(data=bytes(data))
-            received = self.connection.recv(READ)
+            received = self.connection.recv(READ_BYTES)
             if not received:
                 return None
             self.take(received)
@@ -157,7 +157,7 @@ class Caller:
     def is_interrupted(self) -> bool:
         """Was the call interrupted before it began? The signal comes after these words of it."""
         with contextlib.suppress(BlockingIOError):
-            self.take(self.connection.recv(READ, socket.MSG_DONTWAIT))
+            self.take(self.connection.recv(READ_BYTES, socket.MSG_DONTWAIT))
         return any((part.kind, part.number) == (INTERRUPT, self.number) for part in self.arrived)
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:

@@ -49,8 +49,8 @@ def main() -> None:
     # The job's Python is found first, as by the ranks: path_with.
     programs, path = os.path.dirname(spec["agent"][0]), variables.get("PATH", os.defpath)
     for name in ("python", "python3"):
-        own = os.path.join(programs, name)
-        if os.path.exists(own) and shutil.which(name) != own:
+        program = os.path.join(programs, name)
+        if os.path.exists(program) and shutil.which(name) != program:
             variables["PATH"] = os.pathsep.join([programs, path])
     for name in spec["unset"]:
         variables.pop(name, None)

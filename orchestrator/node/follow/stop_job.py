@@ -30,7 +30,7 @@ from orchestrator.node.server.ports import port_is_free
 from orchestrator.protocol import control
 from orchestrator.protocol.events import Ended, EndOrder, Started
 from orchestrator.protocol.requests.follow import PortState, Stop, StopAll, StopReceipt
-from orchestrator.protocol.timing import SWEEP_PATIENCE
+from orchestrator.protocol.timing import SWEEP_PATIENCE_SECONDS
 
 AT_ONCE = 16
 GONE = "its supervisor was killed"
@@ -61,7 +61,7 @@ def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
     with contextlib.suppress(OSError), connect(run) as supervisor:  # else it is gone, or not there
         ask_and_wait(supervisor, request)
     if run.last(Ended) is not None:
-        ours.wait(SWEEP_PATIENCE)  # its last word comes before its own end
+        ours.wait(SWEEP_PATIENCE_SECONDS)  # its last word comes before its own end
     killed = sweep(ours)
     ended = run.last(Ended)
     if ended is None and problem is not None and run.last(Started) is None:
@@ -150,7 +150,7 @@ def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
     with contextlib.suppress(OSError), connect_in(job.directory) as supervisor:
         if processes.peer(supervisor).uid == job.owner:
             ask_and_wait(supervisor, request)
-            ours.wait(SWEEP_PATIENCE)
+            ours.wait(SWEEP_PATIENCE_SECONDS)
     killed = sweep(ours)
     left = ours.living()
     ours.close()
@@ -181,10 +181,10 @@ def sweep(ours: JobProcesses) -> dict[int, str]:
     """Kill what lives of a job, at once, and wait until it is gone. PID -> name."""
     killed: dict[int, str] = {}
     began = time.monotonic()
-    while ours.living() and time.monotonic() - began < SWEEP_PATIENCE:
+    while ours.living() and time.monotonic() - began < SWEEP_PATIENCE_SECONDS:
         # Its supervisor goes last: orphans fall to it, and it may still say how all have ended.
         others = ours.members()
-        spared = SWEEP_PATIENCE / 2 if others else LAST_WORD_SECONDS
+        spared = SWEEP_PATIENCE_SECONDS / 2 if others else LAST_WORD_SECONDS
         for process in others if time.monotonic() - began < spared else ours.living():
             if processes.send(process, signal.SIGKILL):
                 killed[process.pid] = process.name

@@ -19,7 +19,7 @@ from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.follow import RemovedRun, RemovedRuns
 
 LIBRARY_NAME = re.compile(r"[0-9a-f]{16}(\.[0-9]+)?")  # with a number: half unpacked
-OLD_LIBRARY = 7 * 86400.0  # seconds since a head last used it
+OLD_LIBRARY_SECONDS = 7 * 86400.0  # since a head last used it
 
 Run = tuple[str, int]  # a job, and the index of a node in it
 
@@ -106,9 +106,9 @@ def _interrupted(kind: str) -> list[str]:
     return [os.path.join(directory, n) for n in names if n.startswith(".") and files.GONE in n]
 
 
-def old_libraries(own: str, now: float) -> list[str]:
+def old_libraries(current: str, now: float) -> list[str]:
     """Return the versions of our program that no run needs and no head used for a while."""
-    used = {own}
+    used = {current}
     for run in all_runs():
         if run.last(Ended) is not None:
             continue
@@ -123,6 +123,6 @@ def old_libraries(own: str, now: float) -> list[str]:
             ours = LIBRARY_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
             if ours and entry.name not in used:
                 status = entry.stat(follow_symlinks=False)
-                if status.st_uid == os.getuid() and now - status.st_mtime > OLD_LIBRARY:
+                if status.st_uid == os.getuid() and now - status.st_mtime > OLD_LIBRARY_SECONDS:
                     old.append(entry.path)
     return old

@@ -19,9 +19,9 @@ from orchestrator.protocol.requests.follow import RankStacks
 from orchestrator.protocol.timing import STACKS_SIGNAL
 
 IMPORTS = b"i"  # the question what a rank has imported
-PATIENCE = 3.0  # for all ranks of a node to write down where they are
-SEEN_IN = 3.0  # seconds in which py-spy has to tell it of the others
-LARGEST = 1 << 20  # characters of stacks and of collectives, per rank
+PATIENCE_SECONDS = 3.0  # for all ranks of a node to write down where they are
+SEEN_IN_SECONDS = 3.0  # in which py-spy has to tell it of the others
+LARGEST_CHARACTERS = 1 << 20  # of stacks and of collectives, per rank
 TICKS = os.sysconf("SC_CLK_TCK")
 BUSY = 0.05  # of a core: less is a loop that only waits
 
@@ -111,7 +111,7 @@ def collect(run: RunDir) -> dict[int, RankStacks]:
                 processes.send(ours[pid], STACKS_SIGNAL)
                 knock(os.path.join(run.path, f"ask_{local}"))
                 awaited.append(who)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and not all(answered(run, *who) for who in awaited):
         time.sleep(0.05)  # a file that another process writes rings no bell
     answers = {
@@ -124,7 +124,7 @@ def collect(run: RunDir) -> dict[int, RankStacks]:
     }
     silent = {rank: asked[rank][0] for rank, answer in answers.items() if not answer.stacks}
     for rank, text in seen(run, silent, list(ours.values())).items():
-        answers[rank] = answers[rank].replace(stacks=text[:LARGEST])
+        answers[rank] = answers[rank].replace(stacks=text[:LARGEST_CHARACTERS])
     return answers
 
 
@@ -134,7 +134,9 @@ def seen(run: RunDir, silent: dict[int, int], ours: list[Process]) -> dict[int, 
     if asked is None:
         return {}
     of_rank = {rank: pythons(pid, ours) for rank, pid in silent.items()}
-    found = py_spy_stacks(asked, [one for some in of_rank.values() for one in some], SEEN_IN)
+    found = py_spy_stacks(
+        asked, [one for some in of_rank.values() for one in some], SEEN_IN_SECONDS
+    )
     # The oldest comes last, as the main thread does: it is the program, others work for it.
     return {
         rank: "\n".join(found[one.pid] for one in reversed(some) if one.pid in found)
@@ -177,7 +179,7 @@ def read(path: str, start: int) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             file.seek(start)
-            return file.read(LARGEST)
+            return file.read(LARGEST_CHARACTERS)
     except OSError:
         return ""
 

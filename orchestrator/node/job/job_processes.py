@@ -72,8 +72,8 @@ def here(runs: Iterable[RunDir]) -> list[RunDir]:
     Machines that share a home see the files of each other's jobs there, but neither processes nor
     sockets: they must not count them as theirs, nor write their end.
     """
-    runs, own = list(runs), machine()
-    elsewhere = [run for run in runs if (started_on(run) or own) != own]
+    runs, this_machine = list(runs), machine()
+    elsewhere = [run for run in runs if (started_on(run) or this_machine) != this_machine]
     # A machine may get another name while a job runs on it.
     alive = living((run.job, run.node) for run in elsewhere) if elsewhere else ()
     others = {(run.job, run.node) for run in elsewhere}.difference(alive)
@@ -126,14 +126,18 @@ class JobProcesses(ProcessSet):
 
     def family(self, running: Mapping[int, Process], supervisors: set[int]) -> list[Process]:
         """Return what has the job's tag, and what descends from that or from a known process."""
-        own = supervisors | ({self.supervisor} if self.supervisor else set())
-        running = register.without_samplers(running, own)
+        roots_here = supervisors | ({self.supervisor} if self.supervisor else set())
+        running = register.without_samplers(running, roots_here)
         roots = {
             process.pid
             for process in running.values()
             if process.key in self.seen or tag(processes.environment(process.pid))[:2] == self.names
         }
-        ours = (roots | processes.descendants(running, roots | own)) - own - {os.getpid()}
+        ours = (
+            (roots | processes.descendants(running, roots | roots_here))
+            - roots_here
+            - {os.getpid()}
+        )
         return [running[pid] for pid in ours if not running[pid].is_dead]
 
 

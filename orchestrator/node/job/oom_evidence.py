@@ -9,8 +9,8 @@ from typing import Any
 
 CGROUPS = "/sys/fs/cgroup"
 SHM = "/dev/shm"
-FULL = 1 << 20  # bytes: with less left, the next tensor of a DataLoader does not fit
-WORDS = 4000  # characters of a rank's last ones, before a dump of its stacks and of that dump
+FULL_BYTES = 1 << 20  # with less left, the next tensor of a DataLoader does not fit
+WORDS_CHARACTERS = 4000  # of a rank's last ones, before a dump of its stacks and of that dump
 
 
 class Evidence:
@@ -53,7 +53,7 @@ def is_full(path: str) -> bool:
         disk = os.statvfs(path)
     except OSError:
         return False
-    return disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < FULL
+    return disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < FULL_BYTES
 
 
 def last_words(output: bytes) -> str:
@@ -61,5 +61,5 @@ def last_words(output: bytes) -> str:
     text = output.decode("utf-8", "replace")
     start = text.rfind("Fatal Python error")
     if start < 0:
-        return text[-WORDS:]
-    return text[max(0, start - WORDS) : start + WORDS]
+        return text[-WORDS_CHARACTERS:]
+    return text[max(0, start - WORDS_CHARACTERS) : start + WORDS_CHARACTERS]

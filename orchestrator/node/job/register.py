@@ -92,10 +92,10 @@ def read(run: RunDir) -> Known | None:
     try:
         with open(run.register, "rb") as file:
             known = decode(Known, parse(file.read()), newer=True)
-            looked = os.fstat(file.fileno()).st_mtime
+            read_at = os.fstat(file.fileno()).st_mtime
     except (OSError, Nonsense):
         return None
-    return known.replace(looked=looked) if known.boot == boot() else None
+    return known.replace(looked=read_at) if known.boot == boot() else None
 
 
 def remove(run: RunDir) -> None:

@@ -62,8 +62,8 @@ def is_ours(path: str) -> bool:
 def remove(run: RunDir) -> bool:
     """Remove what the attempts of this run's job share here; say whether nothing is left."""
     first = first_of(run) or run
-    own = [_gone(path) for path in (first.parcel, os.path.join(first.path, "resume"))]
-    return _remove(f"{first.job}.{first.node}") and all(own)
+    gone = [_gone(path) for path in (first.parcel, os.path.join(first.path, "resume"))]
+    return _remove(f"{first.job}.{first.node}") and all(gone)
 
 
 def _remove(name: str) -> bool:

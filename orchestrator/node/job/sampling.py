@@ -17,7 +17,7 @@ from orchestrator.node.job import processes
 from orchestrator.node.job.ranks.agent_start import PR_SET_PDEATHSIG, prctl
 from orchestrator.node.job.run_directory import RunDir
 
-AFTER = 2.0  # seconds: a start has better things to do, and a shorter job has nothing to show
+AFTER_SECONDS = 2.0  # a start has better things to do, and a shorter job has nothing to show
 END_SECONDS = 1.0
 LIBRARY = os.path.abspath(__file__).rsplit(os.sep, 4)[0]
 START = (
@@ -32,7 +32,7 @@ class SamplerProcess:
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self.err = os.path.join(run.path, "sampler.err")
-        self.due = time.monotonic() + AFTER
+        self.due = time.monotonic() + AFTER_SECONDS
         self.process: subprocess.Popen[bytes] | None = None
 
     @property

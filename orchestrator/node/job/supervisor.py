@@ -41,16 +41,18 @@ from orchestrator.protocol.version import OWN
 
 PR_SET_CHILD_SUBREAPER = 36
 F_SETPIPE_SZ = 1031
-READ = 1 << 20
+READ_BYTES = 1 << 20
 # The streams of torchrun: while the job runs, and after all ranks of this node have ended well.
 AGENT, GOODBYE = NO_RANK, "~"
 ENDED_BY_US = (-signal.SIGTERM, -signal.SIGKILL)
 RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ranks", "rank.py")
-FAILED_GRACE = 1.0  # after a rank failed, its siblings may still say why; then they are killed
-SWEEP_GRACE = 0.5  # what outlives torchrun gets this long between SIGTERM and SIGKILL
-EVENTS_ROOM = 1 << 18  # a job's last word must find room when its log has filled the disk
+FAILED_GRACE_SECONDS = (
+    1.0  # after a rank failed, its siblings may still say why; then they are killed
+)
+SWEEP_GRACE_SECONDS = 0.5  # what outlives torchrun gets this long between SIGTERM and SIGKILL
+EVENTS_ROOM_BYTES = 1 << 18  # a job's last word must find room when its log has filled the disk
 STOP_ORDER = EndOrder(why="its supervisor was told to stop", grace=10.0)
-SWEEP_LIMIT = 10.0  # a process that survives SIGKILL this long hangs in the kernel
+SWEEP_LIMIT_SECONDS = 10.0  # a process that survives SIGKILL this long hangs in the kernel
 
 
 class RankProcess:
@@ -79,7 +81,7 @@ class Supervisor:
         self.log = JobLog(run.log, run.ranks, before, self.secrets)
         self.evidence = Evidence()
         self.events = os.open(run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        reserve(self.events, EVENTS_ROOM)
+        reserve(self.events, EVENTS_ROOM_BYTES)
         self.unwritten = b""  # what a full disk refused of the events
         self.selector = selectors.DefaultSelector()
         self.outputs: dict[int, str] = {}  # file descriptor -> stream
@@ -200,7 +202,7 @@ class Supervisor:
 
     def hear_sampler(self, fd: int) -> None:
         """Write what the sampler says into the log."""
-        data = os.read(fd, READ)
+        data = os.read(fd, READ_BYTES)
         if data:
             self.log.note(data)
             self.ring()
@@ -222,7 +224,7 @@ class Supervisor:
 
     def read_output(self, fd: int) -> bool:
         try:
-            data = os.read(fd, READ)
+            data = os.read(fd, READ_BYTES)
         except BlockingIOError:
             return False
         if not data:
@@ -246,7 +248,7 @@ class Supervisor:
 
     def read_reports(self) -> None:
         try:
-            lines = (self.report_rest + os.read(self.reports, READ)).split(b"\n")
+            lines = (self.report_rest + os.read(self.reports, READ_BYTES)).split(b"\n")
         except BlockingIOError:
             return
         self.report_rest = lines.pop()
@@ -296,12 +298,12 @@ class Supervisor:
             self.dismiss()
 
     def failed(self, report: RankEnded) -> None:
-        why = f"rank {report.rank} on node {self.run.node} failed"
+        reason = f"rank {report.rank} on node {self.run.node} failed"
         certain = report.code == -signal.SIGKILL  # no failure elsewhere does that to a rank
-        order = EndOrder(why=why, grace=PEER_GRACE, failed=True, certain=certain)
+        order = EndOrder(why=reason, grace=PEER_GRACE, failed=True, certain=certain)
         self.lease.pass_on(order)
         self.rank_failed = True
-        self.end(order.replace(why=f"rank {report.rank} failed", grace=FAILED_GRACE))
+        self.end(order.replace(why=f"rank {report.rank} failed", grace=FAILED_GRACE_SECONDS))
 
     def look_into(self, rank: RankProcess, report: RankEnded) -> RankEnded:
         """Add what is known of a rank's failure, and by whose will it ended."""
@@ -442,10 +444,10 @@ class Supervisor:
                 self.read_reports()  # what was said before is no consequence of this
                 self.agent_code = self.agent.returncode = os.waitstatus_to_exitcode(status)
                 self.sweep_since = time.monotonic()
-                self.kill_at = min(self.kill_at, self.sweep_since + SWEEP_GRACE)
+                self.kill_at = min(self.kill_at, self.sweep_since + SWEEP_GRACE_SECONDS)
                 if self.agent_code and not self.why:
-                    why = f"torchrun on node {self.run.node} ended with {self.agent_code}"
-                    self.lease.pass_on(EndOrder(why=why, grace=PEER_GRACE, failed=True))
+                    reason = f"torchrun on node {self.run.node} ended with {self.agent_code}"
+                    self.lease.pass_on(EndOrder(why=reason, grace=PEER_GRACE, failed=True))
                 left = self.living()
                 self.outlived = {process.pid: process.name for process in left}
                 for process in left:
@@ -473,7 +475,7 @@ class Supervisor:
             return True
         if self.kill_at == float("inf"):
             self.kill()  # something was born while the others were being killed
-        return time.monotonic() - self.sweep_since > SWEEP_LIMIT
+        return time.monotonic() - self.sweep_since > SWEEP_LIMIT_SECONDS
 
     def finish(self) -> None:
         self.sampler.end()
@@ -555,7 +557,7 @@ def open_fifo(path: str) -> int:
     try:
         import fcntl
 
-        fcntl.fcntl(fd, F_SETPIPE_SZ, READ)
+        fcntl.fcntl(fd, F_SETPIPE_SZ, READ_BYTES)
     except OSError:
         pass  # the user's limit for big pipes is reached: the usual 64 KiB work too
     return fd

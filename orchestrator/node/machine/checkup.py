@@ -33,7 +33,7 @@ LOG_SECONDS = 5.0
 GIT_SECONDS = 10.0  # `git status` of a large tree on a network disk
 TORCH_SECONDS = 60.0
 NAME_SECONDS = 5.0
-LARGEST_FILE = 64 << 20
+LARGEST_FILE_BYTES = 64 << 20
 TORCH = """
 import json, sys
 out = {"python": sys.executable}
@@ -74,7 +74,7 @@ def checkup(request: Examine, root: str = "") -> Checkup:
         others["names"] = own_name
     more, failed = gather(NAME_SECONDS, others)
     problems.update(failed)
-    problems = {part: why for part, why in problems.items() if why}
+    problems = {part: reason for part, reason in problems.items() if reason}
     return Checkup(**fields, **more, problems=problems)
 
 
@@ -177,7 +177,7 @@ def code_part(outputs: dict[str, Output]) -> tuple[Code | None, str]:
 def digest(workdir: str, script: str) -> str:
     """Return the sha256 of the program, to compare where there is no git."""
     path = os.path.join(workdir, script)
-    if not os.path.isfile(path) or os.path.getsize(path) > LARGEST_FILE:
+    if not os.path.isfile(path) or os.path.getsize(path) > LARGEST_FILE_BYTES:
         return ""
     with open(path, "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()
@@ -200,7 +200,7 @@ def own_name() -> tuple[str, ...]:
 
 
 MOST = 4 << 20  # of output
-DIES = 1.0  # seconds to go after SIGKILL; what does not is stuck in a driver
+DIES_SECONDS = 1.0  # seconds to go after SIGKILL; what does not is stuck in a driver
 CLEAN = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
 
 
@@ -261,7 +261,7 @@ class Running:
         assert self.process is not None
         self._kill()
         try:
-            self.process.wait(DIES)
+            self.process.wait(DIES_SECONDS)
         except subprocess.TimeoutExpired:
             return f"{self.name} hangs in the kernel: not even SIGKILL ends it"
         return f"{self.name} did not end within {self.seconds:g} s"

@@ -12,8 +12,8 @@ from typing import Any
 
 from orchestrator.node.machine import sysfs
 
-SECTOR = 512  # bytes, of /proc/diskstats, whatever the disk's own are
-RDMA_WORD = 4  # bytes, of port_xmit_data
+SECTOR_BYTES = 512  # of /proc/diskstats, whatever the disk's own are
+RDMA_WORD_BYTES = 4  # of port_xmit_data
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -90,7 +90,7 @@ class Machine:
             fields = line.split()
             if len(fields) > 9 and self.is_disk(fields[2]):
                 read, written = read + int(fields[5]), written + int(fields[9])
-        return read * SECTOR, written * SECTOR
+        return read * SECTOR_BYTES, written * SECTOR_BYTES
 
     def is_disk(self, name: str) -> bool:
         if name not in self.disks:
@@ -108,7 +108,10 @@ class Machine:
                 received = sysfs.number(f"{directory}/port_rcv_data")
                 sent = sysfs.number(f"{directory}/port_xmit_data")
                 if received is not None and sent is not None:
-                    counters[f"net {card}/{port}"] = (received * RDMA_WORD, sent * RDMA_WORD)
+                    counters[f"net {card}/{port}"] = (
+                        received * RDMA_WORD_BYTES,
+                        sent * RDMA_WORD_BYTES,
+                    )
         return counters
 
 

@@ -56,7 +56,7 @@ def mount(mountinfo: str, path: str) -> tuple[str, str, str]:
 
 
 SHM = "/dev/shm"
-SLOW = 30.0  # seconds after which a disk that does not answer is said to be stuck
+SLOW_SECONDS = 30.0  # after which a disk that does not answer is said to be stuck
 
 
 @dataclass
@@ -102,7 +102,7 @@ class Disks:
     def stuck(self) -> str:
         """Return the path that has not answered for long, or nothing."""
         at = self.at
-        return at.path if at.path and time.monotonic() - at.since > SLOW else ""
+        return at.path if at.path and time.monotonic() - at.since > SLOW_SECONDS else ""
 
     def look(self) -> dict[str, list[int]]:
         """Return mount point -> (free, total) bytes; of one that is stuck, what it was."""

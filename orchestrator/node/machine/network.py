@@ -113,13 +113,13 @@ def route(peer: str, addresses: list[Address]) -> tuple[str, str]:
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe_socket:
             probe_socket.connect((peer, 9))  # a UDP connect sends nothing
-            own: str = probe_socket.getsockname()[0]
+            source: str = probe_socket.getsockname()[0]
     except OSError:
         return "", ""
     for address in addresses:
-        if address.address == own:
-            return address.interface, own
-    return ("lo", own) if own.startswith("127.") else ("", own)
+        if address.address == source:
+            return address.interface, source
+    return ("lo", source) if source.startswith("127.") else ("", source)
 
 
 ZERO = re.compile(r"(fe80:0000:0000:0000:)?(0000:)*0000")  # an entry that nobody filled in

@@ -99,8 +99,8 @@ def torch_here(torch: str, workdir: str) -> dict[str, Any]:
     """Return torch's version; where the chosen Python has none, the others here that have it."""
     if torch:
         return {"torch": torch}
-    look = {"torch_elsewhere": lambda: software.pythons_with_torch(workdir)}
-    return {"torch": "", **gather(SECONDS, look)[0]}
+    elsewhere = {"torch_elsewhere": lambda: software.pythons_with_torch(workdir)}
+    return {"torch": "", **gather(SECONDS, elsewhere)[0]}
 
 
 DISK = {
@@ -153,9 +153,9 @@ def firewall(root: str = "") -> str:
 
 
 def gpu_count(root: str = "") -> int:
-    given = os.environ.get("SLURM_GPUS_ON_NODE", "")
-    if "SLURM_STEP_ID" in os.environ and given.isdigit():
-        return int(given)  # of the job's own; the others in /dev are somebody else's
+    count = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    if "SLURM_STEP_ID" in os.environ and count.isdigit():
+        return int(count)  # of the job's own; the others in /dev are somebody else's
     in_dev = sum(1 for name in sysfs.names(f"{root}/dev") if re.fullmatch(r"nvidia\d+", name))
     return in_dev or amd.count(root)
 

@@ -19,8 +19,8 @@ from typing import Optional
 from orchestrator.protocol.requests.machine import LARGE_LOST, Dial, Listen
 
 AT_ONCE = 64
-WORD = 64  # bytes at most
-BULK = 1 << 16  # bytes: some packets of any size
+WORD_BYTES = 64  # bytes at most
+BULK_BYTES = 1 << 16  # some packets of any size
 BULK_SECONDS = 10.0  # as long as a listener waits for it
 ARRIVED = b"+"  # all of it
 
@@ -67,7 +67,7 @@ def serve(caller: socket.socket, word: bytes) -> None:
     with caller, contextlib.suppress(OSError):
         caller.settimeout(BULK_SECONDS)
         caller.sendall(word)
-        left = BULK
+        left = BULK_BYTES
         while left and (data := caller.recv(left)):
             left -= len(data)
         if not left:
@@ -89,7 +89,7 @@ def call(address: str, port: int, word: str, seconds: float) -> str:
         with socket.create_connection((address, port), timeout=seconds) as line:
             heard = b""
             while len(heard) < len(word):
-                data = line.recv(WORD)
+                data = line.recv(WORD_BYTES)
                 if not data:
                     break
                 heard += data
@@ -105,7 +105,7 @@ def call(address: str, port: int, word: str, seconds: float) -> str:
 def send_much(line: socket.socket) -> str:
     """Send data until the listener has all of it; say so where only the word came through."""
     try:
-        line.sendall(bytes(BULK))
+        line.sendall(bytes(BULK_BYTES))
         return "" if line.recv(1) == ARRIVED else "it hung up"
     except socket.timeout:  # noqa: UP041  before Python 3.10 it is no TimeoutError
         return LARGE_LOST

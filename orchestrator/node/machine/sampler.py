@@ -121,13 +121,13 @@ def told_before(outputs: str, node: int, host: str) -> Iterator[str]:
     with contextlib.suppress(OSError):
         for name in os.listdir(outputs):
             if name.startswith(prefix) and name.endswith(".jsonl"):
-                own = True
+                same_host = True
                 with open(os.path.join(outputs, name), "rb") as file:
                     for line in file:
                         with contextlib.suppress(ValueError, KeyError, TypeError):
                             if b'"about":' in line:
-                                own = json.loads(line)["about"]["host"] == host
-                            elif own and b'"cause":' in line:
+                                same_host = json.loads(line)["about"]["host"] == host
+                            elif same_host and b'"cause":' in line:
                                 yield str(json.loads(line)["cause"])
 
 
@@ -152,7 +152,7 @@ IN_A_ROW = 3  # samples: a spike is nobody's trouble
 SWAPS = 1 << 20  # bytes a second
 FULL = 0.95  # of a disk
 LOSSY, SEGMENTS = 0.02, 100  # a healthy network sends less than 0.1% again; of so many a second
-SHM_LEAST = 16 << 20  # bytes: with less, NCCL cannot start
+SHM_LEAST_BYTES = 16 << 20  # with less, NCCL cannot start
 SHM = "/dev/shm"
 
 
@@ -167,8 +167,8 @@ class Notice(NamedTuple):
 class Causes:
     """Remembers what was told, and for how many samples a trouble has lasted."""
 
-    def __init__(self, told: set[str]) -> None:
-        self.told = told
+    def __init__(self, known: set[str]) -> None:
+        self.told = known
         self.lasted: dict[str, int] = {}
 
     def look(self, sample: dict[str, Any]) -> list[Notice]:
@@ -203,7 +203,7 @@ def throttled(sample: dict[str, Any]) -> Iterator[Notice]:
     masks = sample.get("gpu", {}).get("throttle", [])
     heat = sample.get("gpu", {}).get("celsius", [])
     clocks = sample.get("gpu", {}).get("mhz", [])
-    for cause, bits, why, fix in (
+    for cause, bits, reason, fix in (
         ("gpu_too_hot", TOO_HOT, "too hot", "look at its fans and at the air"),
         ("gpu_power_brake", POWER_BRAKE, "its power supply asks for it", "look at the power"),
         ("gpu_slowed", SLOWED, "its hardware asks for it", "nvidia-smi -q -d PERFORMANCE"),
@@ -214,7 +214,7 @@ def throttled(sample: dict[str, Any]) -> Iterator[Notice]:
             slow = [at for at in slow if not int(masks[at]) & (TOO_HOT | POWER_BRAKE)]
         if slow:
             each = (f"GPU {at}{state(at, (heat, ' C'), (clocks, ' MHz'))}" for at in slow)
-            yield Notice(cause, f"{', '.join(each)}: slowed down, {why}", fix)
+            yield Notice(cause, f"{', '.join(each)}: slowed down, {reason}", fix)
 
 
 def state(at: int, *columns: tuple[list[Any], str]) -> str:
@@ -234,7 +234,7 @@ def full(sample: dict[str, Any]) -> Iterator[Notice]:
     for point, (free, total) in sample.get("disks", {}).items():
         room = f"{size(free, binary=True)} free of {size(total, binary=True)}"
         if point == SHM:
-            if free < SHM_LEAST:
+            if free < SHM_LEAST_BYTES:
                 yield Notice("shm_full", f"{point} is full: {room}", f"ls -la {point}")
         elif total and free < (1 - FULL) * total:
             fix = f"df -h {point}; orchestrator prune --keep 5 --on-nodes"

@@ -19,7 +19,7 @@ from orchestrator.protocol.spec import LeaseTerms, Spec
 from orchestrator.protocol.timing import (
     BEATS_IN_A_LEASE,
     GONE_SECONDS,
-    HEARSAY,
+    HEARSAY_SECONDS,
     PEER_BEAT,
     PEER_GRACE,
     SHORTEST_LEASE,
@@ -100,8 +100,8 @@ class Lease:
             peer = self.peers
             self.formed = bool(peer.heard) or peer.over or peer.late(now)
             if self.formed:
-                active, why = not peer.late(now), peer.trouble
-                self.job.event(LeaseFormed(time=time.time(), active=active, why=why))
+                active, reason = not peer.late(now), peer.trouble
+                self.job.event(LeaseFormed(time=time.time(), active=active, why=reason))
 
     # -- the others --------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class Lease:
         if word.end and self.hurries(word.end.grace):
             self.pass_on(word.end, but=node)
             others_speak = word.end.failed and not word.end.certain
-            self.due = min(self.due, time.monotonic() + (HEARSAY if others_speak else 0.0))
+            self.due = min(self.due, time.monotonic() + (HEARSAY_SECONDS if others_speak else 0.0))
         if word.done:
             assert self.peers is not None
             del self.heads_elsewhere[node]
@@ -141,8 +141,8 @@ class Lease:
         for node, at in peers.closed.items():
             if now - at > GONE_SECONDS:
                 line = f"its line to node {0 if node else self.node} was closed"
-                why = f"node {node}'s supervisor has ended: {line}"
-                self.lose(node, why, now - at, gone=True)
+                reason = f"node {node}'s supervisor has ended: {line}"
+                self.lose(node, reason, now - at, gone=True)
                 return
         for node, at in peers.heard.items():
             if now - at > self.seconds:
@@ -150,8 +150,8 @@ class Lease:
                 self.lose(node or self.node, gone, now - at)
                 return
 
-    def lose(self, node: int, why: str, silent: float, *, gone: bool = False) -> None:
-        self.job.ask(EndOrder(why=why, grace=PEER_GRACE, lost=node, silent=silent, gone=gone))
+    def lose(self, node: int, reason: str, silent: float, *, gone: bool = False) -> None:
+        self.job.ask(EndOrder(why=reason, grace=PEER_GRACE, lost=node, silent=silent, gone=gone))
 
     def goodbye(self) -> None:
         if self.peers is not None:
@@ -185,5 +185,5 @@ class Lease:
         if here or self.left_at >= self.attached_at:
             self.head_at = now
         elif self.needs_head and now - self.head_at > self.seconds:
-            why = f"no head was attached for {now - self.head_at:.0f} s (--on-head-loss stop)"
-            self.job.ask(EndOrder(why=why, grace=self.grace, headless=True))
+            reason = f"no head was attached for {now - self.head_at:.0f} s (--on-head-loss stop)"
+            self.job.ask(EndOrder(why=reason, grace=self.grace, headless=True))

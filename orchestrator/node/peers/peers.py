@@ -63,12 +63,12 @@ class Peers:
                 except Broken as why:
                     self.lost_line(node, why)
 
-    def lost_line(self, node: int, why: Exception) -> None:
-        if isinstance(why, HungUp) and node in self.heard:
+    def lost_line(self, node: int, reason: Exception) -> None:
+        if isinstance(reason, HungUp) and node in self.heard:
             self.closed.setdefault(node, time.monotonic())
-        self.drop(node, str(why))
+        self.drop(node, str(reason))
 
-    def drop(self, node: int, why: str) -> None:
+    def drop(self, node: int, reason: str) -> None:
         self.forget(self.wires.pop(node))
 
     def lives(self, node: int) -> None:
@@ -275,10 +275,10 @@ class Spoke(Peers):
             self.lives(0)
             self.hear(0, control.peer_word(message))
 
-    def drop(self, node: int, why: str) -> None:
-        super().drop(node, why)
-        self.trouble, self.proved = why, False
-        if why == os.strerror(errno.ECONNREFUSED) and not self.refused_since:
+    def drop(self, node: int, reason: str) -> None:
+        super().drop(node, reason)
+        self.trouble, self.proved = reason, False
+        if reason == os.strerror(errno.ECONNREFUSED) and not self.refused_since:
             self.refused_since = time.monotonic()
 
     def leave(self, node: int) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 from orchestrator.protocol.message import parse
 
-LONGEST_LINE = 4096
-LARGEST_BACKLOG = 1 << 16  # nobody reads at the other end
+LONGEST_LINE_BYTES = 4096
+LARGEST_BACKLOG_BYTES = 1 << 16  # nobody reads at the other end
 
 
 class Broken(Exception):
@@ -104,7 +104,7 @@ class SignedConnection:
             raise HungUp from error
         except OSError as error:
             raise Broken(error.strerror or str(error)) from error
-        if len(self.waiting) > LARGEST_BACKLOG:
+        if len(self.waiting) > LARGEST_BACKLOG_BYTES:
             raise Broken("it does not read")
 
     def receive(self) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ class SignedConnection:
         if not data:
             raise HungUp
         *lines, self.incoming = (self.incoming + data).split(b"\n")
-        if len(self.incoming) > LONGEST_LINE:
+        if len(self.incoming) > LONGEST_LINE_BYTES:
             raise Broken("not one of us")
         return [message for line in lines for message in self._take(line)]
 

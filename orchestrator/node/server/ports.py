@@ -16,9 +16,9 @@ class Ports(RoomState):
         self.port: Port | None = None
         self.peers: socket.socket | None = None  # where the other nodes' supervisors will call
 
-    def hold(self, wish: PortWish) -> None:
-        self.port = Port(wish.wanted, wish.exact)
-        if wish.peers:
+    def hold(self, request: PortWish) -> None:
+        self.port = Port(request.wanted, request.exact)
+        if request.peers:
             from orchestrator.node.peers.peers import listen  # not for every probe
 
             self.peers = listen(self.port.number)

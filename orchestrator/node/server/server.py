@@ -28,7 +28,7 @@ from orchestrator.protocol.requests.request import (
 from orchestrator.protocol.timing import SERVER_BEAT, SERVER_PATIENCE
 from orchestrator.protocol.version import OWN
 
-BACKLOG = 1 << 19  # read no more of the log while this much waits for the network
+BACKLOG_BYTES = 1 << 19  # read no more of the log while this much waits for the network
 
 
 class ChannelServer:
@@ -70,7 +70,7 @@ class ChannelServer:
         while time.monotonic() - self.heard < self.patience:
             self.flush()
             streamer = self.visit.streamer
-            if streamer and self.waiting_bytes < BACKLOG:
+            if streamer and self.waiting_bytes < BACKLOG_BYTES:
                 streamer.pump(self.send, self.send_message)
                 self.flush()
                 if streamer.end_announced:
@@ -79,7 +79,7 @@ class ChannelServer:
             calls = self.visit.calls
             if calls:
                 calls.connect(self.send)
-                calls.register(poll, reading=self.waiting_bytes < BACKLOG)
+                calls.register(poll, reading=self.waiting_bytes < BACKLOG_BYTES)
             if not (calls and calls.is_full):
                 poll.register(0, select.POLLIN)
             if self.waiting:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from orchestrator.node.job.run_directory import RunDir, connect
 from orchestrator.protocol import control
-from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS, STREAM_CHUNK
+from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS, STREAM_CHUNK_BYTES
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import SupervisorGone
 
@@ -74,7 +74,7 @@ class FileStreamer:
     def pass_on(self, kind: bytes, size: int, send: Callable[..., None]) -> None:
         offset = self.offsets[kind]
         if offset < size:
-            data = os.pread(self.files[kind], min(STREAM_CHUNK, size - offset), offset)
+            data = os.pread(self.files[kind], min(STREAM_CHUNK_BYTES, size - offset), offset)
             send(kind, OFFSET.pack(offset), data)
             self.offsets[kind] += len(data)
         self.behind = self.behind or self.offsets[kind] < size

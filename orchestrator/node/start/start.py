@@ -68,12 +68,12 @@ def make_run_directory(visit: Visit, run: RunDir, first: RunDir) -> None:
 
 def with_own_experiment(spec: Spec, run: RunDir, first: RunDir) -> Spec:
     """Give the ranks a directory on this node's disk in the place of the experiment's."""
-    own = os.path.join(first.path, "experiment")
-    os.makedirs(os.path.join(own, "outputs"), mode=0o700, exist_ok=first.job != run.job)
-    outputs.hand_over(run, os.path.join(own, "outputs"))
+    directory = os.path.join(first.path, "experiment")
+    os.makedirs(os.path.join(directory, "outputs"), mode=0o700, exist_ok=first.job != run.job)
+    outputs.hand_over(run, os.path.join(directory, "outputs"))
     if first.path != run.path:
-        os.symlink(own, os.path.join(run.path, "experiment"))
-    return spec.replace(env={**spec.env, "ORCHESTRATOR_EXPERIMENT": own})
+        os.symlink(directory, os.path.join(run.path, "experiment"))
+    return spec.replace(env={**spec.env, "ORCHESTRATOR_EXPERIMENT": directory})
 
 
 def with_resume_directory(spec: Spec, first: RunDir) -> Spec:
@@ -113,7 +113,7 @@ def start_supervisor(visit: Visit, run: RunDir, spec: Spec) -> tuple[int, WarmSt
     ports = visit.of(Ports)
     supervisor: subprocess.Popen[bytes] | WarmSupervisor
     with open(os.path.join(run.path, "supervisor.err"), "wb") as errors:
-        warm, why = take_warm(visit, run, spec, [errors.fileno(), *ports.files])
+        warm, reason = take_warm(visit, run, spec, [errors.fileno(), *ports.files])
         if warm is not None:
             supervisor = warm
         else:
@@ -135,7 +135,7 @@ def start_supervisor(visit: Visit, run: RunDir, spec: Spec) -> tuple[int, WarmSt
         with open(os.path.join(run.path, "supervisor.err"), "rb") as file:
             words = word + file.read()[-2000:]
         raise Refusal(words.decode("utf-8", "replace").strip() or "its supervisor did not start")
-    return supervisor.pid, WarmStart(warm=warm is not None, why=why)
+    return supervisor.pid, WarmStart(warm=warm is not None, why=reason)
 
 
 def take_warm(

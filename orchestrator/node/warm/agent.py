@@ -102,8 +102,8 @@ class Reading(os._Environ):  # type: ignore[type-arg]
 class Unfit(Exception):
     """Raised where forks of this process would not be what a cold start makes."""
 
-    def __init__(self, why: str, *packages: str) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, *packages: str) -> None:
+        super().__init__(reason)
         self.packages = packages  # without which it may go well
 
 
@@ -137,8 +137,8 @@ def begin(control: socket.socket) -> NoReturn:
         site.main()
     reader = next(iter(Reading.unfit), "")
     if reader:
-        why = f"{reader} reads {Reading.unfit[reader]} when Python starts"
-        frames.send(control, {"unfit": why, "packages": ()})
+        reason = f"{reader} reads {Reading.unfit[reader]} when Python starts"
+        frames.send(control, {"unfit": reason, "packages": ()})
     frames.send(control, {"start": time.time(), **what_was_read()})
     order: dict[str, Any] = {}
     try:

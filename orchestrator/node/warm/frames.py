@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 HEADER = struct.Struct(">I")
-LARGEST = 1 << 26
+LARGEST_BYTES = 1 << 26
 MOST_FILES = 8
 
 
@@ -36,7 +36,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     if not head:
         raise EOFError("the other process is gone")
     (size,) = HEADER.unpack(head)
-    if size > LARGEST:
+    if size > LARGEST_BYTES:
         raise ValueError(f"a message of {size} bytes")
     message = json.loads(exactly(connection, size))
     if not isinstance(message, dict):

@@ -47,9 +47,9 @@ def hand_over(
     """Let a warm process be the supervisor of this job, if there is one that fits."""
     if spec.fresh:
         return Attempt()
-    why = setting.unsuitable(spec, environ)
-    if why:
-        return Attempt(why=f"cold start: {why}" if spec.warm or pairs.all_pairs() else "")
+    reason = setting.unsuitable(spec, environ)
+    if reason:
+        return Attempt(why=f"cold start: {reason}" if spec.warm or pairs.all_pairs() else "")
     wanted = setting.setting_of(spec, environ, pairs.library(), umask)
     key = setting.key_of(wanted)
     waited = os.path.isdir(os.path.join(pairs.root(), key))
@@ -93,7 +93,7 @@ def take(
         "directory": os.getcwd(),
     }
     reading, writing = os.pipe()
-    why = "the warm process did not answer"
+    reason = "the warm process did not answer"
     lives = bool(pairs.ask(pair))  # whatever it still imports, a cold start would, too
     try:
         with pairs.connect(pair) as client:
@@ -103,7 +103,7 @@ def take(
                 client.settimeout(IMPORT_SECONDS)
             frames.send(client, order, [writing, *files])
             answer = frames.receive(client)[0]
-            why = str(answer.get("no", why))
+            reason = str(answer.get("no", reason))
             if answer.get("yes") == pair.pid:
                 frames.send(client, {"go": True})
                 return Attempt(WarmSupervisor(process, os.fdopen(reading, "rb", buffering=0)))
@@ -114,4 +114,4 @@ def take(
     with contextlib.suppress(OSError):
         os.close(reading)
     pairs.end(pair)
-    return Attempt(why=f"cold start: {why}")
+    return Attempt(why=f"cold start: {reason}")

@@ -29,8 +29,8 @@ from orchestrator.protocol.spec import Spec
 
 TOKEN_VARIABLE = "ORCHESTRATOR_WARM"  # in the environment of the agent, while it waits
 ROOM_VARIABLE = "ORCHESTRATOR_ROOM"  # its value is room for the variables of a job
-ROOM = 1 << 15
-COMMAND_ROOM = 4096
+ROOM_BYTES = 1 << 15
+COMMAND_ROOM_BYTES = 4096
 MOST = 2  # on a node
 ANSWER_SECONDS = 2.0
 END_SECONDS = 10.0
@@ -184,14 +184,14 @@ def start(run: RunDir, environ: Mapping[str, str], umask: int, least: float = 0.
 
 
 def start_for(spec: Spec, run: RunDir, environ: Mapping[str, str], umask: int) -> str:
-    why = setting.unsuitable(spec, environ)
-    if why:
-        return why
+    reason = setting.unsuitable(spec, environ)
+    if reason:
+        return reason
     wanted = setting.setting_of(spec, environ, library(), umask)
     key = setting.key_of(wanted)
-    why = why_unfit(key)
-    if why:
-        return why
+    reason = why_unfit(key)
+    if reason:
+        return reason
     others = all_pairs()
     for pair in others:
         if pair.key == key:  # it may have been made for longer, or for less
@@ -204,7 +204,7 @@ def start_for(spec: Spec, run: RunDir, environ: Mapping[str, str], umask: int) -
     token = secrets.token_hex(8)
     variables[TOKEN_VARIABLE] = token
     unset = [name for name in environ if setting.matters(name) and name not in variables]
-    room = sum(len(n) + len(v) for n, v in spec.env.items() if n not in variables) + ROOM
+    room = sum(len(n) + len(v) for n, v in spec.env.items() if n not in variables) + ROOM_BYTES
     pair = Pair(
         token=token,
         since=time.time(),
@@ -214,7 +214,7 @@ def start_for(spec: Spec, run: RunDir, environ: Mapping[str, str], umask: int) -
         environment={**variables, ROOM_VARIABLE: " " * min(room, 100_000)},
         unset=tuple(unset),
         modules=tuple(modules_of(run)),
-        room=COMMAND_ROOM + sum(map(len, spec.command)),
+        room=COMMAND_ROOM_BYTES + sum(map(len, spec.command)),
         directory=os.path.join(root(), key),
     )
     public = setting.public_environment(spec, environ)
@@ -244,8 +244,8 @@ def spawn(pair: Pair, environ: Mapping[str, str], public: dict[str, str]) -> Non
         with server:
             program = [sys.executable, *processes.OPTIONS, library(), "standby", pair.key]
             process = subprocess.Popen(
-                [*program, pair.directory, str(server.fileno()), " " * COMMAND_ROOM],
-                env={**environ, ROOM_VARIABLE: " " * ROOM},
+                [*program, pair.directory, str(server.fileno()), " " * COMMAND_ROOM_BYTES],
+                env={**environ, ROOM_VARIABLE: " " * ROOM_BYTES},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

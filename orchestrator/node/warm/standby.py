@@ -30,8 +30,8 @@ from orchestrator.node.warm.pairs import ROOM_VARIABLE, TOKEN_VARIABLE, read, un
 from orchestrator.protocol.spec import Spec
 
 AGENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "agent.py")
-TICK = 15.0  # seconds between two looks at memory and program: 0.1 ms each
-PATIENCE = 2.0  # for whoever calls to say what they want
+TICK_SECONDS = 15.0  # between two looks at memory and program: 0.1 ms each
+PATIENCE_SECONDS = 2.0  # for whoever calls to say what they want
 LEAST_MEMORY = 0.08  # part of the machine's memory that must stay available
 MOST_RESTARTS = 8
 SESSION = {
@@ -126,7 +126,7 @@ class Standby:
                 poll = select.poll()
                 poll.register(self.server, select.POLLIN)
                 poll.register(self.control, select.POLLIN)
-                left = min(TICK, self.until - time.monotonic())
+                left = min(TICK_SECONDS, self.until - time.monotonic())
                 for fd, _ in poll.poll(max(0.0, left) * 1000):
                     if fd == self.control.fileno():
                         self.hear_agent()
@@ -175,7 +175,7 @@ class Standby:
         except OSError:
             return
         with caller:
-            caller.settimeout(PATIENCE)
+            caller.settimeout(PATIENCE_SECONDS)
             with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError):
                 if processes.peer(caller).uid == os.getuid():
                     self.serve(caller)
@@ -212,9 +212,9 @@ class Standby:
             frames.send(self.control, {"do": "finish"})
         while not self.ready:  # the directory it imports in goes with the hand-over
             self.hear_agent()
-        why = self.outdated(order["environment"])
-        frames.send(caller, {"no": why} if why else {"yes": os.getpid()})
-        if why:
+        reason = self.outdated(order["environment"])
+        frames.send(caller, {"no": reason} if reason else {"yes": os.getpid()})
+        if reason:
             raise Leave
         answer, _ = frames.receive(caller)
         if answer.get("go") is True:
@@ -301,12 +301,12 @@ def memory_is_short() -> bool:
         return True
     try:
         with open("/proc/pressure/memory", encoding="ascii") as file:
-            return float(file.readline().split()[2].partition("=")[2]) > MOST_STALLS
+            return float(file.readline().split()[2].partition("=")[2]) > MOST_STALLS_PERCENT
     except (OSError, ValueError, IndexError):  # a kernel that does not count stalls
         return False
 
 
-MOST_STALLS = 10.0  # percent of the last minute in which some process waited for memory
+MOST_STALLS_PERCENT = 10.0  # of the last minute in which some process waited for memory
 
 
 def main(directory: str, fd: str) -> None:

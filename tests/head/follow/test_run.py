@@ -20,7 +20,7 @@ from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.protocol.events import Ended, RankState
 from orchestrator.protocol.requests.machine import Dialed, Listening
-from orchestrator.protocol.timing import HEARSAY
+from orchestrator.protocol.timing import HEARSAY_SECONDS
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import RESIZED, JobRecord, NodeRecord
 
@@ -330,4 +330,4 @@ def test_a_rank_that_was_killed_is_the_cause_and_nobody_is_heard_first(
     run = run_of(directory, job(directory))
     run.job.failed(Failure(1, "n2", rank, 1001.0, kind, message))
     assert run.end.order_is_due(time.monotonic()) is at_once
-    assert run.end.order_is_due(time.monotonic() + HEARSAY)
+    assert run.end.order_is_due(time.monotonic() + HEARSAY_SECONDS)

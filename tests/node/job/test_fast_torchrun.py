@@ -20,12 +20,12 @@ def test_a_worker_begins_as_soon_as_the_master_listens() -> None:
         later.start()
         began = time.monotonic()
         fast_torchrun.wait_for("127.0.0.1", master.getsockname()[1])
-        assert 0.25 < time.monotonic() - began < fast_torchrun.PATIENCE
+        assert 0.25 < time.monotonic() - began < fast_torchrun.PATIENCE_SECONDS
         later.join()
 
 
 def test_a_master_that_never_comes_is_left_to_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_torchrun, "PATIENCE", 0.2)
+    monkeypatch.setattr(fast_torchrun, "PATIENCE_SECONDS", 0.2)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         fast_torchrun.wait_for("127.0.0.1", nobody.getsockname()[1])

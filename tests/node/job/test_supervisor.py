@@ -17,7 +17,7 @@ import pytest
 
 from orchestrator.node.job import supervisor
 from orchestrator.node.job.ranks import fast_torchrun
-from orchestrator.node.job.supervisor import FAILED_GRACE
+from orchestrator.node.job.supervisor import FAILED_GRACE_SECONDS
 from tests.node.running import PYTHON, Job, alive, bare_spec, script, wait_until
 
 NewJob = Callable[..., Job]
@@ -212,7 +212,7 @@ def test_one_rank_that_fails_ends_them_all(
     assert job.ended() == {0: -9, 1: code}
     first, second = job.of_kind("rank_ended")
     assert (first["rank"], first["asked"], second["asked"]) == (1, "", "rank 1 failed")
-    assert ended["time"] - first["time"] < FAILED_GRACE + PROMPT
+    assert ended["time"] - first["time"] < FAILED_GRACE_SECONDS + PROMPT
     assert (ended["why"], ended["left"]) == ("rank 1 failed", [])
     assert job.living() == []
     if how == "raise":

@@ -21,7 +21,7 @@ from orchestrator.node.peers.peers import Hub, Spoke
 from orchestrator.protocol.control import HeadNews, PeerWord
 from orchestrator.protocol.events import EndOrder, Event
 from orchestrator.protocol.spec import LeaseTerms
-from orchestrator.protocol.timing import GONE_SECONDS, HEARSAY, PEER_BEAT
+from orchestrator.protocol.timing import GONE_SECONDS, HEARSAY_SECONDS, PEER_BEAT
 from tests.node.running import bare_spec
 
 SECONDS = 5.0
@@ -81,7 +81,7 @@ def test_only_a_head_that_did_not_take_its_leave_is_missed(steps: list[tuple[str
         assert all(order.headless for order in supervisor.orders)
 
 
-@pytest.mark.parametrize(("certain", "waits"), [(False, HEARSAY), (True, 0.0)])
+@pytest.mark.parametrize(("certain", "waits"), [(False, HEARSAY_SECONDS), (True, 0.0)])
 def test_others_may_speak_first_unless_the_cause_is_certain(certain: bool, waits: float) -> None:
     order = EndOrder(why="rank 3 failed", grace=0.5, failed=True, certain=certain)
     with pytest.MonkeyPatch.context() as patch:

@@ -45,7 +45,12 @@ from orchestrator.protocol.requests.request import (
     Request,
     SupervisorGone,
 )
-from orchestrator.protocol.timing import HEAD_BEAT, HEAD_PATIENCE, SERVER_PATIENCE, SWEEP_PATIENCE
+from orchestrator.protocol.timing import (
+    HEAD_BEAT_SECONDS,
+    HEAD_PATIENCE_SECONDS,
+    SERVER_PATIENCE,
+    SWEEP_PATIENCE_SECONDS,
+)
 from orchestrator.records.experiment import Experiment, NodeRecord
 
 CLOCK_READS = 3  # the shortest round trip of these tells best
@@ -180,7 +185,9 @@ class NodeFollower(threading.Thread):
             channel, self.channel = self.channel, None
             if channel is not None:
                 channel.connection.close()
-            silent = min(HEAD_PATIENCE, time.monotonic() - self.heard_at)  # we may have slept
+            silent = min(
+                HEAD_PATIENCE_SECONDS, time.monotonic() - self.heard_at
+            )  # we may have slept
             outside = isinstance(error, NotEntered)
             self.post(Lost(self.node.index, error.what, silent, outside))
             self.closing.wait(0.5)
@@ -206,10 +213,10 @@ class NodeFollower(threading.Thread):
             node=self.node.index,
             why="its supervisor was killed",
             grace=0.0,
-            wait=SWEEP_PATIENCE,
+            wait=SWEEP_PATIENCE_SECONDS,
             for_good=False,  # the job may be started again
         )
-        channel.ask(order, 3 * SWEEP_PATIENCE)
+        channel.ask(order, 3 * SWEEP_PATIENCE_SECONDS)
 
     def _reopen(self) -> NodeChannel:
         destination = self.ssh.config.of_node(self.node)
@@ -221,7 +228,7 @@ class NodeFollower(threading.Thread):
         self.growing.begin()
         for _ in range(CLOCK_READS):
             sent = time.time()
-            answer = channel.ask(Beat(), HEAD_PATIENCE)
+            answer = channel.ask(Beat(), HEAD_PATIENCE_SECONDS)
             self.clock.heard(sent, answer.time, time.time())
         self.beats.clear()
         request = Follow(
@@ -233,11 +240,11 @@ class NodeFollower(threading.Thread):
             head=self.head,
             patience=self.patience,
         )
-        channel.ask(request, HEAD_PATIENCE)
+        channel.ask(request, HEAD_PATIENCE_SECONDS)
         self.post(Connected(self.node.index, self.clock.offset))
 
     def _stream(self, channel: NodeChannel) -> None:
-        silence = f"no word for {HEAD_PATIENCE:.0f} s"
+        silence = f"no word for {HEAD_PATIENCE_SECONDS:.0f} s"
         while True:
             self.heard_at = time.monotonic()
             self._beat(channel)
@@ -245,12 +252,12 @@ class NodeFollower(threading.Thread):
             question = self.growing.question()
             if question is not None:
                 channel.post(question)
-            deadline = time.monotonic() + HEAD_PATIENCE
+            deadline = time.monotonic() + HEAD_PATIENCE_SECONDS
             kind, size = channel.header(deadline, silence)
             if kind in (LOG, RANKS):
                 self._append(channel, self.text if kind == LOG else self.ranks, size)
                 continue
-            data = channel.exactly(size, deadline + HEAD_PATIENCE, silence)
+            data = channel.exactly(size, deadline + HEAD_PATIENCE_SECONDS, silence)
             if kind == EVENTS:
                 self._take_events(data)
                 continue
@@ -270,7 +277,7 @@ class NodeFollower(threading.Thread):
         """Send a sign of life: the server leaves when it hears nothing for a minute."""
         if time.monotonic() >= self.next_beat:
             patience = self.patience or SERVER_PATIENCE
-            self.next_beat = time.monotonic() + min(HEAD_BEAT, patience / BEATS_IN_PATIENCE)
+            self.next_beat = time.monotonic() + min(HEAD_BEAT_SECONDS, patience / BEATS_IN_PATIENCE)
             sent = time.time()
             self.beats[channel.post(Beat())] = sent
 
@@ -286,14 +293,14 @@ class NodeFollower(threading.Thread):
                 self.post(ClockRead(self.node.index, self.clock.offset))
 
     def _append(self, channel: NodeChannel, file: AppendOnly, size: int) -> None:
-        silence = f"no word for {HEAD_PATIENCE:.0f} s"
-        head = channel.exactly(OFFSET.size, time.monotonic() + HEAD_PATIENCE, silence)
+        silence = f"no word for {HEAD_PATIENCE_SECONDS:.0f} s"
+        head = channel.exactly(OFFSET.size, time.monotonic() + HEAD_PATIENCE_SECONDS, silence)
         (offset,) = OFFSET.unpack(head)
         if offset != file.size:
             raise NodeError(f"it sent bytes from {offset} on, {file.size} are here")
         size -= OFFSET.size
         while size:
-            data = channel.some(size, time.monotonic() + HEAD_PATIENCE, silence)
+            data = channel.some(size, time.monotonic() + HEAD_PATIENCE_SECONDS, silence)
             self._keep(channel, file, data)
             size -= len(data)
         self.post(Grew(self.node.index))

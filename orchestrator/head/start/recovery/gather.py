@@ -19,11 +19,11 @@ from orchestrator.head.start.recovery.candidates import Candidate, Choice, choos
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import Living, LivingRuns, Stop
 from orchestrator.protocol.requests.request import Request
-from orchestrator.protocol.timing import HEAD_PATIENCE, SWEEP_PATIENCE
+from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS, SWEEP_PATIENCE_SECONDS
 from orchestrator.records import cordons
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
-PROOF_SECONDS = 3 * SWEEP_PATIENCE
+PROOF_SECONDS = 3 * SWEEP_PATIENCE_SECONDS
 RETRY_SECONDS = 1.0  # between two tries to reach a node that is away
 AWAY_SECONDS = 3.0  # before another takes the place of a node that was there a moment ago
 NOTHING_LEFT = "has lost its part of the job, as with another disk"
@@ -195,7 +195,7 @@ class Gathering:
         channel = self.open.get(node.name)
         if channel is not None:  # it hears from us by that
             try:
-                return channel.ask(question, HEAD_PATIENCE)
+                return channel.ask(question, HEAD_PATIENCE_SECONDS)
             except NodeError:
                 channel.connection.close()
                 del self.open[node.name]
@@ -209,7 +209,7 @@ class Gathering:
         """See that nothing of the attempts so far lives on these nodes; end what does."""
         for node, channel in zip(gathered.nodes, gathered.channels, strict=True):
             for job, index in self.answers[node.name].living:
-                reason, wait = "the job is started again", SWEEP_PATIENCE
+                reason, wait = "the job is started again", SWEEP_PATIENCE_SECONDS
                 order = Stop(job=job, node=index, why=reason, grace=0, wait=wait, for_good=False)
                 receipt = channel.ask(order, PROOF_SECONDS)
                 if receipt.left:

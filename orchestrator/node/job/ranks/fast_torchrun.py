@@ -19,7 +19,9 @@ import time
 import types
 from typing import Any
 
-PATIENCE = 60.0  # seconds to wait for the master; after that torchrun itself goes on waiting
+PATIENCE_SECONDS = (
+    60.0  # seconds to wait for the master; after that torchrun itself goes on waiting
+)
 LAST_WORDS = datetime.timedelta(seconds=2)  # the master waits so long for others that leave
 
 
@@ -112,7 +114,7 @@ def note_the_time() -> None:
 
 def wait_for(address: str, port: int) -> None:
     """Wait until the master's agent listens; torchrun, refused once, waits half a second more."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         try:
             socket.create_connection((address, port), timeout=5).close()

@@ -26,7 +26,7 @@ STARTED_WITH = {
     "encodings", "genericpath", "io", "os", "posixpath", "site", "stat", "zipimport",
 }  # fmt: skip
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-RESTING = 1.0  # seconds in which threads of C code are waited for
+RESTING_SECONDS = 1.0  # in which threads of C code are waited for
 
 
 def end_threads_and_exit_functions() -> None:
@@ -83,7 +83,7 @@ def let_threads_rest() -> None:
     gloo frees what a backward pass has reduced in threads of its own, which takes the interpreter.
     The destructor of a process group waits for these threads, and holds it: a rank hung at its end.
     """
-    deadline, quiet = time.monotonic() + RESTING, 0
+    deadline, quiet = time.monotonic() + RESTING_SECONDS, 0
     while quiet < 2 and time.monotonic() < deadline:
         time.sleep(0.002)
         quiet = 0 if any(map(runs, os.listdir("/proc/self/task"))) else quiet + 1
@@ -125,10 +125,10 @@ def let_own_files_win(directory: str) -> None:
     except OSError:  # a zip file, or a directory that it may not list
         return
     for name in sorted(names & sys.modules.keys() - STARTED_WITH):
-        own = importlib.machinery.PathFinder.find_spec(name, [directory])
-        if own is None or own.origin is None:  # a directory without __init__.py hides nothing
+        spec = importlib.machinery.PathFinder.find_spec(name, [directory])
+        if spec is None or spec.origin is None:  # a directory without __init__.py hides nothing
             continue
-        if own.origin == getattr(sys.modules[name], "__file__", None):
+        if spec.origin == getattr(sys.modules[name], "__file__", None):
             continue
         for hidden in [key for key in sys.modules if key == name or key.startswith(name + ".")]:
             del sys.modules[hidden]

@@ -439,14 +439,14 @@ def users_frames(frames: TracebackType | None) -> TracebackType | None:
 def users_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
     """Return the innermost line that is the user's: of no installed package, nor the library."""
     library = os.path.dirname(os.__file__)
-    own = [
+    lines = [
         frame
         for frame in frames
         if "site-packages" not in frame.filename
         and "dist-packages" not in frame.filename
         and not frame.filename.startswith((library, "<"))
     ]
-    return own[-1] if own else (frames[-1] if frames else None)
+    return lines[-1] if lines else (frames[-1] if frames else None)
 
 
 def write_json(path: str, record: Mapping[str, Any] | list[str]) -> bool:

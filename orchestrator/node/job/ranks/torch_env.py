@@ -81,13 +81,13 @@ def will_train(
     if target["kind"] not in ("script", "module", "engine"):
         return False
     path = file_of(target, workdir)
-    own = [sources(path, workdir)]
+    texts = [sources(path, workdir)]
     if target["kind"] == "engine":
         modules = [{"kind": "module", "name": name} for name in modules_in(config)]
-        own = [sources(file_of(module, workdir), workdir) for module in modules]
+        texts = [sources(file_of(module, workdir), workdir) for module in modules]
     installed = target["kind"] == "engine" or not os.path.isfile(path)
     found = target["kind"] != "script" and installed and "train" in target["name"]
-    for source in itertools.chain(*own):
+    for source in itertools.chain(*texts):
         found = found or bool(TRAINS.search(source))
         if b"environ" in source or b"putenv" in source:
             try:
@@ -154,9 +154,9 @@ def settings(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
                 yield from constant_name(node.args[0], node.args[1])
         elif node.func.attr == "update" and is_environ(node.func.value):
             yield from ((word.arg, word.value) for word in node.keywords if word.arg)
-            for given in node.args:
-                if isinstance(given, ast.Dict):
-                    for key, value in zip(given.keys, given.values):  # noqa: B905  Python 3.9
+            for argument in node.args:
+                if isinstance(argument, ast.Dict):
+                    for key, value in zip(argument.keys, argument.values):  # noqa: B905  Python 3.9
                         yield from constant_name(key, value)
 
 

@@ -46,8 +46,8 @@ CONSTANT = ("memory_total_bytes", "watts_most")  # said once
 UNKNOWN_FIELD = re.compile(r'Field "([a-z_.]+)" is not a valid field')
 SILENT = 6  # so many times the interval: an nvidia-smi that says nothing is stuck
 MOST_GPUS = 64
-AGAIN = 300.0  # seconds until another is tried
-MOST = 1 << 16  # bytes of one block
+AGAIN_SECONDS = 300.0  # until another is tried
+MOST_BYTES = 1 << 16  # of one block
 
 Columns = dict[str, list[amd.Number]]
 
@@ -88,7 +88,7 @@ class Nvidia:
             self.ended()
         elif time.monotonic() - self.heard > SILENT * self.seconds:
             self.problem = f"nvidia-smi says nothing for {SILENT * self.seconds:.0f} s"
-            self.stop(AGAIN)
+            self.stop(AGAIN_SECONDS)
         self.waited = 0 < len(self.newest) < self.count and not self.waited
         if self.waited:
             return {}
@@ -127,11 +127,11 @@ class Nvidia:
         """Take whole lines; the newest line of each GPU counts."""
         with contextlib.suppress(OSError):  # nothing there now, or the other end is closed
             while True:
-                data = os.read(self.terminal, MOST)
+                data = os.read(self.terminal, MOST_BYTES)
                 if not data:
                     break
                 self.text += data.decode("utf-8", "replace")
-        *lines, self.text = self.text[-MOST:].split("\n")
+        *lines, self.text = self.text[-MOST_BYTES:].split("\n")
         count = len(FIRST) + len(self.fields)
         for line in lines:
             words = [word.strip() for word in line.split(",")]
@@ -164,7 +164,7 @@ class Nvidia:
             self.stop(0.0)
         else:
             self.problem = self.problem or f"nvidia-smi ended with {self.process.returncode}"
-            self.stop(AGAIN)
+            self.stop(AGAIN_SECONDS)
 
     def stop(self, pause: float) -> None:
         """Kill it and its children; one that hangs in the driver is left, and none is started."""

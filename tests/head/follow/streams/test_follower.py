@@ -16,7 +16,7 @@ from orchestrator.head.follow.streams import follower as following
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.node_logs import open_logs
 from orchestrator.protocol.requests.follow import Stop
-from orchestrator.protocol.timing import HEAD_BEAT
+from orchestrator.protocol.timing import HEAD_BEAT_SECONDS
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NodeRecord
 
@@ -45,7 +45,7 @@ def test_a_head_beats_as_often_as_the_node_expects(
     now = 1000.0
     monkeypatch.setattr(following.time, "monotonic", lambda: now)
     directory, transport, channel = experiments.create(tmp_path, "run"), Any, Beats()
-    for patience, beat in ((None, HEAD_BEAT), (4.0, 1.0), (600.0, HEAD_BEAT)):
+    for patience, beat in ((None, HEAD_BEAT_SECONDS), (4.0, 1.0), (600.0, HEAD_BEAT_SECONDS)):
         follower = NodeFollower(
             transport,
             "run-1",
