@@ -44,7 +44,7 @@ from orchestrator.engine.models.losses import Criterion, Loss, Losses, Step
 from orchestrator.engine.observe.reporter import Measures, Reporter, say
 from orchestrator.engine.observe.trackers import Trackers
 from orchestrator.engine.ranks import agreement, collectives, ranks, spawn
-from orchestrator.engine.ranks.ranks import Ranks, device_name, gather, tell
+from orchestrator.engine.ranks.ranks import Ranks, device_name, gather, say_once
 from orchestrator.engine.saving import loading, ownership, pretrained
 from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
@@ -166,7 +166,7 @@ class Trainer:
         self.config = kept_batch(self.config, everyone, loader=True)
         names = names_of(model)
         fill = self._filling(model, weights, everyone)
-        shape, whole = mesh.spread_own(model, strategy, everyone, self.config, fill)
+        shape, whole = mesh.distribute_local(model, strategy, everyone, self.config, fill)
         lr_scale = ranks_of_batch(self.config, everyone, accumulate) if scale_lr else 1.0
         stepper = Stepper(
             optimizer, names, model, shape, self.config.training,
@@ -298,7 +298,7 @@ class Trainer:
         here = everyone.neighbours
         if everyone.world > 1 and everyone.rank == here[0]:
             host = f"{everyone.nodes[everyone.rank][1]}, {device_name(everyone.device)}"
-            tell(f"ranks {here[0]} to {here[-1]} of {everyone.world} are here: {host}")
+            say_once(f"ranks {here[0]} to {here[-1]} of {everyone.world} are here: {host}")
         stepper = self.parts.stepper
         count = sum(parameter.numel() for parameter in stepper.parameters.values())
         self._say(f"{count:,} parameters")
@@ -436,7 +436,7 @@ class Trainer:
             trackers=self._trackers, say=self._say, trainer=self._number,
         )  # fmt: skip
         reporter.epoch_sums = state.epoch_sums
-        at_end = config.checkpoint.at_end if built_in or self._given("checkpoint", "at_end") else (
+        at_end = config.checkpoint.at_end if built_in or self._is_set("checkpoint", "at_end") else (
             saves)  # fmt: skip
         comparison = corruption.start(
             config, self.ranks, self.mesh, state.step,
@@ -553,7 +553,7 @@ class Trainer:
         wanted = {"steps": getattr(values, steps), "seconds": getattr(values, seconds)}
         return [Duration(amount, unit) for unit, amount in wanted.items() if amount]
 
-    def _given(self, section: str, key: str) -> bool:
+    def _is_set(self, section: str, key: str) -> bool:
         return key in self._keys.get(section, {})
 
     def _say(self, text: str) -> None:
@@ -671,7 +671,7 @@ class Trainer:
                 "its weights alone: orchestrator checkpoint export",
             )
 
-    def _accept_own(self, progress: Any) -> None:
+    def _accept_user_progress(self, progress: Any) -> None:
         """Refuse what another script saved, or the same with another model: nobody has named it."""
         self._accept(progress)
         other = ownership.run_of(progress)
@@ -697,7 +697,7 @@ class Trainer:
         built_in = self._training is not None
         default = outputs / "checkpoints" if outputs else None if built_in else Path("checkpoints")
         wanted = "auto" if resumes else config.resume
-        saves = saving or (config.at_end and (built_in or self._given("checkpoint", "at_end")))
+        saves = saving or (config.at_end and (built_in or self._is_set("checkpoint", "at_end")))
         if named is None and default is None:
             self._newest(None, found, Path())
             if saves or wanted != "never":
@@ -705,7 +705,9 @@ class Trainer:
             return None
         directory = as_path(named or default or "")
         searches = named is None and wanted == "auto"
-        find = loading.newest(directory, searches=searches, accept=self._accept_own, say=self._say)
+        find = loading.newest(
+            directory, searches=searches, accept=self._accept_user_progress, say=self._say
+        )
         loaded = None
         if wanted == "auto" or found is not None or ownership.attempt() > 1:
             # What an earlier attempt saved is this run's own.

@@ -85,7 +85,7 @@ class Master:
 
     def __exit__(self, _: object, error: object, *__: object) -> None:
         if isinstance(error, OrchestratorError) and not self.refused:
-            self.tell(Reply(failed=f"{self.own.who} starts nothing: {error.what}"))
+            self.send(Reply(failed=f"{self.own.who} starts nothing: {error.what}"))
         self.selector.close()
         for connection in (self.server, *self.there, *self.unread):
             connection.close()
@@ -107,7 +107,7 @@ class Master:
             if now > remind:
                 remind = now + REMIND_SECONDS
                 say(f"waiting for {names}")
-                self.tell(Reply(waiting=names))
+                self.send(Reply(waiting=names))
             for key, _ in self.selector.select(max(0.0, min(1.0, deadline - now))):
                 if key.fileobj is self.server:
                     self.admit()
@@ -157,13 +157,13 @@ class Master:
 
     def refuse(self, reason: str) -> CheckFailed:
         self.refused = True
-        self.tell(Reply(error=reason))
+        self.send(Reply(error=reason))
         return refusal(reason)
 
     def go(self, agreed: Agreed) -> None:
-        self.tell(Reply(go=agreed))
+        self.send(Reply(go=agreed))
 
-    def tell(self, reply: Reply) -> None:
+    def send(self, reply: Reply) -> None:
         for connection in self.there:
             with contextlib.suppress(OSError):
                 connection.sendall(to_line(reply))

@@ -352,7 +352,7 @@ def one_visible(place: Path) -> Seen:
     if REHEARSING:
         return Seen("needs a GPU", None)
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    code = "from orchestrator.engine.ranks import ranks; print(ranks.own_device())"
+    code = "from orchestrator.engine.ranks import ranks; print(ranks.device_of_rank())"
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": first, "LOCAL_RANK": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, text=True, check=False,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
@@ -494,7 +494,7 @@ def smi(place: Path) -> Seen:
 
 @check("this card's figures", "in the table of vendors' figures")
 def figures(place: Path) -> Seen:
-    name = ranks.device_name(ranks.own_device())
+    name = ranks.device_name(ranks.device_of_rank())
     known = speed.peak_flops(name, "bf16")
     measured = speed.measured_matmul_flops(DEVICE, "bf16") / 1e12
     says = f"{name}: {measured:,.0f} of {known / 1e12 if known else 0:,.0f} TFLOP/s in bf16"

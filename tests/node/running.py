@@ -43,7 +43,7 @@ def wait_until(condition: Callable[[], T], what: str = "it", patience: float = P
 
 
 def alive(pid: int) -> bool:
-    process = processes.look(pid)
+    process = processes.find(pid)
     return process is not None and process.state not in "ZX"
 
 

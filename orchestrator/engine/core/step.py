@@ -35,7 +35,7 @@ from orchestrator.engine.core.optimizer import (
 from orchestrator.engine.core.optimizer_state import OptimizerState, TensorFactory
 from orchestrator.engine.observe.reporter import StepReport
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.ranks.ranks import told_by_first
+from orchestrator.engine.ranks.ranks import from_first
 from orchestrator.engine.sharding.blocks import has_sparse, sum_whole
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor, sharding_explained
 
@@ -118,7 +118,7 @@ class Stepper:
         So a hook sees the gradients of a mean, as in a plain loop. fp16 takes what a whole step
         will count, as a power of two, which rounds none of the gradients.
         """
-        usual = told_by_first(float(count))
+        usual = from_first(float(count))
         if not self.scaling:
             return usual or 1.0
         total = usual * dist.get_world_size() * self.training.gradient_accumulation

@@ -385,12 +385,12 @@ class Dealt:
         self.rounds = -(-(self.items - start) // at_once)
 
     def places(self, index: int) -> range:
-        return self._own(index) or range(1)
+        return self._share_of(index) or range(1)
 
     def real(self, index: int) -> bool:
-        return bool(self._own(index))
+        return bool(self._share_of(index))
 
-    def _own(self, index: int) -> range:
+    def _share_of(self, index: int) -> range:
         first = self.start + index * self.size * self.world
         stop = min(first + self.size * self.world, self.items)
         return range(first + self.rank, stop, self.world)

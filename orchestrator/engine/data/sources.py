@@ -38,7 +38,7 @@ def sources(config: Config, device: torch.device) -> tuple[Source, Source | None
     """Return the samples to train on, and those held out for evaluations."""
     data = config.dataset
     if data.kind == "target":
-        return own_sources(config)
+        return user_sources(config)
     if data.kind in ("records", "huggingface"):
         return record_sources(config)
     if data.eval_path is not None:
@@ -169,13 +169,13 @@ def record_sources(config: Config) -> tuple[Source, Source | None]:
 # -- the user's own ---------------------------------------------------------------------------
 
 
-def own_sources(config: Config) -> tuple[Source, Source | None]:
-    train, training = own_source(config, "train"), config.training
+def user_sources(config: Config) -> tuple[Source, Source | None]:
+    train, training = user_source(config, "train"), config.training
     if train is None:
         raise UsageError(f"dataset.target is {config.dataset.target!r}, which gave None to train")
     if not training.eval_steps and not training.eval_seconds:
         return train, None  # nothing needs it, and making it may take time
-    held_out = own_source(config, "eval")
+    held_out = user_source(config, "eval")
     if held_out is None:
         raise UsageError(
             f"training.eval_* asks for an evaluation, but dataset.target"
@@ -184,7 +184,7 @@ def own_sources(config: Config) -> tuple[Source, Source | None]:
     return train, held_out
 
 
-def own_source(config: Config, split: str) -> OwnData | None:
+def user_source(config: Config, split: str) -> OwnData | None:
     name = config.dataset.target or ""
     dataset = import_by_name.call("dataset", name, config.dataset.args, split=split)
     if dataset is None:

@@ -18,7 +18,7 @@ from orchestrator.config.schema import Config
 from orchestrator.engine.models import decoder, import_by_name, ranking
 from orchestrator.engine.models.losses import Loss, Sums, as_sums
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.sharding.mesh import give_memory, own_rows
+from orchestrator.engine.sharding.mesh import give_memory, local_rows
 
 __all__ = ["Sums", "build", "flops_per_sample", "initialise", "loss_of", "nominal_count"]
 
@@ -26,14 +26,14 @@ __all__ = ["Sums", "build", "flops_per_sample", "initialise", "loss_of", "nomina
 def build(config: Config) -> nn.Module:
     """Make a built-in model, still without values; or the user's own, by its function."""
     if config.model.kind == "target":
-        return own_model(config)
+        return user_model(config)
     with torch.device("meta"):
         if config.model.kind == "decoder":
             return decoder.Decoder(config.model)
         return ranking.Ranking(config.model)
 
 
-def own_model(config: Config) -> nn.Module:
+def user_model(config: Config) -> nn.Module:
     name = config.model.target or ""
     torch.manual_seed(config.training.seed)  # so that every rank makes the same one
     with torch.device("cpu"):
@@ -101,7 +101,7 @@ def initialise(model: decoder.Decoder | ranking.Ranking, seed: int, device: torc
     with torch.no_grad():
         for name, weight in plain_names.parameters(model):
             mean, std = model.initial(name, weight.shape)
-            local, rows = own_rows(weight)
+            local, rows = local_rows(weight)
             if not std:
                 local.fill_(mean)
                 continue

@@ -19,7 +19,7 @@ from orchestrator.engine.observe import metrics, speed
 from orchestrator.engine.observe.phases import Phases
 from orchestrator.engine.observe.stragglers import Watch, in_words
 from orchestrator.engine.observe.trackers import Trackers
-from orchestrator.engine.ranks.ranks import Ranks, device_name, tell
+from orchestrator.engine.ranks.ranks import Ranks, device_name, say_once
 from orchestrator.engine.sharding import used_parts
 
 # -- the results of steps --------------------------------------------------------------------------
@@ -204,9 +204,9 @@ class Reporter:
         if not result.sums["loss"][1]:
             self.say(f"{step}: none of its targets counts")
         elif result.bad_samples:
-            tell(f"{step} on all ranks: NaN or inf in samples {result.bad_samples[:16]}")
+            say_once(f"{step} on all ranks: NaN or inf in samples {result.bad_samples[:16]}")
         elif result.bad_here:
-            tell(f"{step} on all ranks: NaN or inf in the loss of rank {self.ranks.rank}")
+            say_once(f"{step} on all ranks: NaN or inf in the loss of rank {self.ranks.rank}")
         elif self.config.training.mixed_precision == "fp16":
             self.say(f"{step}: fp16 overflowed, the loss's scale is halved")
         else:
@@ -292,7 +292,7 @@ def means_of(sums: Mapping[str, tuple[float, float] | list[float]]) -> dict[str,
 def say(ranks: Ranks, text: str) -> None:
     """Say for all ranks what one has to say."""
     if ranks.rank == 0:
-        tell(text)
+        say_once(text)
 
 
 def due(every: int | None, step: int) -> bool:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from orchestrator.config.schema import Config
 from orchestrator.engine.observe.phases import Phases
-from orchestrator.engine.ranks.ranks import Ranks, own_group
+from orchestrator.engine.ranks.ranks import Ranks, new_group
 from orchestrator.records.metrics.slow_ranks import (
     COMPUTE,
     DATA,
@@ -247,7 +247,7 @@ class Watch:
 
     def __init__(self, config: Config, ranks: Ranks, phases: Phases, step: int) -> None:
         self.ranks, self.phases = ranks, phases
-        self.group = own_group("stragglers", dist.group.WORLD, config.distributed.timeout)
+        self.group = new_group("stragglers", dist.group.WORLD, config.distributed.timeout)
         self.detector = Detector(step + 1, [node for node, _ in ranks.nodes])
         self.steps: list[Step] = []
         self.before: tuple[float, float, float] | None = None  # no times of the first step
@@ -269,14 +269,14 @@ class Watch:
         news = self._hear(wait=False)
         if len(self.steps) == STEPS_AT_ONCE:
             news += self._hear(wait=True)
-            self._tell()
+            self._report()
         return news
 
     def finish(self) -> None:
         """Let the last message arrive: nobody leaves a group that is still at work."""
         self._hear(wait=True)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         sent, resent = segments()
         numbers = [value for step in self.steps for value in step]
         numbers += [

@@ -109,11 +109,11 @@ def get_node_info() -> NodeInfo:
         num_nodes=_number("GROUP_WORLD_SIZE", -(-world // local_world)),
         hostname=os.uname().nodename,
         backend=dist.get_backend() if joined else None,
-        device=_own_device(),
+        device=_device(),
     )
 
 
-def _own_device() -> str:
+def _device() -> str:
     """Name this process's device, as join() chooses it, without initialising CUDA."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return f"cuda:{_number('LOCAL_RANK', 0) % count}" if count else "cpu"
@@ -152,7 +152,7 @@ def all_reduce_tensor(tensor: Tensor, op: str = "sum") -> Tensor:
     The mean of whole numbers is a floating-point tensor; sum and mean count true as 1.
     """
     one_of("op", op, tuple(OPS))
-    local = _own(tensor)
+    local = _as_plain(tensor)
     value = local.to(torch.int64) if local.dtype == torch.bool else local.clone()
     if op == "mean" and not value.dtype.is_floating_point and not value.dtype.is_complex:
         value = value.to(torch.float64)
@@ -168,7 +168,7 @@ def all_reduce_tensor(tensor: Tensor, op: str = "sum") -> Tensor:
 
 def gather_tensors(tensor: Tensor) -> list[Tensor]:
     """Return all ranks' tensors, in order of rank, on every rank; their shapes may differ."""
-    local = _own(tensor)
+    local = _as_plain(tensor)
     if not together(f"gather_tensors of {local.dtype}"):
         return [local.clone()]
     described = ranks.gather((tuple(local.shape), str(local.dtype)))
@@ -211,7 +211,7 @@ def together(what: str) -> bool:
     return True
 
 
-def _own(tensor: Tensor) -> Tensor:
+def _as_plain(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise UsageError(
             f"a tensor is needed, not {tensor!r}",

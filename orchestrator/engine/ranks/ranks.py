@@ -64,7 +64,7 @@ def join(config: Config) -> Ranks:
 
     One that is there already, because the user made it, is taken as it is.
     """
-    device = own_device()
+    device = device_of_rank()
     if not dist.is_initialized():
         start_group(config, device)
         wait_as_long(config, host_group())
@@ -135,7 +135,7 @@ def gather(what: T, among: dist.ProcessGroup | None = None) -> list[T]:
     return values
 
 
-def told_by_first(value: float) -> float:
+def from_first(value: float) -> float:
     """Take rank 0's value, without a collective: another rank may stand in one that this one left
     out, and a watch is to name both. Every rank calls it equally often."""
     store: Any = distributed_c10d._get_default_store()
@@ -161,7 +161,7 @@ def _host_group(world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
 
 
 @functools.cache
-def own_group(
+def new_group(
     purpose: str, world: dist.ProcessGroup | None, seconds: float | None = None
 ) -> dist.ProcessGroup | None:
     """Make a group on the host for one purpose alone, once: messages of others do not mix in."""
@@ -179,7 +179,7 @@ def wait_as_long(config: Config, *groups: dist.ProcessGroup | None) -> None:
         set_timeout(timeout, group)
 
 
-def own_device() -> torch.device:
+def device_of_rank() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
@@ -276,7 +276,7 @@ def take_place() -> None:
     if task is None:
         tasks = slurm_environment.alone_by_mistake(os.environ)
         if tasks:
-            tell(f"this process runs alone; to start all {tasks} tasks, put srun before python")
+            say_once(f"this process runs alone; to start all {tasks} tasks, put srun before python")
         return
     variables = slurm_environment.variables(task, os.environ)
     if task.world > 1:
@@ -284,7 +284,7 @@ def take_place() -> None:
     os.environ.update(variables)
     if task.rank == 0:
         master = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
-        tell(f"ranks from Slurm: {task.world} tasks of srun, master {master}")
+        say_once(f"ranks from Slurm: {task.world} tasks of srun, master {master}")
 
 
 def address_of(host: str) -> str:
@@ -306,6 +306,6 @@ def address_of(host: str) -> str:
     )
 
 
-def tell(text: str) -> None:
+def say_once(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

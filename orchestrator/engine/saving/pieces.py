@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orchestrator.engine.sharding.mesh import own_part
+from orchestrator.engine.sharding.mesh import local_part
 
 DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 MOST_NAMED = 3
@@ -89,7 +89,7 @@ def places_of(tensors: Mapping[str, Tensor]) -> list[Place]:
     """Say which part this rank has of each tensor."""
     places = []
     for name, tensor in tensors.items():
-        start, shape = own_part(tensor)
+        start, shape = local_part(tensor)
         places.append(Place(start, shape, name, str(tensor.dtype), tuple(tensor.shape)))
     return places
 

@@ -21,7 +21,7 @@ from orchestrator.common.errors import JobFailed
 from orchestrator.common.text import Say
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks.agreement import hash_there
-from orchestrator.engine.ranks.ranks import Ranks, device_name, gather, own_group
+from orchestrator.engine.ranks.ranks import Ranks, device_name, gather, new_group
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor, ranks_by_copy
 
 FIX = "resume: it goes on from before; `orchestrator verify --sdc` looks for the device"
@@ -102,7 +102,7 @@ class Comparison:
         self.ranks, self.copies, self.every, self.distrust = ranks, copies, every, distrust
         self.equal = step  # the last step after which all copies were equal; a resume reads so
         self.started = step
-        self.group = own_group("corruption", dist.group.WORLD, timeout)
+        self.group = new_group("corruption", dist.group.WORLD, timeout)
         self.thread: threading.Thread | None = None
         self.problem = ""  # why it compares no longer, to be said once
         self.over = False

@@ -152,7 +152,7 @@ def spread(
     return copied(model, ranks, config) if mesh.strategy == "ddp" else model
 
 
-def spread_own(
+def distribute_local(
     model: nn.Module,
     strategy: str,
     ranks: Ranks,
@@ -297,7 +297,7 @@ def copied(model: nn.Module, ranks: Ranks, config: Config) -> nn.Module:
         spread_out, complete=not (keys.find_unused_parameters or keys.static_graph)
     )
     if keys.find_unused_parameters:
-        used_parts.look_in_silence(spread_out)
+        used_parts.inspect_quietly(spread_out)
     return spread_out
 
 
@@ -479,7 +479,7 @@ def give_memory(model: nn.Module, device: torch.device) -> None:
                 setattr(module, name, torch.empty_like(buffer, device=device))
 
 
-def own_part(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def local_part(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return where this rank's part of a tensor begins in each dimension, and its shape."""
     if not isinstance(tensor, DTensor):
         return (0,) * tensor.dim(), tuple(tensor.shape)
@@ -489,10 +489,10 @@ def own_part(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(start), tuple(shape)
 
 
-def own_rows(weight: Tensor) -> tuple[Tensor, range]:
+def local_rows(weight: Tensor) -> tuple[Tensor, range]:
     """Return the memory that this rank has of a parameter, and the rows that it stands for."""
     local = weight.to_local() if isinstance(weight, DTensor) else weight
-    start, shape = own_part(weight)
+    start, shape = local_part(weight)
     if tuple(local.shape) != shape or shape[1:] != weight.shape[1:]:
         raise CheckFailed(
             f"a parameter of shape {tuple(weight.shape)} lies in parts of which this rank has"

@@ -260,7 +260,7 @@ class FirstLook:
             self.reducer.prepare_for_backward(outputs)
 
 
-def look_in_silence(model: DistributedDataParallel) -> None:
+def inspect_quietly(model: DistributedDataParallel) -> None:
     model.reducer = FirstLook(model)  # type: ignore[assignment]
 
 

@@ -128,14 +128,14 @@ def teams(world: World) -> list[Team]:
     result = [Team("all", None, everyone, world.rank)]
     by_node = [world.of_node(node) for node in sorted(set(world.nodes))]
     if len(by_node) > 1 and len(by_node[0]) > 1 and len({len(ranks) for ranks in by_node}) == 1:
-        result.append(_own_team("node", by_node, world.rank))
+        result.append(_team_of("node", by_node, world.rank))
         result.append(
-            _own_team("across", [list(ranks) for ranks in zip(*by_node, strict=True)], world.rank)
+            _team_of("across", [list(ranks) for ranks in zip(*by_node, strict=True)], world.rank)
         )
     return result
 
 
-def _own_team(scope: str, groups: list[list[int]], rank: int) -> Team:
+def _team_of(scope: str, groups: list[list[int]], rank: int) -> Team:
     """Make every group, as every rank has to in the same order; return the one with this rank."""
     created = [(ranks, dist.new_group(ranks)) for ranks in groups]
     ranks, group = next(pair for pair in created if rank in pair[0])

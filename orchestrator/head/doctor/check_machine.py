@@ -58,7 +58,7 @@ def too_many_ranks(case: Case) -> Iterator[Finding]:
 
 
 def sick(case: Case) -> Iterator[Finding]:
-    for node, checkup in case.looked:
+    for node, checkup in case.checked_in_depth:
         if checkup.problems.get("gpus"):
             what = f"{node.name}: {checkup.problems['gpus']}"
             yield Finding("gpus", BAD, (node.name,), what, f"on {node.name}: nvidia-smi")
@@ -86,7 +86,7 @@ def sick(case: Case) -> Iterator[Finding]:
 
 
 def busy(case: Case) -> Iterator[Finding]:
-    for node, checkup in case.looked:
+    for node, checkup in case.checked_in_depth:
         holders = checkup.holders or ()
         for user in sorted({holder.user or "somebody" for holder in holders}):
             theirs = [h for h in holders if (h.user or "somebody") == user]

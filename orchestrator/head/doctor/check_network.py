@@ -208,7 +208,7 @@ def names(case: Case) -> Iterator[Finding]:
                 what = f"{node.name} and {other.name} are the same machine ({facts.hostname})"
                 fix = "remove one of them from the node list"
                 yield Finding("names", BAD, (node.name, other.name), what, fix)
-    for node, checkup in case.looked:
+    for node, checkup in case.checked_in_depth:
         own = {address.address for address in node.facts.addresses} if node.facts else set()
         if "names" in checkup.problems:
             hostname = node.facts.hostname if node.facts else ""

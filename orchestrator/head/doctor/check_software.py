@@ -93,7 +93,7 @@ def config(case: Case) -> Iterator[Finding]:
 
 
 def imports(case: Case) -> Iterator[Finding]:
-    for node, checkup in case.looked:
+    for node, checkup in case.checked_in_depth:
         if checkup.torch is None:
             why = checkup.problems.get("torch", "")
             yield Finding(
@@ -131,7 +131,7 @@ def version_of(there: list[tuple[str, str]]) -> str:
 
 def nccl(case: Case) -> Iterator[Finding]:
     versions = {node.name: facts.software.nccl for node, facts in case.seen if facts.gpus}
-    for node, checkup in case.looked:
+    for node, checkup in case.checked_in_depth:
         if node.name in versions and checkup.torch and checkup.torch.nccl:
             versions[node.name] = checkup.torch.nccl
     values = [(name, version) for name, version in versions.items() if version]
@@ -150,7 +150,7 @@ def driver(case: Case) -> Iterator[Finding]:
 def code(case: Case) -> Iterator[Finding]:
     """Compare revisions and uncommitted changes, or without git the program itself."""
     yield from unknown_code(case)
-    known = [(node, checkup.code) for node, checkup in case.looked]
+    known = [(node, checkup.code) for node, checkup in case.checked_in_depth]
     commits = [(node.name, source.commit[:12] if source else "") for node, source in known]
     if any(commit for _, commit in commits):
         fix = "git pull, or rsync -a, on these nodes; or one workdir on a disk that all share"
@@ -162,13 +162,17 @@ def code(case: Case) -> Iterator[Finding]:
             files = {name for node, source in same if source for name in source.changed}
             what = f"uncommitted changes differ on {listed(names)}: {listed(sorted(files))}"
             yield Finding("code", BAD, tuple(names), what, "commit them, or rsync -a the workdir")
-    scripts = [(node.name, checkup.script[:12]) for node, checkup in case.looked if checkup.script]
+    scripts = [
+        (node.name, checkup.script[:12])
+        for node, checkup in case.checked_in_depth
+        if checkup.script
+    ]
     fix = "copy it: rsync -a WORKDIR/ NODE:WORKDIR/"
     yield from unequal("code", BAD, "sha256 of the program", scripts, fix)
 
 
 def unknown_code(case: Case) -> Iterator[Finding]:
-    for node, checkup in case.looked:
+    for node, checkup in case.checked_in_depth:
         why = checkup.problems.get("code", "")
         if why and "not installed" not in why:
             yield Finding("code", UNKNOWN, (node.name,), f"{node.name}: its revision: {why}")

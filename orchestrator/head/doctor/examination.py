@@ -116,7 +116,7 @@ def diagnose(
     """Judge the nodes by their facts, and with `ask` by a closer look; `lost` were not reached."""
     began = time.monotonic()
     addresses, error = find_addresses(nodes)
-    checkups = look_closer(nodes, needs.script, ask) if ask else [None] * len(nodes)
+    checkups = check_in_depth(nodes, needs.script, ask) if ask else [None] * len(nodes)
     silent, failed = dial(nodes, addresses, ask) if ask and addresses else ({}, {})
     seen = [
         examined(node, checkup, failed.get(node.name, ""))
@@ -165,7 +165,7 @@ def examined(
     )
 
 
-def look_closer(
+def check_in_depth(
     nodes: Sequence[ProbedNode], script: str, ask: Ask
 ) -> list[Checkup | OrchestratorError]:
     """Run the deep probe on all nodes at once: as slow as the slowest import of torch."""

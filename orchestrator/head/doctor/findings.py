@@ -73,7 +73,7 @@ class Case:
         return [(node, node.facts) for node in self.nodes if node.facts is not None]
 
     @property
-    def looked(self) -> list[tuple[Examined, Checkup]]:
+    def checked_in_depth(self) -> list[tuple[Examined, Checkup]]:
         return [(node, node.checkup) for node in self.nodes if node.checkup is not None]
 
 

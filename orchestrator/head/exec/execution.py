@@ -120,7 +120,7 @@ class Visit:
                 self.deadline = time.monotonic() + PATIENCE
                 self.channel.shutdown_write()
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """End it at its deadline, and hang up where it does not end."""
         if self.deadline is None or now < self.deadline:
             return
@@ -188,7 +188,7 @@ class Execution:
                     visit.end(why)
             except queue.Empty:
                 for visit in self.visits:
-                    visit.look(time.monotonic())
+                    visit.check(time.monotonic())
 
     def _visit(self, visit: Visit, line: str) -> Outcome:
         connection = self.ssh.connect(self.ssh.config.of_node(visit.node.node))

@@ -127,7 +127,7 @@ class Run:
                     follower.start()
                 while not self.end.left and not all(n.over or n.given_up for n in self.job.nodes):
                     self.turn(keys)
-                self.await_own_signal()
+                self.await_signal()
             self.channels = self.open_channels()
         finally:
             interrupt.hold()  # the job is over: only its record is still to be written
@@ -211,7 +211,7 @@ class Run:
             and all(failure.terminated for failure in causes)
         )
 
-    def await_own_signal(self) -> None:
+    def await_signal(self) -> None:
         """Wait a moment for the signal that ended the ranks, if it is meant for this head, too."""
         deadline = time.monotonic() + SAME_SIGNAL_SECONDS
         while self.ranks_were_terminated() and time.monotonic() < deadline:

@@ -79,7 +79,8 @@ def address_of(node: ProbedNode, first: ProbedNode, master: str) -> NodeAddress:
         if node is not first and not node.facts.same_machine(first.facts):
             raise CheckFailed(
                 f"{node.name} itself has the master's address {master} (on {interfaces[master]}):"
-                " two networks use the same addresses, so it would connect to itself and wait forever",
+                " two networks use the same addresses, so it would connect to itself and wait"
+                " forever",
                 COMMON,
             )
         return NodeAddress(master, interfaces[master])

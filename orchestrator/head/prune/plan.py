@@ -314,7 +314,7 @@ def in_queue(path: Path, entry: Entry) -> str:
     if job is None:
         return ""
     try:
-        queued = queue.look_up(job)
+        queued = queue.find(job)
     except OrchestratorError as error:
         return f"its record says {record.state}, and Slurm cannot be asked: {error.what}"
     return "" if queued.over else f"it is Slurm's job {job}: {queued}"

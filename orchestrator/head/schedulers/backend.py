@@ -130,14 +130,14 @@ class SlurmBackend(SshBackend):
         """Conclude the record of a job that Slurm ended before its head could."""
         if record.over or record.slurm_job is None:
             return record
-        entry = queue.look_up(record.slurm_job)
+        entry = queue.find(record.slurm_job)
         deadline = time.monotonic() + patience
         # Its last record may be on its way; and a job on its way back into the queue counts as
         # failed in Slurm for a few seconds.
         while entry.over and record.batch and not record.over and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
             record = experiment.read_record()
-            entry = queue.look_up(job_of(record))
+            entry = queue.find(job_of(record))
         if not entry.over or record.over or experiment.lock() is not None:
             return record
         now = time.time()
@@ -166,7 +166,7 @@ class SlurmBackend(SshBackend):
         text, data = f"Slurm's job {record.slurm_job}", {"job": record.slurm_job}
         if record.over:
             return Scheduled(text, {"slurm": data})
-        entry = queue.look_up(record.slurm_job)
+        entry = queue.find(record.slurm_job)
         return Scheduled(f"{text}: {entry}", {"slurm": {**data, **asdict(entry)}})
 
     def why_terminated(self, record: JobRecord) -> str:
@@ -236,7 +236,7 @@ class BatchBackend(SlurmBackend):
             return None
         job, began = job_of(record), time.monotonic()
         killed: dict[int, str] = {}
-        if not queue.look_up(job).over:
+        if not queue.find(job).over:
             end(record, now=grace <= 0)
         if grace > 0 and not gone(job, grace + KILL_LIMIT_SECONDS / 2):
             queue.cancel(job)
@@ -319,7 +319,7 @@ class SlurmJobView:
             self.record = SlurmBackend().settle(self.experiment, self.record)
             self.settled = self.record.over and not before
             if self.record.state == "queued":
-                state = f"Slurm's job {self.record.slurm_job}: {queue.look_up(job_of(self.record))}"
+                state = f"Slurm's job {self.record.slurm_job}: {queue.find(job_of(self.record))}"
                 if state != self.before:
                     self.say(state)
                 self.before = state
@@ -374,7 +374,7 @@ def end(record: JobRecord, *, now: bool) -> str:
 def gone(job: str, patience: float) -> bool:
     """Wait for the job to leave the queue with all its processes; tell whether it has."""
     deadline = time.monotonic() + patience
-    while not queue.look_up(job).over:
+    while not queue.find(job).over:
         if time.monotonic() > deadline:
             return False
         time.sleep(LOOK_SECONDS)

@@ -71,7 +71,7 @@ def run(*command: str, stdin: str | None = None, env: Mapping[str, str] | None =
     return done.stdout
 
 
-def look_up(job: str) -> QueueEntry:
+def find(job: str) -> QueueEntry:
     try:
         output = run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%r")
     except NodeError as error:

@@ -186,10 +186,10 @@ class Screen:
             return
         # The first line may have begun before, so it is looked at whole.
         first = data.find(b"\n") + 1
-        yield self._lines(stream, stream.dump.own_lines(stream.splitter.feed(data[:first])))
+        yield self._lines(stream, stream.dump.users_lines(stream.splitter.feed(data[:first])))
         data = data[first:]
         if stream.dump.concerns(data):
-            yield self._lines(stream, stream.dump.own_lines(stream.splitter.feed(data)))
+            yield self._lines(stream, stream.dump.users_lines(stream.splitter.feed(data)))
             return
         last = data.rfind(b"\n") + 1
         block = plain(data[:last])

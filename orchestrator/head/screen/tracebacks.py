@@ -28,10 +28,10 @@ class CrashDump:
         self.nothing_left = False  # of this thread
 
     def concerns(self, data: bytes) -> bool:
-        """Tell whether these bytes need own_lines(): nearly all do not."""
+        """Tell whether these bytes need users_lines(): nearly all do not."""
         return self.below or bool(self.held) or any(sign in data for sign in SIGNS)
 
-    def own_lines(self, lines: list[str]) -> list[str]:
+    def users_lines(self, lines: list[str]) -> list[str]:
         """Return the lines without our frames, and without threads that have no others."""
         shown: list[str] = []
         for line in lines:

@@ -141,7 +141,7 @@ class Stay:
             return lambda _: None
         from orchestrator.head.start.recovery import grow  # not for every job
 
-        return grow.Growth(record, self.transport, display.say, self.latecomers).look
+        return grow.Growth(record, self.transport, display.say, self.latecomers).check
 
     def followers_of(self, run: Run, attempt: Followed) -> list[NodeFollower]:
         record, launch = run.record, run.record.launch

@@ -44,7 +44,7 @@ class FoundJob(RemoteJob):
 def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
     experiment = experiments.find(where.experiments, wanted, trusted=where.trust_record)
     if wanted is None and not where.trust_record:
-        tell_passed_over(where.experiments, experiment)
+        report_passed_over(where.experiments, experiment)
     if experiment is not None:
         record = experiment.read_record()
         if where.trust_record or not record.over:  # then its nodes will be asked
@@ -61,7 +61,7 @@ def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
     return RemoteJob(known, ssh, backend_of(known))
 
 
-def tell_passed_over(root: Path, taken: Experiment | None) -> None:
+def report_passed_over(root: Path, taken: Experiment | None) -> None:
     """Say so if the newest experiment is not the one that is taken.
 
     One of our own is probably the one that is meant: in its place no other is stopped.

@@ -333,12 +333,12 @@ def places(giver: Peer, taker: Peer) -> tuple[str, ...]:
     if giver.reached is None or taker.reached is None:
         return tuple(filter(None, dict.fromkeys((giver.address, reached))))
     facts = giver.reached.facts
-    networks = [address.network for address in taker.reached.facts.addresses if is_own(address)]
+    networks = [address.network for address in taker.reached.facts.addresses if is_ours(address)]
     speeds = {interface.name: interface.speed or 0 for interface in facts.interfaces}
     shared = [
         address
         for address in facts.addresses
-        if is_own(address) and any(address.ip in network for network in networks)
+        if is_ours(address) and any(address.ip in network for network in networks)
     ]
     chosen = giver.reached.node.ifname
     shared.sort(
@@ -350,7 +350,7 @@ def places(giver: Peer, taker: Peer) -> tuple[str, ...]:
     return tuple(found[:MOST_ADDRESSES])
 
 
-def is_own(address: Address) -> bool:
+def is_ours(address: Address) -> bool:
     """Tell whether no other machine has this address, too."""
     alone = address.ip.is_loopback or address.ip.is_link_local
     return not alone and not address.interface.startswith(OWN_BRIDGES)

@@ -33,8 +33,8 @@ class EnvironmentVisit(RoomState):
 
 
 @answers(LookAtEnvironment)
-def look_at_environment(visit: Visit, request: LookAtEnvironment) -> EnvironmentState:
-    return look(request)
+def environment_state(visit: Visit, request: LookAtEnvironment) -> EnvironmentState:
+    return state_of(request)
 
 
 @answers(BuildEnvironment)
@@ -57,7 +57,7 @@ def prune_environments(visit: Visit, request: PruneEnvironments) -> PrunedEnviro
     return PrunedEnvironments(removed=tuple(removed), freed=freed)
 
 
-def look(request: LookAtEnvironment) -> EnvironmentState:
+def state_of(request: LookAtEnvironment) -> EnvironmentState:
     """Look whether an environment is whole; where it is, names lead to it from now on."""
     here = Environments(request.root)
     packages = here.packages(request.key)

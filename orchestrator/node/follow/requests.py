@@ -55,14 +55,14 @@ def follow(visit: Visit, request: Follow) -> Following:
     visit.of(WarmVisit).follow(run)
     visit.patience = min(SERVER_PATIENCE, request.patience or SERVER_PATIENCE)
     if request.head is not None:
-        visit.streamer.tell_head("here", request.head)
+        visit.streamer.send_news("here", request.head)
     return Following(time=time.time())
 
 
 @answers(Leave)
 def leave(visit: Visit, request: Leave) -> Left:
     if visit.streamer is not None:
-        visit.streamer.tell_head("left", request.at)
+        visit.streamer.send_news("left", request.at)
     return Left()
 
 

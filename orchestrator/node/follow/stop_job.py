@@ -272,7 +272,7 @@ def gpu_memory(pids: set[int]) -> tuple[dict[int, str], str]:
 
 def lives_anew(pid: int) -> bool:
     """Does this PID belong to a new process? All processes of the job are dead."""
-    now = processes.look(pid)
+    now = processes.find(pid)
     return now is not None and now.state not in "ZXD"
 
 

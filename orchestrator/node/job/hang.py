@@ -36,7 +36,7 @@ class Activity:
         self.steps: dict[str, float] = {}
         self.ticks: dict[int, int] = {}
 
-    def look(self) -> tuple[float, float]:
+    def check(self) -> tuple[float, float]:
         """Return for how many seconds it has been silent and idle.
 
         Silent means that no line was printed. Idle means also that no step was made, by a program
@@ -86,7 +86,7 @@ def agent_pids(run: RunDir) -> list[int]:
 
 def ticks_of(pid: int) -> int:
     """Return the processor time of a process and of its children that it has waited for."""
-    process = processes.look(pid)
+    process = processes.find(pid)
     return process.ticks + process.waited if process is not None else 0
 
 

@@ -50,7 +50,7 @@ class Process(NamedTuple):
         return self.state in "ZX"
 
 
-def look(pid: int) -> Process | None:
+def find(pid: int) -> Process | None:
     """Return the process that has a PID now, or None."""
     found = stat_of(pid)
     if found is None:
@@ -89,7 +89,7 @@ def everyone() -> dict[int, Process]:
     running = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            process = look(int(entry))
+            process = find(int(entry))
             if process is not None:
                 running[process.pid] = process
     return running
@@ -189,7 +189,7 @@ def open_pidfd(process: Process) -> int | None:
         pidfd = os.pidfd_open(process.pid)
     except (OSError, AttributeError):  # it is gone; a kernel before 5.3; too many open files
         return None
-    now = look(process.pid)
+    now = find(process.pid)
     if now is not None and now.key == process.key:
         return pidfd
     os.close(pidfd)
@@ -243,7 +243,7 @@ def send(process: Process, signum: int) -> bool:
 
 def _send_without_pidfd(process: Process, signum: int) -> bool:
     """Check, then signal, in two steps: for kernels before 5.3, and without a free descriptor."""
-    now = look(process.pid)
+    now = find(process.pid)
     if now is None or now.key != process.key:
         return False
     try:
@@ -254,13 +254,13 @@ def _send_without_pidfd(process: Process, signum: int) -> bool:
 
 
 def alive(process: Process) -> bool:
-    now = look(process.pid)
+    now = find(process.pid)
     return now is not None and now.key == process.key and not now.is_dead
 
 
 def is_leaving(process: Process) -> bool:
     """Tell whether a process has ended, or is ending: its sockets close before it is seen dead."""
-    now = look(process.pid)
+    now = find(process.pid)
     return now is None or now.key != process.key or now.is_dead or bool(now.flags & PF_EXITING)
 
 

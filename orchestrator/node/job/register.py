@@ -36,7 +36,7 @@ class Known(Message):
 
     def living(self) -> list[Process]:
         """Return those that live."""
-        there = [processes.look(pid) for pid, _ in self.processes]
+        there = [processes.find(pid) for pid, _ in self.processes]
         pairs = zip(self.processes, there)  # noqa: B905  Python 3.9
         return [
             process
@@ -57,12 +57,12 @@ class Register:
         """Look when it is time; return the seconds until the next look."""
         began = time.monotonic()
         if began >= self.due:
-            self.look()
+            self.check()
             now = time.monotonic()
             self.due = now + max(LOOK_SECONDS, (now - began) / SHARE)
         return max(0.0, self.due - time.monotonic())
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Write down what descends from this process, where there is anything new."""
         running = without_samplers(processes.everyone(), {os.getpid()})
         now = {running[pid].key for pid in processes.descendants(running, [os.getpid()])}

@@ -270,8 +270,8 @@ class Supervisor:
         elif isinstance(report, events.RankStarted):
             self.note_torch()
             rank.pid = report.pid
-            rank.process = processes.look(report.pid)
-            rank.keeper = processes.look(report.keeper)
+            rank.process = processes.find(report.pid)
+            rank.keeper = processes.find(report.keeper)
             if self.why and rank.process:
                 processes.send(rank.process, signal.SIGTERM)
         if isinstance(report, RankEnded):
@@ -289,7 +289,7 @@ class Supervisor:
     def rank_ended(self, rank: RankProcess, report: RankEnded) -> None:
         cut_short = bool(rank.leaving) and report.code in ENDED_BY_US
         if report.code:
-            report = self.look_into(rank, report)
+            report = self.explain(rank, report)
         rank.pid, rank.code = report.pid, report.code
         self.event(report)
         if report.code and not report.asked and not cut_short:
@@ -305,7 +305,7 @@ class Supervisor:
         self.rank_failed = True
         self.end(order.replace(why=f"rank {report.rank} failed", grace=FAILED_GRACE_SECONDS))
 
-    def look_into(self, rank: RankProcess, report: RankEnded) -> RankEnded:
+    def explain(self, rank: RankProcess, report: RankEnded) -> RankEnded:
         """Add what is known of a rank's failure, and by whose will it ended."""
         stream = str(report.rank)
         for fd in [fd for fd, name in self.outputs.items() if name == stream]:

@@ -71,7 +71,7 @@ def checkup(request: Examine, root: str = "") -> Checkup:
     if "code" in wanted and script:
         others["script"] = lambda: digest(workdir, script)
     if "names" in wanted:
-        others["names"] = own_name
+        others["names"] = names_here
     more, failed = gather(NAME_SECONDS, others)
     problems.update(failed)
     problems = {part: reason for part, reason in problems.items() if reason}
@@ -193,7 +193,7 @@ def torch_part(outputs: dict[str, Output]) -> tuple[Torch | None, str]:
     return None, output.problem or "it said nothing"
 
 
-def own_name() -> tuple[str, ...]:
+def names_here() -> tuple[str, ...]:
     """Resolve this machine's own name: 127.0.1.1 misleads whoever is sent there."""
     name = socket.gethostname()
     return tuple(sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}))

@@ -37,7 +37,7 @@ class Machine:
         self.at = 0.0
         self.disks: dict[str, bool] = {}
 
-    def look(self) -> dict[str, Any]:
+    def sample(self) -> dict[str, Any]:
         """Return shares and bytes now, and rates since the last look; at first there are none."""
         now = time.monotonic()
         seconds, self.at = now - self.at, now

@@ -104,7 +104,7 @@ class Disks:
         at = self.at
         return at.path if at.path and time.monotonic() - at.since > SLOW_SECONDS else ""
 
-    def look(self) -> dict[str, list[int]]:
+    def sample(self) -> dict[str, list[int]]:
         """Return mount point -> (free, total) bytes; of one that is stuck, what it was."""
         return self.known
 

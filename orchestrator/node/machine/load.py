@@ -29,7 +29,7 @@ def load(seconds: float = SECONDS) -> Load:
     for pid, now in after.items():
         was = before.get(pid)
         used = (now.ticks - (was.ticks if was and was.key == now.key else 0)) / TICKS / took
-        whose = owner(pid) if used >= LEAST / 4 or is_own(pid) else None
+        whose = owner(pid) if used >= LEAST / 4 or is_ours(pid) else None
         if whose is None or pid == os.getpid():
             continue
         key = whose["user"], whose["job"]
@@ -39,7 +39,7 @@ def load(seconds: float = SECONDS) -> Load:
             user = user.replace(name=now.name, pid=pid)
             user = user if user.job else user.replace(since=began_at(now))
         if user.job:
-            since = min(user.since, max(began_at(now), given_to_job(pid)))
+            since = min(user.since, max(began_at(now), is_given_to_job(pid)))
             user = user.replace(since=since)
         users[key] = user.replace(
             cores=user.cores + used,
@@ -86,7 +86,7 @@ def owner(pid: int) -> dict[str, Any] | None:
     return {"user": user, "job": os.fsdecode(tags.get(b"ORCHESTRATOR_JOB", b""))}
 
 
-def given_to_job(pid: int) -> float:
+def is_given_to_job(pid: int) -> float:
     """Return when a process's job came to this node: one that waited warm is older than its job."""
     tags = dict(entry.partition(b"=")[::2] for entry in processes.environment(pid))
     try:
@@ -95,7 +95,7 @@ def given_to_job(pid: int) -> float:
         return 0.0
 
 
-def is_own(pid: int) -> bool:
+def is_ours(pid: int) -> bool:
     """Tell whether a process is this login's: its jobs are named also while they wait."""
     try:
         return os.stat(f"/proc/{pid}").st_uid == os.getuid()
@@ -105,7 +105,7 @@ def is_own(pid: int) -> bool:
 
 def started(pid: int) -> float | None:
     """Return when a process began, in Unix seconds."""
-    process = processes.look(pid)
+    process = processes.find(pid)
     return None if process is None else began_at(process)
 
 

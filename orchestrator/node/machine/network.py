@@ -148,7 +148,7 @@ def port(path: str, device: str, number: int) -> RdmaPort:
         physical=word(sysfs.text(f"{here}/phys_state")),
         rate=rate(sysfs.text(f"{here}/rate")),
         netdev=next((gid.netdev for gid in addresses if gid.netdev), "")
-        or own_netdev(path, number),
+        or netdev_of_port(path, number),
         gids=tuple(addresses),
         node_type=word(sysfs.text(f"{path}/node_type")),
         software="/virtual/" in os.path.realpath(path),  # rxe, siw: a driver without a card
@@ -191,7 +191,7 @@ def gids(here: str, most: int | None) -> list[Gid]:
     return addresses
 
 
-def own_netdev(path: str, number: int) -> str:
+def netdev_of_port(path: str, number: int) -> str:
     """Return the network interface of a port: of several on a card, the one of its number."""
     net = f"{path}/device/net"
     netdevs = sysfs.names(net)

@@ -85,7 +85,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "memory_kb": total,
         "memory_available_kb": available,
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
-        "environment": own_settings(root),
+        "environment": machine_settings(root),
         "problems": problems,
     }
 
@@ -125,7 +125,7 @@ def network_space() -> int:
         return 0
 
 
-def own_settings(root: str = "") -> dict[str, str]:
+def machine_settings(root: str = "") -> dict[str, str]:
     """Return NCCL's settings of this machine or login; as in NCCL, the environment wins."""
     settings = {}
     for line in sysfs.text(root + NCCL_CONF).splitlines():

@@ -35,7 +35,7 @@ class Sampler:
         outputs = os.path.join(experiment, "outputs")
         self.lines = Lines(os.path.join(outputs, file_name(spec.node, number)))
         self.about = {**machine.about(root), "seconds": seconds}
-        self.causes = Causes(set(told_before(outputs, spec.node, self.about["host"])))
+        self.causes = Causes(set(causes_before(outputs, spec.node, self.about["host"])))
         self.machine = machine.Machine(root)
         self.disks = Disks(paths_of(spec.workdir, experiment), seconds)
         self.gpus = Gpus(seconds, root)
@@ -43,8 +43,8 @@ class Sampler:
 
     def go_on(self) -> None:
         """Sample until this process is killed."""
-        self.machine.look()
-        self.gpus.look()
+        self.machine.sample()
+        self.gpus.sample()
         self.write({"about": self.about})
         due = time.monotonic()
         while True:
@@ -55,14 +55,14 @@ class Sampler:
 
     def sample(self) -> list[Notice]:
         """Write one sample; return what it tells for the first time."""
-        sample = self.machine.look()
-        sample["disks"] = self.disks.look()
-        gpus = self.gpus.look()
+        sample = self.machine.sample()
+        sample["disks"] = self.disks.sample()
+        gpus = self.gpus.sample()
         if gpus:
             self.describe({name: gpus.pop(name) for name in ONCE if name in gpus})
             sample["gpu"] = gpus
         self.write(sample)
-        notices = [*self.causes.look(sample), *self.stuck()]
+        notices = [*self.causes.judge(sample), *self.stuck()]
         for notice in notices:
             self.write({"cause": notice.cause, "text": notice.text, "fix": notice.fix})
         return notices
@@ -112,7 +112,7 @@ def file_name(node: int, attempt: int) -> str:
     return f"node_{node:02d}_metrics{f'_{attempt}' if attempt > 1 else ''}.jsonl"
 
 
-def told_before(outputs: str, node: int, host: str) -> Iterator[str]:
+def causes_before(outputs: str, node: int, host: str) -> Iterator[str]:
     """Yield the causes that earlier attempts on this machine told.
 
     On a disk that the nodes share, another machine may have had this node's place.
@@ -171,7 +171,7 @@ class Causes:
         self.told = known
         self.lasted: dict[str, int] = {}
 
-    def look(self, sample: dict[str, Any]) -> list[Notice]:
+    def judge(self, sample: dict[str, Any]) -> list[Notice]:
         """Return what is new in this sample."""
         troubles = {notice.cause: (notice, least) for notice, least in every(sample)}
         self.lasted = {cause: self.lasted.get(cause, 0) + 1 for cause in troubles}

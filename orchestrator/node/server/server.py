@@ -117,7 +117,7 @@ class ChannelServer:
     def heartbeat(self) -> Heartbeat:
         if self.visit.activity is None:
             return Heartbeat(beat=time.time())
-        silent, idle = self.visit.activity.look()
+        silent, idle = self.visit.activity.check()
         return Heartbeat(beat=time.time(), silent=silent, idle=idle)
 
     def receive(self) -> bool:

@@ -37,7 +37,7 @@ class FileStreamer:
     def bell(self) -> int | None:
         return self.supervisor.fileno() if self.supervisor else None
 
-    def tell_head(self, news: str, at: float) -> None:
+    def send_news(self, news: str, at: float) -> None:
         """Tell the supervisor. One short line fits, or there is no supervisor any more."""
         if self.supervisor is not None:
             with contextlib.suppress(OSError):

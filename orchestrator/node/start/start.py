@@ -36,7 +36,7 @@ def start(visit: Visit, spec: Spec) -> StartedHere:
     resume_dir.remove_forgotten(time.time())
     payload.hand_over(run, first)
     shared = is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
-    there = spec if shared else with_own_experiment(spec, run, first)
+    there = spec if shared else with_local_experiment(spec, run, first)
     if spec.attempt is not None:
         there = with_resume_directory(there, first)
     ports = visit.of(Ports)
@@ -66,7 +66,7 @@ def make_run_directory(visit: Visit, run: RunDir, first: RunDir) -> None:
         raise
 
 
-def with_own_experiment(spec: Spec, run: RunDir, first: RunDir) -> Spec:
+def with_local_experiment(spec: Spec, run: RunDir, first: RunDir) -> Spec:
     """Give the ranks a directory on this node's disk in the place of the experiment's."""
     directory = os.path.join(first.path, "experiment")
     os.makedirs(os.path.join(directory, "outputs"), mode=0o700, exist_ok=first.job != run.job)

@@ -58,14 +58,17 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
     listing = Listing(root, hidden=False)
     listing.walk("", () if checkpoints else ("checkpoints",))
     if beside:
-        add_beside_code(listing, run, time.monotonic() + beside)
+        add_outputs_beside_code(listing, run, time.monotonic() + beside)
     listing.files = without_copies(root, listing.files)
     return listing.answer(checkpoints=has_checkpoints(run))
 
 
 def without_copies(root: str, found: list[OutputFile]) -> list[OutputFile]:
     """Leave out what was brought here from another node, which has it."""
-    from orchestrator.node.transfer.saved.copies import Copies, look_of  # the end of a job needs it
+    from orchestrator.node.transfer.saved.copies import (
+        Copies,
+        stamp_of,
+    )  # the end of a job needs it
 
     known = {place: Copies(place) for place in {root, *(file.place or root for file in found)}}
 
@@ -78,12 +81,12 @@ def without_copies(root: str, found: list[OutputFile]) -> list[OutputFile]:
         except OSError:
             return False
         target = os.path.normpath(file.target) if file.target else ""
-        return copies.of(file.path, look_of(status, target)) is not None
+        return copies.of(file.path, stamp_of(status, target)) is not None
 
     return [file for file in found if not is_copy(file)]
 
 
-def add_beside_code(whole: Listing, run: RunDir, until: float) -> None:
+def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
     """Add what the ranks wrote into the snapshot that they ran in, if it was one."""
     from orchestrator.node.transfer.code import snapshot
     from orchestrator.node.transfer.code.store import Incomplete, Store

@@ -146,8 +146,8 @@ def begin(control: socket.socket) -> NoReturn:
             order, _ = frames.receive(control)
     except (EOFError, OSError):
         sys.exit()
-    environment = {own(name): own(value) for name, value in order["environment"].items()}
-    start_cold([own(word) for word in order["begin"]], environment)
+    environment = {respelt(name): respelt(value) for name, value in order["environment"].items()}
+    start_cold([respelt(word) for word in order["begin"]], environment)
 
 
 @contextlib.contextmanager
@@ -257,13 +257,13 @@ def files_it_came_from() -> dict[str, list[int]]:
 
 def become(order: dict[str, Any], output: int) -> None:
     """Be what a cold start is before its first line; where that cannot be, execute it."""
-    order["directory"] = own(order["directory"])
+    order["directory"] = respelt(order["directory"])
     agent_start.settle(cast("AgentStart", order))
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    environment = {own(name): own(value) for name, value in order["environment"].items()}
-    command = [own(word) for word in order["command"]]
+    environment = {respelt(name): respelt(value) for name, value in order["environment"].items()}
+    command = [respelt(word) for word in order["command"]]
     # What stands first in this memory stays there: C code may have kept pointers to it.
     before = list(os.environ.items())
     kept = itertools.takewhile(lambda item: environment.get(item[0]) == item[1], before)
@@ -280,7 +280,7 @@ def become(order: dict[str, Any], output: int) -> None:
     sys.path_importer_cache.pop(sys.path[0], None)
 
 
-def own(word: str) -> str:
+def respelt(word: str) -> str:
     """Spell a word as this Python reads it in its own locale; it came as UTF-8."""
     return os.fsdecode(word.encode("utf-8", "surrogateescape"))
 

@@ -81,7 +81,7 @@ def take(
     files: Sequence[int],
 ) -> Attempt:
     """Ask a pair for its supervisor; one that does not answer is ended before the cold start."""
-    process = processes.look(pair.pid)
+    process = processes.find(pair.pid)
     order = {
         "do": "take",
         "job": spec.job,

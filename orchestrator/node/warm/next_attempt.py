@@ -34,7 +34,7 @@ class NextAttempt:
         self.silent_until = 0.0
         self.next_look = 0.0
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Start the pair when it is time, and again should it be gone."""
         if now < self.next_look:
             return

@@ -140,7 +140,7 @@ def remove(pair: Pair) -> None:
 
 def lives(pair: Pair) -> bool:
     """Tell whether its first process is there, and still waits."""
-    now = processes.look(pair.pid)
+    now = processes.find(pair.pid)
     there = now is not None and now.key == (pair.pid, pair.started) and not now.is_dead
     return there and waits(pair)
 
@@ -252,7 +252,7 @@ def spawn(pair: Pair, environ: Mapping[str, str], public: dict[str, str]) -> Non
                 start_new_session=True,
                 pass_fds=[server.fileno()],
             )
-        now = processes.look(process.pid)
+        now = processes.find(process.pid)
         pair = pair.replace(pid=process.pid, started=now.started if now else 0)
         path = os.path.join(new, "pair.json")
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -41,7 +41,7 @@ def described(pair: Pair) -> WarmPair:
         seconds_left=float(state.get("left", 0.0)),
         ready=bool(state.get("ready")),
         pids=tuple(pids),
-        memory=sum(map(own_memory, pids)),
+        memory=sum(map(private_memory, pids)),
         python=pair.setting.get(setting.PYTHON, "").partition("\n")[0],
         variables={n: value for n, value in pair.setting.items() if setting.matters(n)},
         skipped=tuple(map(str, state.get("skipped", ()))),
@@ -53,7 +53,7 @@ def ended(pair: Pair) -> WarmEnd:
     return WarmEnd(key=pair.key, ended=end.ended, left=end.left)
 
 
-def own_memory(pid: int) -> int:
+def private_memory(pid: int) -> int:
     """Return the bytes that would be free without this process."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:

@@ -132,7 +132,7 @@ class Standby:
                         self.hear_agent()
                     else:
                         self.accept()
-                self.look()
+                self.check()
         except Leave:
             self.leave()
 
@@ -161,7 +161,7 @@ class Standby:
         self.skip += report["packages"]
         self.spawn()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Leave where waiting is wrong by now."""
         gone = not os.path.exists(AGENT) or not os.path.exists(self.directory)
         # A package that comes or goes changes its directory. No job could start from here any more.

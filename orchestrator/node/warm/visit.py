@@ -36,7 +36,7 @@ class WarmVisit(RoomState):
     def beat(self) -> None:
         """See that processes are ready for the next attempt of the job that is followed."""
         if self.next_attempt is not None:
-            self.next_attempt.look(time.monotonic())
+            self.next_attempt.check(time.monotonic())
 
     def job_over(self) -> None:
         """Leave processes that are ready for the next job, now that the followed one is over."""

@@ -107,14 +107,14 @@ def of_ranks(record: JobRecord, paths: Files) -> list[RankProgress]:
                     state,
                     point.step,
                     point.number("step_ms"),
-                    own_time(point),
+                    time_of(point),
                     point.number("memory_bytes"),
                 )
             )
     return compared(ranks)
 
 
-def own_time(point: Point) -> float | None:
+def time_of(point: Point) -> float | None:
     parts = [point.number(name) for name in ("data_ms", "forward_backward_ms")]
     return sum(part or 0.0 for part in parts) if any(parts) else None
 

@@ -154,7 +154,7 @@ def stack_lines(
 def own_frames(stacks: str, tree: str) -> Sequence[str]:
     """Leave out the frames that lead to the program, whose main thread stands first."""
     dump = CrashDump()
-    lines = dump.own_lines(crash_dump.in_text(stacks, tree).splitlines())
+    lines = dump.users_lines(crash_dump.in_text(stacks, tree).splitlines())
     text = "\n".join([*lines, *dump.rest()])
     threads = text.strip().split("\n\n")  # faulthandler writes the main one last
     if all(map(THREAD.match, threads)):

@@ -51,9 +51,9 @@ def test_a_wrapper_may_show_each_rank_its_own_gpu(
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     if expected is None:
         with pytest.raises(CheckFailed, match="has no GPU of its own"):
-            ranks.own_device()
+            ranks.device_of_rank()
     else:
-        assert ranks.own_device() == torch.device("cuda", expected)
+        assert ranks.device_of_rank() == torch.device("cuda", expected)
 
 
 def test_two_ranks_on_one_gpu_are_named() -> None:

@@ -72,7 +72,7 @@ def test_ls_of_the_newest_experiment_that_has_any(root: Path, typed: Typed) -> N
     assert lines[1].split() == ["step", "when", "size", "world", "state"]
     assert lines[2].startswith("  32  ")
     assert lines[2].endswith("  2 kB      2  incomplete: __0_0.distcp is missing")
-    assert "  31  -                       -      -  incomplete: manifest.json is not" in out
+    assert "  31  -                       -      -  incomplete: manifest.json" in out
     assert lines[4] == "  30  2026-01-02 03:04:05  2 kB      2  complete"
 
 

@@ -74,7 +74,7 @@ def test_a_signal_to_the_ranks_and_then_to_their_head_is_a_stop(
     run = run_of(directory, job(directory))
     run.job.failed(Failure(1, "n2", 1, 1001.0, "signal", message))
     run.inbox.put(number)
-    run.await_own_signal()
+    run.await_signal()
     run.conclude()
     assert run.record.state == state
 

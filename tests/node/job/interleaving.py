@@ -134,7 +134,7 @@ class World:
     # -- what must hold ----------------------------------------------------------------------
 
     def agents_alive(self) -> list[int]:
-        running = [processes.look(agent.pid) for agent in self.agents]
+        running = [processes.find(agent.pid) for agent in self.agents]
         return [p.pid for p in running if p is not None and p.state not in "ZX"]
 
     def check(self) -> None:
@@ -254,7 +254,7 @@ class World:
         return then
 
     def everyone(self) -> dict[int, Process]:
-        running = [processes.look(agent.pid) for agent in self.agents]
+        running = [processes.find(agent.pid) for agent in self.agents]
         return {process.pid: process for process in running if process is not None}
 
     def lives(self) -> bool:

@@ -17,7 +17,7 @@ import pytest
 
 from orchestrator.node.job import processes
 from orchestrator.node.job.job_processes import JobProcesses, Tagged, of_job, tagged_jobs
-from orchestrator.node.job.processes import Process, in_words, look, send
+from orchestrator.node.job.processes import Process, find, in_words, send
 from tests.node.running import PYTHON, ROOT, alive, wait_until
 
 SLEEP = ["sleep", "1000"]
@@ -56,7 +56,7 @@ def pids(job: str, node: int = 0, supervisor: int = 0) -> set[int]:
 
 
 def process(pid: int) -> Process:
-    found = look(pid)
+    found = find(pid)
     assert found is not None
     return found
 
@@ -215,7 +215,7 @@ def test_nobody_is_there_to_be_hit(monkeypatch: pytest.MonkeyPatch, pidfd: bool)
     gone = subprocess.Popen(["true"])
     known = process(gone.pid)
     gone.wait()
-    assert look(gone.pid) is None
+    assert find(gone.pid) is None
     assert not send(known, signal.SIGKILL)
     assert not processes.alive(known)
 

@@ -49,7 +49,7 @@ def write(root: Path, *, user: int, idle: int, came: int, went: int, sectors: in
 def test_counters_become_shares_and_rates(tmp_path: Path) -> None:
     write(tmp_path, user=100, idle=840, came=1000, went=2000, sectors=10)
     watched = Machine(str(tmp_path))
-    assert "cpu" not in watched.look(), "a rate needs two looks"
+    assert "cpu" not in watched.sample(), "a rate needs two looks"
     write(tmp_path, user=175, idle=865, came=3000, went=2000, sectors=30)
     before, now = watched.before, watched.counters()
     sample = {**watched.levels(), **rates(before, now, 2.0)}
@@ -75,6 +75,6 @@ def test_a_counter_that_was_reset_is_no_rate() -> None:
 
 def test_the_machine_itself() -> None:
     known, watched = machine.about(), Machine()
-    sample = wait_until(lambda: (known := watched.look()) and "cpu" in known and known)
+    sample = wait_until(lambda: (known := watched.sample()) and "cpu" in known and known)
     assert 0 <= sample["cpu"] <= 1
     assert 0 < sample["memory_bytes"] < known["memory_bytes"]

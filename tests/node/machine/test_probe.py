@@ -98,7 +98,7 @@ def test_the_environment_wins_over_the_file(
     plant(tmp_path, {"etc/nccl.conf": "NCCL_DEBUG=WARN"})
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("MY_NCCL_THING", "1")
-    own = probe.own_settings(str(tmp_path))
+    own = probe.machine_settings(str(tmp_path))
     assert own["NCCL_DEBUG"] == "INFO" and "MY_NCCL_THING" not in own
 
 

@@ -88,7 +88,7 @@ def test_notices_are_in_the_stream_once_for_all_attempts(tmp_path: Path) -> None
     told = []
     for number in (1, 2):
         own = sampled(tmp_path, attempt={**first, "number": number})
-        own.disks.look = lambda: {"/dev/shm": [1, 64 << 20]}  # type: ignore[method-assign]
+        own.disks.sample = lambda: {"/dev/shm": [1, 64 << 20]}  # type: ignore[method-assign]
         told.append([notice.cause for notice in own.sample() + own.sample()])
     assert told == [["shm_full"], []]
     paths = samples.every(tmp_path / "outputs")[0]
@@ -109,7 +109,7 @@ def test_a_notice_of_another_machine_in_this_place_is_none_of_this_one(
     (tmp_path / "outputs/node_00_metrics.jsonl").write_text(text)
     first = {"number": 2, "restarts": 2, "first_job": "job", "first_node": 0}
     own = sampled(tmp_path, attempt=first)
-    own.disks.look = lambda: {"/dev/shm": [1, 64 << 20]}  # type: ignore[method-assign]
+    own.disks.sample = lambda: {"/dev/shm": [1, 64 << 20]}  # type: ignore[method-assign]
     assert [each.cause for each in own.sample()] == ["shm_full"] * (host == "another")
 
 
@@ -152,7 +152,7 @@ GB = 1 << 30
 
 def told(sample: dict[str, Any], times: int = 10) -> list[str]:
     causes = Causes(set())
-    return [notice.text for _ in range(times) for notice in causes.look(sample)]
+    return [notice.text for _ in range(times) for notice in causes.judge(sample)]
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,9 @@ def test_each_cause_is_told_once(sample: dict[str, Any], words: str | None) -> N
 def test_a_spike_is_not_told() -> None:
     causes = Causes(set())
     for mask in [0x40] * (IN_A_ROW - 1) + [0] + [0x40] * (IN_A_ROW - 1):
-        assert causes.look({"gpu": {"throttle": [mask]}}) == []
-    assert causes.look({"gpu": {"throttle": [0x40]}})
+        assert causes.judge({"gpu": {"throttle": [mask]}}) == []
+    assert causes.judge({"gpu": {"throttle": [0x40]}})
 
 
 def test_what_an_earlier_attempt_told_is_not_told_again() -> None:
-    assert Causes({"shm_full"}).look({"disks": {"/dev/shm": [0, GB]}}) == []
+    assert Causes({"shm_full"}).judge({"disks": {"/dev/shm": [0, GB]}}) == []

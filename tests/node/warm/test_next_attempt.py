@@ -33,14 +33,14 @@ def test_once_the_ranks_have_begun_even_in_silence(
     monkeypatch.setattr(pairs, "start", lambda *words: begun.append(words))
     monkeypatch.setattr(next_attempt, "knock", lambda *words: None)
     ahead = NextAttempt(job.run, bare_spec(), {}, 0o022)
-    ahead.look(100.0)
-    ahead.look(100.0 + 10 * SILENT_SECONDS)
+    ahead.check(100.0)
+    ahead.check(100.0 + 10 * SILENT_SECONDS)
     assert not begun  # no rank has started
     job.run.append_event(event)
     now = 1000.0
     while not begun:
         assert now <= 1000.0 + seconds
-        ahead.look(now)
+        ahead.check(now)
         now += 0.5
     assert now > 1000.0 + seconds
 
@@ -59,5 +59,5 @@ def test_what_was_ended_comes_back_for_a_restart_alone(
     spec = bare_spec(warm=600.0, attempt=attempt if restarts else None)
     ahead = NextAttempt(job.run, spec, {}, 0o022)
     for now in (0.0, *(AFTER_SECONDS + look * AGAIN_SECONDS for look in range(3))):
-        ahead.look(now)
+        ahead.check(now)
     assert len(begun) == looks

@@ -26,7 +26,7 @@ from orchestrator.common import text
 from orchestrator.common.errors import UsageError
 from orchestrator.common.text import Say
 from orchestrator.config.schema import Config
-from orchestrator.engine.ranks.ranks import Ranks, own_group
+from orchestrator.engine.ranks.ranks import Ranks, new_group
 from orchestrator.engine.saving.exchange import Mail, everyone
 from orchestrator.engine.saving.in_memory import memory_file
 from orchestrator.engine.saving.in_memory.cost import Pace, short_of
@@ -73,7 +73,7 @@ class Memory:
         self.where, self.say, self.fingerprint, self.layout = where, say, fingerprint, layout
         self.files, self.pace = Files(where, name), Pace(every)
         rank, world = rank_and_world()
-        self.group = None if world == 1 else own_group("memory", dist.group.WORLD, timeout)
+        self.group = None if world == 1 else new_group("memory", dist.group.WORLD, timeout)
         self.off = ""  # why nothing is kept any more
         self.problem = ""  # of the state that is being kept
         self.attempt, self.turn = "", 0

@@ -71,7 +71,7 @@ def load_memory_checkpoint(*, replicated: bool = False) -> dict[str, Any] | None
         return None
     found = opened[1]
     try:
-        content: dict[str, Any] = decoded(json.loads(found.notes.rest), found.own_tensors())
+        content: dict[str, Any] = decoded(json.loads(found.notes.rest), found.tensors_here())
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckFailed(f"what is in memory is none of a script's states ({error})") from None
     return content

@@ -79,7 +79,7 @@ class Found:
 
         Exchange(pieces, self._server, read, self.members.rank, search.group).bring(into)
 
-    def own_tensors(self) -> dict[str, Tensor]:
+    def tensors_here(self) -> dict[str, Tensor]:
         """Bring each rank the tensors of its own shard, whatever the other ranks have."""
         tensors = {p.name: torch.empty(p.shape, dtype=DTYPES[p.dtype]) for p in self.notes.tensors}
         self.bring({place.name: (place, tensors[place.name]) for place in self.notes.tensors})

@@ -97,7 +97,7 @@ class LinkMonitor:
         self.calls: dict[int, list[int]] = {}  # node -> whom it calls
         self.silent: dict[tuple[int, int], str] = {}  # who cannot reach whom, and why
         self.before: dict[tuple[int, int], str] = {}
-        self.steps = iter((self._listen, self._dial, self._dial_again, self._tell))
+        self.steps = iter((self._listen, self._dial, self._dial_again, self._describe))
         self.due_at = 0.0
         self.pending: set[int] = set()  # nodes that have not answered yet
         self.over = len(self.nodes) < 2
@@ -151,7 +151,7 @@ class LinkMonitor:
         self.before, self.silent = self.silent, {}
         return "" if self.over else self._dial(followers)
 
-    def _tell(self, _: Sequence[NodeFollower]) -> str:
+    def _describe(self, _: Sequence[NodeFollower]) -> str:
         self.over = True
         said = [
             f"node {node} ({self.nodes[node].name}) calls node {called}"

@@ -36,15 +36,15 @@ class Notifier:
         key = (record.attempt, slow.cause, slow.rank, slow.node)
         if self.couriers and key not in self.slow:
             self.slow.add(key)
-            self.tell(notice.of_straggler(record, slow, time.time()))
+            self.send(notice.of_straggler(record, slow, time.time()))
 
     def over(self, record: JobRecord) -> None:
         """Tell how a job has ended, or that its next attempt comes."""
         if not self.couriers:
             return
-        self.tell((notice.of_restart if record.goes_on else notice.of_end)(record, self.tree))
+        self.send((notice.of_restart if record.goes_on else notice.of_end)(record, self.tree))
 
-    def tell(self, message: Notice) -> None:
+    def send(self, message: Notice) -> None:
         for courier in self.couriers:
             courier.take(message)
 

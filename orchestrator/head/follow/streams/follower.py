@@ -167,7 +167,7 @@ class NodeFollower(threading.Thread):
             self._stream(self.channel)
             if not self.ended:
                 self._sweep(self.channel)
-            self.printed.look(self.clock.offset, last=True)
+            self.printed.check(self.clock.offset, last=True)
             self._bring_outputs(self.channel)
             self.over = True
             self.post(Over(self.node.index))
@@ -248,7 +248,7 @@ class NodeFollower(threading.Thread):
         while True:
             self.heard_at = time.monotonic()
             self._beat(channel)
-            self.printed.look(self.clock.offset)
+            self.printed.check(self.clock.offset)
             question = self.growing.question()
             if question is not None:
                 channel.post(question)

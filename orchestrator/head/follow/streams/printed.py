@@ -57,13 +57,13 @@ class Printed:
             return
         for stream, data in LogReader(log).read(min(MOST_BYTES, self.reader.position)):
             if stream.isdigit():
-                list(self.told(stream, data, 0.0))
+                list(self.rows_of(stream, data, 0.0))
         self.tellers = {
             stream: Teller(reader=teller.reader.at_new_lines())
             for stream, teller in self.tellers.items()
         }
 
-    def look(self, offset: float, *, last: bool = False) -> None:
+    def check(self, offset: float, *, last: bool = False) -> None:
         """Write down what is new; `offset`: the node's clock minus ours."""
         now = time.monotonic()
         if not last and now < self.next_look:
@@ -75,12 +75,12 @@ class Printed:
         new: dict[str, list[str]] = {}
         for stream, data in self.reader.read(MOST_BYTES):
             if stream.isdigit():
-                new.setdefault(stream, []).extend(self.told(stream, data, time.time() + offset))
+                new.setdefault(stream, []).extend(self.rows_of(stream, data, time.time() + offset))
         for stream, lines in new.items():
             if lines:
                 self.write(int(stream), "".join(lines))
 
-    def told(self, stream: str, data: bytes, at: float) -> Iterator[str]:
+    def rows_of(self, stream: str, data: bytes, at: float) -> Iterator[str]:
         teller = self.tellers.setdefault(stream, Teller())
         for text in teller.lines(data):
             line = teller.reader.values(text)

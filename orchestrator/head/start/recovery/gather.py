@@ -119,7 +119,7 @@ class Gathering:
         others = bool(record.spares) or least < len(record.nodes)
         problems: dict[str, str] = {}
 
-        def look(nodes: Sequence[NodeRecord], *, lost: bool) -> None:
+        def visit(nodes: Sequence[NodeRecord], *, lost: bool) -> None:
             nodes = [node for node in nodes if lost or node.state != "lost"]
             for node, result in zip(nodes, fleet.everywhere(nodes, self.examine), strict=True):
                 if isinstance(result, OrchestratorError):
@@ -128,17 +128,17 @@ class Gathering:
                     problems[node.name] = "" if result.has_part or self.parts else NOTHING_LEFT
                     self.answers[node.name] = result
 
-        look(record.nodes, lost=not others)
+        visit(record.nodes, lost=not others)
         ours = self.candidates(problems)[: len(record.nodes)]
         if others and (len(ours) < most or not all(one.fit and not one.suspect for one in ours)):
-            look(record.spares, lost=False)
+            visit(record.spares, lost=False)
         absent = [node.name for node in record.nodes if problems.get(node.name, "is lost")]
         fleeting = [
             name for name in absent if problems.get(name, NOTHING_LEFT) != NOTHING_LEFT
         ]  # nobody has said that it is lost
         choice = choose(self.candidates(problems), least, most)
         if others and choice.problem:
-            look([*record.nodes, *record.spares], lost=True)
+            visit([*record.nodes, *record.spares], lost=True)
             choice = choose(self.candidates(problems), least, most)
         if fleeting and waited < AWAY_SECONDS and not choice.problem:
             return replace(choice, problem="a node may come back"), absent

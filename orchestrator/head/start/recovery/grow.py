@@ -77,7 +77,7 @@ class Growth:
         self.looked = self.began
         self.unable: dict[str, float] = {}  # who could not be given a part, and until when it rests
 
-    def look(self, record: JobRecord) -> Larger | None:
+    def check(self, record: JobRecord) -> Larger | None:
         """Return the larger job once there is one. It never waits; ask it again and again."""
         self.looked = time.monotonic()
         if self.thread is not None and self.thread.is_alive():
@@ -144,7 +144,7 @@ class Growth:
                     answer.channel.connection.close()
                 self.await_newer(master, record, self.kept_before)
                 return True
-            new = self.given_parts([late[name][1] for name in names if name in late])
+            new = self.give_parts([late[name][1] for name in names if name in late])
             record = replace(record, spares=[*record.spares, *new])
             names = [name for name in names if name not in self.unable]
             if not names:
@@ -170,7 +170,7 @@ class Growth:
             if not isinstance(answer, OrchestratorError)
         }
 
-    def given_parts(self, come: Sequence[Reached]) -> list[NodeRecord]:
+    def give_parts(self, come: Sequence[Reached]) -> list[NodeRecord]:
         """Give those their part that had none at the start; one that cannot have it rests."""
         parts = []
         for reached in come:

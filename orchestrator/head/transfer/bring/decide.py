@@ -49,7 +49,7 @@ class View:
     shared: bool = False
     kept: bool = False
 
-    def is_own(self, key: Key) -> bool:
+    def is_its_own(self, key: Key) -> bool:
         """Tell whether its own ranks wrote it; what came back from others counts as that."""
         return key in self.files and self.files[key].by in ("", self.name)
 
@@ -92,7 +92,7 @@ def decide(views: Sequence[View], nodes_of: Mapping[int, Sequence[str]]) -> Deci
     decision.restored.update(restored(views))
     for key in sorted(set[Key]().union(*(view.files for view in views))):
         have = {node: view.files[key] for node, view in enumerate(views) if key in view.files}
-        owners = {node: file for node, file in have.items() if views[node].is_own(key)}
+        owners = {node: file for node, file in have.items() if views[node].is_its_own(key)}
         for node, file in owners.items():
             if not file.sound:
                 decision.unsound[key] = node
@@ -147,7 +147,7 @@ def was_removed(views: Sequence[View], key: Key, have: Mapping[int, SavedFile]) 
     writers = {file.by for file in have.values()}
     return any(
         key in view.removed
-        or (view.name in writers and view.whole and any(map(view.is_own, view.files)))
+        or (view.name in writers and view.whole and any(map(view.is_its_own, view.files)))
         for view in views
     )
 
@@ -187,7 +187,7 @@ def restored(views: Sequence[View]) -> Iterator[tuple[Key, tuple[int, int]]]:
     for node, view in enumerate(views):
         broken: dict[tuple[str, str], set[Key]] = defaultdict(set)
         for key, file in view.files.items():
-            if view.is_own(key) and not file.sound:
+            if view.is_its_own(key) and not file.sound:
                 broken[key.place, key.directory].add(key)
         for (place, directory), keys in broken.items():
             before = [

@@ -73,7 +73,7 @@ class Scan:
             what = f"{shown} has {plural(len(listed.paths), 'file')}: too many to send to the nodes"
             raise CheckFailed(what, ELSEWHERE)
         entries, notes = [], list(listed.notes)
-        states = look(directory, listed)
+        states = states_of(directory, listed)
         if self.limits.leave_out and (large := take_out_large(states, self.limits)):
             notes.append(f"warning: larger than code, and so not sent: {', '.join(large)}")
         self.states = states
@@ -137,7 +137,7 @@ def outward(entries: Sequence[Entry]) -> list[str]:
     return [f"{links} out of the tree: {', '.join(out[:3])}{more}"] if out else []
 
 
-def look(directory: bytes, listed: Listed) -> dict[bytes, os.stat_result]:
+def states_of(directory: bytes, listed: Listed) -> dict[bytes, os.stat_result]:
     """Return the state of all that is there; git also lists files that were deleted."""
     found = {}
     for path in listed.paths:

@@ -113,7 +113,7 @@ def finalize_objects() -> None:
             file.flush()
 
 
-def let_own_files_win(directory: str) -> None:
+def let_users_files_win(directory: str) -> None:
     """Forget what this process has imported and the program would take from its own directory.
 
     A program finds its own resource.py or tqdm/ before those of the library and of installed

@@ -237,9 +237,9 @@ class Rank:
             register(STACKS_SIGNAL, self.stacks, all_threads=True)
             if "torch" in sys.modules:
                 os.mkfifo(os.path.join(self.run, f"ask_{self.local}"), 0o600)
-                _thread.start_new_thread(self.tell_collectives, ())
+                _thread.start_new_thread(self.report_collectives, ())
 
-    def tell_collectives(self) -> None:
+    def report_collectives(self) -> None:
         path = os.path.join(self.run, f"collectives_{self.local}.json")
         while True:
             with open(os.path.join(self.run, f"ask_{self.local}"), "rb") as asked:
@@ -397,15 +397,15 @@ def run_python(kind: str, name: str, args: list[str]) -> None:
         sys.path.append(library)
     if kind in ("module", "engine"):
         sys.path[0] = library if kind == "engine" else os.getcwd()
-        interpreter.let_own_files_win(sys.path[0])
+        interpreter.let_users_files_win(sys.path[0])
         interpreter.run_module(name, alter_argv=True)
     elif pkgutil.get_importer(path) is not None:  # a directory or a zip file with a __main__.py
         sys.path[0] = path
-        interpreter.let_own_files_win(path)
+        interpreter.let_users_files_win(path)
         interpreter.run_module("__main__", alter_argv=False)
     else:
         sys.path[0] = os.path.dirname(os.path.realpath(path))
-        interpreter.let_own_files_win(sys.path[0])
+        interpreter.let_users_files_win(sys.path[0])
         loader = importlib.machinery.SourceFileLoader("__main__", path)
         vars(main).update(__file__=path, __loader__=loader, __cached__=None)
         exec(code_of(loader, path), vars(main))

@@ -160,7 +160,7 @@ class Sampling:
         self.places = [card.pci for card in found]
         self.models = [card.model for card in found]
 
-    def look(self) -> dict[str, list[Number]]:
+    def sample(self) -> dict[str, list[Number]]:
         each = [self.card(device) for device in self.devices]
         return {name: [card[name] for card in each] for name in (each[0] if each else ())}
 

@@ -75,7 +75,7 @@ class Nvidia:
         self.problem = "" if shutil.which("nvidia-smi") else "nvidia-smi is not installed"
         self.here = not self.problem
 
-    def look(self) -> Columns:
+    def sample(self) -> Columns:
         """Return the values of all GPUs that came since the last look; empty if none came."""
         if not self.here:
             return {}
@@ -215,9 +215,9 @@ class Gpus:
     def __init__(self, seconds: float, root: str = "") -> None:
         self.nvidia, self.amd = Nvidia(seconds, root), amd.Sampling(root)
 
-    def look(self) -> dict[str, Any]:
+    def sample(self) -> dict[str, Any]:
         """Return name -> a value for each GPU; empty where there is none, or nothing new."""
-        first, second = self.nvidia.look(), self.amd.look()
+        first, second = self.nvidia.sample(), self.amd.sample()
         return {
             name: [
                 *first.get(name, [None] * self.nvidia.count),

@@ -39,7 +39,7 @@ class CodeVisit(RoomState):
             made = snapshot.make(self.store, request.snapshot, request.title, entries)
             root = made.root
             self.unused[os.path.dirname(root)] = request.tree
-            linked = snapshot.link_own(root, request.beside, entries)
+            linked = snapshot.link_nodes_files(root, request.beside, entries)
             snapshot.link_outputs(root, request.beside, request.outputs)
         workdir = os.fsdecode(root)
         return CheckedOut(

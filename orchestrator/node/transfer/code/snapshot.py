@@ -220,7 +220,7 @@ def walk(
                 yield path, Entry(path, DIRECTORY, expected[path].mode, 0, b"")
 
 
-def link_own(root: bytes, directory: str, entries: Iterable[Entry]) -> list[str]:
+def link_nodes_files(root: bytes, directory: str, entries: Iterable[Entry]) -> list[str]:
     """Link what the node has in its own directory of that path and the tree has not: data, say.
 
     Code is not linked: it would run here and nowhere else.

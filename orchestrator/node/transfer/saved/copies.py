@@ -19,7 +19,7 @@ PREFIX = ".orchestrator-copies-"
 LARGEST_BYTES = 64 << 20
 
 
-class Look(NamedTuple):
+class Stamp(NamedTuple):
     """The looks of a file or link, by which it is known again."""
 
     size: int
@@ -30,16 +30,16 @@ class Look(NamedTuple):
 class Copy(NamedTuple):
     """A file that was brought, by which job and attempt, and from whom."""
 
-    looks: tuple[Look, ...]  # several while it is replaced, the new one first
+    looks: tuple[Stamp, ...]  # several while it is replaced, the new one first
     by: str
     changed: int  # of the file that it is a copy of
     job: str
 
 
-def look_of(status: os.stat_result, target: str = "") -> Look:
+def stamp_of(status: os.stat_result, target: str = "") -> Stamp:
     if stat.S_ISLNK(status.st_mode):
-        return Look(0, 0, target)
-    return Look(status.st_size, status.st_mtime_ns)
+        return Stamp(0, 0, target)
+    return Stamp(status.st_size, status.st_mtime_ns)
 
 
 class Copies:
@@ -55,7 +55,7 @@ class Copies:
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             pass  # there is none; or, without a list that can be read, no file is a copy
 
-    def of(self, path: str, stamp: Look) -> Copy | None:
+    def of(self, path: str, stamp: Stamp) -> Copy | None:
         """Return what is known of a copy, if it still looks as it did when it was brought.
 
         One that was about to be replaced has no time of an origin: nothing is like it.
@@ -65,13 +65,13 @@ class Copies:
             return None
         return copy if stamp == copy.looks[0] else copy._replace(changed=0)
 
-    def expect(self, path: str, stamp: Look, by: str, job: str) -> None:
+    def expect(self, path: str, stamp: Stamp, by: str, job: str) -> None:
         """Note that a file is about to come; until it has, the one before it is known, too."""
         before = self.known.get(path)
         stamps = (stamp, *(before.looks if before else ()))
         self.known[path] = Copy(stamps, by, stamp.changed, job)
 
-    def came(self, path: str, stamp: Look) -> None:
+    def came(self, path: str, stamp: Stamp) -> None:
         self.known[path] = self.known[path]._replace(looks=(stamp,))
 
     def forget(self, path: str) -> None:
@@ -86,7 +86,7 @@ def read(data: Any) -> dict[str, Copy]:
     known = {}
     for path, (stamps, by, changed, job) in data.items():
         stamps_here = tuple(
-            Look(int(size), int(time), str(target)) for size, time, target in stamps
+            Stamp(int(size), int(time), str(target)) for size, time, target in stamps
         )
         known[str(path)] = Copy(stamps_here, str(by), int(changed), str(job))
     return known

@@ -17,7 +17,7 @@ from orchestrator.common import files
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.resume_dir import attempts_of
 from orchestrator.node.job.run_directory import RunDir, home
-from orchestrator.node.transfer.saved.copies import Copies, look_of
+from orchestrator.node.transfer.saved.copies import Copies, stamp_of
 from orchestrator.protocol.manifest import is_inside
 from orchestrator.protocol.requests.transfer import Saved, SavedFile
 from orchestrator.protocol.spec import Spec
@@ -138,7 +138,7 @@ class Written:
         with contextlib.suppress(OSError):  # it was removed meanwhile
             status = os.lstat(where)
             target = inner_target(self.root, path) if stat.S_ISLNK(status.st_mode) else ""
-            copy = self.copies.of(path, look_of(status, target))
+            copy = self.copies.of(path, stamp_of(status, target))
             is_new = copy.job == self.job if copy else status.st_mtime >= self.since
             by, attempt = copy.by if copy else "", self.attempt(status)
             if target and is_new:

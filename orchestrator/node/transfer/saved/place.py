@@ -18,7 +18,7 @@ from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.transfer.directory import Arriving, Directory
 from orchestrator.node.transfer.receive import Target
-from orchestrator.node.transfer.saved.copies import Copies, Copy, Look, look_of
+from orchestrator.node.transfer.saved.copies import Copies, Copy, Stamp, stamp_of
 from orchestrator.node.transfer.saved.listing import began, roots
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, is_inside, ranges
 from orchestrator.protocol.requests.transfer import Lacking, Place, SavedPlace
@@ -63,7 +63,7 @@ class CopiesTarget(Target):
         self.copies = Copies(self.root)
         for entry in self.entries:
             if entry.kind != DIRECTORY:
-                self.refuse_if_own(entry)
+                self.refuse_if_local(entry)
         numbers = [n for n, entry in enumerate(self.entries) if self.is_lacking(entry)]
         self.lacking = [self.entries[number] for number in numbers]
         self.abandon()
@@ -100,7 +100,7 @@ class CopiesTarget(Target):
                     target = os.path.normpath(os.readlink(last, dir_fd=directory))
         except FileNotFoundError:
             return None
-        copy = self.copies.of(path, look_of(status, target))
+        copy = self.copies.of(path, stamp_of(status, target))
         old = status.st_mtime < self.since or path in self.saved.older
         return State("copy" if copy else "old" if old else "own", status, copy)
 
@@ -124,7 +124,7 @@ class CopiesTarget(Target):
             return same and files.digest(file.fileno()) == entry.value.decode()
         return False
 
-    def refuse_if_own(self, entry: Entry) -> None:
+    def refuse_if_local(self, entry: Entry) -> None:
         path = os.fsdecode(entry.path)
         try:
             state = self.state(path)
@@ -157,7 +157,9 @@ class CopiesTarget(Target):
         """Give all of it its names. What we note before lets a later look know what is ours."""
         links = [entry for entry in self.entries if entry.kind == LINK]
         for entry in (*self.lacking, *links):
-            self.copies.expect(os.fsdecode(entry.path), looks(entry), self.saved.by, self.job)
+            self.copies.expect(
+                os.fsdecode(entry.path), stamp_of_entry(entry), self.saved.by, self.job
+            )
         if not (self.lacking or links):
             return
         self.copies.write()
@@ -168,7 +170,7 @@ class CopiesTarget(Target):
                 self.arriving.folder.inside(above, make=False) as here,
             ):
                 os.rename(last, last, src_dir_fd=here, dst_dir_fd=there)
-                stamp = look_of(os.lstat(last, dir_fd=there))
+                stamp = stamp_of(os.lstat(last, dir_fd=there))
             self.copies.came(os.fsdecode(entry.path), stamp)
         for entry in links:
             path = os.fsdecode(entry.path)
@@ -177,7 +179,7 @@ class CopiesTarget(Target):
                 fresh = f".{last}.{os.urandom(4).hex()}.new"
                 os.symlink(entry.value, fresh, dir_fd=there)
                 os.rename(fresh, last, src_dir_fd=there, dst_dir_fd=there)
-            self.copies.came(path, looks(entry))
+            self.copies.came(path, stamp_of_entry(entry))
         self.abandon()
         for directory in sorted({os.path.dirname(entry.path) for entry in self.lacking}):
             files.sync_directory(os.path.join(self.root, os.fsdecode(directory)))
@@ -230,10 +232,10 @@ def leads_inside(entry: Entry) -> bool:
     return entry.kind != LINK or (not entry.value.startswith(b"/") and is_inside(end))
 
 
-def looks(entry: Entry) -> Look:
+def stamp_of_entry(entry: Entry) -> Stamp:
     if entry.kind == LINK:
-        return Look(0, 0, os.path.normpath(os.fsdecode(entry.value)))
-    return Look(entry.size, entry.time)
+        return Stamp(0, 0, os.path.normpath(os.fsdecode(entry.value)))
+    return Stamp(entry.size, entry.time)
 
 
 def keep(name: str, directory: int) -> None:

@@ -39,7 +39,7 @@ def begin(where: Path, shard: int = 0) -> tuple[Memory, Tensors | None]:
     where.mkdir(mode=0o700, parents=True, exist_ok=True)
     memory = Memory(where, "t", shard, {"model": "m"}, "alone", lambda text: None)
     found = memory.find()
-    return memory, found.own_tensors() if found is not None else None
+    return memory, found.tensors_here() if found is not None else None
 
 
 def save(memory: Memory, step: int, state: Tensors, frozen: tuple[str, ...] = FROZEN) -> None:

@@ -31,10 +31,10 @@ def test_each_rank_that_tells_its_steps_has_a_file(tmp_path: Path) -> None:
     append(log, "0", "step 2 loss 0.5\nste")
     append(log, "1", "  5%|# | 4/8 [00:00<00:01]\r")
     append(log, "-", "step 7 loss 7\n")
-    reading.look(0.0, last=True)
+    reading.check(0.0, last=True)
     append(log, "0", "p 3 loss nan\n")
     append(log, "1", "\n{'loss': 0.25}\n{'loss': 0.25}\n")
-    reading.look(0.0, last=True)
+    reading.check(0.0, last=True)
     assert lines(tmp_path, 0) == [
         {"rank": 0, "step": 2, "loss": 0.5},
         {"rank": 0, "step": 3, "loss": None},
@@ -50,7 +50,7 @@ def test_a_program_that_measures_by_itself_is_believed(tmp_path: Path) -> None:
     outputs.mkdir()
     (outputs / trainers.file_name(0)).touch()
     append(log, "0", "step 2 loss 0.5\n")
-    reading.look(0.0, last=True)
+    reading.check(0.0, last=True)
     assert not trainers.printed(outputs).exists()
     assert trainers.every(outputs)[1][0].parent == outputs
 
@@ -59,7 +59,7 @@ def test_of_a_log_that_grows_faster_than_it_is_read_the_end_is_read(tmp_path: Pa
     log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
     reading = Printed(log, tmp_path)
     append(log, "0", "step 1 loss 1\n" + "x" * printed.MOST_BYTES + "\nstep 2 loss 2\n")
-    reading.look(0.0, last=True)
+    reading.check(0.0, last=True)
     assert [line["step"] for line in lines(tmp_path, 0)] == [2]
 
 
@@ -69,7 +69,7 @@ def test_a_head_that_comes_later_knows_how_the_program_counts(tmp_path: Path) ->
     append(log, "0", "Epoch: [0][ 1/10] Loss 9\nEpoch: [1][ 1/10] Loss 8\n")
     reading = Printed(log, tmp_path)
     append(log, "0", "Loss 7\nEpoch: [2][ 1/10] Loss 6\n")
-    reading.look(0.0, last=True)
+    reading.check(0.0, last=True)
     assert lines(tmp_path, 0) == [{"rank": 0, "step": 21, "loss": 6.0, "epoch": 2.0}]
 
 
@@ -77,7 +77,7 @@ def test_an_evaluation_at_a_step_that_is_written_adds_its_loss(tmp_path: Path) -
     log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
     reading = Printed(log, tmp_path)
     append(log, "0", "step 2: train loss 3.6, val loss 3.5\niter 2: loss 3.4\niter 2: loss 3.4\n")
-    reading.look(0.0, last=True)
+    reading.check(0.0, last=True)
     assert lines(tmp_path, 0) == [
         {"rank": 0, "step": 2, "val_loss": 3.5},
         {"rank": 0, "step": 2, "loss": 3.4},

@@ -157,7 +157,7 @@ def larger_in_time(looking: grow.Growth, job: JobRecord, state: Path, quiet: flo
     """Keep something new once it was awaited for so long."""
     looking.next_look, deadline = 0.0, time.monotonic() + 60.0
     while time.monotonic() < deadline:
-        if (larger := looking.look(job)) is not None:
+        if (larger := looking.check(job)) is not None:
             return larger
         if looking.kept_before is not None and time.monotonic() > deadline - 60.0 + quiet:
             os.utime(state, (30.0, 30.0))

@@ -130,12 +130,12 @@ def test_for_any_nodes(nodes: list[View], nodes_of: dict[int, str]) -> None:
     after = [dict(node.files) for node in nodes]
     for copy in decision.copies:
         before = nodes[copy.target].files.get(copy.key)
-        own = before is not None and nodes[copy.target].is_own(copy.key)
+        own = before is not None and nodes[copy.target].is_its_own(copy.key)
         assert copy.replaces == own and copy.source != copy.target
         after[copy.target][copy.key] = nodes[copy.source].files[copy.key].replace(by=copy.by)
     for node, keys in decision.gone.items():
         for key in keys:
-            assert not nodes[node].is_own(key)
+            assert not nodes[node].is_its_own(key)
             del after[node][key]
     changed = [replace(node, files=files) for node, files in zip(nodes, after, strict=True)]
     if all(node.whole for node in nodes):

@@ -52,7 +52,7 @@ def test_nobody_waits_for_another_to_hear_from_the_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(peer, "HEAD_BEAT", 0.01)
+    monkeypatch.setattr(peer, "HEAD_BEAT_SECONDS", 0.01)
     heard = threading.Event()
     channels = [Silent(Checkpoints, heard), Counting(heard)]
     own = [Partner(f"n{at}", cast(Any, channel)) for at, channel in enumerate(channels)]

@@ -47,11 +47,11 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_one_nvidia_smi_goes_on_without_what_it_does_not_know(smi: Path) -> None:
     nvidia = Nvidia(60.0)
-    wait_until(lambda: nvidia.look() or (smi / "pid").exists())
+    wait_until(lambda: nvidia.sample() or (smi / "pid").exists())
     pids = set()
     for _ in range(2):
         (smi / "go").write_text("\n")
-        found: dict[str, Any] = wait_until(nvidia.look)
+        found: dict[str, Any] = wait_until(nvidia.sample)
         assert found == {
             "use": [0.97, 0.12],
             "memory_bytes": [60123 << 20, 1 << 20],
@@ -74,22 +74,22 @@ def test_one_nvidia_smi_goes_on_without_what_it_does_not_know(smi: Path) -> None
 
 def test_an_nvidia_smi_that_is_stuck_is_given_up(smi: Path) -> None:
     nvidia = Nvidia(0.2)
-    wait_until(lambda: nvidia.look() or nvidia.problem)
+    wait_until(lambda: nvidia.sample() or nvidia.problem)
     assert "says nothing for" in nvidia.problem
     assert not alive(int((smi / "pid").read_text()))
-    nvidia.look()
+    nvidia.sample()
     assert nvidia.process is None, "not another one at once"
 
 
 def test_without_nvidia_smi_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     nvidia = Nvidia(0.01)
-    assert nvidia.look() == {} and nvidia.process is None
+    assert nvidia.sample() == {} and nvidia.process is None
 
 
 def test_the_files_of_amdgpu(tmp_path: Path) -> None:
     amd_card(tmp_path)
-    assert amd.Sampling(str(tmp_path)).look() == {
+    assert amd.Sampling(str(tmp_path)).sample() == {
         "use": [0.73],
         "memory_bytes": [1024],
         "memory_total_bytes": [206141652992],
@@ -125,13 +125,13 @@ def test_each_gpu_keeps_its_place_whichever_of_them_say_something(
         (smi / f"proc/driver/nvidia/gpus/0000:0{index}:00.0").mkdir(parents=True)
     amd_card(smi)
     both = Gpus(60.0, str(smi))
-    assert both.look()["use"] == [None, None, None, 0.73]  # it starts nvidia-smi
+    assert both.sample()["use"] == [None, None, None, 0.73]  # it starts nvidia-smi
     read, write = os.pipe()
     os.set_blocking(read, False)
     both.nvidia.stop(60.0)
     both.nvidia.process, both.nvidia.terminal = silent(), read
     os.write(write, "".join(nvidia_line(index, index) for index in says).encode())
-    found = [both.look()["use"] for _ in range(2)]
+    found = [both.sample()["use"] for _ in range(2)]
     assert use in found
     assert all(each in (use, [None, None, None, 0.73]) for each in found)
     assert both.models == [H100 if at in says else "" for at in range(3)] + ["AMD 0x74a1"]
@@ -149,9 +149,9 @@ def test_a_block_that_comes_in_two_parts_is_one(smi: Path) -> None:
     os.set_blocking(read, False)
     nvidia.process, nvidia.terminal = silent(), read
     os.write(write, nvidia_line(0, 10).encode() + nvidia_line(1, 20).encode()[:30])
-    assert nvidia.look() == {}
+    assert nvidia.sample() == {}
     os.write(write, nvidia_line(1, 20).encode()[30:] + nvidia_line(2, 30).encode())
-    assert nvidia.look()["use"] == [0.1, 0.2, 0.3]
+    assert nvidia.sample()["use"] == [0.1, 0.2, 0.3]
     nvidia.stop(0.0)
     os.close(write)
 

@@ -13,7 +13,7 @@ import pytest
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Visit
 from orchestrator.node.transfer.saved import listing
-from orchestrator.node.transfer.saved.copies import Copies, look_of
+from orchestrator.node.transfer.saved.copies import Copies, stamp_of
 from orchestrator.node.transfer.saved.listing import one_disk
 from orchestrator.protocol.requests.transfer import AskSaved, Saved
 from tests.node.start.test_next_spec import FIRST
@@ -101,7 +101,7 @@ def test_copies_are_told_apart_and_those_of_another_job_are_old_files(
     copies = Copies(str(work))
     for name, job in (("of_this.pt", "e-abc"), ("of_another.pt", "e-old"), ("changed.pt", "e-abc")):
         os.utime(work / name, (1, 1))
-        copies.expect(name, look_of((work / name).stat()), "node a", job)
+        copies.expect(name, stamp_of((work / name).stat()), "node a", job)
     copies.write()
     (work / "changed.pt").write_bytes(b"more")
     found = {file.path: file.by for file in listing.saved(run).files}
