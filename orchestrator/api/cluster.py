@@ -332,14 +332,14 @@ def merged(first: Options, then: Options) -> Options:
 def launch_arguments(where: Where, options: Options) -> LaunchArguments:
     """Return the options as those of a launch; the config checks the type of each value."""
     here()  # our other process would say it in other words
-    own = {"config", "set", "env", "env_file", "env_pass", "secret"}
+    named = {"config", "set", "env", "env_file", "env_pass", "secret"}
     variables = {name: option.variable for name, option in options_of(Launch).items()}
     values: dict[str, object] = {
         f"launch.{name}": os.environ[variable]
         for name, variable in variables.items()
         if os.environ.get(variable)
     }
-    values |= {f"launch.{name}": value for name, value in options.items() if name not in own}
+    values |= {f"launch.{name}": value for name, value in options.items() if name not in named}
     values |= options.get("set", {})
     config = options.get("config", os.environ.get("CONFIG_FILE") or None)
     return LaunchArguments(

@@ -35,7 +35,7 @@ from orchestrator.protocol.requests.request import Answered, Beat
 from orchestrator.protocol.timing import HEAD_BEAT_SECONDS, HEAD_PATIENCE_SECONDS
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
-READ = 1 << 18
+READ_BYTES = 1 << 18
 ASK_SECONDS = 20.0
 END_SECONDS = 60.0  # for ranks that were told to end, as api/pool.py has it
 
@@ -102,7 +102,7 @@ class Exchange:
                 next_beat = time.monotonic() + HEAD_BEAT_SECONDS
                 self.beat()
             elif select.select([0], [], [], left)[0]:
-                data = os.read(0, READ)
+                data = os.read(0, READ_BYTES)
                 if not data:
                     return
                 for _, payload in splitter.feed(data):
@@ -125,9 +125,9 @@ class Exchange:
             try:
                 frame = node.receive()
             except NodeError as error:
-                why = f"{node.node.name}: {error.what}".encode(errors="replace")
+                reason = f"{node.node.name}: {error.what}".encode(errors="replace")
                 for rank in node.ranks:
-                    for frame in frames.call_frames(rank, 0, GONE, why):
+                    for frame in frames.call_frames(rank, 0, GONE, reason):
                         self.write(frame)
                 return
             if frame is not None:

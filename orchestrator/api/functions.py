@@ -72,7 +72,7 @@ class Watch:
         self.files: list[Path] = []  # made once: a path per look costs more than the look
         self.named: set[Path] = set()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         if len(sys.modules) != self.modules:
             self.modules, self.files = len(sys.modules), [Path(file) for file in files()]
         for file in self.files:

@@ -24,7 +24,7 @@ def launch(answers: Answers, arguments: LaunchArguments, command: list[str]) -> 
     from orchestrator.head.start.request import resolve
 
     def say(text: str) -> None:
-        answers.tell(say=text)
+        answers.send(say=text)
 
     keys = Pipe()
     try:
@@ -37,7 +37,7 @@ def launch(answers: Answers, arguments: LaunchArguments, command: list[str]) -> 
             shutil.rmtree(arguments.payload, ignore_errors=True)
     launched.experiment.name_head(background=True)
     follow.speak_into(launched.experiment)
-    answers.tell(place=str(launched.experiment.path))
+    answers.send(place=str(launched.experiment.path))
     follow.follow_launched(launched, follow.SILENT, keys, arguments.where)
 
 
@@ -54,7 +54,7 @@ def stop(answers: Answers, where: Where, experiment: str, grace: float | None) -
 
     ended = end_job(where, experiment, grace)
     receipts = ended.receipts or []
-    answers.tell(
+    answers.send(
         receipts=encode(receipts),
         code=stopping.exit_code(receipts),
         text=stopping.to_text(receipts),
@@ -69,7 +69,7 @@ def nodes(answers: Answers, arguments: LaunchArguments) -> None:
     from orchestrator.head.start.request import resolve
 
     machines = find_machines(resolve(arguments))
-    answers.tell(nodes=[machine.to_json(described) for described in machines])
+    answers.send(nodes=[machine.to_json(described) for described in machines])
 
 
 def calls(answers: Answers, where: Where, experiment: str) -> None:
@@ -80,7 +80,7 @@ def calls(answers: Answers, where: Where, experiment: str) -> None:
 
     job = adopt_job(where, experiment)
     exchange = open_calls(job.transport, job.record, answers.out.fileno())
-    answers.tell(open=True)
+    answers.send(open=True)
     exchange.run()
     if exchange.alive:  # in a call that does not end
         end_job(where, experiment, 0.0)

@@ -38,7 +38,7 @@ LOOK_SECONDS = 0.2  # between two looks at what the head has written
 LEAVE_SECONDS = 10.0
 ASK_SECONDS = 10.0  # between two questions whether Slurm still has a job
 CATCH_UP_SECONDS = 60.0
-TOO_SOON = 5.0  # a head that ends sooner would end again
+TOO_SOON_SECONDS = 5.0  # a head that ends sooner would end again
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Job:
                 self._came = now
                 Background(head_process.take_up, **self._which).answer()
             return
-        if before and now - before < TOO_SOON:
+        if before and now - before < TOO_SOON_SECONDS:
             raise OrchestratorError(
                 f"the head of {self.name} ends as soon as it starts",
                 f"its last output is in {self.directory / 'head.txt'}",

@@ -59,7 +59,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 END_SECONDS = 60.0  # for a job whose ranks were told to end, or were lost
-SMALL = 1 << 20  # bytes of a function that a rank may keep until the next one
+SMALL_BYTES = 1 << 20  # of a function that a rank may keep until the next one
 SETTLE_SECONDS = 10.0  # for ranks that still run a call that was given up
 FOREVER = -1.0
 DEFAULTS: Options = {
@@ -67,7 +67,7 @@ DEFAULTS: Options = {
     "on_head_loss": "stop",  # nobody can call these ranks any more
 }
 MOST_LOSSES = 3  # that one input may cost the pool
-READ = 1 << 20
+READ_BYTES = 1 << 20
 
 
 class Machines(Protocol):
@@ -214,7 +214,7 @@ class Ranks:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self.poll.poll(None if left is None else left * 1000):
                 raise TimeoutError
-            received = os.read(self.answers, READ)
+            received = os.read(self.answers, READ_BYTES)
             if not received:
                 self.broken = self.process.last_words()
                 raise RanksLost(self.broken)
@@ -322,8 +322,8 @@ class Pool:
         """
         kept = pickled(serve.keep, (pickled(function, (), {}),), {})  # it may hold much: sent once
         calls = [
-            pickled(serve.apply, (given,), {}, name=f"input {index}")
-            for index, given in enumerate(inputs)
+            pickled(serve.apply, (value,), {}, name=f"input {index}")
+            for index, value in enumerate(inputs)
         ]
         results: dict[int, T] = {}
         losses = [0] * len(calls)
@@ -343,7 +343,7 @@ class Pool:
                     if self._closing:
                         self._raise_loss(error)
                     self._start_again()
-            if len(kept) > SMALL:
+            if len(kept) > SMALL_BYTES:
                 self._keep(pickled(serve.keep, (b"",), {}))
         return [results[index] for index in range(len(calls))]
 
@@ -392,7 +392,7 @@ class Pool:
     def _ready(self) -> Ranks:
         """Return the ranks once none is busy with a call that was given up."""
         ranks = self._open
-        self._modules.look()
+        self._modules.poll()
         if ranks.broken:
             raise RanksLost(
                 f"the pool cannot be called: {ranks.broken}", "cluster.pool(...) opens another"

@@ -53,16 +53,16 @@ def reaching(
     def with_chosen(where: Where, chosen: tuple[str, ...] | str, **params: Any) -> Any:
         from orchestrator.head.commands.machines.exec import Chosen
 
-        given = {name: params.pop(name) for name in names}
-        given = {name: value for name, value in given.items() if value is not None}
+        typed = {name: params.pop(name) for name in names}
+        typed = {name: value for name, value in typed.items() if value is not None}
         nodes = (chosen,) if isinstance(chosen, str) else chosen
-        return function(chosen=Chosen(where, nodes, **given), **params)
+        return function(chosen=Chosen(where, nodes, **typed), **params)
 
     with_chosen.__doc__ = function.__doc__
     with_chosen.__name__ = function.__name__
-    own = getattr(function, "__click_params__", [])
+    declared = getattr(function, "__click_params__", [])
     taken = [option for option in options_from(Launch, "nodes") if option.name in REACHING]
-    with_chosen.__click_params__ = [*own, *reversed(taken)]  # type: ignore[attr-defined]
+    with_chosen.__click_params__ = [*declared, *reversed(taken)]  # type: ignore[attr-defined]
     return partial(shared, reads_records=jobs)(choice(with_chosen))
 
 

@@ -129,9 +129,9 @@ class GroupedCommand(click.Command):
             if record is not None and isinstance(parameter, click.Option):
                 groups[getattr(parameter, "group", "Options")].append(record)
         last = groups.pop("Options")
-        own = [row for row in last if "--help" not in row[0]]
-        shown = {"Options": own, **groups} if own else groups
-        shown[GROUPS[-1]] = [*shown[GROUPS[-1]], *(row for row in last if row not in own)]
+        options = [row for row in last if "--help" not in row[0]]
+        shown = {"Options": options, **groups} if options else groups
+        shown[GROUPS[-1]] = [*shown[GROUPS[-1]], *(row for row in last if row not in options)]
         for name, rows in shown.items():
             if rows:
                 with formatter.section(name):
@@ -184,19 +184,19 @@ def click_option(kind: type[Any], name: str, hint: Any, option: Option) -> Group
 
 def arguments_from(params: Mapping[str, Any]) -> LaunchArguments:
     """Gather what click parsed: options that were not given are left to the definitions."""
-    given = {name: value for name, value in params.items() if value not in (None, ())}
-    for launcher in given.get("launcher", ()):  # an option that two others took the place of
+    typed = {name: value for name, value in params.items() if value not in (None, ())}
+    for launcher in typed.get("launcher", ()):  # an option that two others took the place of
         if launcher == "accelerate":
-            given.setdefault("start_with", launcher)
+            typed.setdefault("start_with", launcher)
         else:
-            given.setdefault("nodes_from", "list" if launcher == "ssh" else launcher)
+            typed.setdefault("nodes_from", "list" if launcher == "ssh" else launcher)
 
     def part(kind: type[Any]) -> dict[str, Any]:
-        return {name: given[name] for name in options_of(kind) if name in given}
+        return {name: typed[name] for name in options_of(kind) if name in typed}
 
     return LaunchArguments(
         **part(LaunchArguments),
-        program=given.get("program", ()),
+        program=typed.get("program", ()),
         where=Where(**part(Where)),
         view=View(**part(View)),
         launch=part(Launch),
@@ -214,8 +214,8 @@ def shared(
     @functools.wraps(function)
     def with_where(**params: Any) -> Any:
         names = [name for name in options_of(Where) if name in params]
-        given = {name: params.pop(name) for name in names}
-        where = Where(**{name: value for name, value in given.items() if value is not None})
+        typed = {name: params.pop(name) for name in names}
+        where = Where(**{name: value for name, value in typed.items() if value is not None})
         return function(where=where, **params)
 
     present = getattr(with_where, "__click_params__", [])

@@ -20,7 +20,7 @@ from orchestrator.head.plan.accelerate import (
 )
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.schedulers import queue
-from orchestrator.head.screen.output import tell
+from orchestrator.head.screen.output import write_out
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def generate(options: FileOptions) -> int:
     for rank, path in zip(ranks, paths, strict=True):
         name = f": {nodes[rank].name}" if nodes else ""
         command = shlex.join(["accelerate", "launch", "--config_file", str(path), *program])
-        tell(f"# node {rank}{name}\n{command}\n")
+        write_out(f"# node {rank}{name}\n{command}\n")
     return EXIT_DONE
 
 

@@ -14,7 +14,7 @@ from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_
 from orchestrator.common.text import parse_size
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.plan.plan import DEFAULT_PORT
-from orchestrator.head.screen.output import complain, tell
+from orchestrator.head.screen.output import complain, write_out
 from orchestrator.head.start.request import resolve
 from orchestrator.head.start.user_env import matching
 
@@ -181,7 +181,7 @@ COPY . .
 
 
 def generate_dockerfile(base: str = BASE) -> int:
-    tell(dockerfile(base))
+    write_out(dockerfile(base))
     return EXIT_DONE
 
 
@@ -207,7 +207,7 @@ NETWORK = "training"
 
 
 def generate_compose(options: ContainerOptions, launch: LaunchArguments) -> int:
-    tell(compose_file(options, command_of(options, launch)))
+    write_out(compose_file(options, command_of(options, launch)))
     return EXIT_DONE
 
 
@@ -311,7 +311,7 @@ def generate_kubernetes(options: PodOptions, launch: LaunchArguments) -> int:
             f"--env {unset[0]}=VALUE; or a secret: kubectl set env --local -f FILE"
             " --from=secret/NAME -o yaml",
         )
-    tell(kubernetes_file(options, command))
+    write_out(kubernetes_file(options, command))
     return EXIT_DONE
 
 

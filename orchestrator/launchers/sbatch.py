@@ -14,7 +14,7 @@ from pathlib import Path
 
 from orchestrator.common.errors import EXIT_DONE, OrchestratorError, UsageError
 from orchestrator.config.launch import Launch, LaunchArguments
-from orchestrator.head.commands.follow import tell_end
+from orchestrator.head.commands.follow import report_end
 from orchestrator.head.plan import redact
 from orchestrator.head.schedulers import queue
 from orchestrator.head.schedulers.backend import (
@@ -24,7 +24,7 @@ from orchestrator.head.schedulers.backend import (
     OUTPUT,
     watch_batch,
 )
-from orchestrator.head.screen.output import complain, say, tell
+from orchestrator.head.screen.output import complain, say, write_out
 from orchestrator.head.start.request import Request, resolve
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -181,7 +181,7 @@ def generate(asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArgum
     options = {name: value for name, value in launch.launch.items() if name != "notify"}
     request = checked(replace(launch, secret=(), env_pass=(), launch=options))  # the job reads them
     command = command_line(asked, arguments, request)
-    tell(text(asked, request.config.launch, command))
+    write_out(text(asked, request.config.launch, command))
     return EXIT_DONE
 
 
@@ -196,7 +196,7 @@ def submit(
     command = command_line(asked, words, request)
     queued = queue_job(asked, request.config.launch, command, request.where.experiments, env)
     if not detach:
-        return watch_batch(queued, queued.read_record(), say, tell_end, anew=True)
+        return watch_batch(queued, queued.read_record(), say, report_end, anew=True)
     say(f"{queued.name} is Slurm's job {queued.slurm_job()}")
     say(f"follow it: orchestrator attach {queued.name}")
     return EXIT_DONE

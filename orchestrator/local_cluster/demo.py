@@ -72,7 +72,7 @@ def demo(size: int, keep: bool, options: tuple[str, ...], arguments: LaunchArgum
         if not arguments.dry_run:
             show(cluster, arguments.where.experiments)
         if keep and not told_to_end:
-            output.tell(invitation(cluster))
+            output.write_out(invitation(cluster))
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             signal.sigwait(SIGNALS)
     finally:
@@ -180,10 +180,12 @@ def show(cluster: LoopbackCluster, root: Path) -> None:
     curves = curves_of(experiment.path / "outputs" / trainers.file_name(0), POINTS)
     if "loss" in curves:
         loss, last = curves["loss"].means, curves["loss"].steps[-1]
-        output.tell(f"\n  loss {loss[0]:.2f} -> {loss[-1]:.2f} in {last} steps{speed_of(curves)}\n")
-        output.tell("\n".join(f"  {line}" for line in plot(loss, last)))
-    output.tell(f"\n  {experiment.path}")
-    output.tell("\n".join(f"  {line}" for line in tree(experiment.path)))
+        output.write_out(
+            f"\n  loss {loss[0]:.2f} -> {loss[-1]:.2f} in {last} steps{speed_of(curves)}\n"
+        )
+        output.write_out("\n".join(f"  {line}" for line in plot(loss, last)))
+    output.write_out(f"\n  {experiment.path}")
+    output.write_out("\n".join(f"  {line}" for line in tree(experiment.path)))
     if not experiment.read_record().over:
         say("the job was left running; it is stopped with the demo's cluster")
 
@@ -272,4 +274,4 @@ def program(name: str) -> str:
 
 
 def say(text: str) -> None:
-    output.tell(f"demo: {text}")
+    output.write_out(f"demo: {text}")

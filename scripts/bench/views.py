@@ -235,7 +235,7 @@ def open_page(steps: int, ranks: int) -> None:
         page = Page([Experiment(path)], lambda _: {})
         for look in range(4):
             began = time.process_time()
-            parts = page.look() or b""
+            parts = page.render() or b""
             took = time.process_time() - began
             print(f"look {look}: {took:6.3f} s of a processor, {len(parts) / 1e6:.2f} MB, packed")
             with metrics.open("r+b") as file:

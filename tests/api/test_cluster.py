@@ -172,13 +172,13 @@ def test_an_edited_module_is_named_once(
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("paramiko")  # brings a module that only looks like one
     watch = functions.Watch()
-    watch.look()
+    watch.poll()
     monkeypatch.setitem(sys.modules, module.stem, importlib.import_module(module.stem))
     os.utime(module, (0, watch.since - 1))
-    watch.look()
+    watch.poll()
     assert not caplog.records
     os.utime(module, (0, watch.since + 1))
-    watch.look()
-    watch.look()
+    watch.poll()
+    watch.poll()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert f"{module} was changed" in caplog.text

@@ -99,7 +99,7 @@ class Profile:
         first = after + 1 + wanted.steps_before
         directory = self._directory / f"step_{first:08d}"
         recording = Recording(wanted, directory, first, asked=True)
-        self.requests.tell(asked.TRACING, (first, recording.last))
+        self.requests.notify(asked.TRACING, (first, recording.last))
         self._say(f"a head asks for a profile: steps {first} to {recording.last} are traced")
         self._start(recording)
 
@@ -175,7 +175,7 @@ class Profile:
             self._say(f"the run ended {self._left} steps before its profile was complete: no trace")
         if self.requests.request is not None:
             reason = "failed" if kind is not None else "ended"
-            self.requests.tell(
+            self.requests.notify(
                 asked.FAILED, text=f"the training {reason} before its profile was whole"
             )
         # After an error the other ranks may be anywhere: nothing is shared.
@@ -227,10 +227,12 @@ class Profile:
         steps = (recording.first, recording.last)
         directory = f"{self._directory.name}/{recording.directory.name}"
         if len(without) == len(results):
-            self.requests.tell(asked.FAILED, steps, text=f"no rank could write a trace: {lacking}")
+            self.requests.notify(
+                asked.FAILED, steps, text=f"no rank could write a trace: {lacking}"
+            )
             return
         self._say(f"profile of steps {steps[0]} to {steps[1]} in {recording.directory}")
-        self.requests.tell(asked.WRITTEN, steps, directory, lacking)
+        self.requests.notify(asked.WRITTEN, steps, directory, lacking)
 
     def _summarize(self, recording: Recording, results: list[Rank | str | None]) -> None:
         """Write and print what the traces say."""
@@ -285,7 +287,7 @@ class ProfileRequests:
                 request = decode(ProfileWish, parse(file.read(1 << 12)), newer=True)
             if time.time() - self.path.stat().st_mtime < asked.PATIENCE_SECONDS:
                 self.request = request
-                self.tell(asked.ASKED)  # before the wish goes, so that it is not left again
+                self.notify(asked.ASKED)  # before the wish goes, so that it is not left again
         except (OSError, Nonsense):
             request = None
         with contextlib.suppress(OSError):
@@ -294,7 +296,7 @@ class ProfileRequests:
             return 0
         return min(max(1, request.steps), asked.MOST_STEPS)
 
-    def tell(
+    def notify(
         self, state: str, steps: tuple[int, int] = (0, 0), directory: str = "", text: str = ""
     ) -> None:
         """Answer the wish that was taken last."""

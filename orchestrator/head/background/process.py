@@ -150,7 +150,7 @@ class Answers:
         self.out = os.fdopen(os.dup(1), "w", encoding="ascii")
         os.dup2(2, 1)  # other output must not be taken for an answer
 
-    def tell(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         with contextlib.suppress(BrokenPipeError):
             self.out.write(json.dumps(message) + "\n")
             self.out.flush()
@@ -173,11 +173,11 @@ def serve(do: Callable[..., None], arguments: dict[str, Any]) -> NoReturn:
         kind = next(
             parent for parent in type(error).__mro__ if parent.__module__ == errors.__name__
         )
-        answers.tell(error=kind.__name__, what=error.what, fix=error.fix)
+        answers.send(error=kind.__name__, what=error.what, fix=error.fix)
         output.complain(f"orchestrator: {error}")  # into head.txt, once it is the head of a job
     except OSError as error:  # a full disk, most of all
         where = f"{error.filename}: " if error.filename else ""
-        answers.tell(error="OrchestratorError", what=f"{where}{error.strerror}", fix="")
+        answers.send(error="OrchestratorError", what=f"{where}{error.strerror}", fix="")
     except BaseException:  # noqa: BLE001  a defect of ours: Background.last_words shows it
         sys.excepthook(*sys.exc_info())
     sys.stdout.flush()

@@ -82,7 +82,7 @@ def verify(where: Where, experiment: str | None, *, as_json: bool) -> int:
     """Read every byte; the exit code is 1 if any differs from what was saved."""
     checkpoints = checkpoint_store.resolve(experiment, where.experiments)
     if not as_json:
-        output.tell(shown(checkpoints[0].path.parent))
+        output.write_out(shown(checkpoints[0].path.parent))
     results, newest, damaged = [], None, False
     for checkpoint in checkpoints:
         began = time.monotonic()
@@ -95,18 +95,20 @@ def verify(where: Where, experiment: str | None, *, as_json: bool) -> int:
         if as_json:
             continue
         took = f"{text.size(checkpoint.size)} in {time.monotonic() - began:.1f} s"
-        output.tell(f"step {checkpoint.step}: " + ("DAMAGED" if problems else f"good ({took})"))
+        output.write_out(
+            f"step {checkpoint.step}: " + ("DAMAGED" if problems else f"good ({took})")
+        )
         for problem in problems:
-            output.tell(f"  {problem}")
+            output.write_out(f"  {problem}")
     if as_json:
         data = in_directory(checkpoints, results, newest_good=newest.step if newest else None)
-        output.tell(json.dumps(data, indent=1))
+        output.write_out(json.dumps(data, indent=1))
     elif newest is None:
-        output.tell("no training can resume from any of them")
+        output.write_out("no training can resume from any of them")
     elif damaged:
         setting = shlex.quote(f"checkpoint.resume={newest.path}")
         message = f"the newest good one is step {newest.step}; to resume from it: --set {setting}"
-        output.tell(message)
+        output.write_out(message)
     return EXIT_FAILED if damaged else EXIT_DONE
 
 

@@ -32,8 +32,8 @@ MOST_TRAINERS = 8  # of a program: its last ones
 MOST_FILES = 30  # of the code
 SNAPSHOT = re.compile(r"/code/snapshots/[^/]+/")  # another for each launch
 SAME = "/code/snapshots/.../"
-SHORTEST = 24  # columns of a value
-BEFORE = 20  # characters that are shown before the first difference of two long values
+SHORTEST_COLUMNS = 24  # of a value
+BEFORE_CHARACTERS = 20  # that are shown before the first difference of two long values
 OF_THE_RUN = ("ORCHESTRATOR_EXPERIMENT", "ORCHESTRATOR_JOB", "ORCHESTRATOR_RUN")  # never equal
 VERSIONS = ("python_version", "torch", "software", "kernel", "accelerate")
 MACHINE = ("hostname", "user", "cpus", "gpus", "memory_kb", "python", "workdir", "cards", "limits")
@@ -68,12 +68,12 @@ def describe(experiment: Experiment) -> dict[str, Section]:
         "code": {**code(mapping(data.get("code")), data), UNREAD: data.get(UNREAD)},
         "command": {"command": shlex.join(record.command[1:]), "start": record.launch.start},
         "config": flat(known(lambda: resolved.read(experiment.path))),
-        "versions": {**own, **of_nodes(names, [only(each, VERSIONS) for each in facts])},
+        "versions": {**own, **of_nodes(names, [only(fact, VERSIONS) for fact in facts])},
         "nodes": {
             "nodes": [node.name for node in record.nodes],
             "ranks per node": [node.nproc for node in record.nodes],
             "master": record.master,
-            **of_nodes(names, [only(everywhere(each), MACHINE) for each in facts]),
+            **of_nodes(names, [only(everywhere(fact), MACHINE) for fact in facts]),
         },
         "environment": environment(names, settings, mapping(data.get("head_environment"))),
         "results": results(experiment, record),
@@ -130,7 +130,8 @@ def environment(
     names: Sequence[str], settings: Sequence[Mapping[str, Any]], head: Mapping[str, Any]
 ) -> Section:
     own = [
-        {name: value for name, value in each.items() if name not in OF_THE_RUN} for each in settings
+        {name: value for name, value in setting.items() if name not in OF_THE_RUN}
+        for setting in settings
     ]
     # What a shell changes from one command to the next says nothing.
     passing = ("_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES")
@@ -194,7 +195,9 @@ def to_text(names: Sequence[str], found: Differences, terminal: Terminal) -> str
     same = [name for name, section in found.items() if not section]
     rows: list[list[Cell]] = [["", *names]]
     keys = [f"  {key}" for section in found.values() for key in section]
-    room = max(SHORTEST, ((terminal.width or 160) - max(map(len, keys), default=0) - 4) // 2)
+    room = max(
+        SHORTEST_COLUMNS, ((terminal.width or 160) - max(map(len, keys), default=0) - 4) // 2
+    )
     for name, section in found.items():
         if section:
             rows.append([(name, "bold"), "", ""])
@@ -210,7 +213,7 @@ def shown(pair: Sequence[Any], room: int) -> list[str]:
     texts = [written(value) for value in pair]
     equal = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
     common = sum(1 for _ in equal)
-    begin = max(0, common - BEFORE) if max(map(len, texts)) > room else 0
+    begin = max(0, common - BEFORE_CHARACTERS) if max(map(len, texts)) > room else 0
     cut = [f"...{text[begin:]}" if begin else text for text in texts]
     return [text if len(text) <= room else f"{text[: room - 3]}..." for text in cut]
 

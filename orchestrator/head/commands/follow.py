@@ -36,7 +36,7 @@ from orchestrator.records.outcome import Head
 if TYPE_CHECKING:
     from orchestrator.head.start.stages import Launched
 
-EXCERPT = 60  # lines
+EXCERPT_LINES = 60
 
 
 def follow_launched(
@@ -55,7 +55,7 @@ def follow_launched(
     )
     screen = make_screen(launched.experiment, running.record, view)
     attempt = Followed(running.record, running.channels, running.logs)
-    return tell(stay, stay.follow(attempt, screen), where)
+    return report(stay, stay.follow(attempt, screen), where)
 
 
 def follow_again(
@@ -77,10 +77,10 @@ def follow_again(
         left_behind=left_behind,
         looks_on=looks_on,
     )
-    return tell(stay, stay.join(record), where)
+    return report(stay, stay.join(record), where)
 
 
-def tell(stay: Stay, ending: Ending, where: Where | None) -> int:
+def report(stay: Stay, ending: Ending, where: Where | None) -> int:
     """Say how a head's stay has ended, with the job or without, here and to whom it concerns."""
     experiment, record, run = stay.experiment, ending.record, ending.run
     if run is not None and run.successor is not None:
@@ -93,7 +93,7 @@ def tell(stay: Stay, ending: Ending, where: Where | None) -> int:
     if again and backend_of(record).start_again(experiment, record, say):
         return EXIT_STOPPED
     stay.notifier.over(record)
-    code = tell_end(experiment, record, ending.screen)
+    code = report_end(experiment, record, ending.screen)
     stay.notifier.close()
     return code
 
@@ -120,7 +120,7 @@ def show_unseen(experiment: Experiment, record: JobRecord, view: View) -> None:
         screen.close()
 
 
-def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = None) -> int:
+def report_end(experiment: Experiment, record: JobRecord, screen: Screen | None = None) -> int:
     """Print how the job ended, and if it failed, the last lines of the rank that caused it.
 
     Lines that are still on the screen are not printed again, nor is their beginning.
@@ -131,14 +131,17 @@ def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = 
     if words := goodput.in_words({} if screen is None else record.goodput):
         say(f"time spent: {words}")
     if cause is None or record.state == "stopped":
-        why = cause.message if cause else ""
-        by_user = why in (verdict.STOPPED_BY_USER, verdict.KILLED_BY_USER)  # who reads that knows
-        why = "" if by_user else f" ({why})" * bool(why)
-        say(f"{record.state} after {took}{why}: {experiment.path}")
-        tell_attempts(record)
+        reason = cause.message if cause else ""
+        by_user = reason in (
+            verdict.STOPPED_BY_USER,
+            verdict.KILLED_BY_USER,
+        )  # who reads that knows
+        reason = "" if by_user else f" ({reason})" * bool(reason)
+        say(f"{record.state} after {took}{reason}: {experiment.path}")
+        report_attempts(record)
         return record.exit_code
     say(f"{record.state} after {took}; all logs are in {experiment.logs}")
-    tell_attempts(record)
+    report_attempts(record)
     tree = manifest.working_tree(experiment)
     if cause.node is not None and cause.node < len(record.nodes):
         node, rank = record.node(cause.node), cause.rank
@@ -147,13 +150,13 @@ def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = 
         lines = cause.traceback.splitlines() or last_words(log, rank)
         shown = 0 if screen is None else screen.still_shows(lines, node.index, rank)
         lines = shortened([crash_dump.in_text(line, tree) for line in lines[shown:]])
-        output.tell("".join(f"{prefix}{line}\n" for line in lines))
+        output.write_out("".join(f"{prefix}{line}\n" for line in lines))
     for line in verdict.to_lines(crash_dump.in_verdict(cause, tree)):
         say(line)
     return record.exit_code
 
 
-def tell_attempts(record: JobRecord) -> None:
+def report_attempts(record: JobRecord) -> None:
     """Say how the attempts of a job ended that was started again, or could have been."""
     for one in record.attempts[:-1]:
         at = "" if one.step is None else f" at step {one.step}"
@@ -165,10 +168,10 @@ def tell_attempts(record: JobRecord) -> None:
 
 def shortened(lines: Sequence[str]) -> list[str]:
     """Leave out the middle of many lines: a message may be longer than any traceback."""
-    left_out = len(lines) - EXCERPT
+    left_out = len(lines) - EXCERPT_LINES
     if left_out <= 1:
         return list(lines)
-    half = EXCERPT // 2
+    half = EXCERPT_LINES // 2
     return [*lines[:half], f"... ({left_out} lines are left out here)", *lines[-half:]]
 
 
@@ -214,13 +217,13 @@ def take_up(
     place = {"place": str(job.experiment.path), "pid": os.getpid()}
     elsewhere = job.record.over or job.record.head_elsewhere
     if elsewhere or job.experiment.lock(background=True) is not None:
-        answers.tell(**place, logs={})
+        answers.send(**place, logs={})
         return
     record = job.experiment.read_record()
     states = [] if record.over or left_behind else status.ask_nodes(job.transport, record)
     sizes = {node.index: state.log_bytes or 0 for node, state in zip(record.nodes, states)}  # noqa: B905
     speak_into(job.experiment)
-    answers.tell(**place, logs=sizes)
+    answers.send(**place, logs=sizes)
     if not record.over:
         follow_again(
             *(job, record, SILENT, keys),
@@ -251,8 +254,8 @@ def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
     experiment = job.experiment
     if job.record.over:
         show_unseen(experiment, job.record, view)
-        return tell_end(experiment, job.record)
-    code = job.backend.watch(experiment, job.record, say, tell_end)
+        return report_end(experiment, job.record)
+    code = job.backend.watch(experiment, job.record, say, report_end)
     if code is not None:
         return code
     holder = experiment.steal(STEAL_SECONDS) if steal else experiment.lock()
@@ -264,7 +267,7 @@ def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
     if record.over:
         experiment.unlock()
         show_unseen(experiment, record, view)
-        return tell_end(experiment, record)
+        return report_end(experiment, record)
     count = plural(len(record.nodes), "node")
     say(f"{experiment.name}: {count}; d leaves it running, Ctrl-C stops it")
     return follow_again(job, record, view, where=where)
@@ -335,7 +338,7 @@ def print_unit(where: Where, wanted: str | None) -> int:
         words += ["--ssh-config", str(where.ssh_config.absolute())]
     name, directory = (text.replace("%", "%%") for text in (experiment.name, str(root.parent)))
     command = " ".join(map(quoted, words))
-    output.tell(UNIT.format(name=name, directory=directory, command=command))
+    output.write_out(UNIT.format(name=name, directory=directory, command=command))
     return EXIT_DONE
 
 

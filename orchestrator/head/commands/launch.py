@@ -8,7 +8,7 @@ from orchestrator.common.text import plural
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.plan import dry_run
 from orchestrator.head.screen.keyboard import KEYS, in_foreground
-from orchestrator.head.screen.output import say, tell
+from orchestrator.head.screen.output import say, write_out
 from orchestrator.head.start import stages
 from orchestrator.head.start.request import resolve
 from orchestrator.head.start.stages import Launched
@@ -21,7 +21,7 @@ def launch(arguments: LaunchArguments) -> int:
     request = resolve(arguments)
     if arguments.dry_run:
         show = dry_run.to_json if arguments.as_json else dry_run.to_text
-        tell(show(stages.rehearse(request).plan))
+        write_out(show(stages.rehearse(request).plan))
         return EXIT_DONE
     return follow_up(stages.launch(request, say), arguments)
 
@@ -65,5 +65,5 @@ def plan(arguments: LaunchArguments, *, as_json: bool, explained: bool) -> int:
     request = resolve(arguments)
     prepared = stages.rehearse(request)
     show = dry_run.explained if explained else dry_run.to_text
-    tell(dry_run.to_json(prepared.plan) if as_json else show(prepared.plan))
+    write_out(dry_run.to_json(prepared.plan) if as_json else show(prepared.plan))
     return EXIT_DONE

@@ -90,7 +90,7 @@ def prune(options: PruneOptions) -> int:
     where, rules = options.where, options.rules
     with opened(where.experiments) as root:
         if root is None:
-            tell(options, f"nothing to remove: there is no directory {where.experiments}")
+            report(options, f"nothing to remove: there is no directory {where.experiments}")
             return concluded(options, Removal(-1, Plan(options.directory)))
         plan = decide(
             root,
@@ -106,17 +106,17 @@ def prune(options: PruneOptions) -> int:
         if options.dry_run or not plan.measured:
             return concluded(options, removal)
         if not (options.yes or agreed(on_nodes=options.on_nodes)):
-            tell(options, "nothing was removed")
+            report(options, "nothing was removed")
             return EXIT_STOPPED
         with Progress("removing", total(plan)) as progress:
             removal.go(progress.add)
-    tell(options, conclusion(removal))
+    report(options, conclusion(removal))
     return concluded(options, removal)
 
 
 def concluded(options: PruneOptions, removal: Removal) -> int:
     if options.as_json:
-        output.tell(to_json(removal, dry_run=options.dry_run))
+        output.write_out(to_json(removal, dry_run=options.dry_run))
     if not removal.outcomes:
         return EXIT_DONE
     if removal.unreached or removal.plan.unreached:
@@ -124,9 +124,9 @@ def concluded(options: PruneOptions, removal: Removal) -> int:
     return EXIT_FAILED if removal.ended(FAILED) else EXIT_DONE
 
 
-def tell(options: PruneOptions, message: str) -> None:
+def report(options: PruneOptions, message: str) -> None:
     if not options.as_json:
-        output.tell(message)
+        output.write_out(message)
 
 
 @contextlib.contextmanager
@@ -180,9 +180,9 @@ def pins(options: PruneOptions) -> int:
                 raise UsageError(f"{shown(name)}: {error.strerror}") from error
     change = "pinned" if options.pin else "not pinned any more"
     if options.as_json:
-        output.tell(json.dumps({"pinned" if options.pin else "unpinned": names}, indent=1))
+        output.write_out(json.dumps({"pinned" if options.pin else "unpinned": names}, indent=1))
     for name in names:
-        tell(options, f"{shown(name)}: {change}")
+        report(options, f"{shown(name)}: {change}")
     return EXIT_DONE
 
 
@@ -217,21 +217,21 @@ def show(plan: Plan, *, verbose: bool) -> None:
         table(plan, going)
     for name in hidden:
         left = size(plan.measured[name].size)
-        output.tell(f"{shown(name)}: left by a prune that was interrupted, {left}")
+        output.write_out(f"{shown(name)}: left by a prune that was interrupted, {left}")
     for entry in going:
         if obstacle := plan.measured[entry.name].obstacle:
-            output.tell(f"cannot be removed: {shown(entry.name)}: {obstacle}")
-    for entry, why in plan.decided:
-        if why is not None and (verbose or entry.name in plan.busy):
-            output.tell(f"kept: {shown(entry.name)}: {why}")
+            output.write_out(f"cannot be removed: {shown(entry.name)}: {obstacle}")
+    for entry, reason in plan.decided:
+        if reason is not None and (verbose or entry.name in plan.busy):
+            output.write_out(f"kept: {shown(entry.name)}: {reason}")
     foreign(plan, verbose=verbose)
-    for node, why in plan.unreached.items():
-        output.tell(f"not reached: {shown(node)}: {why}")
+    for node, reason in plan.unreached.items():
+        output.write_out(f"not reached: {shown(node)}: {reason}")
     if going or hidden:
-        output.tell(f"{plural(len(going), 'experiment')}, {size(total(plan))}")
+        output.write_out(f"{plural(len(going), 'experiment')}, {size(total(plan))}")
     else:
         count = plural(len(plan.decided), "experiment")
-        output.tell(f"nothing to remove: {count} in {shown(plan.directory)}")
+        output.write_out(f"nothing to remove: {count} in {shown(plan.directory)}")
 
 
 def total(plan: Plan) -> int:
@@ -239,8 +239,8 @@ def total(plan: Plan) -> int:
 
 
 def foreign(plan: Plan, *, verbose: bool) -> None:
-    for name, why in plan.scan.foreign.items() if verbose else ():
-        output.tell(f"not ours: {shown(name)}: {why}")
+    for name, reason in plan.scan.foreign.items() if verbose else ():
+        output.write_out(f"not ours: {shown(name)}: {reason}")
 
 
 def table(plan: Plan, entries: Sequence[Entry]) -> None:
@@ -250,7 +250,7 @@ def table(plan: Plan, entries: Sequence[Entry]) -> None:
         cell = (state, STATES.get(state, ""))
         measured = size(plan.measured[entry.name].size)
         rows.append([shown(entry.name), cell, clock(entry)[:16], measured, pin])
-    output.tell(output.table(rows, output.terminal(), right={3}, headed=True))
+    output.write_out(output.table(rows, output.terminal(), right={3}, headed=True))
 
 
 def clock(entry: Entry) -> str:
@@ -259,8 +259,10 @@ def clock(entry: Entry) -> str:
 
 def conclusion(removal: Removal) -> str:
     """Return the outcome."""
-    lines = [f"kept: {shown(name)}: {why}" for name, why in removal.ended(KEPT).items()]
-    lines += [f"NOT REMOVED: {shown(name)}: {why}" for name, why in removal.ended(FAILED).items()]
+    lines = [f"kept: {shown(name)}: {reason}" for name, reason in removal.ended(KEPT).items()]
+    lines += [
+        f"NOT REMOVED: {shown(name)}: {reason}" for name, reason in removal.ended(FAILED).items()
+    ]
     gone = len([entry for entry in removal.plan.going if entry.name in removal.ended(REMOVED)])
     summary = f"removed {plural(gone, 'experiment')}, {size(removal.freed)} freed"
     if removal.plan.on_nodes:
@@ -276,12 +278,14 @@ def to_json(removal: Removal, *, dry_run: bool) -> str:
     whole = {
         "directory": str(plan.directory),
         "dry_run": dry_run,
-        "experiments": [about(removal, entry, why) for entry, why in plan.decided],
+        "experiments": [about(removal, entry, reason) for entry, reason in plan.decided],
         "left_over": [
             {"name": name, "size": plan.measured[name].size, **outcome(removal, name)}
             for name in plan.scan.hidden
         ],
-        "not_ours": [{"name": name, "reason": why} for name, why in plan.scan.foreign.items()],
+        "not_ours": [
+            {"name": name, "reason": reason} for name, reason in plan.scan.foreign.items()
+        ],
         "nodes_not_cleaned": {**plan.unreached, **removal.unreached},
         "freed": removal.freed,
         "freed_on_nodes": removal.freed_on_nodes,
@@ -289,19 +293,22 @@ def to_json(removal: Removal, *, dry_run: bool) -> str:
     return json.dumps(whole, indent=1)
 
 
-def about(removal: Removal, entry: Entry, why: str | None) -> dict[str, Any]:
+def about(removal: Removal, entry: Entry, reason: str | None) -> dict[str, Any]:
     measured = removal.plan.measured.get(entry.name)
-    kept = {"action": KEPT, "reason": why}
+    kept = {"action": KEPT, "reason": reason}
     return {
         "name": entry.name,
         "state": entry.record.state,
         "when": clock(entry),
         "size": measured.size if measured else None,
         "pinned": entry.pinned,
-        **(outcome(removal, entry.name) if why is None else kept),
+        **(outcome(removal, entry.name) if reason is None else kept),
     }
 
 
 def outcome(removal: Removal, name: str) -> dict[str, Any]:
-    action, why = removal.outcomes.get(name, ("", removal.plan.measured[name].obstacle))
-    return {"action": action or (FAILED if why else "would be removed"), "reason": why or None}
+    action, reason = removal.outcomes.get(name, ("", removal.plan.measured[name].obstacle))
+    return {
+        "action": action or (FAILED if reason else "would be removed"),
+        "reason": reason or None,
+    }

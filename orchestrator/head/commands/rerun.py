@@ -113,8 +113,8 @@ def changed(
             f" {shlex.join(hidden)}",
             "type the launch again",
         )
-    given = {word.partition("=")[0] for word in again.env}
-    env = [word for word in arguments.env if word.partition("=")[0] not in given]
+    names = {word.partition("=")[0] for word in again.env}
+    env = [word for word in arguments.env if word.partition("=")[0] not in names]
     lost = [word.partition("=")[0] for word in env if REDACTED in word]
     if lost:
         raise UsageError(

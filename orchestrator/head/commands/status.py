@@ -7,7 +7,7 @@ import time
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE
 from orchestrator.common.wings import installed, view
 from orchestrator.config.launch import Where
-from orchestrator.head.screen.output import clear, tell
+from orchestrator.head.screen.output import clear, write_out
 from orchestrator.head.status import status as job_status
 from orchestrator.head.status.find_job import FoundJob, find_job
 
@@ -32,7 +32,7 @@ def status(where: Where, wanted: str | None, *, watch: bool, as_json: bool) -> i
             clear()
         scheduled = job.backend.scheduled(record)
         show = job_status.to_json if as_json else job_status.to_text
-        tell(show(record, states, scheduled))
+        write_out(show(record, states, scheduled))
         over = record.over or (
             record.state != "queued" and all(state.state == "ended" for state in states)
         )

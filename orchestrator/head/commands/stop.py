@@ -62,7 +62,7 @@ def stop(where: Where, wanted: str | None, *, grace: float | None, as_json: bool
     ended = end_job(where, wanted, grace)
     if ended.receipts is None:
         over = f"orchestrator: {ended.record.job} has ended already ({ended.record.state})"
-        output.tell("[]" if as_json else over)
+        output.write_out("[]" if as_json else over)
         return EXIT_DONE
     code = show_receipts(ended.receipts, as_json=as_json)
     if ended.problem:

@@ -19,10 +19,10 @@ from orchestrator.head.nodes.facts import by_value, listed
 from orchestrator.protocol.facts import Disk
 
 SHM_DEFAULT = 64 << 20  # of a container; DataLoader workers and NCCL die of it with a bus error
-SHM_LEAST = 16 << 20
+SHM_LEAST_BYTES = 16 << 20
 DISK_LEAST, DISK_LITTLE = 16 << 20, 2 << 30
 NOFILE_LEAST = 1024
-CLOCK_OFF = 1.0  # seconds
+CLOCK_OFF_SECONDS = 1.0
 FATAL_XIDS = {48, 63, 64, 74, 79, 92, 94, 95, 119, 120}  # memory, NVLink, lost from the bus, GSP
 
 
@@ -134,9 +134,9 @@ def workdir(case: Case) -> Iterator[Finding]:
 def disk(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
         if facts.disk is None:
-            why = facts.problems.get("disk", "it does not answer")
-            what = f"{node.name}: the disk of {facts.workdir}: {why}"
-            yield Finding("disk", BAD if "answer" in why else UNKNOWN, (node.name,), what)
+            reason = facts.problems.get("disk", "it does not answer")
+            what = f"{node.name}: the disk of {facts.workdir}: {reason}"
+            yield Finding("disk", BAD if "answer" in reason else UNKNOWN, (node.name,), what)
             continue
         yield from space(node, facts.disk)
 
@@ -165,7 +165,7 @@ def shm(case: Case) -> Iterator[Finding]:
             make = "mkdir -p /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
             fix = "mount -o remount,rw,mode=1777 /dev/shm" if disk else make
             yield Finding("shm", BAD, (node.name,), what, f"as root on {node.name}: {fix}")
-        elif disk.free < SHM_LEAST:
+        elif disk.free < SHM_LEAST_BYTES:
             what = (
                 f"{node.name}: /dev/shm is full: {memory(disk.free)} free of {memory(disk.total)}"
             )
@@ -201,7 +201,7 @@ def limits(case: Case) -> Iterator[Finding]:
 def clock(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
         off = facts.clock_offset
-        if abs(off) > CLOCK_OFF:
+        if abs(off) > CLOCK_OFF_SECONDS:
             which = "ahead of" if off > 0 else "behind"
             what = f"{node.name}: its clock is {abs(off):.1f} s {which} this machine's"
             fix = f"on {node.name}: chronyc makestep, or timedatectl set-ntp true"

@@ -66,11 +66,10 @@ def slow_link(case: Case) -> Iterator[Finding]:
     slow = [name for name, speed in speeds.items() if speed <= SLOW]
     if not slow:
         return
-    (sent, why), speed = case.needs.step, min(speeds.values())
+    (sent, reason), speed = case.needs.step, min(speeds.values())
     cost = text.duration(nccl_transport.seconds(sent, speed))
-    what = (
-        f"the nodes meet over {speed / 1000:g} Gb/s (on {listed(slow)}): {why} takes {cost} a step"
-    )
+    what = f"the nodes meet over {speed / 1000:g} Gb/s (on {listed(slow)}):"
+    what = f"{what} {reason} takes {cost} a step"
     yield Finding("net", WARN, tuple(slow), what, SLOW_FIX)
 
 
@@ -115,12 +114,12 @@ def mtu(case: Case) -> Iterator[Finding]:
 
 def too_large(case: Case, sizes: Mapping[str, int]) -> Iterator[Finding]:
     """Name the nodes between which large packets are lost: ranks meet there, and then hang."""
-    pairs = sorted({(s, t) for (s, t, _), why in case.silent.items() if why == LARGE_LOST})
+    pairs = sorted({(s, t) for (s, t, _), reason in case.silent.items() if reason == LARGE_LOST})
     if not pairs:
         return
     nodes = sorted({name for pair in pairs for name in pair})
-    told = {tuple(sorted(pair)) for pair in pairs}
-    shown = listed([f"{one} and {other}" for one, other in sorted(told)])
+    named = {tuple(sorted(pair)) for pair in pairs}
+    shown = listed([f"{one} and {other}" for one, other in sorted(named)])
     mtus = ", ".join(f"{sizes[name]} on {name}" for name in nodes[:4] if name in sizes)
     what = f"between {shown} {LARGE_LOST} (MTU {mtus})"
     fix = (
@@ -135,10 +134,10 @@ def links(case: Case) -> Iterator[Finding]:
     if not case.full:
         return
     blocked: dict[tuple[str, str], list[tuple[str, int]]] = {}
-    for (source, target, port), why in case.silent.items():
-        if why == LARGE_LOST:  # see too_large()
+    for (source, target, port), reason in case.silent.items():
+        if reason == LARGE_LOST:  # see too_large()
             continue
-        blocked.setdefault((source, target), []).append((why, port))
+        blocked.setdefault((source, target), []).append((reason, port))
     towards, away = Counter(t for _, t in blocked), Counter(s for s, _ in blocked)
     others = len(case.seen) - 1
     for target in [name for name, count in towards.items() if others > 1 and count == others]:
@@ -162,10 +161,12 @@ def unreached(
 ) -> Finding:
     """Make one finding of these pairs, and take them out of `blocked`."""
     failures = [failure for pair in pairs for failure in blocked.pop(pair, [])]
-    whys = sorted({why for why, _ in failures})
+    whys = sorted({reason for reason, _ in failures})
     ports = sorted({port for _, port in failures})
     where = f"port {ports[0]}" if len(ports) == 1 else f"ports {', '.join(map(str, ports))}"
-    hint = "a firewall drops it" if any("no answer" in why for why in whys) else "see the reason"
+    hint = (
+        "a firewall drops it" if any("no answer" in reason for reason in whys) else "see the reason"
+    )
     fix = f"{hint}: open all TCP ports between the nodes, as collectives use any of them"
     if hint.startswith("a firewall"):
         called = dict.fromkeys(target for _, target in pairs)
@@ -209,14 +210,14 @@ def names(case: Case) -> Iterator[Finding]:
                 fix = "remove one of them from the node list"
                 yield Finding("names", BAD, (node.name, other.name), what, fix)
     for node, checkup in case.checked_in_depth:
-        own = {address.address for address in node.facts.addresses} if node.facts else set()
+        addresses = {address.address for address in node.facts.addresses} if node.facts else set()
         if "names" in checkup.problems:
             hostname = node.facts.hostname if node.facts else ""
             what = f"{node.name}: its own name {hostname!r} does not resolve"
             fix = f"as root there: echo 127.0.1.1 {hostname} >>/etc/hosts"
             yield Finding("names", WARN, (node.name,), what, fix)
         strange = [
-            name for name in checkup.names or () if name not in own and not is_loopback(name)
+            name for name in checkup.names or () if name not in addresses and not is_loopback(name)
         ]
         if strange:
             what = (

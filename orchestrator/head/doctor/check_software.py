@@ -95,9 +95,9 @@ def config(case: Case) -> Iterator[Finding]:
 def imports(case: Case) -> Iterator[Finding]:
     for node, checkup in case.checked_in_depth:
         if checkup.torch is None:
-            why = checkup.problems.get("torch", "")
+            reason = checkup.problems.get("torch", "")
             yield Finding(
-                "torch", UNKNOWN, (node.name,), f"{node.name}: torch was not tried: {why}"
+                "torch", UNKNOWN, (node.name,), f"{node.name}: torch was not tried: {reason}"
             )
         elif checkup.torch.error:
             what = f"{node.name}: importing torch fails: {checkup.torch.error}"
@@ -173,6 +173,6 @@ def code(case: Case) -> Iterator[Finding]:
 
 def unknown_code(case: Case) -> Iterator[Finding]:
     for node, checkup in case.checked_in_depth:
-        why = checkup.problems.get("code", "")
-        if why and "not installed" not in why:
-            yield Finding("code", UNKNOWN, (node.name,), f"{node.name}: its revision: {why}")
+        reason = checkup.problems.get("code", "")
+        if reason and "not installed" not in reason:
+            yield Finding("code", UNKNOWN, (node.name,), f"{node.name}: its revision: {reason}")

@@ -147,7 +147,7 @@ def find_addresses(
         addresses = node_addresses.find(nodes) if nodes else []
     except CheckFailed as error:
         return {}, (error.what, error.fix)
-    return {node.name: own for node, own in zip(nodes, addresses, strict=True)}, None
+    return {node.name: address for node, address in zip(nodes, addresses, strict=True)}, None
 
 
 def examined(
@@ -197,19 +197,21 @@ def dial(
     calls = [[(n.name, name, port) for name, port in targets if name != n.name] for n in nodes]
     dials = [
         Dial(
-            places=tuple((addresses[name].address, port, secret[name]) for _, name, port in own),
+            places=tuple(
+                (addresses[name].address, port, secret[name]) for _, name, port in calls_of_node
+            ),
             seconds=DIAL_SECONDS,
         )
-        for own in calls
+        for calls_of_node in calls
     ]
     limit = DIAL_SECONDS * (2 + len(targets) / 32) + 10
     dialed = ask(dials, limit)
     silent = {
-        call: why
-        for own, answer in zip(calls, dialed, strict=True)
+        call: reason
+        for calls_of_node, answer in zip(calls, dialed, strict=True)
         if isinstance(answer, Dialed)
-        for call, why in zip(own, answer.answers, strict=False)
-        if why
+        for call, reason in zip(calls_of_node, answer.answers, strict=False)
+        if reason
     }
     failed = {
         node.name: f"it was lost while {when}: {answer.what}"
@@ -250,7 +252,7 @@ def table(diagnosis: Diagnosis, terminal: Terminal) -> str:
     nodes = diagnosis.case.nodes
     blocks = []
     widest = max(len(node.name) for node in nodes)
-    for checks in groups(columns(diagnosis), (terminal.width or output.UNLIMITED) - widest):
+    for checks in groups(columns(diagnosis), (terminal.width or output.UNLIMITED_COLUMNS) - widest):
         rows: list[list[Cell]] = [["", *checks]]
         for node in nodes:
             levels = [diagnosis.level(node, name) for name in checks]

@@ -16,7 +16,7 @@ from orchestrator.head.environments import build, requirements, wheels
 from orchestrator.head.environments.build import Outcome, Wanted
 from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.screen.output import complain, say, tell
+from orchestrator.head.screen.output import complain, say, write_out
 from orchestrator.head.start.nodes import Nodes, settled, try_all
 from orchestrator.head.start.request import resolve
 from orchestrator.protocol.requests.environments import PruneEnvironments
@@ -58,7 +58,7 @@ def bootstrap(arguments: LaunchArguments, asked: Asked) -> int:
     if asked.as_json:
         data = {"nodes": [asdict(o) for o in outcomes], "differences": differ}
         data |= {"freed": freed, "freed_here": freed_here}
-        tell(json.dumps(data, indent=1))
+        write_out(json.dumps(data, indent=1))
     else:
         show(outcomes, differ, asked)
         if asked.prune:

@@ -16,16 +16,16 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen.lines import LineSplitter, plain
 from orchestrator.head.screen.screen import COLORS
 
-IN_MEMORY = 1 << 16  # bytes of a stream; what is longer goes to a file
-PIECE = 1 << 16
-LONGEST = 64 << 20  # bytes of a stream that JSON shows
+IN_MEMORY_BYTES = 1 << 16  # of a stream; what is longer goes to a file
+PIECE_BYTES = 1 << 16
+LONGEST_BYTES = 64 << 20  # of a stream that JSON shows
 
 
 class Stream:
     """What one program writes to one of its streams, kept until the end."""
 
     def __init__(self) -> None:
-        self.file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
+        self.file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115
         self.sum = hashlib.sha256()
         self.size = 0
 
@@ -39,7 +39,7 @@ class Stream:
 
     def pieces(self) -> Iterator[bytes]:
         self.file.seek(0)
-        while data := self.file.read(PIECE):
+        while data := self.file.read(PIECE_BYTES):
             yield data
 
 
@@ -75,7 +75,7 @@ def as_json(outcome: Outcome, streams: Streams) -> dict[str, Any]:
         stream = streams.get((index, errors)) or Stream()
         stream.file.seek(0)
         shown[f"{name}_bytes"] = stream.size
-        shown[name] = stream.file.read(LONGEST).decode("utf-8", "replace")
+        shown[name] = stream.file.read(LONGEST_BYTES).decode("utf-8", "replace")
     return shown
 
 

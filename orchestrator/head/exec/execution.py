@@ -14,13 +14,13 @@ from typing import Protocol
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.head.connect import fleet, server_command
 from orchestrator.head.connect.transport import Channel, Connection, Transport, notice_loss
-from orchestrator.head.exec.shell import BEGINS, GO, GRACE
+from orchestrator.head.exec.shell import BEGINS, GO, GRACE_SECONDS
 from orchestrator.head.nodes.node_list import NumberedNode
 
-PIECE = 1 << 16
-NOISE = 1 << 12  # bytes of what an rc file prints that are kept; a mark is shorter
-PATIENCE = GRACE + 5.0  # seconds in which a node ends what it was asked to end
-SILENCE = 30.0  # seconds without an acknowledgement after which a connection is dead
+PIECE_BYTES = 1 << 16
+NOISE_BYTES = 1 << 12  # of what an rc file prints that are kept; a mark is shorter
+PATIENCE = GRACE_SECONDS + 5.0  # seconds in which a node ends what it was asked to end
+SILENCE_SECONDS = 30.0  # seconds without an acknowledgement after which a connection is dead
 TIMED_OUT = 124  # as timeout(1) has it
 NEVER_BEGAN = "its login shell waits"
 
@@ -66,7 +66,7 @@ class Prologue:
         if not self.begun:
             noise, mark, data = (self.said + data).partition(BEGINS)
             self.begun = bool(mark)
-            self.said = noise[-NOISE:]
+            self.said = noise[-NOISE_BYTES:]
         if self.begun and data:
             self.sink.write(data)
 
@@ -110,12 +110,12 @@ class Visit:
             with contextlib.suppress(OSError):
                 self.channel.sendall(f"{GO}\n".encode())
 
-    def end(self, why: str) -> None:
+    def end(self, reason: str) -> None:
         """Ask the supervisor there to end the program: the end of its input tells it."""
         with self.changing:
             if self.why:
                 return
-            self.why = why
+            self.why = reason
             if self.channel is not None:
                 self.deadline = time.monotonic() + PATIENCE
                 self.channel.shutdown_write()
@@ -153,9 +153,9 @@ class Execution:
         self.visits = [Visit(node) for node in nodes]
         self.orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
-    def end(self, why: str) -> None:
+    def end(self, reason: str) -> None:
         """End it everywhere; may be called from a signal handler."""
-        self.orders.put(why)
+        self.orders.put(reason)
 
     def go(self) -> list[Outcome]:
         """Run it on all nodes, and return in their order how it ended."""
@@ -181,18 +181,18 @@ class Execution:
             if deadlines:
                 wait = min(wait, max(0.0, min(deadlines) - time.monotonic()))
             try:
-                why = self.orders.get(timeout=wait)
-                if why is None:
+                reason = self.orders.get(timeout=wait)
+                if reason is None:
                     return
                 for visit in self.visits:
-                    visit.end(why)
+                    visit.end(reason)
             except queue.Empty:
                 for visit in self.visits:
                     visit.check(time.monotonic())
 
     def _visit(self, visit: Visit, line: str) -> Outcome:
         connection = self.ssh.connect(self.ssh.config.of_node(visit.node.node))
-        notice_loss(connection, SILENCE)
+        notice_loss(connection, SILENCE_SECONDS)
         if not visit.start(connection, line, self.ssh.timeout):
             return Outcome(visit.node, problem=f"not started ({visit.why})")
         assert visit.channel is not None
@@ -227,8 +227,8 @@ def outcome_of(visit: Visit, code: int, *, lost: bool, said: bytes) -> Outcome:
         return Outcome(visit.node, None, seconds, problem, fix, lost=True)
     ended = Outcome(visit.node, code if code >= 0 else None, seconds)
     if visit.given_up:
-        look = f"look there: orchestrator ssh {visit.node.index}"
-        return Outcome(visit.node, None, seconds, "it does not end, and may still run", look, True)
+        hint = f"look there: orchestrator ssh {visit.node.index}"
+        return Outcome(visit.node, None, seconds, "it does not end, and may still run", hint, True)
     if visit.why == "timeout":
         return Outcome(visit.node, TIMED_OUT, seconds, "ended after its time-out")
     if visit.why and code < 0:
@@ -255,7 +255,7 @@ def receive(
     """Hand over what comes, no faster than the receiver takes it; False once the stream ends."""
     while not (until_it_begins and stream.begun):
         try:
-            data = read(PIECE)
+            data = read(PIECE_BYTES)
         except OSError:
             return False
         if not data:
@@ -264,12 +264,12 @@ def receive(
     return True
 
 
-def feed(channel: Channel, given: Input) -> None:
+def feed(channel: Channel, stdin: Input) -> None:
     """Send a file; a program that is gone already needs none of it."""
-    at, end = given.offset, given.offset + given.size
+    at, end = stdin.offset, stdin.offset + stdin.size
     try:
         while at < end:
-            data = os.pread(given.descriptor, min(PIECE, end - at), at)
+            data = os.pread(stdin.descriptor, min(PIECE_BYTES, end - at), at)
             if not data:
                 raise NodeError("the file on standard input became shorter while it was sent")
             channel.sendall(data)

@@ -83,8 +83,8 @@ def job_line(part: JobPart, python: str | None, directory: str, words: Sequence[
 # Write the line that a node's login shell gets: a command, with a supervisor of a few lines of
 # sh.
 
-GRACE = 5  # seconds between SIGTERM and SIGKILL, on the node
-LONGEST = 120_000  # bytes: Linux takes 128 KiB for one word of a command line
+GRACE_SECONDS = 5  # between SIGTERM and SIGKILL, on the node
+LONGEST_BYTES = 120_000  # Linux takes 128 KiB for one word of a command line
 OWN_FAILURE = 125  # as timeout(1) and env(1) have it: the command was not started
 
 BEGINS = b"\norchestrator: here the command begins\n"  # on both streams, after what rc files print
@@ -121,7 +121,7 @@ trap 'over=1' TERM
     trap '' TERM INT HUP PIPE
     read -r x <&3
     kill -TERM 0
-    sleep {GRACE}
+    sleep {GRACE_SECONDS}
     kill -KILL 0
 ) >/dev/null 2>&1 &
 watcher=$!
@@ -163,9 +163,9 @@ def shell_line(words: Sequence[str], directory: Directory, input_size: int | Non
 def for_login_shell(text: str) -> str:
     """Return a line that has /bin/sh run a text, whichever shell gets it first."""
     line = f"exec /bin/sh -c '{DECODE}' sh '{encoded(os.fsencode(text))}'"
-    if len(line) > LONGEST:
+    if len(line) > LONGEST_BYTES:
         raise UsageError(
-            f"the command is too long: {len(line)} bytes, and {LONGEST} are possible",
+            f"the command is too long: {len(line)} bytes, and {LONGEST_BYTES} are possible",
             "put it into a file: orchestrator exec -- sh -s < FILE",
         )
     return line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 
-LONGEST = 64 * 1024 - 1  # characters of a line before it is cut; with the mark, 64 Ki
+LONGEST_CHARACTERS = 64 * 1024 - 1  # of a line before it is cut; with the mark, 64 Ki
 CONTINUED = "…"
 
 
@@ -27,7 +27,7 @@ class LineSplitter:
         self._partial = lines.pop()
         if lines:
             # Nearly all text is clean, and then these two loops in C are all there is to do.
-            short = len(text) <= LONGEST or max(map(len, lines)) <= LONGEST
+            short = len(text) <= LONGEST_CHARACTERS or max(map(len, lines)) <= LONGEST_CHARACTERS
             if not short or not all(map(str.isprintable, lines)):
                 lines = [shown for line in lines for shown in self._finish(line)]
         if self._partial:
@@ -47,7 +47,7 @@ class LineSplitter:
         return lines if clean(lines[-1]).strip() else lines[:-1]
 
     def _finish(self, line: str) -> list[str]:
-        if len(line) <= LONGEST and line.isprintable():
+        if len(line) <= LONGEST_CHARACTERS and line.isprintable():
             return [line]
         pieces, rest = self._settle(line)
         return [*pieces, clean(rest.rstrip("\r"), self._color)]
@@ -58,13 +58,15 @@ class LineSplitter:
         A bare \\r at the end stays with the text before it: that is overwritten by what comes next.
         """
         kept = text.rstrip("\r")
-        if len(text) <= LONGEST:
+        if len(text) <= LONGEST_CHARACTERS:
             return [], kept.rpartition("\r")[2] + text[len(kept) :][:1]
         pieces: list[str] = []
         rest = ""
         for run in kept.split("\r"):
-            full = max(0, len(run) - 1) // LONGEST * LONGEST
-            pieces += (run[at : at + LONGEST] for at in range(0, full, LONGEST))
+            full = max(0, len(run) - 1) // LONGEST_CHARACTERS * LONGEST_CHARACTERS
+            pieces += (
+                run[at : at + LONGEST_CHARACTERS] for at in range(0, full, LONGEST_CHARACTERS)
+            )
             rest = run[full:]
         marked = [clean(piece, self._color) + CONTINUED for piece in pieces]
         return marked, rest + text[len(kept) :][:1]
@@ -78,8 +80,8 @@ def plain(lines: bytes) -> str:
     if lines.translate(None, _PLAIN):
         return ""
     at = 0
-    while len(lines) - at > LONGEST:
-        at = lines.rfind(b"\n", at, at + LONGEST + 1) + 1
+    while len(lines) - at > LONGEST_CHARACTERS:
+        at = lines.rfind(b"\n", at, at + LONGEST_CHARACTERS + 1) + 1
         if not at:
             return ""
     return lines.decode("ascii")

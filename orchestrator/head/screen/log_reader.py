@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.head.screen.lines import LONGEST, LineSplitter
+from orchestrator.head.screen.lines import LONGEST_CHARACTERS, LineSplitter
 
 NO_RANK = "-"  # the stream of torchrun's own output and the supervisor's
 GOODBYE = "~"  # the same, after all ranks of the node have ended well
-_BLOCK = 64 * 1024
-_FEW = 1024  # bytes of records
+_BLOCK_BYTES = 64 * 1024
+_FEW_BYTES = 1024  # of records
 _RECORD = re.compile(r"^([0-9]{1,18}) ([0-9]{1,9}|[-~])$", re.MULTILINE)
 
 
@@ -56,7 +56,7 @@ class LogReader:
     @property
     def line_start(self) -> int:
         """Return where the line begins whose end is not read yet; else the position."""
-        begin = max(0, self._position - LONGEST)
+        begin = max(0, self._position - LONGEST_CHARACTERS)
         _, newline, rest = _read(self.log.text, begin, self._position - begin).rpartition(b"\n")
         return self._position - len(rest) if newline or not begin else self._position
 
@@ -115,7 +115,7 @@ class _Records:
                 return
 
     def _load(self) -> bool:
-        block = _read(self._path, self._position, _BLOCK)
+        block = _read(self._path, self._position, _BLOCK_BYTES)
         whole = block[: block.rfind(b"\n") + 1]  # the last record may be half written yet
         self._position += len(whole)
         records = _RECORD.findall(whole.decode("ascii", "replace"))
@@ -125,14 +125,14 @@ class _Records:
 
 def stream_at(log: LogFile, offset: int) -> str:
     """Return whose the byte at that offset is, by a few small reads."""
-    begin = _last_record_before(log.ranks, offset, _FEW)
-    block = _read(log.ranks, begin, 2 * _FEW)
+    begin = _last_record_before(log.ranks, offset, _FEW_BYTES)
+    block = _read(log.ranks, begin, 2 * _FEW_BYTES)
     whole = block[: block.rfind(b"\n") + 1].decode("ascii", "replace")
     streams = [stream for at, stream in _RECORD.findall(whole) if int(at) <= offset]
     return streams[-1] if streams else NO_RANK
 
 
-def _last_record_before(path: Path, offset: int, near: int = _BLOCK) -> int:
+def _last_record_before(path: Path, offset: int, near: int = _BLOCK_BYTES) -> int:
     """Find where to begin in a `.ranks` file to know the stream at `offset`.
 
     By bisection, as the file is sorted: a log of 1 GB can have 100 MB of records.
@@ -169,8 +169,8 @@ def _read(path: Path, offset: int, limit: int) -> bytes:
 # -- log tail -----------------------------------------------------------------------------------
 # Finds the last lines of a node or a rank from the end of its log, however long that is.
 
-_WINDOW = 64 * 1024  # bytes of the first look
-_LOOKS_BACK = 16 << 20  # bytes; the last words of a rank are not further away than that
+_WINDOW_BYTES = 64 * 1024  # of the first look
+_LOOKS_BACK_BYTES = 16 << 20  # the last words of a rank are not further away than that
 _CRASH_LINES = 200  # a crash dump lists every thread and every frame down to torchrun's
 _LAST_LINES = 20  # of a rank that left no traceback
 _DUMPS = ("Fatal Python error", "Timeout (")  # of a crash, and of faulthandler's timer
@@ -209,14 +209,14 @@ def last_begin(log: LogFile, lines: int, rank: int | None) -> int:
 
 def _ends(log: LogFile, rank: int | None) -> Iterator[tuple[int, bool, Placed]]:
     """Yield ever longer ends of a log: where each starts, whether it is the longest, its pieces."""
-    end, window = log.size(), _WINDOW
+    end, window = log.size(), _WINDOW_BYTES
     while True:
         start = max(0, end - window)
-        longest = start == 0 or window == _LOOKS_BACK
+        longest = start == 0 or window == _LOOKS_BACK_BYTES
         yield start, longest, _placed(log, start, end, rank)
         if longest:
             return
-        window = min(window * 8, _LOOKS_BACK)
+        window = min(window * 8, _LOOKS_BACK_BYTES)
 
 
 def _placed(log: LogFile, start: int, end: int, rank: int | None) -> Placed:

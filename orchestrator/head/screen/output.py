@@ -28,7 +28,7 @@ from orchestrator.common import text
 from orchestrator.head.screen.lines import clean
 
 Cell = str | tuple[str, str]  # a text, or a text and its style, such as "bold red"
-UNLIMITED = 1 << 20  # columns
+UNLIMITED_COLUMNS = 1 << 20
 GONE = (errno.EPIPE, errno.EIO)  # nobody reads any more: a pipe, a terminal that was closed
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # Of bars and small curves, where the terminal's encoding has no such letters.
@@ -41,7 +41,7 @@ LEAVES_SCREEN = (
     b"\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?2004l\x1b[<u\x1b[?1049l\x1b[?25h"
 )
 PROGRESS_SECONDS = 0.2  # between two writings of how much is done
-SHORT = 20  # columns of a table that are no wider are never wrapped
+SHORT_COLUMNS = 20  # of a table that are no wider are never wrapped
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def terminal(color: bool | None = None, out: TextIO | None = None) -> Terminal:
     return Terminal(shutil.get_terminal_size().columns if terminal else None, color)
 
 
-def tell(text: str) -> None:
+def write_out(text: str) -> None:
     """Print lines on standard output, even a Latin-1 one; a reader that has left is no error."""
     pass_on(text if text.endswith("\n") or not text else text + "\n")
 
@@ -166,14 +166,14 @@ def safe(text: str) -> str:
 
 def say(text: str) -> None:
     """Print a line of our own, so that it is not taken for one of the program."""
-    tell(f"orchestrator: {text}")
+    write_out(f"orchestrator: {text}")
 
 
 def result(
     data: object, words: Callable[[Terminal], str], *, as_json: bool, color: bool | None = None
 ) -> None:
     """Print the result of a command: as JSON for programs, else in words for people."""
-    tell(json.dumps(data, indent=1) if as_json else words(terminal(color)))
+    write_out(json.dumps(data, indent=1) if as_json else words(terminal(color)))
 
 
 def clear() -> None:
@@ -234,7 +234,7 @@ def _drawn(
 
     grid = Table.grid(padding=(0, 2, 0, 0))
     for number, column in enumerate(zip(*cells, strict=True)):
-        short = max(len(content) for content, _ in column) <= SHORT
+        short = max(len(content) for content, _ in column) <= SHORT_COLUMNS
         grid.add_column(
             justify="right" if number in right else "left", no_wrap=short, overflow="fold"
         )
@@ -243,7 +243,7 @@ def _drawn(
         grid.add_row(*(Text(content, style=style or heading) for content, style in row))
     console = Console(
         file=io.StringIO(),
-        width=max(1, terminal.width - indent) if terminal.width else UNLIMITED,
+        width=max(1, terminal.width - indent) if terminal.width else UNLIMITED_COLUMNS,
         force_terminal=terminal.color,
         no_color=not terminal.color,
         color_system="standard" if terminal.color else None,

@@ -23,16 +23,16 @@ from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogRe
 from orchestrator.head.screen.output import is_full
 from orchestrator.head.screen.tracebacks import CrashDump
 
-FRAME = 0.05  # seconds between two paintings of a terminal
+FRAME_SECONDS = 0.05  # between two paintings of a terminal
 BARS = 8  # progress bars shown at a time
-FAR_BEHIND = 8 << 20  # bytes; no one reads a terminal that runs through this, so skip ahead
+FAR_BEHIND_BYTES = 8 << 20  # no one reads a terminal that runs through this, so skip ahead
 _SHOW_AFTER_SKIP = 64 << 10
 _BYTES_PER_PUMP = 1 << 20
-_STALE = 5.0  # seconds without a move after which a bar gives way to those that move
+_STALE_SECONDS = 5.0  # seconds without a move after which a bar gives way to those that move
 # What torch says of itself, harmless and in each job; the log has it.
 NOISE = (b"[c10d] The hostname of the client socket cannot be retrieved", b"USDT:")
-SHOWN = 1 << 16  # characters
-PAGE = 100  # lines of a pipe in which a reader still finds what was printed
+SHOWN_CHARACTERS = 1 << 16
+PAGE_LINES = 100  # of a pipe in which a reader still finds what was printed
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 
 
@@ -100,8 +100,8 @@ class Screen:
         if not behind:
             return False
         if self._tty:
-            time.sleep(max(0.0, self._painted + FRAME - time.monotonic()))
-            if behind > FAR_BEHIND:
+            time.sleep(max(0.0, self._painted + FRAME_SECONDS - time.monotonic()))
+            if behind > FAR_BEHIND_BYTES:
                 self.catch_up()
         share = max(1 << 14, _BYTES_PER_PUMP // len(self._nodes))
         self._paint("".join(text for node in self._nodes for text in self._news(node, share)))
@@ -142,7 +142,7 @@ class Screen:
 
     def still_shows(self, lines: Sequence[str], node: int, rank: int | None) -> int:
         """Count how many lines of a rank, from the first on, are among the last printed here."""
-        height = _terminal_size(self._out)[1] if self._tty else PAGE
+        height = _terminal_size(self._out)[1] if self._tty else PAGE_LINES
         stream = [f"node{node}"] if rank is None else [f"node{node}", f"rank{rank}"]
         said = []
         for line in map(clean, self._shown_last.splitlines()[-height:]):
@@ -241,7 +241,7 @@ class Screen:
         """Return the bars, moving ones first, else by node and rank: each stays in place."""
         now = time.monotonic()
         bars = (stream for stream in self._streams() if stream.splitter.live)
-        return sorted(bars, key=lambda bar: (now - bar.moved > _STALE, bar.order))
+        return sorted(bars, key=lambda bar: (now - bar.moved > _STALE_SECONDS, bar.order))
 
     def _paint(self, text: str) -> None:
         """Print `text` above the live area, in one write so that nothing flickers."""
@@ -251,7 +251,7 @@ class Screen:
             if self._rows:
                 up = len(self._rows) - 1
                 erase = (f"\x1b[{up}A" if up else "") + "\r\x1b[J"
-            self._shown_last = (self._shown_last + text)[-SHOWN:]
+            self._shown_last = (self._shown_last + text)[-SHOWN_CHARACTERS:]
             try:
                 self._out.write(erase + text + "\n".join(rows))
                 self._out.flush()

@@ -57,7 +57,7 @@ def reach_with_code(request: Request, say: Say) -> tuple[Request, Nodes]:
         same = [node for node in others if not is_placed(request, node)]
         if same:
             compare(same, scan, say)
-        if not wanted and not scan.looked.is_set():
+        if not wanted and not scan.states_known.is_set():
             scan.cancel()  # a directory such as / or a whole home
         if not wanted:
             return request, replace(nodes, scan=scan if same else None)
@@ -236,9 +236,9 @@ def title() -> str:
 
 def compare(same: Sequence[Reached], scan: Scan, say: Say) -> None:
     """See that the nodes which share this directory see the same code in it."""
-    if scan.looked.wait(COMPARE_SECONDS) and scan.states:
+    if scan.states_known.wait(COMPARE_SECONDS) and scan.states:
         shared.check_same(same, scan.directory, scan.states)
-    elif not scan.looked.is_set():
+    elif not scan.states_known.is_set():
         say(f"{os.fsdecode(scan.directory)} is too large to compare what the nodes see of it")
 
 

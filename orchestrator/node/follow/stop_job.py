@@ -86,7 +86,7 @@ def may_be_of(run: RunDir, ours: JobProcesses, ended: Ended | None) -> list[Proc
     started, known = run.last(Started), ours.known
     if started is None or (ended is not None and not (ended.swept and known)):
         return []
-    since, group = (known.looked, known.group) if known else (started.time, register.group())
+    since, group = (known.read_at, known.group) if known else (started.time, register.group())
     return register.orphans(since, group, os.getuid())
 
 

@@ -31,7 +31,7 @@ class Activity:
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
-        self.looked = self.printed = self.moved = time.monotonic()
+        self.checked_at = self.printed = self.moved = time.monotonic()
         self.size = 0
         self.steps: dict[str, float] = {}
         self.ticks: dict[int, int] = {}
@@ -50,10 +50,10 @@ class Activity:
         pids = rank_pids(self.run) or agent_pids(self.run)
         ticks = {pid: ticks_of(pid) for pid in pids} if not steps else {}
         used = sum(max(0, ticks[pid] - self.ticks.get(pid, 0)) for pid in ticks) / TICKS
-        busy = used > BUSY * max(0.1, now - self.looked) if not steps else steps != self.steps
+        busy = used > BUSY * max(0.1, now - self.checked_at) if not steps else steps != self.steps
         if busy:
             self.moved = now
-        self.steps, self.ticks, self.looked = steps, ticks, now
+        self.steps, self.ticks, self.checked_at = steps, ticks, now
         return now - self.printed, now - self.moved
 
     def _printed(self) -> bool:

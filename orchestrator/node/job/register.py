@@ -32,7 +32,7 @@ class Known(Message):
     boot: str
     group: str  # control group
     processes: tuple[tuple[int, int], ...]  # PID and start time
-    looked: float = 0.0  # Unix time
+    read_at: float = 0.0  # Unix time
 
     def living(self) -> list[Process]:
         """Return those that live."""
@@ -95,7 +95,7 @@ def read(run: RunDir) -> Known | None:
             read_at = os.fstat(file.fileno()).st_mtime
     except (OSError, Nonsense):
         return None
-    return known.replace(looked=read_at) if known.boot == boot() else None
+    return known.replace(read_at=read_at) if known.boot == boot() else None
 
 
 def remove(run: RunDir) -> None:

@@ -77,12 +77,12 @@ class Sampler:
 
     def stuck(self) -> Iterator[Notice]:
         """Tell what does not answer: its values are old, or missing."""
-        if self.disks.stuck and "disk_stuck" not in self.causes.told:
-            self.causes.told.add("disk_stuck")
+        if self.disks.stuck and "disk_stuck" not in self.causes.known:
+            self.causes.known.add("disk_stuck")
             yield Notice("disk_stuck", f"the disk of {self.disks.stuck} does not answer", "")
         problem = self.gpus.problem
-        if problem and "gpus_unknown" not in self.causes.told and os.path.exists("/dev/nvidiactl"):
-            self.causes.told.add("gpus_unknown")
+        if problem and "gpus_unknown" not in self.causes.known and os.path.exists("/dev/nvidiactl"):
+            self.causes.known.add("gpus_unknown")
             yield Notice("gpus_unknown", f"no metrics of the GPUs: {problem}", "nvidia-smi")
 
     def write(self, data: dict[str, Any]) -> None:
@@ -168,7 +168,7 @@ class Causes:
     """Remembers what was told, and for how many samples a trouble has lasted."""
 
     def __init__(self, known: set[str]) -> None:
-        self.told = known
+        self.known = known
         self.lasted: dict[str, int] = {}
 
     def judge(self, sample: dict[str, Any]) -> list[Notice]:
@@ -177,8 +177,8 @@ class Causes:
         self.lasted = {cause: self.lasted.get(cause, 0) + 1 for cause in troubles}
         found = []
         for cause, (notice, least) in troubles.items():
-            if self.lasted[cause] >= least and cause not in self.told:
-                self.told.add(cause)
+            if self.lasted[cause] >= least and cause not in self.known:
+                self.known.add(cause)
                 found.append(notice)
         return found
 

@@ -64,10 +64,10 @@ class Board:
     def __post_init__(self) -> None:
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="dashboard")
         self.searching = asyncio.Semaphore(1)
-        self.list = Topic(self.look, LIST_SECONDS, self.threads)
+        self.list = Topic(self.render, LIST_SECONDS, self.threads)
 
-    def look(self) -> bytes:
-        rows = [asdict(row) for row in self.listing.look()]
+    def render(self) -> bytes:
+        rows = [asdict(row) for row in self.listing.rows()]
         return json.dumps({"experiments": rows}, separators=(",", ":")).encode()
 
     async def find(self, name: str) -> Experiment:
@@ -81,8 +81,8 @@ class Board:
         """Return the topic of one page; of those that nobody looks at, the oldest go."""
         key = tuple(names)
         if key not in self.pages:
-            own = Page([await self.find(name) for name in names], self.compared)
-            topic = Topic(own.look, PAGE_SECONDS, self.threads)
+            page = Page([await self.find(name) for name in names], self.compared)
+            topic = Topic(page.render, PAGE_SECONDS, self.threads)
             self.pages.setdefault(key, topic)  # another client may have been quicker
             idle = [(each.used, k) for k, each in self.pages.items() if not each.readers]
             for _, old in sorted(idle)[: max(0, len(self.pages) - MOST_TOPICS)]:
@@ -98,16 +98,16 @@ class Board:
         if (name, node) not in self.tails:
             if len(self.tails) >= MOST_TAILS:
                 raise Answer(503, "too many logs are followed already")
-            own = logs.tail_of(await self.find(name), node)
-            if own is None:
+            tail = logs.tail_of(await self.find(name), node)
+            if tail is None:
                 raise Answer(404, f"{name} has no node {node}")
 
             def look() -> bytes:
-                own.look()
-                return str(own.count).encode()
+                tail.advance()
+                return str(tail.count).encode()
 
             topic = Topic(look, LOG_SECONDS, self.threads)
-            self.tails.setdefault((name, node), (own, topic))
+            self.tails.setdefault((name, node), (tail, topic))
         return self.tails[name, node]
 
     @contextlib.contextmanager
@@ -136,19 +136,19 @@ class Answer(Exception):
 
 def app(board: Board) -> Starlette:
     """Make the server of one board."""
-    own = Handlers(board)
+    handlers = Handlers(board)
     routes = [
-        Route("/", own.home),
-        Route("/experiment/{name}", own.experiment),
-        Route("/compare", own.compare),
+        Route("/", handlers.home),
+        Route("/experiment/{name}", handlers.experiment),
+        Route("/compare", handlers.compare),
         Mount("/static", StaticFiles(directory=report.WEB, packages=[(__package__, "web")])),
-        Route("/favicon.ico", own.icon),
-        Route("/api/experiments", own.list),
-        Route("/api/events", own.list_events),
-        Route("/api/page", own.page),
-        Route("/api/experiments/{name}/events", own.events),
-        Route("/api/experiments/{name}/search", own.search),
-        Route("/api/experiments/{name}/stop", own.stop, methods=["POST"]),
+        Route("/favicon.ico", handlers.icon),
+        Route("/api/experiments", handlers.list),
+        Route("/api/events", handlers.list_events),
+        Route("/api/page", handlers.page),
+        Route("/api/experiments/{name}/events", handlers.events),
+        Route("/api/experiments/{name}/search", handlers.search),
+        Route("/api/experiments/{name}/stop", handlers.stop, methods=["POST"]),
     ]
     made = Starlette(routes=routes, exception_handlers={Answer: told, UsageError: told})
     made.add_middleware(Guarded, guard=board.guard)
@@ -188,17 +188,17 @@ class Guarded:
         guard, headers = self.guard, request.headers
         if not is_this_machine(headers.get("host", ""), guard.names):
             return Response("this server has another name; see --name\n", 421)
-        given = request.query_params.get("token")
-        if given is not None and request.method == "GET":
-            return self.enter(given, request.url.path)
+        token = request.query_params.get("token")
+        if token is not None and request.method == "GET":
+            return self.enter(token, request.url.path)
         if not guard.knows(request.cookies, headers.get("authorization", "")):
             return HTMLResponse(pages.html("refused"), 401)
         if request.method not in ("GET", "HEAD") and not guard.may_change(headers):
             return Response("this did not come from a page of this server\n", 403)
         return None
 
-    def enter(self, given: str, path: str) -> Response:
-        if not self.guard.is_token(given):
+    def enter(self, token: str, path: str) -> Response:
+        if not self.guard.is_token(token):
             return HTMLResponse(pages.html("refused"), 401)
         # A page of ours asks for the one that was meant, and never for one of another server.
         answer = HTMLResponse(pages.html("entered", url="/" + quote(path.lstrip("/\\"))))
@@ -355,8 +355,8 @@ def listen(host: str, port: int | None) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or "no name of a machine"
-        raise UsageError(f"--host {host}: {why}", "give an address of this machine") from None
+        reason = getattr(error, "strerror", None) or "no name of a machine"
+        raise UsageError(f"--host {host}: {reason}", "give an address of this machine") from None
     for wanted in [PORT, 0] if port is None else [port]:
         try:
             return socket.create_server((host, wanted), family=family)

@@ -17,7 +17,7 @@ from orchestrator.head.commands import diff
 from orchestrator.head.screen.output import say
 from orchestrator.records.experiment import Experiment
 
-LONGEST_ANSWER = 20_000  # bytes of what `stop` prints
+LONGEST_ANSWER_BYTES = 20_000  # of what `stop` prints
 
 
 def dashboard(
@@ -74,4 +74,4 @@ class Stopping:
             start_new_session=True,  # once it was asked for, Ctrl-C here does not undo it
         )
         output, _ = await process.communicate()
-        return output[-LONGEST_ANSWER:].decode("utf-8", "replace").strip()
+        return output[-LONGEST_ANSWER_BYTES:].decode("utf-8", "replace").strip()

@@ -57,15 +57,15 @@ class Guard:
     def derived(self, what: str) -> str:
         return hmac.new(self.key, what.encode(), hashlib.sha256).hexdigest()
 
-    def is_token(self, given: str) -> bool:
-        return same(given, self.token)
+    def is_token(self, token: str) -> bool:
+        return same(token, self.token)
 
     def knows(self, cookies: Mapping[str, str], authorization: str) -> bool:
         """Tell whether a request is from a browser that has shown the token, or shows it itself."""
         if same(cookies.get(self.cookie, ""), self.session):
             return True
-        kind, _, given = authorization.partition(" ")
-        return kind.lower() == "bearer" and self.is_token(given.strip())
+        kind, _, token = authorization.partition(" ")
+        return kind.lower() == "bearer" and self.is_token(token.strip())
 
     def may_change(self, headers: Mapping[str, str]) -> bool:
         """Tell whether a POST is from a page of ours, or from a script that has the token."""
@@ -75,12 +75,12 @@ class Guard:
             return False
         if origin is not None and origin.partition("://")[2].lower() != headers.get("host", ""):
             return False
-        kind, _, given = headers.get("authorization", "").partition(" ")
+        kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            return self.is_token(given.strip())
+            return self.is_token(token.strip())
         return same(headers.get("x-orchestrator-form", ""), self.form)
 
 
-def same(given: str, wanted: str) -> bool:
+def same(shown: str, wanted: str) -> bool:
     """Compare in a time that tells nothing of what is equal."""
-    return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
+    return hmac.compare_digest(shown.encode("utf-8", "replace"), wanted.encode())

@@ -21,8 +21,8 @@ SLOWEST = 10.0  # a look is repeated after so many times its own length: at most
 class Topic:
     """One thing that clients look at, and the task that reads it while any do."""
 
-    def __init__(self, look: Callable[[], bytes | None], every: float, threads: Executor) -> None:
-        self.look = look
+    def __init__(self, render: Callable[[], bytes | None], every: float, threads: Executor) -> None:
+        self.render = render
         self.every = every
         self.threads = threads
         self.value = b""
@@ -30,7 +30,7 @@ class Topic:
         self.version = 0
         self.readers = 0
         self.used = time.monotonic()  # by whoever was last
-        self.looked = 0.0
+        self.rendered_at = 0.0
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self.looking = asyncio.Lock()
@@ -47,12 +47,12 @@ class Topic:
         """
         async with self.looking:
             begin = time.monotonic()
-            if self.looked and begin - self.looked <= oldest:
+            if self.rendered_at and begin - self.rendered_at <= oldest:
                 return 0.0
             loop = asyncio.get_running_loop()
             problem = self.problem
             value = await loop.run_in_executor(self.threads, self.guarded)
-            self.looked = time.monotonic()
+            self.rendered_at = time.monotonic()
             fresh = value is not None and value != self.value
             if fresh or self.problem != problem:
                 self.value = value if value is not None else self.value
@@ -63,7 +63,7 @@ class Topic:
 
     def guarded(self) -> bytes | None:
         try:
-            value = self.look()
+            value = self.render()
         except UsageError as error:
             self.problem = error.what
         except OSError as error:

@@ -53,7 +53,7 @@ class Listing:
     trusted: bool = False
     kept: dict[str, _Kept] = field(default_factory=dict)
 
-    def look(self) -> list[Row]:
+    def rows(self) -> list[Row]:
         """Return the newest experiments, the newest first."""
         found = experiments.every(self.root, trusted=self.trusted)[: -MOST - 1 : -1]
         names = {each.name for each in found}

@@ -16,12 +16,12 @@ from orchestrator.head.screen.log_reader import GOODBYE, LogFile, LogReader, str
 from orchestrator.records.experiment import RECORD, Experiment
 from orchestrator.views.dashboard.listing import is_plain, stamp_of
 
-KEPT = 400  # lines of one log, for whoever comes next
-LONGEST = 2000  # characters of a line that is shown
-BACK = 1 << 16  # bytes from the end where a follower begins
+KEPT_LINES = 400  # of one log, for whoever comes next
+LONGEST_CHARACTERS = 2000  # of a line that is shown
+BACK_BYTES = 1 << 16  # bytes from the end where a follower begins
 BEHIND = 1 << 20  # what a job prints faster than that between two looks is left out
 MOST_STREAMS = 1024
-BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 HITS = 50  # of each node: the last ones
 SEARCH_SECONDS = 10.0
 LONGEST_WORD = 200
@@ -33,7 +33,7 @@ class Tail:
 
     log: LogFile
     moved: Callable[[], LogFile | None] = lambda: None  # the log, where it may be another now
-    lines: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=KEPT))
+    lines: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     count: int = 0  # of all lines so far: the number of the next one
 
     def __post_init__(self) -> None:
@@ -44,9 +44,9 @@ class Tail:
         self.log, self.reader = log, LogReader(log)
         self.splitters: dict[str, LineSplitter] = {}
         if is_plain(log.text):
-            self.reader.skip_near_end(BACK)
+            self.reader.skip_near_end(BACK_BYTES)
 
-    def look(self) -> bool:
+    def advance(self) -> bool:
         """Read what is new; tell whether there was anything."""
         before = self.count
         try:
@@ -68,7 +68,7 @@ class Tail:
             self.begin(self.log)
             self.add("-", "... the log begins anew")
         if self.reader.behind() > BEHIND:
-            left_out = self.reader.skip_near_end(BACK)
+            left_out = self.reader.skip_near_end(BACK_BYTES)
             self.splitters.clear()
             self.add("-", f"... {left_out:,} bytes are left out here")
         for stream, data in self.reader.read(BEHIND):
@@ -81,7 +81,7 @@ class Tail:
                 self.add(stream, line)
 
     def add(self, stream: str, line: str) -> None:
-        self.lines.append((stream, line[:LONGEST]))
+        self.lines.append((stream, line[:LONGEST_CHARACTERS]))
         self.count += 1
 
     def since(self, number: int) -> dict[str, Any]:
@@ -145,18 +145,18 @@ def places_in(
     places: deque[tuple[int, bytes]] = deque(maxlen=HITS)
     count, at, rest = 0, 0, b""
     with files.open_plain(log.text) as file:
-        while data := file.read(BLOCK):
+        while data := file.read(BLOCK_BYTES):
             if time.monotonic() > deadline:
                 return places, count, False
             text = rest + data
-            end = text.rfind(b"\n") + 1 or (len(text) if len(text) > BLOCK else 0)
-            count += look_through(text[:end], at, wanted, places)
+            end = text.rfind(b"\n") + 1 or (len(text) if len(text) > BLOCK_BYTES else 0)
+            count += search_text(text[:end], at, wanted, places)
             at, rest = at + end, text[end:]
-    count += look_through(rest, at, wanted, places)
+    count += search_text(rest, at, wanted, places)
     return places, count, True
 
 
-def look_through(
+def search_text(
     text: bytes, at: int, wanted: re.Pattern[bytes], places: deque[tuple[int, bytes]]
 ) -> int:
     count, after = 0, 0
@@ -164,8 +164,8 @@ def look_through(
         begin = text.rfind(b"\n", 0, match.start()) + 1
         end = text.find(b"\n", match.end())
         end = len(text) if end < 0 else end
-        near = max(begin, match.start() - LONGEST // 2)
-        places.append((at + begin, text[near : min(end, near + LONGEST)]))
+        near = max(begin, match.start() - LONGEST_CHARACTERS // 2)
+        places.append((at + begin, text[near : min(end, near + LONGEST_CHARACTERS)]))
         count, after = count + 1, end
     return count
 

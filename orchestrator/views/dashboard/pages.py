@@ -37,9 +37,9 @@ class Page:
     compared: Compared
     seen: list[Any] = field(default_factory=list)
 
-    def look(self) -> bytes | None:
+    def render(self) -> bytes | None:
         """Return the parts of the page as JSON, packed; None: they are what they were."""
-        now = [fingerprint(each) for each in self.experiments]
+        now = [fingerprint(experiment) for experiment in self.experiments]
         if now == self.seen:
             return None
         text = json.dumps(self.parts(), separators=(",", ":"), allow_nan=False)
@@ -49,14 +49,15 @@ class Page:
     def parts(self) -> dict[str, Any]:
         several = len(self.experiments) > 1
         stories = [
-            story.tell(each, len(self.experiments) - 1, logs=False) for each in self.experiments
+            story.read_story(experiment, len(self.experiments) - 1, logs=False)
+            for experiment in self.experiments
         ]
         pictures = page.pictures(stories)
         differences = self.compared(self.experiments) if several else {}
-        details = (page.part("details", each, several) for each in stories)
+        details = (page.part("details", experiment, several) for experiment in stories)
         return {
-            "over": all(each.record.over for each in stories),
-            "heading": "".join(page.part("heading", each) for each in stories),
+            "over": all(experiment.record.over for experiment in stories),
+            "heading": "".join(page.part("heading", experiment) for experiment in stories),
             "drawn": page.part("drawn", pictures, several),
             "details": page.part("compared", stories, differences) + "".join(details),
             "data": pictures.to_json(),

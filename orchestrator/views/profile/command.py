@@ -66,12 +66,12 @@ def profile(where: Where, wanted: str | None, options: ProfileOptions) -> int:
     reading = read(directory, options)
     written = write(reading, options)
     if options.as_json:
-        output.tell(json.dumps(telling.as_data(reading, written), indent=1))
+        output.write_out(json.dumps(telling.as_data(reading, written), indent=1))
         return EXIT_DONE
-    output.tell(telling.in_words(reading, output.terminal()))
-    output.tell("")
+    output.write_out(telling.in_words(reading, output.terminal()))
+    output.write_out("")
     for what, path in written.items():
-        output.tell(f"{what}: {path} ({size(Path(path).stat().st_size)})")
+        output.write_out(f"{what}: {path} ({size(Path(path).stat().st_size)})")
     return EXIT_DONE
 
 
@@ -108,8 +108,8 @@ def of_running(
         news = wait_for_traces(channel, record, options.steps, options.timeout, say)
     progress = showing("fetching traces", options)
     asked = fetch(transport, record, news, experiment.path / "outputs", progress)
-    for why in asked.lacking:
-        output.complain(f"WARNING: no trace: {output.printable(why)}")
+    for reason in asked.lacking:
+        output.complain(f"WARNING: no trace: {output.printable(reason)}")
     return asked.directory
 
 
@@ -191,9 +191,9 @@ def wait_for_traces(
     node, unseen = first_node(record.nodes), UNSEEN
     if time.time() - record.started > OLD:
         unseen = UNSEEN_OLD
-    wish = ProfileWish(id=secrets.token_hex(8), steps=steps)
-    request = AskProfile(job=record.job, node=node.index, wish=wish)
-    began, told = time.monotonic(), ""
+    request_here = ProfileWish(id=secrets.token_hex(8), steps=steps)
+    request = AskProfile(job=record.job, node=node.index, wish=request_here)
+    began, last_line = time.monotonic(), ""
     while True:
         state = channel.ask(request, ANSWER_SECONDS)
         news, waited = state.news, time.monotonic() - began
@@ -203,9 +203,9 @@ def wait_for_traces(
             raise JobFailed(f"there is no profile: {news.text}", "orchestrator profile, once more")
         refuse(state, waited, min(unseen, patience), patience)
         line = progress_of(state)
-        if line != told:
+        if line != last_line:
             say(line)
-            told = line
+            last_line = line
         time.sleep(LOOK_SECONDS)
 
 
@@ -272,7 +272,7 @@ def fetch(
         clock, failed = answer
         clocks[str(node.index)] = {"ahead_s": clock.offset, "error_s": clock.error}
         lacking += [
-            f"node {node.index} ({node.name}): {path}: {why}" for path, why in failed.items()
+            f"node {node.index} ({node.name}): {path}: {reason}" for path, reason in failed.items()
         ]
     directory = outputs / news.directory
     keep_clocks(directory, clocks)

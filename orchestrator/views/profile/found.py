@@ -180,11 +180,11 @@ def from_collectives(traces: Sequence[Trace]) -> dict[int, float] | None:
     ahead = {first.number: 0.0}
     for trace in traces[1:]:
         gaps = [
-            (trace.base + own[1] * 1e3) - (first.base + other[1] * 1e3)
+            (trace.base + mine[1] * 1e3) - (first.base + other[1] * 1e3)
             for name, spans in trace.rank.collectives.items()
             if what_travels(name) == "gradients"
             and len(spans) == len(first.rank.collectives.get(name, ()))
-            for own, other in zip(spans, first.rank.collectives[name], strict=True)
+            for mine, other in zip(spans, first.rank.collectives[name], strict=True)
         ]
         if not gaps:
             return None

@@ -21,7 +21,7 @@ from orchestrator.views.templates import templates_in
 
 TEMPLATES = templates_in(Path(__file__).parent / "web")
 MOST_OPERATIONS = 8  # that are shown
-WIDEST = 70  # characters of an operation's name
+WIDEST_CHARACTERS = 70  # of an operation's name
 HEADINGS = {
     "compute": "COMPUTE",
     "hidden": "HIDDEN",
@@ -85,8 +85,8 @@ def in_words(reading: Reading, terminal: Terminal) -> str:
         )
     hosts = {trace.number: trace.host for trace in reading.traces}
     for number in shown:
-        rank, own = ranks[number], parts_of(ranks[number])
-        figures = [rank.window_ms / rank.steps, *(own[name] for name in columns)]
+        rank, parts = ranks[number], parts_of(ranks[number])
+        figures = [rank.window_ms / rank.steps, *(parts[name] for name in columns)]
         figures += [rank.communication_ms / rank.steps, reading.overlap.waited_ms[number]]
         slow = ("slowest", "yellow") if number == reading.overlap.straggler else ""
         rows.append([str(number), hosts[number], *(f"{value:.1f}" for value in figures), slow])
@@ -113,7 +113,11 @@ def operations(reading: Reading, terminal: Terminal) -> list[str]:
         ["MS PER STEP", "CALLS", f"OPERATION OF {reading.label(number).upper()}"]
     ]
     for one in rank.top[:MOST_OPERATIONS]:
-        name = one.name if len(one.name) <= WIDEST else one.name[: WIDEST - 3] + "..."
+        name = (
+            one.name
+            if len(one.name) <= WIDEST_CHARACTERS
+            else one.name[: WIDEST_CHARACTERS - 3] + "..."
+        )
         rows.append([f"{one.ms / rank.steps:.2f}", f"{one.calls / rank.steps:.4g}", name])
     return [output.table(rows, terminal, headed=True, right={0, 1})]
 

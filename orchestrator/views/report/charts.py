@@ -217,8 +217,8 @@ def lines_of(trainings: Sequence[tuple[str, Training]], members: Sequence[str]) 
         for name in members:
             curve = training.curves.get(name)
             if curve is not None:
-                own = NAMES.get(name, name) if several or not before else ""
-                lines.append(Line(" ".join(filter(None, (before, own))), trimmed(curve)))
+                label = NAMES.get(name, name) if several or not before else ""
+                lines.append(Line(" ".join(filter(None, (before, label))), trimmed(curve)))
     return lines
 
 

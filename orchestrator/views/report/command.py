@@ -16,17 +16,17 @@ from orchestrator.records import experiments
 from orchestrator.views.report import page, story
 
 NAME = "report.html"
-MOST = 8  # more lines in one chart cannot be told apart
+MOST_LINES = 8  # more lines in one chart cannot be told apart
 
 
 def report(where: Where, wanted: Sequence[str], *, out: Path | None, opened: bool) -> int:
-    if len(wanted) > MOST:
-        raise UsageError(f"{len(wanted)} experiments do not fit on one page: at most {MOST}")
+    if len(wanted) > MOST_LINES:
+        raise UsageError(f"{len(wanted)} experiments do not fit on one page: at most {MOST_LINES}")
     names: Sequence[str | None] = [*dict.fromkeys(wanted)] or [None]  # the newest
     chosen = [
         experiments.known(where.experiments, name, trusted=where.trust_record) for name in names
     ]
-    stories = [story.tell(experiment, len(chosen) - 1) for experiment in chosen]
+    stories = [story.read_story(experiment, len(chosen) - 1) for experiment in chosen]
     several = [diff.describe(experiment) for experiment in chosen] if len(chosen) > 1 else []
     text = page.page(stories, diff.differences(*several) if several else {})
     if out is None and len(chosen) == 1:

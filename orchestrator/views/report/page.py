@@ -28,7 +28,7 @@ from orchestrator.views.templates import templates_in
 WEB = Path(__file__).parent / "web"
 DIGITS = 6  # of a number in the page
 MOST_TRAINERS = 4  # of a program whose figures stand at the top: the last ones
-LONGEST_VALUE = 300  # characters
+LONGEST_VALUE_CHARACTERS = 300
 # Of a node's facts: the key, and the heading of its column.
 FACTS = {
     "hostname": "host name",
@@ -213,7 +213,9 @@ def written(value: Any) -> str:
     if value is None:
         return "-"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+    return (
+        text if len(text) <= LONGEST_VALUE_CHARACTERS else f"{text[:LONGEST_VALUE_CHARACTERS]}..."
+    )
 
 
 def since(seconds: float) -> str:

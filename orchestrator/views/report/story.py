@@ -23,8 +23,8 @@ from orchestrator.records.metrics.lines import Line
 from orchestrator.records.metrics.samples import Events, Sample
 
 LINES = 40  # of each node's log
-LONGEST_LINE = 2000  # characters
-LARGEST_CONFIG = 1 << 20  # characters
+LONGEST_LINE_CHARACTERS = 2000
+LARGEST_CONFIG_CHARACTERS = 1 << 20
 LARGEST_DIFF = 200_000
 # What differs between ranks, and is worth a map of them.
 OF_RANKS = ("step_ms", "data_ms", "forward_backward_ms", "optimizer_ms", "exposed_comm_ms")
@@ -74,7 +74,7 @@ class Story:
     machines: Machines | None = None
 
 
-def tell(experiment: Experiment, others: int = 0, *, logs: bool = True) -> Story:
+def read_story(experiment: Experiment, others: int = 0, *, logs: bool = True) -> Story:
     """Gather one experiment's story, for a page that shows so many others, too."""
     record = experiment.read_record()
     data, unread = manifest_of(experiment)
@@ -98,13 +98,13 @@ def tell(experiment: Experiment, others: int = 0, *, logs: bool = True) -> Story
 def read_trainings(outputs: Path, points: int) -> list[Training]:
     trainings = []
     for trainer, paths in trainers.every(outputs).items():
-        own = curves.curves(paths[min(paths)], points)
-        times = own.pop("time", Curve())
-        wanted = [name for name in (*OF_RANKS, *MORE_OF_RANKS) if name in own]
+        points_here = curves.curves(paths[min(paths)], points)
+        times = points_here.pop("time", Curve())
+        wanted = [name for name in (*OF_RANKS, *MORE_OF_RANKS) if name in points_here]
         maps = curves.rank_maps(paths, wanted) if len(paths) > 1 else {}
-        if own:
+        if points_here:
             lost = trainers.last(paths[min(paths)]).loss_is_lost
-            trainings.append(Training(trainer, own, maps, times, lost))
+            trainings.append(Training(trainer, points_here, maps, times, lost))
     CACHE.make_room()
     return trainings
 
@@ -131,7 +131,7 @@ def closed(outputs: Path) -> Iterator[Moment]:
 def config_text(experiment: Experiment) -> str:
     """Return the config, or why there is none: a page is made of what can be read."""
     try:
-        return resolved.text(experiment.path)[:LARGEST_CONFIG]
+        return resolved.text(experiment.path)[:LARGEST_CONFIG_CHARACTERS]
     except UsageError as error:
         return f"# {error.what}\n"
 
@@ -146,8 +146,8 @@ def last_lines(experiment: Experiment, record: JobRecord) -> list[tuple[str, lis
 
 def cut(line: str) -> str:
     """Leave out the middle of a line that nobody reads to its end: 64 nodes may print some."""
-    half = LONGEST_LINE // 2
-    return line if len(line) <= LONGEST_LINE else f"{line[:half]} ... {line[-half:]}"
+    half = LONGEST_LINE_CHARACTERS // 2
+    return line if len(line) <= LONGEST_LINE_CHARACTERS else f"{line[:half]} ... {line[-half:]}"
 
 
 def moments(
@@ -180,7 +180,7 @@ def moments(
         found += [placed(moment, training.times, record) for moment in skipped(training)]
     first = trainings[0].times if trainings else Curve()
     found += [placed(moment, first, record) for moment in slow(record)]
-    many = [*checkpoints(experiment, record), *told_of_machines(experiment, record)]
+    many = [*checkpoints(experiment, record), *incidents_of_machines(experiment, record)]
     found = chosen(found, many)
     found.sort(key=in_order)
     return found
@@ -209,7 +209,7 @@ def checkpoints(experiment: Experiment, record: JobRecord) -> Iterator[Moment]:
             yield Moment(when, what, checkpoint.step)
 
 
-def told_of_machines(experiment: Experiment, record: JobRecord) -> list[Moment]:
+def incidents_of_machines(experiment: Experiment, record: JobRecord) -> list[Moment]:
     """List what the log told of the nodes' machines: throttling, a full disk, swapping."""
     names = {node.index: f"node {node.index} ({node.name})" for node in record.nodes}
     clocks = {node.index: node.clock for node in record.nodes}
@@ -261,7 +261,7 @@ def skipped(training: Training) -> Iterator[Moment]:
 # What the nodes' machines did, as curves over the time of the job: a row for each node.
 
 COLUMNS = 200
-LEAST = 5  # seconds of a column, or a multiple
+LEAST_SECONDS = 5  # of a column, or a multiple
 MOST_DAYS = 400  # a clock that is wrong by years is none of the job's time
 
 
@@ -314,7 +314,7 @@ def read_machines(outputs: Path, record: JobRecord, columns: int = COLUMNS) -> M
     names = dict.fromkeys(name for part in parts for name in part.metrics)
     return Machines(
         list(every),
-        [at * LEAST << shift for at in range(last + 1)],
+        [at * LEAST_SECONDS << shift for at in range(last + 1)],
         {name: [row_of(parts, name, shift, last) for parts in every.values()] for name in names},
     )
 
@@ -326,7 +326,7 @@ def sums_of(path: Path, began: float, columns: int) -> FileSums:
         sample = samples.sample_of(line)
         if sample is None or not 0 <= sample.time - began < MOST_DAYS * 86400:
             return None  # a clock that is wrong by years tells nothing
-        return int((sample.time - began) // LEAST), drawn_values(sample)
+        return int((sample.time - began) // LEAST_SECONDS), drawn_values(sample)
 
     return CACHE.read(path, began, measured, columns, 2 * columns)
 

@@ -38,7 +38,7 @@ from orchestrator.views.top.sample import EVERY, JobSample, Sample, Watch
 
 LINES = 200  # of each node's log
 SECONDS = 1.0  # between two looks at one job
-PATIENCE = 1.0  # with a node, until the others are shown without it
+PATIENCE_SECONDS = 1.0  # with a node, until the others are shown without it
 STACK_SECONDS = 15.0
 
 
@@ -49,7 +49,7 @@ def top(where: Where, *, once: bool, as_json: bool, again: bool, seconds: float)
     with closing(watch):
         if as_json or once or not can_be_live():
             watch.closer = EVERY if as_json else ""
-            return tell(watch, as_json=as_json, every=seconds if again else None)
+            return show(watch, as_json=as_json, every=seconds if again else None)
         return live(where, watch, seconds)
 
 
@@ -66,11 +66,11 @@ def of_job(where: Where, found: FoundJob) -> None:
         live(where, watch, SECONDS, alone=record.job)
 
 
-def tell(watch: Watch, *, as_json: bool, every: float | None) -> int:
+def show(watch: Watch, *, as_json: bool, every: float | None) -> int:
     """Print what is there now; with --json --watch a line for each look until Ctrl-C."""
-    watch.patience = None if every is None else PATIENCE
+    watch.patience = None if every is None else PATIENCE_SECONDS
     while True:
-        sample = watch.look()
+        sample = watch.observe()
         if as_json:
             data = table.to_json(sample)
             text = json.dumps(data, indent=1 if every is None else None)
@@ -106,9 +106,9 @@ def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
     def closer(job: str) -> None:
         watch.closer = job
 
-    watch.patience = PATIENCE
+    watch.patience = PATIENCE_SECONDS
     interrupt.undo_with(output.restorer())  # else a kill leaves the mouse and no cursor behind
-    Top(watch.look, watch.seen(), seconds, actions, closer, alone).run()
+    Top(watch.observe, watch.seen(), seconds, actions, closer, alone).run()
     interrupt.undo_with(None)
     return EXIT_DONE
 
@@ -143,15 +143,15 @@ def stack_lines(
     question = AskStuck(job=record.job, node=rank.index)
     stuck = ask_once(transport, node, question, STACK_SECONDS).stuck.get(rank.rank)
     if stuck is None or not stuck.stacks.strip():
-        why = "it does not run, it is no Python program, or it hangs in the kernel"
+        reason = "it does not run, it is no Python program, or it hangs in the kernel"
         return [
-            f"rank {rank.rank} has not answered: {why}",
+            f"rank {rank.rank} has not answered: {reason}",
             "where py-spy is installed on the node, what such a rank runs is seen all the same",
         ]
-    return own_frames(stuck.stacks, manifest.working_tree(found))
+    return users_frames(stuck.stacks, manifest.working_tree(found))
 
 
-def own_frames(stacks: str, tree: str) -> Sequence[str]:
+def users_frames(stacks: str, tree: str) -> Sequence[str]:
     """Leave out the frames that lead to the program, whose main thread stands first."""
     dump = CrashDump()
     lines = dump.users_lines(crash_dump.in_text(stacks, tree).splitlines())

@@ -32,7 +32,7 @@ from orchestrator.records.metrics.samples import Machine, RecentSamples
 from orchestrator.records.metrics.samples import Sample as Streamed
 
 EVERY = "*"
-AGAIN = 5.0  # seconds until a job whose experiment is not here is looked for once more
+AGAIN_SECONDS = 5.0  # until a job whose experiment is not here is looked for once more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +77,13 @@ class Watch:
     watched: list[WatchedNode] = field(default_factory=list)
     known: dict[str, Known] = field(default_factory=dict)
     sought: dict[str, float] = field(default_factory=dict)  # job -> when it was looked for in vain
-    told: SimpleQueue[WatchedNode] = field(default_factory=SimpleQueue)
+    answers: SimpleQueue[WatchedNode] = field(default_factory=SimpleQueue)
 
     def __post_init__(self) -> None:
         fleet.raise_limit()
-        self.watched = [WatchedNode(node, self.transport, self.told) for node in self.nodes]
+        self.watched = [WatchedNode(node, self.transport, self.answers) for node in self.nodes]
 
-    def look(self) -> Sample:
+    def observe(self) -> Sample:
         """Ask all nodes at once; one that is late is in a later look."""
         self.wait()
         return self.seen()
@@ -98,14 +98,14 @@ class Watch:
     def wait(self) -> None:
         """Have all nodes look, and wait for them; who was late the last time may be done by now."""
         deadline = None if self.patience is None else time.monotonic() + self.patience
-        while not self.told.empty():
-            self.answered(self.told.get())
+        while not self.answers.empty():
+            self.answered(self.answers.get())
         for each in self.watched:
             each.begin()
         with contextlib.suppress(Empty):
             for _ in range(sum(each.busy for each in self.watched)):
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                self.answered(self.told.get(timeout=left))
+                self.answered(self.answers.get(timeout=left))
 
     def answered(self, each: WatchedNode) -> None:
         each.busy = False
@@ -135,7 +135,7 @@ class Watch:
                         job=user.job, user=user.user, nodes=places, since=since
                     )
         now = time.monotonic()
-        self.sought = {job: at for job, at in self.sought.items() if at > now - AGAIN}
+        self.sought = {job: at for job, at in self.sought.items() if at > now - AGAIN_SECONDS}
         unknown = found.keys() - self.known.keys() - self.sought.keys()
         if unknown:
             self.find(unknown)
@@ -181,8 +181,8 @@ def placed(sample: JobSample, known: Known, *, closer: bool = False) -> JobSampl
         with contextlib.suppress(OrchestratorError):  # removed while it is looked at
             record = known.experiment.read_record()
     how_far, each = progress.of(known.experiment.path, record, known.steps)
-    own = tuple(each) if closer else ()
-    return replace(sample, experiment=known.experiment.name, ranks=own, **vars(how_far))
+    close = tuple(each) if closer else ()
+    return replace(sample, experiment=known.experiment.name, ranks=close, **vars(how_far))
 
 
 # -- one node --------------------------------------------------------------------------------------
@@ -190,10 +190,10 @@ def placed(sample: JobSample, known: Known, *, closer: bool = False) -> JobSampl
 
 ANSWER_SECONDS = 20.0
 RETRY_SECONDS = 5.0  # a node that is lost is tried again so often
-STALE = 5.0  # seconds: an answer that is older is not shown as if it were of now
+STALE_SECONDS = 5.0  # an answer that is older is not shown as if it were of now
 PARTS = ("gpus", "load")
 KEPT = 32  # looks, for the small curves
-FRESH = 15.0  # seconds: a stream that brought nothing for longer tells nothing of now
+FRESH_SECONDS = 15.0  # a stream that brought nothing for longer tells nothing of now
 HOLDERS_SECONDS = 30.0  # between two questions who holds the GPUs, where the stream tells the rest
 
 
@@ -234,7 +234,7 @@ class Stream:
     grown: float = 0.0  # monotonic
     newest: float = 0.0
 
-    def look(self) -> tuple[Streamed, ...]:
+    def observe(self) -> tuple[Streamed, ...]:
         samples = tuple(self.recent.read())
         if samples and samples[-1].time != self.newest:
             first, self.newest = not self.newest, samples[-1].time
@@ -244,13 +244,13 @@ class Stream:
 
     @property
     def fresh(self) -> bool:
-        return bool(self.grown) and time.monotonic() - self.grown < FRESH
+        return bool(self.grown) and time.monotonic() - self.grown < FRESH_SECONDS
 
 
 def recently(recent: RecentSamples) -> bool:
     """Tell whether a file has grown lately, by the clock that wrote it here."""
     try:
-        return time.time() - recent.path.stat().st_mtime < FRESH
+        return time.time() - recent.path.stat().st_mtime < FRESH_SECONDS
     except OSError:
         return False
 
@@ -261,7 +261,7 @@ class WatchedNode:
 
     node: Node | NodeRecord
     transport: Transport
-    told: SimpleQueue[WatchedNode]  # hears of every look that is over
+    answers: SimpleQueue[WatchedNode]  # hears of every look that is over
     channel: NodeChannel | None = None
     again_at: float = 0.0
     before: Load | None = None
@@ -290,24 +290,24 @@ class WatchedNode:
     def work(self) -> None:
         while self.orders.get():
             try:
-                self.sample = self.look()
+                self.sample = self.observe()
             except BaseException as error:  # noqa: BLE001  a defect of ours: raised by the watch
                 self.crash = error
             self.since = time.monotonic()
             if self.closed:
                 self.drop()
-            self.told.put(self)
+            self.answers.put(self)
 
     def newest(self) -> NodeSample:
         """Return what the node said last, while that is as good as new."""
         silent = time.monotonic() - self.since
-        if self.sample is not None and (not self.busy or silent < STALE):
+        if self.sample is not None and (not self.busy or silent < STALE_SECONDS):
             return self.sample
         if self.channel is None:
             return NodeSample(self.node.name, problem=self.problem or "connecting ...")
         return NodeSample(self.node.name, problem=f"it has not answered for {silent:.0f} s")
 
-    def look(self) -> NodeSample:
+    def observe(self) -> NodeSample:
         name = self.node.name
         if self.channel is None:
             if time.monotonic() < self.again_at:
@@ -329,7 +329,7 @@ class WatchedNode:
     def ask(self, channel: NodeChannel) -> Checkup:
         """Ask a node for its load; for its GPUs where no stream tells of them."""
         stream, last = self.stream, self.last
-        streamed = stream.look() if stream is not None else ()
+        streamed = stream.observe() if stream is not None else ()
         age = time.monotonic() - self.gpus_at
         if stream is not None and stream.fresh and last is not None and age < HOLDERS_SECONDS:
             load = self.examined(channel, ("load",)).load
@@ -351,7 +351,7 @@ class WatchedNode:
         elif self.stream is None or self.stream.recent.path != path:
             stream = Stream(RecentSamples(path, KEPT))
             if len(self.history) < 2:  # the past, as far as the stream knows it
-                self.history.extendleft(map(point_streamed, reversed(stream.look())))
+                self.history.extendleft(map(point_streamed, reversed(stream.observe())))
             self.stream = stream
 
     def drop(self) -> None:

@@ -185,7 +185,7 @@ class Top(JobKeys, App[None]):
 
     def __init__(
         self,
-        look: Callable[[], Sample],
+        sample: Callable[[], Sample],
         first: Sample,  # shown until the first look is over
         seconds: float,
         actions: Actions,
@@ -193,7 +193,7 @@ class Top(JobKeys, App[None]):
         alone: str = "",  # the one job that is shown; the screen ends with it
     ) -> None:
         super().__init__()
-        self.look, self.first, self.seconds = look, first, seconds
+        self.observe, self.first, self.seconds = sample, first, seconds
         self.actions, self.closer, self.alone = actions, closer, alone
         self.seen = False  # the one job has been there
         self.sample: Sample | None = None
@@ -223,7 +223,7 @@ class Top(JobKeys, App[None]):
     def watch_nodes(self) -> None:
         """Look, show, wait; the thread ends with the screen."""
         while not self.over.is_set():
-            sample = self.look()
+            sample = self.observe()
             if self.over.is_set():
                 return
             self.call_from_thread(self.show, sample)

@@ -13,7 +13,7 @@ from orchestrator.protocol.message import encode
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top.sample import JobSample, NodeSample, Sample
 
-BAR = 8  # characters
+BAR_CHARACTERS = 8
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 HEIGHTS = "▁▂▃▄▅▆▇█"
 MOST_USERS = 3
@@ -146,9 +146,9 @@ def size_words(value: float | None) -> str:
 
 def bar(share: float) -> str:
     """Draw a share as a bar of eighths of a character."""
-    eighths = round(max(0.0, min(1.0, share)) * BAR * 8)
+    eighths = round(max(0.0, min(1.0, share)) * BAR_CHARACTERS * 8)
     full, rest = divmod(eighths, 8)
-    return (EIGHTHS[8] * full + (EIGHTHS[rest] if rest else "")).ljust(BAR)
+    return (EIGHTHS[8] * full + (EIGHTHS[rest] if rest else "")).ljust(BAR_CHARACTERS)
 
 
 def curve(shares: Sequence[float | None], now: float) -> str:
@@ -158,12 +158,12 @@ def curve(shares: Sequence[float | None], now: float) -> str:
 
 def spark(values: Sequence[float | None], most: float) -> str:
     """Draw the last values as small columns, of which `most` is the highest; a gap for unknown."""
-    last = list(values)[-BAR:]
+    last = list(values)[-BAR_CHARACTERS:]
     if sum(value is not None for value in last) < 2:
         return ""
     return "".join(
         " " if value is None else HEIGHTS[min(7, int(8 * max(0.0, value) / most))] for value in last
-    ).rjust(BAR)
+    ).rjust(BAR_CHARACTERS)
 
 
 def max_of(values: Sequence[float | None]) -> float:

@@ -34,7 +34,7 @@ def track(where: Where, wanted: str | None, names: Sequence[str], options: Seque
     for name in names:
         one_of("--to", name, tuple(KNOWN))
         module(KNOWN[name].package, KNOWN[name].imports)
-    given = parsed(options, names)
+    parameters = parsed(options, names)
     experiment = experiments.known(where.experiments, wanted, trusted=where.trust_record)
     record = experiment.read_record()
     if not experiment.hold(TRACKING):
@@ -44,7 +44,7 @@ def track(where: Where, wanted: str | None, names: Sequence[str], options: Seque
     def begin(kind: type[PassingOn], record: JobRecord) -> None:
         for name in dict.fromkeys(names):
             with said_if_slow(name):
-                passing.append(kind(experiment, record, name, given.get(name, {}), say))
+                passing.append(kind(experiment, record, name, parameters.get(name, {}), say))
 
     try:
         for kind in (OfRanks, OfNodes):
@@ -85,13 +85,13 @@ def until_over(
     """
     asked = threading.Event()
     before = [signal.signal(number, lambda *_: asked.set()) for number in SIGNALS]
-    told = waits = more = False
+    passed = waits = more = False
     while True:
         if not more and OfLaterTrainers.are_there(experiment.path / "outputs"):
             more = True
             begin(OfLaterTrainers, record)
-        looked = [each.look(record) for each in passing]
-        whole = all(looked)
+        results = [each.pass_on(record) for each in passing]
+        whole = all(results)
         if asked.is_set() or (whole and record.over):
             break
         if not whole:
@@ -101,10 +101,10 @@ def until_over(
             waits = True
             asked.wait(BUSY_SECONDS)
             continue
-        if not told and not experiment.followed and not record.head_elsewhere:
+        if not passed and not experiment.followed and not record.head_elsewhere:
             say(f"nobody follows {experiment.name}, so its numbers may stay on the nodes:"
                 f" orchestrator watch {experiment.name}")  # fmt: skip
-            told = True
+            passed = True
         asked.wait(LOOK_SECONDS)
         record = experiment.read_record()
     for number, handler in zip(SIGNALS, before, strict=True):
@@ -149,8 +149,8 @@ def token_of(host: str, token_file: Path | None) -> str:
     try:
         token = token_file.read_text(encoding="ascii")[:LONGEST_TOKEN].strip()
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not plain text"
-        raise UsageError(f"{token_file} cannot be read: {why}") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not plain text"
+        raise UsageError(f"{token_file} cannot be read: {reason}") from error
     if not token:
         raise UsageError(f"{token_file} is empty", "put a long random word into it")
     return token

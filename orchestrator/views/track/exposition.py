@@ -23,8 +23,8 @@ from orchestrator.records.metrics import samples, trainers
 from orchestrator.records.metrics.samples import RecentSamples, Sample
 from orchestrator.records.metrics.trainers import Point
 
-STAYS = 3600.0  # seconds that a job which is over is still told of, so that an alarm sees it
-OLD = 60.0  # seconds after which a node's sample says nothing of now
+STAYS_SECONDS = 3600.0  # that a job which is over is still told of, so that an alarm sees it
+OLD_SECONDS = 60.0  # after which a node's sample says nothing of now
 MOST_NAMES = 50  # metrics of a user's own
 
 HELP = {  # without the prefix -> what it is
@@ -107,7 +107,7 @@ class Exposition:
                 if path is None or record.over:
                     continue
                 recent = shown[path] = self.samples.get(path) or RecentSamples(path, keep=1)
-                if (last := recent.read()) and now - changed(path) < OLD:
+                if (last := recent.read()) and now - changed(path) < OLD_SECONDS:
                     yield from of_node(last[-1], {**labels, "node": node.name})
         self.samples = shown
 
@@ -123,7 +123,7 @@ class Exposition:
             except (OSError, OrchestratorError):
                 continue  # being made, being removed, or nobody knows whose it is
             record = before[1]
-            if record is not None and record.over and now - (record.ended or 0.0) > STAYS:
+            if record is not None and record.over and now - (record.ended or 0.0) > STAYS_SECONDS:
                 record = None
             known[each.path] = changed, record
             if record is not None:
@@ -150,9 +150,9 @@ def of_job(record: JobRecord, labels: dict[str, str]) -> Iterator[Metric]:
 
 def of_rank(point: Point, labels: dict[str, str], ahead: float = 0.0) -> Iterator[Metric]:
     """Yield what a rank says last; its clock is so many seconds ahead of ours."""
-    for name, (told, divided) in OF_RANK.items():
+    for name, (help_text, divided) in OF_RANK.items():
         if (value := point.number(name)) is not None:
-            yield told, labels, value / divided - (ahead if name == "time" else 0.0)
+            yield help_text, labels, value / divided - (ahead if name == "time" else 0.0)
     if point.loss_is_lost:
         yield "loss", labels, math.nan
     for name in PARTS:
@@ -164,9 +164,9 @@ def of_rank(point: Point, labels: dict[str, str], ahead: float = 0.0) -> Iterato
 
 
 def of_node(sample: Sample, labels: dict[str, str]) -> Iterator[Metric]:
-    for name, told in OF_NODE.items():
+    for name, help_text in OF_NODE.items():
         if (value := getattr(sample, name)) is not None:
-            yield told, labels, value
+            yield help_text, labels, value
     for interface, (received, sent) in sample.net.items():
         which = {**labels, "interface": interface}
         yield "node_network_received_bytes_per_second", which, received
@@ -209,7 +209,7 @@ def escaped(value: str) -> str:
 
 # -- server ----------------------------------------------------------------------------------------
 
-PATIENCE = 10.0  # seconds that a client may take for its request, and for the answer
+PATIENCE_SECONDS = 10.0  # that a client may take for its request, and for the answer
 CLIENTS = 16  # at the same time; others are hung up on
 
 
@@ -255,12 +255,12 @@ class Server(ThreadingHTTPServer):
 
 class Answer(BaseHTTPRequestHandler):
     server: Server
-    timeout = PATIENCE
+    timeout = PATIENCE_SECONDS
     server_version, sys_version = "orchestrator", ""
 
     def handle(self) -> None:
         """Hang up on one that has not asked in time: `timeout` is for each of its bytes."""
-        self.late = threading.Timer(PATIENCE, self.hang_up)
+        self.late = threading.Timer(PATIENCE_SECONDS, self.hang_up)
         self.late.daemon = True
         self.late.start()
         try:

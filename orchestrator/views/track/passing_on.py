@@ -24,8 +24,8 @@ from orchestrator.trackers.sending import Sending
 
 KEPT = ".tracked_{}_{}"  # of what, by whom: how far each file is passed on
 REACHED, FILES = "reached", "files"
-LARGEST = 1 << 20
-PIECE = 1 << 16  # bytes of a file that are passed on together
+LARGEST_BYTES = 1 << 20
+PIECE_BYTES = 1 << 16  # of a file that are passed on together
 MOST_VALUES = 200  # of one line
 NO_CURVE = ("time", "rank", "step", "steps", "left_s")
 
@@ -72,7 +72,7 @@ class PassingOn:
     def outputs(self) -> Path:
         return self.experiment.path / "outputs"
 
-    def look(self, record: JobRecord) -> bool:
+    def pass_on(self, record: JobRecord) -> bool:
         """Pass on what is new, as far as the tracker has room for it; tell whether that was all."""
         self.record = record
         self.keep()
@@ -81,11 +81,11 @@ class PassingOn:
         if self.coming is None:
             self.coming = self.new()
         while not self.to.half_full:  # a piece has fewer lines than the other half takes
-            for told in self.coming:
-                if told is None:
+            for curve in self.coming:
+                if curve is None:
                     self.places.append((self.count, self.here()))
                     break
-                self.to.log(*told)
+                self.to.log(*curve)
                 self.count += 1
             else:
                 self.coming = None
@@ -103,12 +103,12 @@ class PassingOn:
             yield None
 
     def file(self, name: str, at: int = 0, mark: int | None = None) -> GrowingFile:
-        return GrowingFile(self.outputs / name, at, PIECE, mark)
+        return GrowingFile(self.outputs / name, at, PIECE_BYTES, mark)
 
     def kept(self) -> dict[str, Any]:
         try:
             with open_plain(self.experiment.path / self.kept_in) as file:
-                data = json.loads(file.read(LARGEST))
+                data = json.loads(file.read(LARGEST_BYTES))
             return {
                 FILES: {n: (int(at), int(mark)) for n, (at, mark) in data[FILES].items()},
                 REACHED: {name: int(step) for name, step in data[REACHED].items()},

@@ -49,7 +49,7 @@ def verify(
     measured = read(experiment)
     if measured is None:
         if as_json:
-            output.tell(json.dumps({"experiment": str(experiment.path), "exit_code": code}))
+            output.write_out(json.dumps({"experiment": str(experiment.path), "exit_code": code}))
         return code or EXIT_FAILED
     return conclude(
         experiment, measured, request, code, arguments.view, strict=strict, as_json=as_json
@@ -117,10 +117,10 @@ def conclude(
     }
     kept = keep(experiment, measured)
     if as_json:
-        output.tell(json.dumps(measured, indent=1))
+        output.write_out(json.dumps(measured, indent=1))
         return code
     terminal = output.terminal(view.color)
-    output.tell(
+    output.write_out(
         "\n"
         + (
             report.bits_text(measured, bottlenecks, terminal)

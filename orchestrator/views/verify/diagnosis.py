@@ -116,9 +116,9 @@ def slow_node(node: int, rates: Rates, by_node: NodeRates, names: Sequence[str])
     out, into = by_node.out[node], by_node.into[node]
     usual = f"others {speed(by_node.usual)}"
     if node in by_node.slow_out and node in by_node.slow_in:
-        own = statistics.median(rate for pair, rate in rates.items() if node in pair)
-        text = f"{names[node]} reaches everyone at {speed(own)}, {usual}"
-        return Bottleneck("node", text, (node,), own, by_node.usual)
+        median = statistics.median(rate for pair, rate in rates.items() if node in pair)
+        text = f"{names[node]} reaches everyone at {speed(median)}, {usual}"
+        return Bottleneck("node", text, (node,), median, by_node.usual)
     if node in by_node.slow_out:
         text = f"{names[node]} sends to everyone at {speed(out)}, {usual}; it receives at"
         return Bottleneck("node", f"{text} {speed(into)}", (node,), out, by_node.usual)
@@ -170,11 +170,11 @@ def slow_devices(
     """Return the ranks that compute slower than others with the same kind of device."""
     bottlenecks = []
     for kind in sorted(set(devices)):
-        own = {rank: flops[rank] for rank, its in enumerate(devices) if its == kind}
-        usual = quartile(own.values())
+        rates_of_kind = {rank: flops[rank] for rank, its in enumerate(devices) if its == kind}
+        usual = quartile(rates_of_kind.values())
         far = FAR if kind == "CPU" else GPU_FAR
-        least = usual * tolerance(len(own), noise(own.values(), usual), far)
-        for rank, rate in own.items():
+        least = usual * tolerance(len(rates_of_kind), noise(rates_of_kind.values(), usual), far)
+        for rank, rate in rates_of_kind.items():
             if rate < least:
                 node = node_of[rank]
                 text = f"rank {rank} on {names[node]} multiplies at {operations(rate)}, others"

@@ -161,7 +161,7 @@ def cost(message: Message, measured: Measured) -> float:
 def memory_of(strategy: str, groups: Sequence[int], shards: int, config: Config) -> float:
     """Return the bytes of weights, gradients and the optimizer's moments, without activations."""
     each = 16 if config.optimizer.name == "adamw" else 12
-    own = each * sum(groups) / shards
+    local = each * sum(groups) / shards
     if strategy == "ddp" or shards == 1:
-        return own
-    return own + 4.0 * (groups[0] + 2 * max(groups[1:], default=0))
+        return local
+    return local + 4.0 * (groups[0] + 2 * max(groups[1:], default=0))

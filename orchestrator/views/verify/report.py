@@ -35,20 +35,20 @@ def collectives(results: Mapping[str, Any], terminal: Terminal) -> list[str]:
     rows = results.get("collectives", [])
     blocks = []
     for scope, title in SCOPES.items():
-        own = [row for row in rows if row["scope"] == scope and row["bytes"]]
-        if not own:
+        rows_here = [row for row in rows if row["scope"] == scope and row["bytes"]]
+        if not rows_here:
             continue
-        names = list(dict.fromkeys(row["collective"] for row in own))
-        by_cell = {(row["collective"], row["bytes"]): row for row in own}
+        names = list(dict.fromkeys(row["collective"] for row in rows_here))
+        by_cell = {(row["collective"], row["bytes"]): row for row in rows_here}
         lines: list[list[Cell]] = [["", *names]]
-        for count in sorted({int(row["bytes"]) for row in own}):
+        for count in sorted({int(row["bytes"]) for row in rows_here}):
             lines.append([size(count), *(cell(by_cell.get((name, count))) for name in names)])
-        heading = f"{title.format(own[0]['ranks'])}: time of one call, bus bandwidth in Gb/s"
+        heading = f"{title.format(rows_here[0]['ranks'])}: time of one call, bus bandwidth in Gb/s"
         blocks.append(f"{heading}\n{figures(lines, terminal)}")
     barriers = [row for row in rows if row["collective"] == "barrier"]
     if barriers:
         blocks.append(f"barrier: {duration(barriers[0]['seconds'])}")
-    return [*blocks, *(ENDED[why] for why in results.get("notes", []))]
+    return [*blocks, *(ENDED[reason] for reason in results.get("notes", []))]
 
 
 def figures(rows: Sequence[Sequence[Cell]], terminal: Terminal) -> str:
@@ -91,9 +91,9 @@ def devices(results: Mapping[str, Any]) -> str:
     flops = results["flops"]
     lines = []
     for kind in sorted(set(results["devices"])):
-        own = [flops[rank] for rank, its in enumerate(results["devices"]) if its == kind]
-        between = f"{operations(min(own))} to {operations(max(own))}"
-        lines.append(f"multiplying matrices, {len(own)} x {kind}: {between}")
+        rates_of_kind = [flops[rank] for rank, its in enumerate(results["devices"]) if its == kind]
+        between = f"{operations(min(rates_of_kind))} to {operations(max(rates_of_kind))}"
+        lines.append(f"multiplying matrices, {len(rates_of_kind)} x {kind}: {between}")
     return "\n".join(lines)
 
 
@@ -153,8 +153,8 @@ def findings(results: Mapping[str, Any]) -> list[Bottleneck]:
     hashes: Sequence[Hashes] = results["bits"]["hashes"]
     found = []
     unsteady = set()
-    for rank, own in enumerate(hashes):
-        cases = [case for case, values in own.items() if len(values) > 1]
+    for rank, hashes_here in enumerate(hashes):
+        cases = [case for case, values in hashes_here.items() if len(values) > 1]
         if cases:
             unsteady.add(rank)
             text = f"{who(rank, node_of, names)} does not get the same bits twice: {listed(cases)}"

@@ -93,7 +93,7 @@ def test_lines_do_not_depend_on_where_the_bytes_were_split(
     data: bytes, cuts: list[int], color: bool
 ) -> None:
     edges = [0, *sorted(cut for cut in cuts if cut <= len(data)), len(data)]
-    with mock.patch.object(screen_lines, "LONGEST", 7):
+    with mock.patch.object(screen_lines, "LONGEST_CHARACTERS", 7):
         splitter = LineSplitter(color)
         lines = []
         for begin, end in pairwise(edges):
@@ -127,7 +127,7 @@ def test_a_line_without_an_end_comes_in_pieces_and_does_not_grow_memory() -> Non
 
 
 def test_where_a_long_line_is_cut() -> None:
-    with mock.patch.object(screen_lines, "LONGEST", 7):
+    with mock.patch.object(screen_lines, "LONGEST_CHARACTERS", 7):
         assert lines_of(b"0123456\n") == ["0123456"]
         assert lines_of(b"01234567\n") == ["0123456…", "7"]
         assert lines_of("äöüß漢字😀!".encode()) == ["äöüß漢字😀…", "!"]

@@ -60,7 +60,10 @@ def test_every_byte_is_read_once_and_by_the_right_stream(
     read = []
     written = 0
     # blocks of 16 bytes, so that records come in several of them
-    with tempfile.TemporaryDirectory() as directory, mock.patch.object(log_reader, "_BLOCK", 16):
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        mock.patch.object(log_reader, "_BLOCK_BYTES", 16),
+    ):
         log = log_in(Path(directory))
         reader = LogReader(log)
         for limit in limits:

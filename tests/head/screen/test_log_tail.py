@@ -26,7 +26,7 @@ def test_tail_is_the_end_of_all_lines(
         log = log_in(Path(directory))
         append(log, *pieces)
         everything = tail(log, 10_000, rank)
-        with mock.patch.object(log_reader, "_WINDOW", 16):
+        with mock.patch.object(log_reader, "_WINDOW_BYTES", 16):
             assert tail(log, lines, rank) == (everything[-lines:] if lines else [])
     if rank is not None:
         assert everything == lines_of(joined(pieces, str(rank)))
@@ -48,7 +48,7 @@ def test_who_reads_on_from_the_last_lines_sees_these(
     append(log)  # an empty one
     for number, (stream, count, length) in enumerate(pieces):
         append(log, (stream, b"".join(b"%d %s\n" % (number, b"x" * length) for _ in range(count))))
-    with mock.patch.object(log_reader, "_WINDOW", 64):  # several windows
+    with mock.patch.object(log_reader, "_WINDOW_BYTES", 64):  # several windows
         reader = LogReader(log, start=last_begin(log, lines, rank))
     found = b"".join(data for stream, data in reader.read() if rank is None or stream == str(rank))
     every = tail(log, 10_000, rank)
@@ -72,7 +72,7 @@ def test_tail_looks_back_until_the_lines_are_whole(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     lines = [f"{i:099}" for i in range(100)]
     append(log, ("0", "".join(f"{line}\n" for line in lines).encode()))
-    with mock.patch.object(log_reader, "_WINDOW", 16):
+    with mock.patch.object(log_reader, "_WINDOW_BYTES", 16):
         for count in range(1, 20):
             assert tail(log, count, None) == lines[-count:]
 
@@ -80,21 +80,21 @@ def test_tail_looks_back_until_the_lines_are_whole(tmp_path: Path) -> None:
 def test_tail_leaves_no_hole_where_a_stream_said_one_thing(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     append(log, ("0", b"a\n" * 20), ("1", b"only\n"))
-    with mock.patch.object(log_reader, "_WINDOW", 16):
+    with mock.patch.object(log_reader, "_WINDOW_BYTES", 16):
         assert tail(log, 2, None) == ["a", "only"]
 
 
 def test_tail_that_looked_back_far_enough_gives_what_it_has(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     append(log, ("0", b"words\n" * 50_000), ("1", b"the only line\n"))
-    with mock.patch.object(log_reader, "_LOOKS_BACK", 100_000):
+    with mock.patch.object(log_reader, "_LOOKS_BACK_BYTES", 100_000):
         assert tail(log, 5, 1) == ["the only line"]
 
 
 def test_tail_of_one_endless_line_is_its_last_piece(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     log.text.write_bytes(b"x" * 300_000)
-    with mock.patch.object(log_reader, "_LOOKS_BACK", 100_000):
+    with mock.patch.object(log_reader, "_LOOKS_BACK_BYTES", 100_000):
         [line] = tail(log, 1, None)
     assert set(line) == {"x"}
 

@@ -80,7 +80,7 @@ def test_the_terminal_is_described(
 
 def test_a_pipe_does_not_wait_for_rich() -> None:
     code = "import sys; from orchestrator.head.screen import output\n"
-    code += "output.tell(output.table([['a', 'é']])); assert 'rich' not in sys.modules"
+    code += "output.write_out(output.table([['a', 'é']])); assert 'rich' not in sys.modules"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONIOENCODING": "ascii"},
@@ -124,7 +124,7 @@ def test_a_program_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_way_out_is_cleaned(capsys: pytest.CaptureFixture[str]) -> None:
-    ways = (output.tell, output.pass_on, output.complain, output.say, output.status)
+    ways = (output.write_out, output.pass_on, output.complain, output.say, output.status)
     for write in ways:
         write(EVIL)
         out, err = capsys.readouterr()

@@ -280,7 +280,7 @@ def test_lines_and_bars_stay_right_while_the_terminal_scrolls(
 ) -> None:
     log = log_in(tmp_path)
     screen = on_tty([log], terminal)
-    with mock.patch.object(screen_module, "FRAME", 0):
+    with mock.patch.object(screen_module, "FRAME_SECONDS", 0):
         for step in range(60):
             words = f"line {step}\n".encode()
             bars = [(str(rank), b"\r at %d" % step) for rank in range(3)]
@@ -323,7 +323,7 @@ def test_many_bars_leave_room_and_say_how_many_more(
 def test_bars_that_stopped_give_way_to_those_that_move(tmp_path: Path, terminal: Terminal) -> None:
     log = log_in(tmp_path)
     screen = on_tty([log], terminal)
-    with mock.patch.object(screen_module, "_STALE", 0.1):
+    with mock.patch.object(screen_module, "_STALE_SECONDS", 0.1):
         append(log, *((stream, b"\r 5%") for stream in ("2", "0", "-")))
         pump_all(screen)
         bars = ["node0       |  5%", "node0 rank0 |  5%", "node0 rank2 |  5%"]

@@ -127,7 +127,7 @@ def test_two_pages_may_show_the_same_experiment(tmp_path: Path) -> None:
 
     def look(others: int) -> None:
         while not over.is_set():
-            told = story.tell(made, others).trainings[0]
+            told = story.read_story(made, others).trainings[0]
             assert told.maps["step_ms"].ranks == list(range(8))
 
     with ThreadPoolExecutor() as threads:
@@ -139,4 +139,4 @@ def test_two_pages_may_show_the_same_experiment(tmp_path: Path) -> None:
                     file.writelines(json.dumps(line(rank, step, 2)) + "\n" for step in steps)
         over.set()
     assert [page.result() for page in pages] == [None] * 3
-    assert story.tell(made).trainings[0].curves["loss"].steps[-1] == 2999
+    assert story.read_story(made).trainings[0].curves["loss"].steps[-1] == 2999

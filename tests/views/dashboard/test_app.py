@@ -176,7 +176,7 @@ def test_a_log_that_is_a_link_is_not_read(site: Site) -> None:
     log.unlink()
     log.symlink_to(secret)
     tail = logs.Tail(logs.log_of(made, 0))  # type: ignore[arg-type]
-    assert not tail.look() and not tail.lines
+    assert not tail.advance() and not tail.lines
     assert logs.search(made, "hidden")["count"] == 0
 
 
@@ -341,28 +341,31 @@ def test_a_log_that_is_too_quick_is_shown_from_its_end(tmp_path: Path) -> None:
     made.ranks(made.read_record().nodes[0]).write_text(f"{log.stat().st_size} ~\n")
     with log.open("a") as file:
         file.write("torchrun's farewell, which no terminal shows\n")
-    assert tail.look() and tail.since(0)["lines"] == [("-", "hello from alpha")]
+    assert tail.advance() and tail.since(0)["lines"] == [("-", "hello from alpha")]
     made.ranks(made.read_record().nodes[0]).unlink()
     with log.open("w") as file:
         file.writelines(f"line {i} {'x' * 5000 if i % 1000 == 0 else ''}\n" for i in range(300_000))
-    tail.look()
+    tail.advance()
     told = tail.since(1)
-    assert len(told["lines"]) <= logs.KEPT and told["lines"][-1][1] == "line 299999 "
-    assert told["left_out"] > 0 and max(len(text) for _, text in told["lines"]) <= logs.LONGEST
+    assert len(told["lines"]) <= logs.KEPT_LINES and told["lines"][-1][1] == "line 299999 "
+    assert (
+        told["left_out"] > 0
+        and max(len(text) for _, text in told["lines"]) <= logs.LONGEST_CHARACTERS
+    )
 
 
 def test_a_log_goes_on_where_the_next_attempt_writes_it(tmp_path: Path) -> None:
     made = experiment(tmp_path / RUN, **RUNNING)
     tail = logs.tail_of(made, 0)
     assert tail is not None and logs.tail_of(made, 7) is None
-    tail.look()
+    tail.advance()
     record = made.read_record()
     spare = dataclasses.replace(record.nodes[0], name="gamma", address="gamma")
     made.write_record(dataclasses.replace(record, nodes=[spare, record.nodes[1]]))
     made.log(spare).write_text("hello from gamma\n")
-    tail.look()
+    tail.advance()
     made.log(spare).write_text("again\n")  # queued again: its logs were put aside
-    assert tail.look() and not tail.look()
+    assert tail.advance() and not tail.advance()
     told = [text for _, text in tail.since(0)["lines"]]
     assert told == [
         *("hello from alpha", "... from here on gamma", "hello from gamma"),
@@ -381,7 +384,7 @@ def test_a_log_that_may_not_be_read_is_said(site: Site, monkeypatch: pytest.Monk
     assert found["unread"] == "node 0 (Permission denied), node 1 (Permission denied)"
     monkeypatch.undo()
     monkeypatch.setattr("orchestrator.head.screen.log_reader._read", refuse)
-    assert tail is not None and tail.look() and not tail.look()
+    assert tail is not None and tail.advance() and not tail.advance()
     assert "Permission denied" in tail.since(0)["lines"][0][1]
 
 
@@ -389,7 +392,7 @@ def test_a_log_that_may_not_be_read_is_said(site: Site, monkeypatch: pytest.Monk
 
 
 def test_search_finds_every_node_and_rank(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "BLOCK", 64)  # words lie across the blocks
+    monkeypatch.setattr(logs, "BLOCK_BYTES", 64)  # words lie across the blocks
     made = experiment(site.root / RUN, **RUNNING)
     first, second = made.read_record().nodes
     made.log(first).write_text("".join(f"step {i} NEEDLE {i}\n" for i in range(100)))
@@ -402,7 +405,7 @@ def test_search_finds_every_node_and_rank(site: Site, monkeypatch: pytest.Monkey
     assert of_first == [f"step {i} NEEDLE {i}" for i in range(50, 100)]
     short, long = (hit for hit in found["hits"] if hit["node"] == 1)
     assert short == {"node": 1, "rank": "3", "line": "needle of rank 3"}
-    assert "needle" in long["line"] and len(long["line"]) <= logs.LONGEST
+    assert "needle" in long["line"] and len(long["line"]) <= logs.LONGEST_CHARACTERS
     assert site.get(f"/api/experiments/{RUN}/search?q=(.*").json["count"] == 0
     assert site.get(f"/api/experiments/{RUN}/search?q=+").code == 400
 
@@ -415,10 +418,10 @@ def test_records_that_did_not_change_are_not_read_again(
     before = Experiment.read_record
     monkeypatch.setattr(Experiment, "read_record", lambda each: read.append(1) or before(each))
     for _ in range(3):
-        assert site.board.listing.look()[0].state == "done"
+        assert site.board.listing.rows()[0].state == "done"
     assert len(read) == 1
     made.write_record(dataclasses.replace(before(made), state="failed"))
-    assert site.board.listing.look()[0].state == "failed"
+    assert site.board.listing.rows()[0].state == "failed"
 
 
 def test_a_host_that_is_none_is_a_sentence() -> None:

@@ -100,7 +100,7 @@ def test_the_charts_are_drawn(
 ) -> None:
     made = [experiment(tmp_path / name, steps=3000) for name in ("one", "two")]
     chosen = made if look else made[:1]
-    told = [story.tell(each, len(chosen) - 1) for each in chosen]
+    told = [story.read_story(each, len(chosen) - 1) for each in chosen]
     html = tmp_path / "report.html"
     html.write_text(page.page(told, diff.differences(*map(diff.describe, chosen))))
     dom = browse(html, "--dump-dom", f"--window-size={size}", *look)

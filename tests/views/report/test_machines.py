@@ -34,7 +34,7 @@ def test_a_foreign_script_has_the_curves_of_its_machines(tmp_path: Path) -> None
 def test_of_many_nodes_there_is_a_range_and_a_map(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=0)
     sample_machines(made, nodes=20)
-    told = story.tell(made)
+    told = story.read_story(made)
     (line,) = charts.of_machines([told])[0].lines
     assert line.name == "mean of 20 nodes"
     assert (line.curve.lows[-2], line.curve.highs[-2]) == (0.7, 0.9)
@@ -77,7 +77,7 @@ def test_events_of_steps_are_placed_on_the_time(tmp_path: Path) -> None:
     record = made.read_record()
     record.slow.extend(slow)
     made.write_record(record)
-    told = story.tell(made)
+    told = story.read_story(made)
     found = [(moment.what, moment.time) for moment in told.moments]
     assert ("rank 2 is slow", STARTED + 20) in found
     assert ("the head finds it slow", STARTED + 12.5) in found
@@ -95,7 +95,7 @@ def test_the_cause_is_told_whatever_many_machines_say(tmp_path: Path) -> None:
         lines = ({"time": STARTED + 2, "cause": f"c{i}", "text": f"trouble {i}"} for i in range(4))
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (made.path / f"outputs/node_{node:02d}_metrics.jsonl").write_text(text)
-    told = [moment.what for moment in story.tell(made).moments]
+    told = [moment.what for moment in story.read_story(made).moments]
     assert len(told) == story.MOST_MOMENTS + 1
     left_out = "63 more checkpoints and notices of machines are left out here"
     for what in ("launched", "an exception", "failed", left_out):
@@ -115,7 +115,7 @@ def test_what_rank_0_tells_is_placed_whatever_its_clock_says(tmp_path: Path, ahe
     (made.path / "outputs/rank_00_metrics.jsonl").write_text(text)
     checkpoint = save(made.path / "outputs" / "checkpoints", 12)
     change(checkpoint, created=STARTED + ahead + 12)
-    told = {moment.what: moment.time - STARTED for moment in story.tell(made).moments}
+    told = {moment.what: moment.time - STARTED for moment in story.read_story(made).moments}
     assert told["rank 1 waits for its data"] == 9
     assert told["1 step skipped for NaN or inf"] == 21
     assert [at for what, at in told.items() if "checkpoint of step 12" in what] == [12]
@@ -147,5 +147,5 @@ def test_a_wrong_clock_is_put_right(tmp_path: Path, ahead: float) -> None:
         [0.5, 0.5, None, None, None, None],
         [0.5, 0.5, None, None, 0.5, 0.5],
     ]
-    told = {moment.what: moment.time - STARTED for moment in story.tell(made).moments}
+    told = {moment.what: moment.time - STARTED for moment in story.read_story(made).moments}
     assert [at for what, at in told.items() if "trouble of" in what] == [7, 7, 27]

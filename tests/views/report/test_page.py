@@ -54,7 +54,7 @@ def compared(experiments: Sequence[Experiment]) -> diff.Differences:
 
 
 def parts_of(*experiments: Experiment) -> Parts:
-    told = [story.tell(each, len(experiments) - 1) for each in experiments]
+    told = [story.read_story(each, len(experiments) - 1) for each in experiments]
     return Parts(page.page(told, compared(experiments)))
 
 
@@ -92,7 +92,7 @@ def test_what_was_held_out_shares_a_chart_with_what_was_trained(tmp_path: Path) 
     ]
     with (made.path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
         file.write("".join(json.dumps(each) + "\n" for each in epochs))
-    own = charts.charts([story.tell(made)])
+    own = charts.charts([story.read_story(made)])
     known = {chart.title: [line.name for line in chart.lines] for chart in own}
     assert known["Loss per epoch"] == ["train_loss", "val_loss"]
     assert {"train_x", "val_y", "acc"} < known.keys()
@@ -120,9 +120,9 @@ def test_a_line_without_end_is_cut(tmp_path: Path) -> None:
     """Forty of 64 KiB of each of 64 nodes would be a page that nobody can send."""
     made = experiment(tmp_path / "run", steps=3)
     made.log(made.read_record().nodes[0]).write_text(f"first{'x' * 60_000}last\n" * 40)
-    text = page.page([story.tell(made)], {})
-    small = len(page.page([story.tell(experiment(tmp_path / "small", steps=3))], {}))
-    assert len(text) - small < 41 * story.LONGEST_LINE + 1000
+    text = page.page([story.read_story(made)], {})
+    small = len(page.page([story.read_story(experiment(tmp_path / "small", steps=3))], {}))
+    assert len(text) - small < 41 * story.LONGEST_LINE_CHARACTERS + 1000
     assert "first" in text and "last" in text
 
 
@@ -164,7 +164,7 @@ def test_nothing_that_a_job_says_becomes_a_part_of_the_page(tmp_path: Path) -> N
     made.log(record.nodes[0]).write_text(EVIL + "\n")
     metrics = made.path / "outputs" / "rank_00_metrics.jsonl"
     metrics.write_text(json.dumps({"step": 1, EVIL: 5.0, "step_ms": 1.0}) + "\n")
-    text = page.page([story.tell(made)], {})
+    text = page.page([story.read_story(made)], {})
     parts = Parts(text)
     assert parts.tags.count("script") == 2 and "img" not in parts.tags
     assert not any(name.startswith("on") for name, _ in parts.attributes)
@@ -269,5 +269,5 @@ def test_the_command_writes_it_where_it_says(
 
 
 def test_a_line_without_a_range_is_sent_once(tmp_path: Path) -> None:
-    told = story.tell(experiment(tmp_path / "run"))
+    told = story.read_story(experiment(tmp_path / "run"))
     assert all(not line.curve.lows for chart in charts.charts([told]) for line in chart.lines)

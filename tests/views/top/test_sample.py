@@ -120,13 +120,13 @@ def refusing() -> Iterator[Refusing]:
 def test_a_node_that_is_late_keeps_nobody_waiting(refusing: Refusing, tmp_path: Path) -> None:
     with closing(Watch(refusing, [Node("late"), Node("other")], tmp_path)) as watch:
         watch.patience = 0.5
-        problems = [node.problem for node in watch.look().nodes]
+        problems = [node.problem for node in watch.observe().nodes]
         assert problems == ["connecting ...", "other refuses"]
-        watch.look()
+        watch.observe()
         assert refusing.asked.count("late") == 1, "it is asked once, until it has answered"
         refusing.over.set()
         watch.patience = None
-        assert [node.problem for node in watch.look().nodes] == ["late refuses", "other refuses"]
+        assert [node.problem for node in watch.observe().nodes] == ["late refuses", "other refuses"]
 
 
 def test_an_old_answer_is_not_shown_as_one_of_now(refusing: Refusing) -> None:
@@ -136,7 +136,7 @@ def test_an_old_answer_is_not_shown_as_one_of_now(refusing: Refusing) -> None:
     assert node.newest() is node.sample
     node.busy, node.since = True, time.monotonic() - 2.0
     assert node.newest() is node.sample
-    node.since -= 2 * sampled.STALE
+    node.since -= 2 * sampled.STALE_SECONDS
     assert node.newest().checkup is None
     assert node.newest().problem == "it has not answered for 12 s"
 
@@ -178,7 +178,7 @@ def test_a_stream_that_is_fresh_stands_for_nvidia_smi(tmp_path: Path) -> None:
     assert channel.parts == [("gpus", "load"), ("load",)]
     assert checkup.gpus is not None
     assert [(one.busy, one.temperature) for one in checkup.gpus] == [(90, 60), (90, 61)]
-    node.stream.grown -= sampled.FRESH
+    node.stream.grown -= sampled.FRESH_SECONDS
     node.ask(channel)  # type: ignore[arg-type]
     assert channel.parts[-1] == ("gpus", "load"), "it tells nothing of now"
     watch.find_streams([])

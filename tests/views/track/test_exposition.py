@@ -19,7 +19,14 @@ from orchestrator.common.errors import UsageError
 from orchestrator.protocol.message import encode
 from orchestrator.records.experiment import JobRecord, NodeRecord
 from orchestrator.views.track import exposition as tracking
-from orchestrator.views.track.exposition import HELP, OLD, STAYS, Exposition, Server, written
+from orchestrator.views.track.exposition import (
+    HELP,
+    OLD_SECONDS,
+    STAYS_SECONDS,
+    Exposition,
+    Server,
+    written,
+)
 from tests.node.running import wait_until
 from tests.views.track.jobs import NOW, job, tell
 
@@ -73,7 +80,7 @@ def test_a_node_is_told_of_while_its_file_grows_whatever_its_clock(
     tell(made, "node_00_metrics.jsonl", {"time": NOW + wrong, "node": 0, "cpu": 0.5})
     os.utime(made.path / "outputs" / "node_00_metrics.jsonl", (NOW, NOW))
     assert points(tmp_path)["node_cpu_ratio"] == [({"experiment": made.name, "node": "a"}, 0.5)]
-    assert "node_cpu_ratio" not in points(tmp_path, NOW + OLD + 1)
+    assert "node_cpu_ratio" not in points(tmp_path, NOW + OLD_SECONDS + 1)
 
 
 def test_what_is_not_known_is_not_told_as_nothing(tmp_path: Path) -> None:
@@ -108,7 +115,7 @@ def test_a_series_is_there_once() -> None:
 def test_a_job_that_is_over_is_told_of_for_a_while(tmp_path: Path) -> None:
     made = job(tmp_path, "one", state="failed", ended=NOW)
     assert points(tmp_path)["job_state"] == [({"experiment": made.name, "state": "failed"}, 1)]
-    assert points(tmp_path, NOW + STAYS + 1) == {}
+    assert points(tmp_path, NOW + STAYS_SECONDS + 1) == {}
     (tmp_path / "broken_20260101_000000").mkdir()
     (tmp_path / "broken_20260101_000000" / "job.json").write_text("{")
     assert points(tmp_path, NOW).keys() == {
@@ -174,7 +181,7 @@ def test_the_server_answers_those_who_know_the_token(server: Server) -> None:
 def test_who_is_slow_or_many_keeps_no_place(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "PATIENCE", 0.5)
+    monkeypatch.setattr(tracking, "PATIENCE_SECONDS", 0.5)
     place = ("127.0.0.1", server.server_address[1])
     with contextlib.ExitStack() as stack:
         silent = [
@@ -188,7 +195,7 @@ def test_who_is_slow_or_many_keeps_no_place(
         for event in hung_up:
             assert event.wait(60), "a byte now and then keeps nobody's place"
         wait_until(partial(answers, server))
-        monkeypatch.setattr(tracking, "PATIENCE", 60.0)
+        monkeypatch.setattr(tracking, "PATIENCE_SECONDS", 60.0)
         for _ in range(tracking.CLIENTS):
             stack.enter_context(socket.create_connection(place, 60))
         with socket.create_connection(place, 60) as more:

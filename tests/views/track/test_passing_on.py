@@ -160,7 +160,7 @@ def test_moments_are_of_the_heads_clock(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(KNOWN, "slow", Known(Clock().open, "json", "slow"))
     for kind in (OfRanks, OfNodes):
         passing = kind(made, made.read_record(), "slow", {}, said.append)
-        passing.look(passing.record)
+        passing.pass_on(passing.record)
         passing.to.close()
     assert heard == [(1, NOW), (2, NOW + 20), (65, NOW + 5)]
 
@@ -219,13 +219,13 @@ said: list[str] = []
 
 def test_a_slow_tracker_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "WAITING_LINES", 8)
-    monkeypatch.setattr(passing_on, "PIECE", 128)
+    monkeypatch.setattr(passing_on, "PIECE_BYTES", 128)
     said.clear()
     made, slow = job(tmp_path, "one"), Slow()
     tell(made, "rank_00_metrics.jsonl", *({"time": NOW, "step": s, "loss": 1} for s in range(60)))
     passing = steps_of(made, slow, monkeypatch)
     looks = 1
-    while not passing.look(passing.record):
+    while not passing.pass_on(passing.record):
         slow.may.release()
         looks += 1
     assert looks > 10
@@ -235,28 +235,28 @@ def test_a_slow_tracker_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
     assert slow.heard == [(step, "loss") for step in range(60)]
     assert said == []
     again = steps_of(made, Slow(), monkeypatch)
-    assert again.look(again.record)  # and none of them again
+    assert again.pass_on(again.record)  # and none of them again
 
 
 def test_what_a_tracker_did_not_take_is_not_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passing_on, "PIECE", 128)
+    monkeypatch.setattr(passing_on, "PIECE_BYTES", 128)
     made, slow = job(tmp_path, "one"), Slow(fails_at=30)
     tell(made, "rank_00_metrics.jsonl", *({"time": NOW, "step": s, "loss": 1} for s in range(40)))
     passing = steps_of(made, slow, monkeypatch)
     slow.may.release(90)
-    passing.look(passing.record)
+    passing.pass_on(passing.record)
     passing.to.thread.join(60)
     with (made.path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
         file.write(json.dumps({"time": NOW, "step": 40, "loss": 1}) + "\n")
-    passing.look(passing.record)
+    passing.pass_on(passing.record)
     passing.to.close()
     passing.keep()
     later = Slow()
     later.may.release(90)
     passing = steps_of(made, later, monkeypatch)
-    passing.look(passing.record)
+    passing.pass_on(passing.record)
     passing.to.close()
     assert slow.heard[-1] == (29, "loss")
     assert later.heard[-1] == (40, "loss") and (30, "loss") in later.heard

@@ -106,7 +106,7 @@ def execute(
     if limit is not None:
         waiting_time("--timeout", limit)
     nodes = chosen.numbered()
-    given = standard_input()
+    standard = standard_input()
     shown = PrefixedOutput([node.index for node in nodes], color)
     kept: dict[tuple[int, bool], Stream] = {}
 
@@ -116,10 +116,10 @@ def execute(
         return shown.stream(node.index, errors=errors)
 
     def line_of(node: NumberedNode) -> str:
-        size = given.size if given is not None else None
+        size = standard.size if standard is not None else None
         return shell_line(words, directory(node, workdir), size)
 
-    execution = Execution(chosen.transport(), nodes, line_of, sink_of, limit=limit, given=given)
+    execution = Execution(chosen.transport(), nodes, line_of, sink_of, limit=limit, given=standard)
     shown.when_broken = lambda: execution.end("nobody reads its output")
     stopped = answer_interrupts(execution)
     outcomes = execution.go()
@@ -185,7 +185,7 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
 
 def show_folded(nodes: Sequence[NumberedNode], kept: Streams, color: bool | None) -> None:
     for heading, stream in collected.folded(nodes, kept):
-        output.tell(output.paint(heading, "bold", output.terminal(color)))
+        output.write_out(output.paint(heading, "bold", output.terminal(color)))
         last = b"\n"
         for last in stream.pieces():
             output.pass_on(last.decode("utf-8", "replace"))

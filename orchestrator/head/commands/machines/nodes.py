@@ -213,7 +213,9 @@ def users_text(users: Sequence[Used], now: float, terminal: Terminal) -> str:
             words.append(f"{used.node.name}: {used.error}")
             continue
         rows += gpu_rows(used, used.checkup, now) or cpu_rows(used, used.checkup, now)
-        words += [f"{used.node.name}: {part}: {why}" for part, why in used.checkup.problems.items()]
+        words += [
+            f"{used.node.name}: {part}: {reason}" for part, reason in used.checkup.problems.items()
+        ]
     return "\n\n".join(filter(None, [USERS.text(rows, terminal), "\n".join(words)]))
 
 
@@ -314,7 +316,7 @@ def cordon(node_list: Path, hosts: Sequence[str], reason: str) -> int:
     nodes = choose(read_nodes(node_list), hosts)
     machines = list(dict.fromkeys(machine_of(each.node) for each in nodes))
     for each in cordons.add(machines, reason.strip()):
-        output.tell(f"{each.machine} is cordoned ({each.words}): launches pass it over")
+        output.write_out(f"{each.machine} is cordoned ({each.words}): launches pass it over")
     return EXIT_DONE
 
 
@@ -328,7 +330,7 @@ def uncordon(node_list: Path, hosts: Sequence[str]) -> int:
         )
     cordons.remove(list(machines))
     for name in machines:
-        output.tell(f"{name} {'is used again' if name in known else 'was not cordoned'}")
+        output.write_out(f"{name} {'is used again' if name in known else 'was not cordoned'}")
     return EXIT_DONE
 
 

@@ -69,7 +69,7 @@ def to_text(
         rows.append(
             [label, part.name, f"{len(part.files)}{later}", size, f"{part.kept}", part.into]
         )
-        notes += [f"{label}: {path}: {why}" for path, why in part.failed.items()]
+        notes += [f"{label}: {path}: {reason}" for path, reason in part.failed.items()]
         notes += [f"{label}: left out: {what}" for what in part.left_out]
     return output.table(rows, terminal, headed=True), notes
 

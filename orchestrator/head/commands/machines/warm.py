@@ -266,7 +266,7 @@ def held_connections(answers: Answers, idle: float, patience: float) -> None:
     from orchestrator.head.connect.held.process import hold_connections
 
     def ready() -> None:
-        answers.tell(pid=os.getpid())
+        answers.send(pid=os.getpid())
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nowhere, stream)
@@ -276,7 +276,7 @@ def held_connections(answers: Answers, idle: float, patience: float) -> None:
     try:
         hold_connections(idle, ready, patience)
     except BlockingIOError:  # another command was faster, and starts one
-        answers.tell(pid=None)
+        answers.send(pid=None)
 
 
 def keep_after(launched: Launched, say: Say) -> threading.Thread:

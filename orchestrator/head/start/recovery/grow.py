@@ -69,17 +69,17 @@ class Growth:
         self.every = record.launch.grow_every
         self.began = time.monotonic()
         self.next_look = self.began + self.every
-        self.looks = 0  # that have found nothing, one after the other
+        self.fruitless = 0  # that have found nothing, one after the other
         self.thread: threading.Thread | None = None
         self.larger: Larger | None = None
         self.kept_before: float | None = None  # when nodes could join first: wait for what is newer
         self.said: set[str] = set()
-        self.looked = self.began
+        self.asked_at = self.began
         self.unable: dict[str, float] = {}  # who could not be given a part, and until when it rests
 
     def check(self, record: JobRecord) -> Larger | None:
         """Return the larger job once there is one. It never waits; ask it again and again."""
-        self.looked = time.monotonic()
+        self.asked_at = time.monotonic()
         if self.thread is not None and self.thread.is_alive():
             return None
         if self.larger is None and time.monotonic() >= self.next_look:
@@ -91,17 +91,17 @@ class Growth:
     def search(self, record: JobRecord) -> None:
         """Look once, and set the time of the next look."""
         self.next_look = float("inf")
-        pause = pause_after(self.every, self.looks + 1)
+        pause = pause_after(self.every, self.fruitless + 1)
         try:
             if self.search_once(record):
-                pause, self.looks = 0.0, -1
+                pause, self.fruitless = 0.0, -1
         except OrchestratorError as error:  # node 0 cannot be asked: who follows it notices, too
             self.once(f"no node can join now: {error}")
         except Exception as error:  # noqa: BLE001  a defect of ours must not end a training
             self.once(f"no further node is looked for: {error!r}")
             pause = float("inf")
         finally:
-            self.looks += 1
+            self.fruitless += 1
             self.next_look = time.monotonic() + pause
 
     def search_once(self, record: JobRecord) -> bool:
@@ -200,7 +200,7 @@ class Growth:
     def await_newer(self, master: Asked, record: JobRecord, before: float) -> None:
         """Ask node 0 alone, and over one connection: it may take hours. Then all are asked anew."""
         until = time.monotonic() + self.every * LONGEST_PAUSE
-        while time.monotonic() < min(until, self.looked + UNWANTED_SECONDS):
+        while time.monotonic() < min(until, self.asked_at + UNWANTED_SECONDS):
             time.sleep(CHECKPOINT_SECONDS)
             if self.kept(master, record) > before:
                 return

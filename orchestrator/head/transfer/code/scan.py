@@ -45,7 +45,7 @@ class Scan:
     def __init__(self, directory: bytes, rules: Rules, limits: Limits) -> None:
         self.directory, self.rules, self.limits = directory, rules, limits
         self.cancelled = threading.Event()
-        self.looked = threading.Event()  # there is the state of every file, or an error
+        self.states_known = threading.Event()  # there is the state of every file, or an error
         self.states: dict[bytes, os.stat_result] = {}
         self._tree: Tree | None = None
         self._error: Exception | None = None
@@ -58,7 +58,7 @@ class Scan:
         except Exception as error:  # noqa: BLE001  raised where the tree is asked for
             self._error = error
         finally:
-            self.looked.set()
+            self.states_known.set()
 
     def _scan(self) -> Tree:
         directory = self.directory
@@ -77,7 +77,7 @@ class Scan:
         if self.limits.leave_out and (large := take_out_large(states, self.limits)):
             notes.append(f"warning: larger than code, and so not sent: {', '.join(large)}")
         self.states = states
-        self.looked.set()
+        self.states_known.set()
         refuse_large(directory, states, self.limits)
         index, left = Index(directory), list[str]()
         for path, status in states.items():
