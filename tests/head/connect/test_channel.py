@@ -42,7 +42,7 @@ def test_the_engine_and_a_users_imports_need_nothing_else(tmp_path: Path) -> Non
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (tmp_path / "script.py").write_text(SCRIPT)
-    node = tmp_path / "library/orchestrator/node/job"
+    node = tmp_path / "library/orchestrator/node/job/ranks"
     code = f"{ALONE}sys.path[0] = {str(node)!r}\nimport rank\n"
     code += "rank.run_python('script', 'script.py', [])"
     done = subprocess.run(

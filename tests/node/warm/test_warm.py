@@ -459,7 +459,7 @@ STANDBY, AGENT = "orchestrator/node/warm/standby.py", "orchestrator/node/warm/ag
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        (STANDBY, '        why = self.outdated(order["environment"])'),
+        (STANDBY, '        reason = self.outdated(order["environment"])'),
         (STANDBY, "            caller.close()"),
         (STANDBY, "    process_title.show_command([*program, *names])"),
         (STANDBY, "    standby.close()"),
