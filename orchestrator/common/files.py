@@ -281,6 +281,17 @@ def making_sockets() -> Iterator[None]:
         raise OSError(error.errno, f"{what} another disk") from None
 
 
+def umask() -> int:
+    """Return the umask of this process; to set it for a moment would reach other threads."""
+    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"Umask:"):
+                return int(line.split()[1], 8)
+    before = os.umask(0o077)  # a kernel before 4.7
+    os.umask(before)
+    return before
+
+
 def expanded(path: Name) -> str:
     """Replace ~ by the home directory; the ~ of an unknown user stays as it is."""
     return os.path.expanduser(os.fspath(path))  # pathlib's raises for an unknown user

@@ -27,16 +27,27 @@ BUSY = "another command or node is writing it here: do it again"
 class Folder:
     """A directory here that takes files by the names that a node gives them."""
 
-    def __init__(self, root: Path, *, private: bool) -> None:
+    def __init__(self, root: Path, *, private: bool, umask: int | None = None) -> None:
         self.root, self.private = root, private
-        self.mask = os.umask(0o077)
-        os.umask(self.mask)
+        self.umask = files.umask() if umask is None else umask
 
     def make(self) -> None:
+        """Make the directory, and those above it that are not there."""
+        places = [self.root, *self.root.parents]
+        missing = next((at for at, path in enumerate(places) if path.exists()), len(places))
         try:
-            self.root.mkdir(mode=0o700 if self.private else 0o777, parents=True, exist_ok=True)
-        except FileExistsError:  # of all the system's words the ones that mislead most
+            for path in reversed(places[:missing]):
+                with contextlib.suppress(FileExistsError):  # another thread has made it
+                    path.mkdir(mode=0o700)
+                    path.chmod(self.directory_mode)
+        except NotADirectoryError:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+        if not self.root.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+
+    @property
+    def directory_mode(self) -> int:
+        return 0o700 if self.private else 0o777 & ~self.umask
 
     @contextlib.contextmanager
     def inside(self, parts: Sequence[str], *, make: bool = True) -> Iterator[int]:
@@ -44,10 +55,14 @@ class Folder:
         here = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for part in parts:
+                made = False
                 if make:
                     with contextlib.suppress(FileExistsError):
-                        os.mkdir(part, 0o700 if self.private else 0o777, dir_fd=here)
+                        os.mkdir(part, 0o700, dir_fd=here)
+                        made = True
                 inner = os.open(part, files.DIRECTORY, dir_fd=here)
+                if made:
+                    os.fchmod(inner, self.directory_mode)
                 os.close(here)
                 here = inner
             yield here
@@ -55,7 +70,7 @@ class Folder:
             os.close(here)
 
     def mode(self, mode: int) -> int:
-        return 0o600 if self.private else mode & 0o777 & ~self.mask
+        return 0o600 if self.private else mode & 0o777 & ~self.umask
 
 
 def hidden(label: str, name: str) -> str:

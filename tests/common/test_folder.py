@@ -27,3 +27,21 @@ def test_what_a_full_disk_takes_a_part_of_is_not_whole(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     part.close()
     assert size == 0  # nobody else is kept from the disk
+
+
+def test_directories_of_a_folder_have_its_own_umask(tmp_path: Path) -> None:
+    """Whatever that of the process is: several threads have folders, and it is the login's."""
+    before = os.umask(0o077)
+    try:
+        folder = Folder(tmp_path / "a/b", private=False, umask=0o022)
+        folder.make()
+        with folder.inside(["c", "d"]):
+            pass
+        assert Folder(tmp_path, private=False).umask == 0o077 == os.umask(0o077)
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b", "a/b/c", "a/b/c/d")]
+    assert modes == [0o755] * 4
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        Folder(tmp_path / "file", private=True).make()

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -49,9 +49,8 @@ class Directory(Target):
         of_job: bool = False,
     ) -> None:
         super().__init__(entries)
-        self.label, self.umask, self.of_job = LABEL, umask, of_job
-        self.folder = Folder(root, private=private)
-        self.folder.mask = umask
+        self.label, self.of_job = LABEL, of_job
+        self.folder = Folder(root, private=private, umask=umask)
         self.begun: dict[int, Here] = {}
 
     # -- what is here ------------------------------------------------------------------------
@@ -62,15 +61,14 @@ class Directory(Target):
             lacking = [n for n, entry in enumerate(self.entries) if entry.kind != DIRECTORY]
             return Lacking(ranges=ranges(lacking), failed={})
         lacking, failed = [], {}
-        with making_files_with(self.umask):
-            if not dry_run:
-                self._make()
-            for number, entry in enumerate(self.entries):
-                try:
-                    if self._is_lacking(number, entry, dry_run=dry_run):
-                        lacking.append(number)
-                except OSError as error:
-                    failed[number] = error.strerror or str(error)
+        if not dry_run:
+            self._make()
+        for number, entry in enumerate(self.entries):
+            try:
+                if self._is_lacking(number, entry, dry_run=dry_run):
+                    lacking.append(number)
+            except OSError as error:
+                failed[number] = error.strerror or str(error)
         begun = tuple(
             Begun(
                 number=number,
@@ -249,13 +247,3 @@ def here(file: BinaryIO, size: int, status: os.stat_result | None) -> Here:
 
 def parts_of_path(entry: Entry) -> list[str]:
     return os.fsdecode(entry.path).split("/")
-
-
-@contextlib.contextmanager
-def making_files_with(umask: int) -> Iterator[None]:
-    """Make directories as the login would; ours are for nobody else."""
-    before = os.umask(umask)
-    try:
-        yield
-    finally:
-        os.umask(before)

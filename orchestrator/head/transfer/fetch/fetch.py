@@ -65,7 +65,7 @@ class Home(Directory):
     def __init__(
         self, folder: Folder, entries: Sequence[Entry], label: str, replace: Replaces
     ) -> None:
-        super().__init__(folder.root, entries, folder.mask, private=folder.private)
+        super().__init__(folder.root, entries, folder.umask, private=folder.private)
         self.label, self.replace = label, replace
         self.before: dict[bytes, os.stat_result] = {}  # what has the name of a file that differs
         self.made: set[bytes] = set()  # links
