@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import getpass
 import itertools
+import os
+import pwd
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from orchestrator.head.nodes.node_list import parse_nodes
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh to ask")
 
 HOME = Path.home()
+SSH_HOME = Path(pwd.getpwuid(os.getuid()).pw_dir)  # ssh does not ask $HOME
 ME = getpass.getuser()
 counter = itertools.count()
 
@@ -49,7 +52,7 @@ def test_an_empty_config(tmp_path: Path) -> None:
     assert (there.host, there.alias, there.user, there.port) == ("gpu01", "", ME, 22)
     assert HOME / ".ssh/id_ed25519" in there.keys
     assert HOME / ".ssh/id_rsa" in there.keys
-    assert there.user_known_hosts[0] == HOME / ".ssh/known_hosts"
+    assert there.user_known_hosts[0] == SSH_HOME / ".ssh/known_hosts"
     assert Path("/etc/ssh/ssh_known_hosts") in there.global_known_hosts
     assert (there.jump, there.proxy_command, there.bind_address, there.agent) == ("", "", "", "")
     assert not (there.strict or there.only_these_keys or there.hash_known_hosts)
@@ -130,7 +133,7 @@ ProxyCommand nc -x %r@%h:%p %n %%
         ("IdentitiesOnly yes", "only_these_keys", True),
         ("IdentityAgent none", "agent", "none"),
         ("IdentityAgent /run/agent", "agent", "/run/agent"),
-        ("IdentityAgent ~/agents/%r", "agent", str(HOME / f"agents/{ME}")),
+        ("IdentityAgent ~/agents/%r", "agent", str(SSH_HOME / f"agents/{ME}")),
         ('IdentityAgent "/my agents/1"', "agent", "/my agents/1"),
         ("IdentityAgent SSH_AUTH_SOCK", "agent", ""),
         ("IdentityAgent $NO_SUCH_VARIABLE", "agent", "none"),
