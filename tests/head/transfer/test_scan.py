@@ -70,6 +70,8 @@ def test_git_says_what_travels(work: Path) -> None:
     assert names == {".gitignore", "a.py", "pkg/b.py", "below/c.py", "new.py"}
     assert paths(work / "below") == {"c.py"}
     assert "new.log" in paths(work, always=(b"new.log",))
+    program = "experiments/old/job.json"
+    assert program in paths(work, always=(program.encode(),), apart=(b"experiments",))
     assert {"ignored/big", "new.log"} <= paths(work, include=("ignored", "*.log"))
     assert not {"pkg/b.py", "a.py"} & paths(work, exclude=("pkg", "a*"))
     assert "below/c.py" not in paths(work, exclude=("below/*.py",))

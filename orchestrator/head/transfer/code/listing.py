@@ -78,7 +78,7 @@ def list_tree(directory: bytes, rules: Rules, over: Callable[[], bool] = never) 
     excluded = matcher(rules.exclude)
     paths = {path for path in paths if not excluded(path)}
     private = {path for path in paths if is_private(path)}
-    asked = {path for path in rules.always if os.path.lexists(os.path.join(directory, path))}
+    asked = set[bytes]()
     for top, path in included(directory, rules.include):
         (private if is_private(path[len(top) :]) else asked).add(path)
     apart = tuple(path + b"/" for path in rules.apart)
@@ -87,8 +87,10 @@ def list_tree(directory: bytes, rules: Rules, over: Callable[[], bool] = never) 
         for path in (paths - private) | asked
         if not (path + b"/").startswith(apart) and b"/" + OURS not in b"/" + path
     }
+    always = {path for path in rules.always if os.path.lexists(os.path.join(directory, path))}
+    listed |= always
     notes = [why_not, stays_here(set(map(private_part, private - listed)))]
-    return Listed(sorted(listed), tuple(filter(None, notes)), frozenset(asked))
+    return Listed(sorted(listed), tuple(filter(None, notes)), frozenset(asked | always))
 
 
 def is_private(path: bytes) -> bool:

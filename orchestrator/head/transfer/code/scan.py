@@ -211,14 +211,16 @@ def read(where: bytes, path: bytes, index: Index) -> tuple[os.stat_result, str, 
     """
     for _ in range(TRIES):
         now = time.time_ns()
-        digest, is_key = hashlib.sha256(), False
+        digest = hashlib.sha256()
         try:
             descriptor = os.open(where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(descriptor, "rb", buffering=0) as file:
                 before = os.fstat(descriptor)
-                is_key = bool(KEY.match(os.pread(descriptor, 200, 0)))
-                while data := file.read(READ_BYTES):
+                data = file.read(READ_BYTES)
+                is_key = bool(KEY.match(data))
+                while data:
                     digest.update(data)
+                    data = file.read(READ_BYTES)
                 after = os.fstat(descriptor)
         except OSError as error:
             raise unreadable(path, error) from error
