@@ -234,6 +234,13 @@ def test_the_front_door_is_light(words: list[str]) -> None:
     assert not heavy & set(loaded.split())
 
 
+def test_a_supervisor_starts_without_what_takes_long_to_import() -> None:
+    """Each node starts one for each attempt: dataclasses and inspect take 6 ms."""
+    code = "import sys, orchestrator.node.job.supervisor; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & {"dataclasses", "inspect", "asyncio", "typing_extensions"}
+
+
 def test_logins_do_without_the_parts_of_paramiko_that_nobody_uses() -> None:
     """They are most of the time that it takes to load."""
     code = "import sys, orchestrator.head.connect.ssh; print(*sys.modules)"
