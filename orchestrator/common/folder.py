@@ -33,15 +33,11 @@ class Folder:
 
     def make(self) -> None:
         """Make the directory, and those above it that are not there."""
-        places = [self.root, *self.root.parents]
-        missing = next((at for at, path in enumerate(places) if path.exists()), len(places))
-        try:
-            for path in reversed(places[:missing]):
-                with contextlib.suppress(FileExistsError):  # another thread has made it
-                    path.mkdir(mode=0o700)
-                    path.chmod(self.directory_mode)
-        except NotADirectoryError:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+        missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
+        for path in reversed(missing):
+            with contextlib.suppress(FileExistsError):  # another thread has made it
+                path.mkdir(mode=0o700)
+                path.chmod(self.directory_mode if path == self.root else 0o777 & ~self.umask)
         if not self.root.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 

@@ -40,6 +40,8 @@ def test_directories_of_a_folder_have_its_own_umask(tmp_path: Path) -> None:
         assert Folder(tmp_path, private=False).umask == 0o077 == os.umask(0o077)
     finally:
         os.umask(before)
+    Folder(tmp_path / "e/f", private=True, umask=0o022).make()
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("e", "e/f")] == [0o755, 0o700]
     modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b", "a/b/c", "a/b/c/d")]
     assert modes == [0o755] * 4
     (tmp_path / "file").touch()
