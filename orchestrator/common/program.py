@@ -52,7 +52,7 @@ def path_with(python: str, path: str) -> str:
     """Return a PATH on which `python`, and the commands installed with it, are those of the job."""
     directory = os.path.dirname(python)
     for name in ("python", "python3"):
-        python_here = os.path.join(directory, name)
-        if os.path.exists(python_here) and shutil.which(name, path=path) != python_here:
+        command = os.path.join(directory, name)
+        if os.path.exists(command) and shutil.which(name, path=path) != command:
             return os.pathsep.join([directory, path])
     return path

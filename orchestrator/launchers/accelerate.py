@@ -85,7 +85,7 @@ def wanted(options: FileOptions, by: Accelerate, nodes: list[Node]) -> Machines:
     world = by.number("num_processes", 1)
     share = world // count if world and world % count == 0 else None
     slots = [node.slots for node in nodes] or [None] * count
-    counts = [options.nproc or slots_here or share or 0 for slots_here in slots]
+    counts = [options.nproc or of_node or share or 0 for of_node in slots]
     if not all(counts):
         raise UsageError(
             "how many processes are on each node?",

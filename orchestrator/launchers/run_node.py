@@ -230,10 +230,10 @@ def check_master(mine: Part, reached: Reached, address: str) -> None:
 
 
 def lead(
-    request: Request, mine: Part, reached: Reached, hello_here: Hello, patience: float
+    request: Request, mine: Part, reached: Reached, greeting: Hello, patience: float
 ) -> Launched:
     """As node 0, wait for all nodes, and send them the job's name and its experiment."""
-    with Master(hello_here, mine.port) as master:
+    with Master(greeting, mine.port) as master:
         hellos = master.gather(patience, say)
         experiment = experiments.create(request.where.experiments, request.config.launch.name)
         interrupt.undo_with(experiment.discard)

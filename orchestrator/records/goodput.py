@@ -71,12 +71,12 @@ def divide(spans: Sequence[Span], accounts: Mapping[int, Account]) -> dict[str, 
     parts = dict.fromkeys(PARTS, 0.0)
     reached, before = 0, None
     for span in spans:
-        spoken_here = accounts.get(span.number)
-        if spoken_here is None:
+        account = accounts.get(span.number)
+        if account is None:
             found = _of_foreign(span)
         else:
-            found = _of_engine(span, by_the_heads_clock(spoken_here, span.clock), reached)
-            reached = max(reached, spoken_here.step)
+            found = _of_engine(span, by_the_heads_clock(account, span.clock), reached)
+            reached = max(reached, account.step)
         if before is not None:
             found["start"] += max(0.0, span.started - before.ended)
         planned = {*ENDS} if span.resized else set[str]()

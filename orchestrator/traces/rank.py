@@ -276,8 +276,8 @@ def _exposed(events: Iterable[Event], computing: Intervals, window: Intervals) -
     for event in events:
         spans[what_travels(event.args.get("Collective name", event.name))].append(_span(event))
     exposed = {}
-    for kind, events_here in spans.items():
-        talking = intersect(merge(events_here), window)
+    for kind, of_kind in spans.items():
+        talking = intersect(merge(of_kind), window)
         exposed[kind] = (length(talking) - length(intersect(talking, computing))) / 1e3
     return exposed
 

@@ -1,4 +1,4 @@
-"""What a training has beside its model: the state of its optimizer, of modules and of programs."""
+"""Keeps what a training has beside its model: the state of its optimizer, modules, programs."""
 
 from __future__ import annotations
 

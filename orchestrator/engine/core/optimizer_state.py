@@ -34,7 +34,7 @@ EARLIER = {
 
 @dataclass
 class Content:
-    """What somebody keeps: JSON that names tensors, those tensors, and how to make them again."""
+    """Holds a state apart: JSON that names tensors, those tensors, and how to make them again."""
 
     text: Any = None
     tensors: dict[str, Tensor] = field(default_factory=dict)

@@ -266,14 +266,14 @@ def shared_text(device: torch.device) -> Tensor:
     """Return rank 0's text on every rank: nodes' Pythons may differ, but samples must agree."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return as_tensor(library_text())
-    text_here = (
+    of_first = (
         as_tensor(library_text()) if dist.get_rank() == 0 else torch.empty(0, dtype=torch.uint8)
     )
-    size = torch.tensor([text_here.numel()], device=device)
+    size = torch.tensor([of_first.numel()], device=device)
     dist.broadcast(size, 0)
     text = torch.empty(int(size), dtype=torch.uint8, device=device)
-    if text_here.numel():
-        text.copy_(text_here)
+    if of_first.numel():
+        text.copy_(of_first)
     dist.broadcast(text, 0)
     return text.cpu()
 

@@ -203,8 +203,8 @@ def child() -> None:
         blob = whole(pipe, size)
     threading.Thread(target=die_with_parent, args=(source,), daemon=True).start()
     result = outcome(blob)
-    with os.fdopen(results, "wb") as pipe_here:
-        pipe_here.write(result)
+    with os.fdopen(results, "wb") as writer:
+        writer.write(result)
 
 
 def whole(pipe: Any, size: int) -> bytes:

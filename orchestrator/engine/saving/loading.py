@@ -74,8 +74,8 @@ class Target:
         state = state_of(self.model, self.auxiliary)
         if strange := [name for name in places if name.startswith(MODEL) and name not in state]:
             self.say(f"WARNING: {several(strange)} is not in this model, and is not read")
-        places_here = zip(places_of(state), state.values(), strict=True)
-        return {place.name: (place, local_tensor(value)) for place, value in places_here}
+        pairs = zip(places_of(state), state.values(), strict=True)
+        return {place.name: (place, local_tensor(value)) for place, value in pairs}
 
 
 class Source(Protocol):

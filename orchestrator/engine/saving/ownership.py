@@ -76,8 +76,8 @@ def later_than(latest: int) -> int:
     """
     launched = re.findall(r"_([0-9]{8})_([0-9]{6})(?=[-/]|$)", os.environ.get(EXPERIMENT, ""))
     number = min(attempt(), MOST_ATTEMPTS - 1)
-    number_here = int("".join(launched[-1])) * MOST_ATTEMPTS + number if launched else 0
-    return max(number_here, latest + 1)
+    current = int("".join(launched[-1])) * MOST_ATTEMPTS + number if launched else 0
+    return max(current, latest + 1)
 
 
 def attempt() -> int:

@@ -22,7 +22,7 @@ LONGEST_BYTES = 64 << 20  # of a stream that JSON shows
 
 
 class Stream:
-    """What one program writes to one of its streams, kept until the end."""
+    """Keeps what one program writes to one of its streams, until the end."""
 
     def __init__(self) -> None:
         self.file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""What the nodes of a job report to the head that follows it, and what that means for the job."""
+"""Takes what the nodes of a job report to the head that follows it, and acts on it."""
 
 from __future__ import annotations
 

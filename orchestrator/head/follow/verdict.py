@@ -31,7 +31,7 @@ OWN, NODE, EARLY, APART, LEFT = range(5)  # the nearer to the cause, the smaller
 
 @dataclass(frozen=True)
 class Failure(Cause):
-    """What a node reports, with what tells it from its consequences."""
+    """Describes a failure that a node reports, with what tells it from its consequences."""
 
     evidence: str = ""  # more of its output, by which its kind is known
 

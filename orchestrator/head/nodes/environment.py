@@ -39,7 +39,7 @@ def check(activate: str | None, wrap: str | None) -> None:
         )
 
 
-def chosen(setting_here: str | None, usual: str | None = None) -> str | None:
+def chosen(of_node: str | None, usual: str | None = None) -> str | None:
     """Return the setting of a node, or that of all; `none` in the list stands for neither."""
-    setting = setting_here or usual
+    setting = of_node or usual
     return None if setting == NONE else setting

@@ -99,9 +99,7 @@ def where_torch_is(without: Mapping[str, Facts]) -> str:
         for name, facts in without.items()
     }
     first = next(iter(found.values()), [])
-    everywhere = [
-        python for python in first if all(python in pythons_here for pythons_here in found.values())
-    ]
+    everywhere = [python for python in first if all(python in others for others in found.values())]
     if everywhere:
         # In quotes, a shell here leaves it the home of each node.
         words = [f"'{python}'" if python.startswith("~") else python for python in everywhere]

@@ -99,12 +99,12 @@ def machine(node: ProbedNode, checkup: Checkup | None) -> Machine:
 
 def networks(facts: Facts) -> tuple[MachineNetwork, ...]:
     """List the interfaces that have an address other than loopback, and the RDMA ports in use."""
-    addresses_here: dict[str, list[str]] = {}
+    by_interface: dict[str, list[str]] = {}
     for address in facts.addresses:
         if not is_loopback(address.address) and not address.ip.is_link_local:
-            addresses_here.setdefault(address.interface, []).append(address.address)
+            by_interface.setdefault(address.interface, []).append(address.address)
     sockets = []
-    for name, addresses in addresses_here.items():
+    for name, addresses in by_interface.items():
         interface = facts.interface(name)
         sockets.append(
             MachineNetwork(

@@ -164,13 +164,13 @@ def announce(plan: Plan, say: Say) -> None:
     node, master = plan.nodes[0], f"master {plan.master_address}:{plan.master_port}"
     count = int(node.env["NNODES"])
     last = f" to {node.last_rank}" if node.nproc > 1 else ""
-    ranks_here = f"rank{'s' if last else ''} {node.first_rank}{last}"
+    ranks_of_node = f"rank{'s' if last else ''} {node.first_rank}{last}"
     if len(plan.nodes) == count:
         ranks = f"{plural(count, 'node')}, {plural(plan.world_size, 'rank')}"
         say(f"{ranks}, {master}, {plan.start} start")
     else:
         say(
-            f"node {node.index} of {count}: {ranks_here} of"
+            f"node {node.index} of {count}: {ranks_of_node} of"
             f" {plan.world_size}, {master}, {plan.start} start"
         )
 

@@ -126,16 +126,16 @@ class JobProcesses(ProcessSet):
 
     def family(self, running: Mapping[int, Process], supervisors: set[int]) -> list[Process]:
         """Return what has the job's tag, and what descends from that or from a known process."""
-        roots_here = supervisors | ({self.supervisor} if self.supervisor else set())
-        running = register.without_samplers(running, roots_here)
+        supervising = supervisors | ({self.supervisor} if self.supervisor else set())
+        running = register.without_samplers(running, supervising)
         roots = {
             process.pid
             for process in running.values()
             if process.key in self.seen or tag(processes.environment(process.pid))[:2] == self.names
         }
         ours = (
-            (roots | processes.descendants(running, roots | roots_here))
-            - roots_here
+            (roots | processes.descendants(running, roots | supervising))
+            - supervising
             - {os.getpid()}
         )
         return [running[pid] for pid in ours if not running[pid].is_dead]

@@ -63,7 +63,7 @@ def handler_of(kind: type[Request[Any]]) -> Handler:
 
 
 class RoomState:
-    """What a room keeps of one visit, and does when something happens in it."""
+    """Holds what a room keeps of one visit, and acts when something happens in it."""
 
     def __init__(self, visit: Visit) -> None:
         self.visit = visit

@@ -24,7 +24,7 @@ LABEL = f"push {os.uname().nodename}"  # nodes may share this disk, and not its 
 
 
 class Here(NamedTuple):
-    """What is here of a file that is lacking."""
+    """Describes what is here of a file that is lacking."""
 
     have: int
     digest: hashlib._Hash

@@ -71,7 +71,7 @@ OF_TORCHTUNE = re.compile(rf"^\s*\d+\|{WHOLE}\|Loss")
 # a tutorial: `[1,  2000]`.
 WITH_EPOCH = (
     re.compile(rf"\[{GAP}{COUNT}(?:/{COUNT})?{GAP}\]{GAP}\[{GAP}{COUNT}{GAP}/{GAP}{COUNT}{GAP}\]"),
-    re.compile(rf"train:{GAP}{COUNT}()(?<=\d){GAP}\[{GAP}{COUNT}{GAP}/{GAP}{COUNT}", re.IGNORECASE),
+    re.compile(rf"train:{GAP}{COUNT}(){GAP}\[{GAP}{COUNT}{GAP}/{GAP}{COUNT}", re.IGNORECASE),
     re.compile(rf"^{GAP}\[{COUNT}(),{GAP}{COUNT}()\]"),
 )
 # MNIST: `[640/60000 (1%)]`; `200/ 2983 batches`; Keras: `10/32 ━━━`.

@@ -191,8 +191,8 @@ def wait_for_traces(
     node, unseen = first_node(record.nodes), UNSEEN
     if time.time() - record.started > OLD:
         unseen = UNSEEN_OLD
-    request_here = ProfileWish(id=secrets.token_hex(8), steps=steps)
-    request = AskProfile(job=record.job, node=node.index, wish=request_here)
+    profile = ProfileWish(id=secrets.token_hex(8), steps=steps)
+    request = AskProfile(job=record.job, node=node.index, wish=profile)
     began, last_line = time.monotonic(), ""
     while True:
         state = channel.ask(request, ANSWER_SECONDS)

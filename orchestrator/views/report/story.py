@@ -98,13 +98,13 @@ def read_story(experiment: Experiment, others: int = 0, *, logs: bool = True) ->
 def read_trainings(outputs: Path, points: int) -> list[Training]:
     trainings = []
     for trainer, paths in trainers.every(outputs).items():
-        points_here = curves.curves(paths[min(paths)], points)
-        times = points_here.pop("time", Curve())
-        wanted = [name for name in (*OF_RANKS, *MORE_OF_RANKS) if name in points_here]
+        of_trainer = curves.curves(paths[min(paths)], points)
+        times = of_trainer.pop("time", Curve())
+        wanted = [name for name in (*OF_RANKS, *MORE_OF_RANKS) if name in of_trainer]
         maps = curves.rank_maps(paths, wanted) if len(paths) > 1 else {}
-        if points_here:
+        if of_trainer:
             lost = trainers.last(paths[min(paths)]).loss_is_lost
-            trainings.append(Training(trainer, points_here, maps, times, lost))
+            trainings.append(Training(trainer, of_trainer, maps, times, lost))
     CACHE.make_room()
     return trainings
 

@@ -35,15 +35,15 @@ def collectives(results: Mapping[str, Any], terminal: Terminal) -> list[str]:
     rows = results.get("collectives", [])
     blocks = []
     for scope, title in SCOPES.items():
-        rows_here = [row for row in rows if row["scope"] == scope and row["bytes"]]
-        if not rows_here:
+        timed = [row for row in rows if row["scope"] == scope and row["bytes"]]
+        if not timed:
             continue
-        names = list(dict.fromkeys(row["collective"] for row in rows_here))
-        by_cell = {(row["collective"], row["bytes"]): row for row in rows_here}
+        names = list(dict.fromkeys(row["collective"] for row in timed))
+        by_cell = {(row["collective"], row["bytes"]): row for row in timed}
         lines: list[list[Cell]] = [["", *names]]
-        for count in sorted({int(row["bytes"]) for row in rows_here}):
+        for count in sorted({int(row["bytes"]) for row in timed}):
             lines.append([size(count), *(cell(by_cell.get((name, count))) for name in names)])
-        heading = f"{title.format(rows_here[0]['ranks'])}: time of one call, bus bandwidth in Gb/s"
+        heading = f"{title.format(timed[0]['ranks'])}: time of one call, bus bandwidth in Gb/s"
         blocks.append(f"{heading}\n{figures(lines, terminal)}")
     barriers = [row for row in rows if row["collective"] == "barrier"]
     if barriers:
@@ -153,8 +153,8 @@ def findings(results: Mapping[str, Any]) -> list[Bottleneck]:
     hashes: Sequence[Hashes] = results["bits"]["hashes"]
     found = []
     unsteady = set()
-    for rank, hashes_here in enumerate(hashes):
-        cases = [case for case, values in hashes_here.items() if len(values) > 1]
+    for rank, of_rank in enumerate(hashes):
+        cases = [case for case, values in of_rank.items() if len(values) > 1]
         if cases:
             unsteady.add(rank)
             text = f"{who(rank, node_of, names)} does not get the same bits twice: {listed(cases)}"

@@ -115,8 +115,8 @@ class Search:
 
     def newest(self) -> tuple[str, Found | None]:
         """Return the name of this attempt, and the newest state that is whole and verifies."""
-        entries_here = list(self.files.entries(self.fingerprint)) if self.members.first else None
-        listed = [entries for entries in self.everyone(entries_here) if entries is not None]
+        kept = list(self.files.entries(self.fingerprint)) if self.members.first else None
+        listed = [entries for entries in self.everyone(kept) if entries is not None]
         latest = max((entry.state.attempt for entries in listed for entry in entries), default="")
         name = self.everyone(next_attempt(latest))[0]
         strange = next((e.difference for entries in listed for e in entries if e.difference), "")

@@ -1,4 +1,4 @@
-"""What the machines of the node list are, who uses them, and which launches pass over.
+"""Shows what the machines of the node list are, who uses them, and which launches pass over.
 
 The commands `orchestrator nodes`, `who` and `node cordon|uncordon|list`.
 """

@@ -1,4 +1,4 @@
-"""What is kept ready for the next command: warm processes on the nodes, SSH connections to them.
+"""Shows and ends what is kept ready for the next command: warm processes, SSH connections.
 
 The commands `orchestrator warm` and `connections`.
 """

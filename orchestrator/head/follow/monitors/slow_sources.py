@@ -1,4 +1,4 @@
-"""What shows who holds the others up, in programs that say nothing of their steps. Pure.
+"""Shows who holds the others up, in programs that say nothing of their steps. Pure.
 
 All ranks begin a step together, as the step before ended with collectives of all. So a rank that
 comes to one of them later than the others has held them up for as long.

@@ -1,4 +1,4 @@
-"""What nodes have of a checkpoint, and how they get what they lack, each file checked."""
+"""Finds what nodes have of a checkpoint, and gives them what they lack, each file checked."""
 
 from __future__ import annotations
 

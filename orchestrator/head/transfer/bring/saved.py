@@ -83,7 +83,7 @@ def outputs_of(experiment: Experiment) -> tuple[str, ...]:
 
 
 class Parcel(NamedTuple):
-    """What some nodes lack alike of one node, so that they can give it on."""
+    """Names files of one node that the same others lack, so that they can give them on."""
 
     source: int
     place: str

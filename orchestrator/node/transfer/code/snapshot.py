@@ -59,13 +59,13 @@ def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
     """Make a snapshot; Incomplete where a content that is kept is not what it was."""
     if not NAME.fullmatch(name) or not is_inside(os.fsencode(title)) or "/" in title:
         raise ValueError(f"not the name of a snapshot: {name!r}, {title!r}")
-    path_here = new_directory(os.path.join(store.snapshots, name.encode()))
-    root = os.path.join(path_here, os.fsencode(title))
+    place = new_directory(os.path.join(store.snapshots, name.encode()))
+    root = os.path.join(place, os.fsencode(title))
     os.mkdir(root, 0o700)
     entries = list(entries)
     known = {root}
     try:
-        put = way_to_put(store, path_here, entries)
+        put = way_to_put(store, place, entries)
         contents = {key_of(entry): entry for entry in entries if entry.kind == FILE}.values()
         if put is not copy:  # which reads every byte itself
             for entry in contents:
@@ -82,10 +82,10 @@ def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
             discard(store, entries, differ)
         store.checked.save()
     except FileNotFoundError as error:
-        remove(path_here)
+        remove(place)
         raise Incomplete(name) from error
     except BaseException:
-        remove(path_here)
+        remove(place)
         raise
     return Made(root, digest, differ)
 
@@ -93,10 +93,10 @@ def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
 def new_directory(name: bytes) -> bytes:
     """Make NAME-0: so all nodes have one path, but for those that share a disk with another."""
     for number in itertools.count():
-        name_here = b"%b-%d" % (name, number)
+        candidate = b"%b-%d" % (name, number)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(name_here, 0o700)
-            return name_here
+            os.mkdir(candidate, 0o700)
+            return candidate
     raise AssertionError
 
 

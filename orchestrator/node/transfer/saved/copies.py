@@ -85,8 +85,8 @@ class Copies:
 def read(data: Any) -> dict[str, Copy]:
     known = {}
     for path, (stamps, by, changed, job) in data.items():
-        stamps_here = tuple(
+        known_stamps = tuple(
             Stamp(int(size), int(time), str(target)) for size, time, target in stamps
         )
-        known[str(path)] = Copy(stamps_here, str(by), int(changed), str(job))
+        known[str(path)] = Copy(known_stamps, str(by), int(changed), str(job))
     return known
