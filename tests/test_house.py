@@ -66,6 +66,7 @@ OTHERS = {
     "protocol/message.py": {"typing_extensions"},  # for the type checker alone
     "node/job/ranks/run_function.py": {"cloudpickle"},  # which travels with the function
     "node/calls/serve.py": {"cloudpickle"},
+    "node/calls/functions.py": {"cloudpickle"},
     "node/job/ranks/fast_torchrun.py": {"torch"},  # it is torchrun
 }
 MOST_CHILDREN = 12  # files and folders in a folder, so that it is seen at once

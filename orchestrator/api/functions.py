@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from orchestrator.common.errors import UsageError
+from orchestrator.node.calls import functions
 
 log = logging.getLogger("orchestrator")
 
@@ -135,7 +136,7 @@ def pack(payload: Path, name: str, call: tuple[object, ...], directory: Path) ->
     send_program_whole()
     with sendable(name), (payload / "call.pkl").open("wb") as file:
         pickle.dump(places(directory), file)
-        cloudpickle.dump(call, file)
+        functions.dump(call, file)
     home = Path(cloudpickle.__file__).parent
     with zipfile.ZipFile(payload / "cloudpickle.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in home.glob("*.py"):
@@ -146,9 +147,7 @@ def pickled(
     function: Callable[..., object], args: object, kwargs: object, *, name: str = ""
 ) -> bytes:
     """Return a call as a pickle; `name` is what an error calls it, else the function's."""
-    import cloudpickle
-
     check_callable(function)
     send_program_whole()
     with sendable(name or getattr(function, "__name__", type(function).__name__)):
-        return bytes(cloudpickle.dumps((function, args, kwargs)))
+        return functions.dumps((function, args, kwargs))

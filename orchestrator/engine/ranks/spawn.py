@@ -8,7 +8,7 @@ the pipe from its parent does, whatever happened to the parent.
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import inspect
 import os
 import pickle
@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
+from orchestrator.node.calls import functions
 
 ROOT = str(Path(__file__).parents[3])
 BEGIN = (
@@ -106,11 +107,8 @@ def packed(what: Any) -> bytes:
 
 
 def pickler() -> Any:
-    """Return cloudpickle, or Python's own where it is missing."""
-    try:
-        return importlib.import_module("cloudpickle")
-    except ImportError:
-        return pickle
+    """Return what uses cloudpickle, or Python's own where it is missing."""
+    return functions if importlib.util.find_spec("cloudpickle") else pickle
 
 
 class Child:

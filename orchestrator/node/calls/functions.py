@@ -1,0 +1,35 @@
+"""Functions as pickles that keep the file of their code, for tracebacks and for pdb.
+
+cloudpickle replaces the file's name from 3.1.3 on, so that equal functions are equal bytes.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import IO, Any
+
+
+def dump(what: object, file: IO[bytes]) -> None:
+    """Write a pickle of what may hold functions; ImportError where cloudpickle is missing."""
+    import cloudpickle  # type: ignore[import-untyped]
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # its base is untyped
+        def reducer_override(self, obj: Any) -> Any:
+            if type(obj) is type(dump.__code__):
+                return with_file(obj, cloudpickle.CloudPickler.dispatch_table[type(obj)](obj))
+            return super().reducer_override(obj)
+
+    Pickler(file).dump(what)
+
+
+def dumps(what: object) -> bytes:
+    """Return a pickle of what may hold functions; ImportError where cloudpickle is missing."""
+    file = io.BytesIO()
+    dump(what, file)
+    return file.getvalue()
+
+
+def with_file(code: Any, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    make, arguments = reduced[:2]
+    named = (code.co_filename if value == "<dynamic-code>" else value for value in arguments)
+    return (make, tuple(named), *reduced[2:])

@@ -1,0 +1,24 @@
+"""Functions as pickles, with every cloudpickle."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+
+from orchestrator.node.calls import functions
+
+
+def test_code_keeps_its_file_within_functions_and_classes() -> None:
+    """Tracebacks and pdb show the line: one that names no file shows nothing."""
+
+    def outer() -> Callable[[], int]:
+        return lambda: 3
+
+    class Inner:
+        def method(self) -> int:
+            return 4
+
+    function, kind = pickle.loads(functions.dumps((outer, Inner)))
+    assert function is not outer and function()() == 3 and kind().method() == 4
+    for code in (function.__code__, function().__code__, kind.method.__code__):
+        assert code.co_filename == __file__
