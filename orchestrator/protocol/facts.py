@@ -227,6 +227,7 @@ class Load(Message, kw_only=False):
     received: int = 0  # bytes so far, over all networks but loopback
     sent: int = 0
     at: float = 0.0  # when that was counted; only differences mean something
+    unseen: float = 0.0  # of the cores in use: by processes that this login cannot see
 
 
 class Xid(Message, kw_only=False):

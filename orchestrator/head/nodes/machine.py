@@ -9,7 +9,7 @@ from orchestrator.common import text
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.head.nodes.facts import Facts, ProbedNode, is_loopback
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.protocol.facts import Checkup
+from orchestrator.protocol.facts import NO_PROBLEMS, Checkup, Gpu
 from orchestrator.protocol.message import Message, decode, encode
 
 
@@ -56,6 +56,7 @@ class Machine(Message):
     disk_free: int | None = None  # of the workdir
     disk_total: int | None = None
     kernel: str = ""
+    unmeasured: dict[str, str] = NO_PROBLEMS  # what nobody could find out, and why
 
 
 def lost(node: Node, error: OrchestratorError) -> Machine:
@@ -94,6 +95,7 @@ def machine(node: ProbedNode, checkup: Checkup | None) -> Machine:
         disk_free=disk.free if disk else None,
         disk_total=disk.total if disk else None,
         kernel=facts.kernel,
+        unmeasured={**facts.problems, **(checkup.problems if checkup else {})},
     )
 
 
@@ -133,6 +135,8 @@ def from_json(data: dict[str, Any]) -> Machine:
 
 # -- as text --------------------------------------------------------------------------------------
 
+UNKNOWN = "?"  # what could not be measured: never none, nobody or 0
+
 
 def gpu_text(machine: Machine) -> str:
     """Write the GPUs of a machine: 8 x NVIDIA H100 80GB HBM3, 79.6 GiB each."""
@@ -145,7 +149,7 @@ def gpu_text(machine: Machine) -> str:
     if machine.gpu_count and machine.gpu_count != len(machine.gpus):
         of = f" of {described}" if described else " GPUs"
         return f"{machine.gpu_count}{of}"
-    return described or "none"
+    return described or (UNKNOWN if "gpus" in machine.unmeasured else "none")
 
 
 def network_text(machine: Machine) -> str:
@@ -155,10 +159,37 @@ def network_text(machine: Machine) -> str:
         speed = f" {network.speed:g} Gb/s" if network.speed else ""
         shown = network.rdma or network.kind not in ("ethernet", "virtual", "")
         parts.append(f"{network.name}{speed}{' ' + network.kind if shown else ''}")
+    parts += [UNKNOWN] * bool({"interfaces", "rdma"} & machine.unmeasured.keys())
     return ", ".join(parts) or "none"
 
 
 def disk_text(machine: Machine) -> str:
     if machine.disk_free is None or machine.disk_total is None:
-        return "?"
+        return UNKNOWN
     return f"{text.size(machine.disk_free)} of {text.size(machine.disk_total)}"
+
+
+# -- who uses it -------------------------------------------------------------------------------
+
+SOME_MEMORY = 0.05  # of a GPU: used by nobody whom the driver names, it is worth a line
+SOME_CORES, SOME_OF_ALL = 0.5, 0.1  # two ways to count the same time differ by less
+HIDDEN = "in another container, or hidden"  # where they are whom nobody can name
+
+
+def hides_users(gpu: Gpu) -> bool:
+    """Tell whether somebody may use a GPU whom its driver does not name."""
+    if gpu.used is None or not gpu.memory:
+        return gpu.busy != 0
+    return gpu.used > SOME_MEMORY * gpu.memory
+
+
+def unknown_users(checkup: Checkup) -> str:
+    """Say why there may be users of a machine who are not named, or nothing."""
+    gpus, load = checkup.gpus, checkup.load
+    if gpus is None or (gpus and checkup.holders is None):
+        return checkup.problems.get("gpus") or "its GPUs do not tell"
+    if load is None:
+        return checkup.problems.get("load") or "its load is not known"
+    if load.unseen > max(SOME_CORES, SOME_OF_ALL * load.cores):
+        return HIDDEN
+    return ""

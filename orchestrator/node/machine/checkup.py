@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple
 from orchestrator.node.machine.gpus import amd, nvidia
 from orchestrator.node.machine.load import load, owner, started
 from orchestrator.node.machine.probe import gather
-from orchestrator.protocol.facts import Checkup, Code, Gpu, Holder, Torch, Xid
+from orchestrator.protocol.facts import Card, Checkup, Code, Gpu, Holder, Torch, Xid
 from orchestrator.protocol.message import decode
 from orchestrator.protocol.requests.machine import Examine
 
@@ -112,8 +112,8 @@ def any_nvidia(root: str) -> bool:
 
 def gpu_part(
     outputs: dict[str, Output], root: str
-) -> tuple[tuple[Gpu, ...], tuple[Holder, ...], str]:
-    """Return (GPUs, who holds them, what went wrong)."""
+) -> tuple[tuple[Gpu, ...] | None, tuple[Holder, ...] | None, str]:
+    """Return (GPUs, who holds them, what went wrong); None for what a tool did not tell."""
     known: list[Gpu] = []
     holders: list[Holder] = []
     problems = []
@@ -121,14 +121,13 @@ def gpu_part(
         text = outputs["gpus"].out
         extra = nvidia.more(outputs["more"].out)
         known = [gpu.replace(**extra.get(gpu.uuid, {})) for gpu in nvidia.gpus(text)]
+        known = known or as_files_tell(nvidia.cards(root))
         holders = nvidia.processes(outputs["apps"].out)
         problems += [outputs["gpus"].problem, *nvidia.lost(text)]
         if not outputs["gpus"].problem:
             problems.append(outputs["apps"].problem)
     if "rocm" in outputs:
-        amd_gpus = amd.gpus(outputs["rocm"].out)
-        if not amd_gpus:  # without rocm-smi the driver's files know all but the processes
-            amd_gpus = [Gpu(index=i, **vars(card)) for i, card in enumerate(amd.cards(root))]
+        amd_gpus = amd.gpus(outputs["rocm"].out) or as_files_tell(amd.cards(root))
         driver = amd.driver(outputs["rocm"].out)
         known += [
             gpu.replace(driver=driver, ecc_errors=amd.ecc_errors(gpu.pci, root)) for gpu in amd_gpus
@@ -138,7 +137,14 @@ def gpu_part(
     whose = [
         holder.replace(**(owner(holder.pid) or {}), since=started(holder.pid)) for holder in holders
     ]
-    return tuple(known), tuple(whose), "; ".join(filter(None, problems))
+    told = not any(outputs[tool].problem for tool in ("apps", "rocm") if tool in outputs)
+    listed = tuple(known) if known or told else None
+    return listed, tuple(whose) if told else None, "; ".join(filter(None, problems))
+
+
+def as_files_tell(cards: Sequence[Card]) -> list[Gpu]:
+    """Describe GPUs by their driver's files, which know all but the processes."""
+    return [Gpu(index=at, **vars(card)) for at, card in enumerate(cards)]
 
 
 def xid_part(outputs: dict[str, Output]) -> tuple[tuple[Xid, ...], str]:

@@ -21,9 +21,9 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 def load(seconds: float = SECONDS) -> Load:
     """Return the cores that each user's processes use now, the greatest first."""
-    before, began = processes.everyone(), time.monotonic()
+    before, busy_before, began = processes.everyone(), busy_ticks(), time.monotonic()
     time.sleep(seconds)
-    after, took = processes.everyone(), time.monotonic() - began
+    after, busy_after, took = processes.everyone(), busy_ticks(), time.monotonic() - began
     users: dict[tuple[str, str], User] = {}
     busiest: dict[tuple[str, str], float] = {}  # its cores
     for pid, now in after.items():
@@ -49,10 +49,19 @@ def load(seconds: float = SECONDS) -> Load:
     listed = sorted(users.values(), key=lambda user: -user.cores)
     named = [user for user in listed if user.cores >= LEAST or user.job][:MOST]
     cores, cpus = sum(user.cores for user in listed), len(os.sched_getaffinity(0))
-    return Load(cores=cores, users=tuple(named), cpus=cpus, **memory(), **traffic())
+    unseen = max(0.0, (busy_after - busy_before) / TICKS / took - cores)
+    users_named = tuple(named)
+    return Load(cores + unseen, users_named, cpus, unseen=unseen, **memory(), **traffic())
 
 
 NOTHING: dict[str, Any] = {"name": "", "cores": 0.0, "memory": 0, "processes": 0}
+
+
+def busy_ticks() -> int:
+    """Return the time that programs have had on this login's processors, whoever sees them."""
+    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    lines = (line.split() for line in sysfs.text("/proc/stat", 1 << 20).splitlines())
+    return sum(sum(map(int, words[1:4])) for words in lines if words and words[0] in ours)
 
 
 def memory() -> dict[str, int]:

@@ -334,7 +334,9 @@ class WatchedNode:
         if stream is not None and stream.fresh and last is not None and age < HOLDERS_SECONDS:
             load = self.examined(channel, ("load",)).load
             machine = stream.recent.machine
-            gpus = tuple(with_stream(gpu, machine, streamed[-1]) for gpu in last.gpus or ())
+            if last.gpus is None:
+                return last.replace(load=load)
+            gpus = tuple(with_stream(gpu, machine, streamed[-1]) for gpu in last.gpus)
             return last.replace(load=load, gpus=gpus)
         checkup = self.examined(channel, PARTS)
         self.last, self.gpus_at = checkup, time.monotonic()

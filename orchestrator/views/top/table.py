@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from orchestrator.common import text
+from orchestrator.head.nodes.machine import UNKNOWN, hides_users, unknown_users
 from orchestrator.head.screen.output import Column, Table
 from orchestrator.protocol.facts import Gpu
 from orchestrator.protocol.message import encode
@@ -24,14 +25,16 @@ MOST_USERS = 3
 
 def cpu_words(node: NodeSample) -> str:
     load = node.load
-    assert load is not None
+    if load is None:
+        return UNKNOWN
     share = load.cores / max(1, load.cpus)
     return f"{curve([p.cpu for p in node.history], share)} {load.cores:.1f} of {load.cpus}"
 
 
 def memory_words(node: NodeSample) -> str:
     load = node.load
-    assert load is not None
+    if load is None:
+        return UNKNOWN
     used = 1.0 - load.available / load.memory if load.memory else 0.0
     words = f"{bar(used)} {text.size(load.memory - load.available, binary=True)}"
     return words + (f", {text.size(load.swapped, binary=True)} swapped" if load.swapped else "")
@@ -42,14 +45,24 @@ def sent_words(node: NodeSample) -> str:
     return " ".join(filter(None, (rate(node.sent), spark(moved, max_of(moved)))))
 
 
+def gpus_of(node: NodeSample) -> str:
+    if node.checkup is None or node.checkup.gpus is None:
+        return UNKNOWN
+    return gpu_words(node.gpus, [point.gpu for point in node.history])
+
+
 def who(node: NodeSample) -> str:
     """Name the users, those with most first: on the GPUs, then on the processors."""
     assert node.checkup is not None
-    holders = [holder.user or "?" for holder in node.checkup.holders or ()]
+    holders = [holder.user or UNKNOWN for holder in node.checkup.holders or ()]
     users = [user.user for user in node.load.users] if node.load is not None else []
     names = list(dict.fromkeys([*holders, *users]))
     more = f" and {len(names) - MOST_USERS} more" if len(names) > MOST_USERS else ""
-    return (", ".join(names[:MOST_USERS]) + more) or "free"
+    shown = ", ".join(names[:MOST_USERS]) + more
+    unseen = not holders and any(map(hides_users, node.gpus))
+    if UNKNOWN not in names and (unseen or unknown_users(node.checkup)):
+        return f"{shown}, {UNKNOWN}" if shown else UNKNOWN
+    return shown or "free"
 
 
 NODES: Table[NodeSample] = Table(
@@ -57,13 +70,13 @@ NODES: Table[NodeSample] = Table(
         Column("NODE", lambda node: node.name, absent=lambda node: node.name),
         Column("CPU", cpu_words),
         Column("MEMORY", memory_words),
-        Column("GPU", lambda node: gpu_words(node.gpus, [point.gpu for point in node.history])),
+        Column("GPU", gpus_of),
         Column("GPU MEMORY", lambda node: gpu_memory(node.gpus)),
         Column("IN", lambda node: rate(node.received)),
         Column("OUT", sent_words),
         Column("WHO", who, absent=lambda node: node.problem or "no answer yet"),
     ),
-    is_absent=lambda node: node.load is None,
+    is_absent=lambda node: node.checkup is None,
 )
 
 
@@ -176,7 +189,7 @@ def gpu_words(gpus: Sequence[Gpu], before: Sequence[float | None] = ()) -> str:
     sick = sum(bool(gpu.problem) for gpu in gpus)
     if not gpus:
         return "none"
-    words = f"{len(gpus)} x"
+    words = f"{len(gpus)} x {UNKNOWN}"
     if busy:
         mean = sum(busy) / len(busy)
         words = f"{curve(before, mean / 100)} {len(gpus)} x {mean:.0f} %"

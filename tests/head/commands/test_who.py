@@ -6,11 +6,22 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from orchestrator.common.errors import NodeError
-from orchestrator.head.commands.machines.nodes import USERS, Used, gpu_rows, users_json, users_text
+from orchestrator.head.commands.machines.nodes import (
+    USERS,
+    Used,
+    cpu_rows,
+    gpu_rows,
+    users_json,
+    users_text,
+)
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen.output import PLAIN
 from orchestrator.protocol.facts import Checkup, Gpu, Holder, Load, User
+from orchestrator.views.top import table
+from orchestrator.views.top.sample import NodeSample
 
 NOW = 1_800_000_000.0
 JOB = "train_20261122_063058-8387b4"
@@ -37,6 +48,7 @@ BUSY = used(
 )
 CPUS = used(
     "cpu-one",
+    gpus=(),
     load=Load(
         3.04,
         (
@@ -45,7 +57,7 @@ CPUS = used(
         ),
     ),
 )
-NONE = used("cpu-two", load=Load(0.0, ()))
+NONE = used("cpu-two", gpus=(), load=Load(0.0, ()))
 LOST = Used(Node("gone", line=1), error=NodeError("it does not answer", "ping gone"))
 
 
@@ -65,7 +77,7 @@ def test_every_gpu_has_a_line_that_says_who_or_that_it_is_free() -> None:
         ["gpu-one", "0: H100", "bob", "jupyter (72)", "10 s", "97 %", "-"],
         ["gpu-one", "1: H100", "free", "-", "-", "idle", "1 MiB of 80 GiB"],
         [
-            "gpu-one", "2: H100", "?", "in another container, or hidden by the driver", "-",
+            "gpu-one", "2: H100", "?", "in another container, or hidden", "-",
             "idle", "40 GiB of 80 GiB",
         ],
         ["gpu-one", "3: H100", "sick", "it is lost", "-", "idle", "1 MiB of 80 GiB"],
@@ -93,6 +105,44 @@ def test_who_cannot_be_asked_is_named_with_the_reason() -> None:
     text = users_text([LOST, partly], NOW, PLAIN)
     assert "unreachable" in text and "gone: it does not answer" in text
     assert "cpu-two: gpus: nvidia-smi did not answer" in text
+
+
+LATE = "it did not answer within 5 s"
+
+
+HIDDEN = "in another container, or hidden"
+
+
+@pytest.mark.parametrize(
+    ("known", "shown"),
+    [
+        ({"load": None}, ["none", "?", "-", "-", "? of 8 cores"]),
+        ({"gpus": None, "load": None}, ["?", "?", "-", "-", "? of 8 cores"]),
+        ({"gpus": None}, ["?", "?", "-", "-", "0.0 of 8 cores"]),
+        ({"gpus": (gpu(0, busy=None, used=None),), "holders": None}, ["0: H100", "?", *"---"]),
+        ({"gpus": (gpu(0, busy=None, used=None),)}, ["0: H100", "?", HIDDEN, "-", "-"]),
+        ({"gpus": (gpu(0, busy=90, used=None),)}, ["0: H100", "?", HIDDEN, "-", "90 %"]),
+        ({"gpus": (gpu(0, used=None),)}, ["0: H100", "free", "-", "-", "idle"]),
+        ({"load": Load(6.0, (), unseen=5.8)}, ["none", "?", HIDDEN, "-", "5.8 of 8 cores"]),
+        ({"load": Load(0.3, (), unseen=0.3)}, ["none", "free", "-", "-", "0 of 8 cores"]),
+    ],
+)
+def test_what_nobody_could_measure_is_not_free(known: dict[str, Any], shown: list[str]) -> None:
+    measured = {"gpus": (), "holders": (), "load": Load(0.0, ())}
+    problems = {part: LATE for part in ("gpus", "load") if {**measured, **known}[part] is None}
+    asked = used("one", **{**measured, **known}, problems=problems)
+    assert asked.checkup is not None
+    rows = gpu_rows(asked, asked.checkup, NOW) or cpu_rows(asked, asked.checkup, NOW)
+    assert [USERS.words(row)[1:6] for row in rows] == [shown]
+    node = NodeSample("one", asked.checkup)
+    assert ("free" in table.NODES.words(node)[-1]) == ("free" in shown)
+
+
+def test_json_tells_none_from_unknown() -> None:
+    unknown = users_json(used("one", problems={"gpus": LATE}))
+    assert unknown["gpus"] is None and unknown["load"] is None
+    assert users_json(used("one", gpus=(gpu(0),)))["gpus"][0]["holders"] is None
+    assert users_json(NONE)["gpus"] == []
 
 
 def test_json_has_all_of_it() -> None:

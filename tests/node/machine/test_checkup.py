@@ -91,9 +91,21 @@ def test_a_driver_without_its_tool(tools: Path, machine: Path) -> None:
     )
     tool(tools, "journalctl", "#!/bin/sh\necho 'No journal files were opened' >&2; exit 1")
     found = look(machine, parts=["gpus", "xids"])
-    assert (found.gpus, found.holders, found.xids) == ((), (), ())
+    assert (found.gpus, found.holders, found.xids) == (None, None, ())
     assert found.problems["gpus"] == "nvidia-smi is not installed"
     assert "not permitted" in found.problems["xids"] and "No journal" in found.problems["xids"]
+
+
+def test_gpus_of_which_the_driver_alone_tells_have_users_that_nobody_knows(
+    tools: Path, machine: Path
+) -> None:
+    files = {"information": "Model: \t NVIDIA H100\nGPU UUID: \t GPU-7\n"}
+    plant(machine, {f"proc/driver/nvidia/gpus/0000:01:00.0/{n}": t for n, t in files.items()})
+    found = look(machine, parts=["gpus"])
+    assert [(gpu.index, gpu.model, gpu.uuid) for gpu in found.gpus or ()] == [
+        (0, "NVIDIA H100", "GPU-7")
+    ]
+    assert found.holders is None and "not installed" in found.problems["gpus"]
 
 
 def test_the_journal_where_the_log_may_not_be_read(tools: Path, machine: Path) -> None:

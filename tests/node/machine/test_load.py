@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from orchestrator.node.machine import load
 
 SPIN = "print(flush=True)\nwhile True: pass"
@@ -55,6 +57,15 @@ def test_a_job_is_no_older_than_its_directory_although_a_warm_process_waited(
         found = load.load(0.1)
     [user] = [user for user in found.users if user.job == "warm-1"]
     assert user.since >= waited_until
+
+
+def test_what_is_computed_by_processes_that_are_not_seen_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with program(SPIN):
+        monkeypatch.setattr(load.processes, "everyone", dict)
+        found = load.load(0.5)
+    assert not found.users and found.unseen > 0.05 and found.cores == found.unseen
 
 
 def test_what_is_gone_has_no_owner_and_no_beginning() -> None:

@@ -119,7 +119,6 @@ def reasons(lost: Sequence[Machine], total: int) -> str:
 # -- who uses them --------------------------------------------------------------------------------
 
 FREE = "green"
-SOME_MEMORY = 0.05  # of a GPU: used by nobody whom the driver names, it is worth a line
 
 
 @dataclass(frozen=True)
@@ -187,18 +186,17 @@ def users_json(used: Used) -> dict[str, Any]:
     if used.error is not None:
         return {**data, "problem": used.error.what, "fix": used.error.fix}
     assert used.checkup is not None
-    gpus = used.checkup.gpus or ()
-    holders = used.checkup.holders or ()
+    gpus, holders = used.checkup.gpus, used.checkup.holders
+
+    def with_holders(gpu: Gpu) -> dict[str, Any]:
+        here = None if holders is None else held_by(gpu, gpus or (), holders)
+        known = None if here is None else [encode(holder, nones=True) for holder in here]
+        return {**encode(gpu, nones=True), "holders": known}
+
     return {
         **data,
         "cpus": used.cpus,
-        "gpus": [
-            {
-                **encode(gpu, nones=True),
-                "holders": [encode(each, nones=True) for each in held_by(gpu, gpus, holders)],
-            }
-            for gpu in gpus
-        ],
+        "gpus": None if gpus is None else [with_holders(gpu) for gpu in gpus],
         "load": None if used.checkup.load is None else encode(used.checkup.load, nones=True),
         "problems": used.checkup.problems,
     }
@@ -231,7 +229,7 @@ def gpu_rows(used: Used, checkup: Checkup, now: float) -> list[Use]:
         here = held_by(gpu, gpus, holders)
         rows += [use_of(used, name, holder, now, busy) for holder in here]
         if not here:
-            user, program = nobody(gpu)
+            user, program = nobody(gpu, checkup)
             rows.append(Use(used.node.name, name, user, program, busy=busy, memory=memory_of(gpu)))
     if gpus:
         rows += [use_of(used, "?", holder, now) for holder in unplaced(gpus, holders)]
@@ -262,12 +260,14 @@ def unplaced(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> Iterator[Holder]
     return (holder for holder in holders if holder.pid not in placed)
 
 
-def nobody(gpu: Gpu) -> tuple[Cell, str]:
-    """Say that a GPU is free, or that somebody whom we cannot see has memory of it."""
+def nobody(gpu: Gpu, checkup: Checkup) -> tuple[Cell, str]:
+    """Say that a GPU is free; or that nobody can tell, or that somebody unseen has memory of it."""
     if gpu.problem:
         return ("sick", LOST), gpu.problem
-    if gpu.used and gpu.memory and gpu.used > SOME_MEMORY * gpu.memory:
-        return "?", "in another container, or hidden by the driver"
+    if checkup.holders is None:
+        return machine.UNKNOWN, "-"
+    if machine.hides_users(gpu):
+        return machine.UNKNOWN, machine.HIDDEN
     return ("free", FREE), "-"
 
 
@@ -282,21 +282,27 @@ def memory_of(gpu: Gpu) -> str:
 
 
 def cpu_rows(used: Used, checkup: Checkup, now: float) -> list[Use]:
-    users = checkup.load.users if checkup.load is not None else ()
-    if not users:
-        return [Use(used.node.name, "none", ("free", FREE), busy=f"0 of {used.cpus} cores")]
-    return [
+    """Name the users of the processors; a line says so where nobody can tell whether there are."""
+    load, gpu = checkup.load, machine.UNKNOWN if checkup.gpus is None else "none"
+    rows = [
         Use(
             node=used.node.name,
-            gpu="none",
+            gpu=gpu,
             user=user.user,
             program=program(user.job, user.name, user.pid),
             since=since(user.since, now),
             busy=f"{user.cores:.1f} of {used.cpus} cores" if user.cores >= 0.05 else "idle",
             memory=text.size(user.memory, binary=True),
         )
-        for user in users
+        for user in (load.users if load is not None else ())
     ]
+    if machine.unknown_users(checkup):
+        busy = machine.UNKNOWN if load is None else f"{load.unseen:.1f}"
+        program_ = machine.HIDDEN if load is not None and load.unseen else "-"
+        whole = f"{busy} of {used.cpus} cores"
+        return [*rows, Use(used.node.name, gpu, machine.UNKNOWN, program_, busy=whole)]
+    free = Use(used.node.name, gpu, ("free", FREE), busy=f"0 of {used.cpus} cores")
+    return rows or [free]
 
 
 def program(job: str, name: str, pid: int) -> str:
