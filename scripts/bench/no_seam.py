@@ -21,7 +21,8 @@ from xml.sax.saxutils import escape
 from ground import require_root
 
 from tests.clusters.netns import NetnsCluster
-from tests.end_to_end.no_seam import NODES, NoSeam, Noted, Seam
+from tests.end_to_end.harm import Seam
+from tests.end_to_end.no_seam import NODES, NoSeam, Noted
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 380, 62, 20, 56, 46
 COLOURS = {"rank": "#d9480f", "node": "#5f3dc4", "head": "#087f5b", "": "#495057"}

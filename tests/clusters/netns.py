@@ -48,6 +48,7 @@ from tests.clusters.namespace import (
 
 CLONE = Path(__file__).parents[2]  # what is installed in our Python points into it
 HEAD = 254  # the last number of the head's own address
+NOBODY = "02:00:00:00:00:99"  # a MAC address
 GROUP = "77"  # every port of the bridge is in it: one command deletes them all
 
 
@@ -236,6 +237,36 @@ class NetnsCluster(Faults):
         """Space again on host `i`."""
         self._filler(i, path).unlink()
 
+    def vanish(self, i: int | None, address: str) -> None:
+        """What host `i` sends to an address vanishes: it goes to a machine that nobody has.
+
+        None is the head. Other ways, and the way back, stay as they are.
+        """
+        self._neighbour(i, ["replace", address, "lladdr", NOBODY, "nud", "permanent"])
+
+    def arrive(self, i: int | None, address: str) -> None:
+        """What host `i` sends to an address arrives again."""
+        self._neighbour(i, ["delete", address])
+
+    def power_off(self, i: int, *, disk_lost: bool = False) -> None:
+        """All processes of host `i` end at once and nobody hears it; its memory is empty then.
+
+        Its private disks (`tmpfs`) are too, if they are lost with it.
+        """
+        self.cut(i)
+        answers([self._shells[i]], ["kill -KILL -1; true"])
+        while len(self._pids(i)) > 1:  # its process 1 is the shell that does this
+            answers([self._shells[i]], ["true"])
+        for place in ["/dev/shm", *(self.tmpfs if disk_lost else [])]:
+            everything = ["find", place, "-xdev", "-mindepth", "1", "-delete"]
+            # What shines through from the machine is on another device, and stays.
+            answers([self._shells[i]], [f"{shlex.join(everything)} 2> /dev/null; true"])
+
+    def power_on(self, i: int) -> None:
+        """Host `i` answers again."""
+        self.restore(i)
+        self.spawn_sshd(i)
+
     # How it is made
 
     def _take_a_subnet(self) -> None:
@@ -324,6 +355,10 @@ class NetnsCluster(Faults):
 
     def _on_switch(self, argv: Sequence[str]) -> None:
         inside(self._switch_pid(), argv)
+
+    def _neighbour(self, i: int | None, words: list[str]) -> None:
+        device = self.nics[i] if i is not None else f"orc{self._subnet}"
+        inside(os.getpid() if i is None else self._inits[i], ["ip", "neigh", *words, "dev", device])
 
     def _ports(self, i: int, nic: int | None = None) -> list[str]:
         ports = [f"h{i}", f"f{i}"] if self.second_nic else [f"h{i}"]

@@ -10,7 +10,8 @@ from random import Random
 import pytest
 
 from tests.clusters.netns import NetnsCluster
-from tests.end_to_end.no_seam import BATCH, FAULTS, NODES, NoSeam, Seam, Trained, compare, order
+from tests.end_to_end.harm import FAULTS, Seam
+from tests.end_to_end.no_seam import BATCH, NODES, NoSeam, Trained, compare, order
 
 STEPS = 3
 WHOLE = Trained(

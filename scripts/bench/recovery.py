@@ -1,0 +1,441 @@
+"""Seeded faults over the engine, a Trainer and a plain DDP script, on disks of their own.
+
+    python scripts/bench/recovery.py [--faults 200] [--seed 1] [--out FILE]      (root)
+
+Three nodes train and one stands by, each with a home, a launch directory, memory and processes of
+its own. Faults come one after the other, some into the recovery from another. Each has to be
+recovered from or rightly given up, with the right node named; the losses of each step are those of
+the program undisturbed, to the bit, and no line or metric is missing at home. One line for each
+fault and for each end of a job; exits with 1 where something was not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from ground import require_root
+from recovery_faults import FAULTS, HANG, LAST, LEASE, SHARED_MEMORY_MB, Seam, UnderFire
+from recovery_programs import PROGRAMS, Program
+
+from tests.clusters.netns import NetnsCluster
+
+NODES, STEPS, FAULTS_OF_A_JOB = 3, 240, 6
+PACE_SECONDS = 0.25  # of a step, while faults come
+GAP_STEPS = 4  # between two faults
+LAST_STEPS = 20  # before the end nothing more comes
+FAULT_LIMIT_SECONDS = 150.0  # until the next good step
+END_LIMIT_SECONDS = 240.0
+STEP = re.compile(r"^step (\d+) loss (\S+) rank (\d+)$", re.MULTILINE)
+
+Losses = dict[tuple[int, int], str]  # (rank, step) -> the loss as it is printed
+
+
+@dataclass
+class Blow:
+    """One fault, and what came of it."""
+
+    program: str
+    kind: str
+    where: str = ""
+    step: int = 0
+    seconds: float = 0.0
+    attempts: int = 0  # that ended by it
+    verdicts: list[str] = field(default_factory=list)
+    blamed: int = 0  # of these attempts, how many verdicts name a victim
+    wrong: str = ""
+
+
+@dataclass
+class End:
+    """One job, once it is over."""
+
+    program: str
+    faults: list[str]
+    state: str = ""
+    attempts: int = 0
+    steps: int = 0  # whose losses were compared, of all ranks
+    wrong: list[str] = field(default_factory=list)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Do harm to jobs, and see how they go on.")
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    parser.add_argument("--kinds", help="only these, separated by commas")
+    parser.add_argument("--programs", default=",".join(PROGRAMS))
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="until the last job")
+    parser.add_argument("--out", type=Path, help="where each result is appended as JSON")
+    options = parser.parse_args()
+    require_root()
+    chance = random.Random(options.seed)
+    kinds = order(chance, options.faults, options.kinds.split(",") if options.kinds else None)
+    deadline = time.monotonic() + 60 * options.minutes
+    blows: list[Blow] = []
+    ends: list[End] = []
+    with hosts() as (cluster, base):
+        bench = Bench(cluster, base, options.out)
+        turn = 0
+        while kinds and time.monotonic() < deadline:
+            name = options.programs.split(",")[turn % len(options.programs.split(","))]
+            turn += 1
+            trial = Trial(bench, name, chance.randrange(1 << 30), next_job(kinds))
+            ends.append(trial.run())
+            blows += trial.blows
+            kinds = [*trial.left, *kinds]
+    print(summary(blows, ends, options.seed))
+    sys.exit(any(one.wrong for one in (*blows, *ends)))
+
+
+def order(chance: random.Random, count: int, only: Sequence[str] | None) -> list[str]:
+    """Return so many kinds in a random order, each as often as the others or once more."""
+    chosen: list[str] = []
+    while len(chosen) < count:
+        chosen += chance.sample(only or [*FAULTS], len(only or FAULTS))
+    return chosen[:count]
+
+
+def next_job(kinds: list[str]) -> list[str]:
+    """Take the faults of one job: what no other can follow is the last of its job."""
+    taken: list[str] = []
+    while kinds and len(taken) < FAULTS_OF_A_JOB:
+        taken.append(kinds.pop(0))
+        if taken[-1] in LAST:
+            break
+    return taken
+
+
+@contextlib.contextmanager
+def hosts() -> Iterator[tuple[NetnsCluster, Path]]:
+    """Make the hosts; the head's own directory is not what they see at that path."""
+    with tempfile.TemporaryDirectory(prefix="orchestrator-recovery-") as name:
+        base = Path(name)
+        for part in ("work", "control"):
+            (base / part).mkdir()
+        os.environ["ORCHESTRATOR_HOME"] = str(base / "login")
+        disks = [str(base / "work"), Path.home()]
+        cluster = NetnsCluster(NODES + 1, base / "cluster", tmpfs=disks, tmpfs_size="96m")
+        with cluster:
+            for host in range(NODES + 1):
+                size = f"remount,size={SHARED_MEMORY_MB}m"
+                cluster.exec(host, ["mount", "-o", size, "/dev/shm"])
+            yield cluster, base
+
+
+class Bench:
+    """The hosts, and what the programs compute when nothing happens to them."""
+
+    def __init__(self, cluster: NetnsCluster, base: Path, out: Path | None) -> None:
+        self.cluster, self.base, self.out = cluster, base, out
+        self.jobs = 0
+        self.references: dict[tuple[str, tuple[int, int] | None], Undisturbed] = {}
+
+    def undisturbed(self, name: str, poisoned: tuple[int, int] | None) -> Undisturbed:
+        """Return what a program computes without faults, but for a loss that is NaN."""
+        if (name, poisoned) not in self.references:
+            trial = Trial(self, name, 0, [])
+            trial.poisoned = poisoned
+            self.references[name, poisoned] = trial.reference()
+        return self.references[name, poisoned]
+
+    def report(self, result: Blow | End) -> None:
+        load = round(os.getloadavg()[0], 1)
+        print(line_of(result), f"(load {load})", flush=True)
+        if self.out is not None:
+            with self.out.open("a") as file:
+                file.write(json.dumps({"load": load, **asdict(result)}) + "\n")
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    losses: Losses
+    metrics: Losses
+    weights: tuple[str, ...]
+
+
+class Trial(UnderFire):
+    """One job, the faults that come to it, and what is left of it."""
+
+    def __init__(self, bench: Bench, name: str, seed: int, kinds: list[str]) -> None:
+        bench.jobs += 1
+        self.number = f"{bench.jobs:03d}"
+        super().__init__(bench.cluster, bench.base / "work" / self.number, seed, NODES)
+        self.bench, self.name, self.left = bench, name, [*kinds]
+        self.control = bench.base / "control" / self.number
+        self.control.mkdir()
+        self.head.directory.mkdir()
+        *nodes, spare = self.cluster.addresses
+        self.head.node_list = self.cluster.write_list([*nodes, f"{spare} spare"], "spare.txt")
+        for file, text in self.program.files.items():
+            self.head.script(file, text)
+        self.blows: list[Blow] = []
+
+    @property
+    def program(self) -> Program:
+        return PROGRAMS[self.name]
+
+    @cached_property
+    def outputs(self) -> Path:
+        return self.head.experiment / "outputs"
+
+    def launch(self, pace: float) -> None:
+        self.pace(pace)
+        options = ["--nproc", "1", "--max-restarts", "40", "--quiet", "--connect-timeout", "5"]
+        options += ["--node-loss-timeout", f"{LEASE:g}", "--hang-timeout", f"{HANG:g}"]
+        options += ["--name", f"{self.name}-{self.number}"]
+        options += ["--env", f"RECOVERY_CONTROL={self.control}"]
+        self.command = self.head.launch(*options, *self.program.words(STEPS))
+
+    def pace(self, seconds: float) -> None:
+        new = self.control / "pace.new"
+        new.write_text(str(seconds))
+        new.replace(self.control / "pace")
+
+    @property
+    def step(self) -> int:  # type: ignore[override]
+        """The last step that any rank has taken."""
+        steps = [step for rank in range(NODES) for step, _ in self.said(rank)[-1:]]
+        return max(steps, default=0)
+
+    def said(self, rank: int) -> list[tuple[int, str]]:
+        """What a rank says that it has printed; of a line that it was killed in, nothing."""
+        try:
+            text = (self.control / f"said_{rank}").read_text()
+        except FileNotFoundError:
+            return []
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        return [(int(step), loss) for step, loss in map(str.split, lines)]
+
+    # -- one job -----------------------------------------------------------------------------
+
+    def reference(self) -> Undisturbed:
+        if self.poisoned is not None:
+            rank, step = self.poisoned
+            what = {"what": "nan", "step": step, "always": False}
+            (self.control / f"do_{rank}").write_text(json.dumps(what))
+        self.launch(0.0)
+        if self.command.finish(END_LIMIT_SECONDS):
+            raise Seam(f"it failed without a fault:\n{self.command.text}")
+        losses = {(rank, step): loss for rank in range(NODES) for step, loss in self.said(rank)}
+        return Undisturbed(losses, self.metrics(), self.weights())
+
+    def run(self) -> End:
+        reference = self.bench.undisturbed(self.name, None)
+        end = End(self.name, [])
+        self.launch(PACE_SECONDS)
+        try:
+            self.until(lambda: self.step >= GAP_STEPS, "its first steps", END_LIMIT_SECONDS)
+            while self.left and self.step < STEPS - LAST_STEPS and not self.over:
+                self.suffer(self.left.pop(0))
+                if not self.over:
+                    self.await_step(self.step + self.chance.randint(1, GAP_STEPS))
+            self.finish(end)
+        except (Seam, AssertionError) as error:
+            end.wrong.append(str(error)[-1500:])
+        finally:
+            self.repair()
+        if self.head.experiments:
+            end.state, end.attempts = self.head.record["state"], self.attempts
+            failed = [one for one in self.head.record["attempts"] if one["state"] != "done"]
+            if unexplained := len(failed) - sum(blow.attempts for blow in self.blows):
+                end.wrong.append(f"{unexplained} attempts ended between the faults")
+        end.faults = [blow.kind for blow in self.blows]
+        if end.state == "done":
+            if self.poisoned is not None:
+                reference = self.bench.undisturbed(self.name, self.poisoned)
+            end.wrong += self.compare(reference, end)
+        end.wrong += self.left_on_hosts()
+        if end.state in ("lost", "killed", "running", "restarting") or end.wrong:
+            self.clean()
+        self.bench.report(end)
+        return end
+
+    @property
+    def over(self) -> bool:
+        if self.command.process.poll() is None:
+            return False
+        return self.head.record["state"] in ("done", "failed", "lost", "stopped")
+
+    def finish(self, end: End) -> None:
+        if not self.over:
+            self.pace(0.0)
+        code = self.command.finish(END_LIMIT_SECONDS)
+        rightly = self.always and self.head.record["state"] == "failed" and self.attempts == 2
+        if code and not rightly:
+            end.wrong.append(f"it ended with {code}:\n{self.command.text[-1200:]}")
+        if "Traceback" in self.command.text and not self.always:
+            end.wrong.append(f"a trace on the screen:\n{self.command.text[-1200:]}")
+
+    # -- one fault ---------------------------------------------------------------------------
+
+    def suffer(self, kind: str) -> None:
+        """Let a fault come, wait until the training has passed it, and put right what it broke."""
+        blow = Blow(self.name, kind, step=self.step)
+        self.blows.append(blow)
+        self.until(lambda: self.head.record["state"] == "running", "a job that runs")
+        names = [node["name"] for node in self.head.record["nodes"]]
+        before, began = self.attempts, time.monotonic()
+        self.victims.clear()
+        try:
+            blow.where = FAULTS[kind](self)
+            if self.victims:
+                self.await_end_of_attempt(before)
+            if not self.always and not self.over:
+                self.await_step(max(blow.step, self.step if not self.victims else 0) + 2)
+        except (Seam, AssertionError) as error:
+            blow.wrong = str(error)[-1500:]
+        except (OSError, KeyError, ValueError, IndexError) as error:  # the job has no part in it
+            blow.wrong = f"the fault could not be made: {error!r}"
+        self.judge(blow, before, names)
+        self.repair()
+        blow.seconds = round(time.monotonic() - began, 1)
+        self.bench.report(blow)
+        if blow.wrong and not self.over:
+            self.await_step(self.step + 1)
+
+    def await_end_of_attempt(self, before: int) -> None:
+        self.until(
+            lambda: self.attempts > before + self.always or self.over,
+            "the end of the attempt",
+            FAULT_LIMIT_SECONDS,
+        )
+
+    def await_step(self, step: int) -> None:
+        what = f"step {min(step, STEPS)}"
+        self.until(lambda: self.step >= min(step, STEPS) or self.over, what, FAULT_LIMIT_SECONDS)
+
+    def judge(self, blow: Blow, before: int, names: list[str]) -> None:
+        """See which attempts have ended by it, and whom their verdicts name."""
+        ended = self.head.record["attempts"][before:]
+        blow.attempts = len(ended)
+        expected = {names[node] for node in self.victims}
+        for attempt in ended:
+            verdict = attempt["verdict"] or {}
+            who = verdict.get("node_name") or "nobody"
+            blow.verdicts.append(f"{verdict.get('kind')} on {who}: {verdict.get('message')}"[:200])
+            blow.blamed += who in expected
+        if blow.wrong:
+            return
+        if self.over and self.head.record["state"] != "done" and not self.always:
+            blow.wrong = f"the job was given up: {self.command.text[-800:]}"
+        elif ended and not expected:
+            blow.wrong = "an attempt ended by what should have passed"
+        elif blow.blamed < len(ended):
+            blow.wrong = f"the verdict names none of {sorted(expected)}"
+
+    # -- what is left ------------------------------------------------------------------------
+
+    def metrics(self) -> Losses:
+        """What came home of what the ranks have measured: of each step the last line."""
+        losses: Losses = {}
+        for rank in range(NODES if self.program.measures else 0):
+            path = self.head.experiment / f"outputs/rank_{rank:02d}_metrics.jsonl"
+            with contextlib.suppress(FileNotFoundError):
+                for line in map(json.loads, path.read_text().splitlines()):
+                    if "loss" in line:
+                        losses[rank, line["step"]] = repr(line["loss"])
+        return losses
+
+    def weights(self) -> tuple[str, ...]:
+        return tuple(path.read_text() for path in sorted(self.control.glob("weights_*")))
+
+    def compare(self, reference: Undisturbed, end: End) -> Iterator[str]:
+        """Yield what differs from the program undisturbed, or is missing at home."""
+        said = Counter((rank, *line) for rank in range(NODES) for line in self.said(rank))
+        end.steps = len(reference.losses)
+        odd = {(r, s): (v, reference.losses.get((r, s))) for r, s, v in said
+               if reference.losses.get((r, s)) != v}  # fmt: skip
+        if odd:
+            yield f"{len(odd)} losses differ: {dict(sorted(odd.items())[:4])}"
+        missing = reference.losses.keys() - {(rank, step) for rank, step, _ in said}
+        if missing:
+            yield f"{len(missing)} steps were never taken: {sorted(missing)[:6]}"
+        if self.weights() != reference.weights:
+            yield "the weights differ"
+        printed = Counter(self.printed())
+        lost, doubled = said - printed, printed - said
+        if lost:
+            yield f"{lost.total()} lines lost: {sorted(lost)[:6]}"
+        if doubled - Counter(set(doubled)):  # one may be printed and not be noted
+            yield f"lines doubled: {sorted(doubled)[:6]}"
+        here = self.metrics()
+        gone = reference.metrics.keys() - here.keys()
+        if gone:
+            yield f"{len(gone)} metrics lost: {sorted(gone)[:8]}"
+        wrong = [key for key in here if here[key] != reference.metrics.get(key)]
+        if wrong:
+            yield f"{len(wrong)} metrics differ: {sorted(wrong)[:6]}"
+
+    def printed(self) -> Iterator[tuple[int, int, str]]:
+        """Every line of a step in the logs at home."""
+        for path in (self.head.experiment / "logs").glob("node_*.txt"):
+            for step, loss, rank in STEP.findall(path.read_text(errors="replace")):
+                yield int(rank), int(step), loss
+
+    def left_on_hosts(self) -> Iterator[str]:
+        if not self.head.nothing_left():
+            yield f"processes are left: {[self.head.left(host) for host in range(NODES + 1)]}"
+        for host in range(NODES + 1):
+            waiting = self.cluster.processes(host, "ORCHESTRATOR_WARM=")
+            if waiting:
+                yield f"host {host}: {len(waiting)} processes wait for a job that is over"
+            words = "ls -d /dev/shm/orchestrator-*/*/* 2> /dev/null; true"
+            if states := self.cluster.exec(host, ["sh", "-c", words]).split():
+                yield f"host {host}: states are left in memory: {states}"
+
+    def clean(self) -> None:
+        """Let the next job begin on whole hosts."""
+        with contextlib.suppress(AssertionError):
+            self.head.command("orchestrator", "stop", "--now").finish(30.0)
+        self.command.process.kill()
+        for host in range(NODES + 1):
+            self.cluster.power_off(host)
+            self.cluster.power_on(host)
+
+
+# -- the results ----------------------------------------------------------------------------------
+
+
+def line_of(result: Blow | End) -> str:
+    if isinstance(result, End):
+        words = f"END {result.program}: {result.state}, {result.attempts} attempts"
+        return f"{words}, {result.steps} losses compared; {'; '.join(result.wrong) or 'all right'}"
+    words = f"{result.program}: {result.kind} ({result.where}) at step {result.step}"
+    words += f", {result.seconds:.1f} s, {result.attempts} attempts, blame {result.blamed}"
+    return f"{words}; {result.wrong or 'right'} {result.verdicts}"
+
+
+def summary(blows: Sequence[Blow], ends: Sequence[End], seed: int) -> str:
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for blow in blows:
+        row = counts[blow.kind]
+        for place, value in enumerate((1, not blow.wrong, blow.attempts, blow.blamed)):
+            row[place] += value
+    lines = [f"{'fault':38} came  right  attempts ended  right node named"]
+    for kind, (came, right, ended, blamed) in sorted(counts.items()):
+        lines.append(f"{kind:38} {came:4} {right:6} {ended:15} {blamed:17}")
+    right = sum(not blow.wrong for blow in blows)
+    lines.append(f"seed {seed}: {right} of {len(blows)} faults as they should be")
+    for name in PROGRAMS:
+        own = [end for end in ends if end.program == name]
+        whole = [end for end in own if not end.wrong]
+        words = f"{len(whole)} of {len(own)} jobs as they should be at their end"
+        lines.append(f"{name}: {words}, {sum(end.steps for end in whole)} losses to the bit")
+        lines += [f"  {'; '.join(end.faults)}: {'; '.join(end.wrong)}" for end in own if end.wrong]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

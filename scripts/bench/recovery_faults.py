@@ -1,0 +1,372 @@
+"""The harm that recovery.py does: to processes, links, machines, disks, memory, and by programs.
+
+What happens to a job on any disks is in tests/end_to_end/harm.py. Each function does it, and
+returns where; whom the verdict may name are the victims.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ground import ROOT  # noqa: F401  tests/ can be imported then
+
+from tests.end_to_end import harm
+from tests.end_to_end.harm import Harm, Seam
+
+LEASE = 10.0  # --node-loss-timeout
+HANG = 25.0  # --hang-timeout
+SHARED_MEMORY_MB = 64
+OOM_BYTES = 8 << 20
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
+
+
+class UnderFire(Harm):
+    """A job of recovery.py: `control` is where its ranks read what to do to themselves."""
+
+    control: Path
+    always: bool = False  # a rank does the same to itself in each attempt
+    poisoned: tuple[int, int] | None = None  # the rank and step whose loss was NaN
+    step: int = 0
+
+    def order(self, node: int, what: str, *, always: bool = False) -> str:
+        """Let a rank do something to itself a few steps from now."""
+        step = self.step + 3
+        path = self.control / f"do_{node}"
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps({"what": what, "step": step, "always": always}))
+        new.replace(path)
+        return f"rank {node} at step {step}"
+
+    def pids(self, node: int, what: str) -> list[int]:
+        """Processes of a node, as its host numbers them."""
+        host = self.host(node)
+        if what == "server":
+            words = ["pgrep", "-f", "old-python|node.server|serve"]
+        elif what == "keeper":
+            words = ["pgrep", "-P", str(self.started(node)["agent"])]
+        elif what == "rank":
+            words = ["pgrep", "-x", f"rank{node}"]
+        else:
+            return [int(self.started(node)[what])]
+        with contextlib.suppress(AssertionError):
+            return [int(pid) for pid in self.cluster.exec(host, words).split()]
+        return []
+
+    def signal(self, node: int, what: str, number: signal.Signals) -> list[int]:
+        """Send a signal to such processes of a node; return those that were there."""
+        reached = []
+        for pid in self.pids(node, what):
+            with contextlib.suppress(KeyError, ProcessLookupError):
+                self.cluster.kill(self.host(node), pid, number)
+                reached.append(pid)
+        return reached
+
+    def for_a_while(self, seconds: float, undo: Callable[[], object]) -> None:
+        """Undo something after a time, and at the latest when this fault is over."""
+        done = threading.Lock()
+
+        def once() -> None:
+            if done.acquire(blocking=False):
+                with contextlib.suppress(AssertionError, OSError):
+                    undo()
+
+        timer = threading.Timer(seconds, once)
+        timer.daemon = True
+        timer.start()
+        self.repairs.append(once)
+
+
+Job = UnderFire
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+def every_rank(one: Job) -> str:
+    for node in range(one.nodes):
+        one.kill_rank(node)
+    return "all nodes"
+
+
+def keeper(one: Job) -> str:
+    node = one.node()
+    if one.signal(node, "keeper", signal.SIGKILL):
+        one.victims.append(node)
+    return f"node {node}"
+
+
+def server(one: Job) -> str:
+    node = one.node()
+    return f"node {node}, {len(one.signal(node, 'server', signal.SIGKILL))} processes"
+
+
+def sshd_for_moments(one: Job) -> str:
+    host = one.host(one.node())
+    one.cluster.kill_sshd(host)
+    time.sleep(one.chance.uniform(0.0, 3.0))
+    one.cluster.start_sshd(host)
+    return f"host {host}"
+
+
+def stopped(one: Job, node: int, what: str, seconds: float) -> str:
+    """SIGSTOP, and SIGCONT later, unless the job went on without it meanwhile."""
+    host, pids = one.host(node), one.signal(node, what, signal.SIGSTOP)
+
+    def go_on() -> None:
+        for pid in pids:
+            with contextlib.suppress(KeyError, ProcessLookupError):
+                one.cluster.kill(host, pid, signal.SIGCONT)
+
+    one.for_a_while(seconds, go_on)
+    return f"node {node}, {seconds:.0f} s"
+
+
+def rank_stops_for_moments(one: Job) -> str:
+    where = stopped(one, one.node(), "rank", 4.0)
+    time.sleep(4.0)
+    return where
+
+
+def rank_stops(one: Job) -> str:
+    one.victims.append(node := one.node())
+    return stopped(one, node, "rank", 3 * HANG)
+
+
+def supervisor_stops_for_moments(one: Job) -> str:
+    where = stopped(one, one.node(), "supervisor", 4.0)
+    time.sleep(4.0)
+    return where
+
+
+def supervisor_stops(one: Job) -> str:
+    one.victims.append(node := one.chance.randrange(1, one.nodes))
+    return stopped(one, node, "supervisor", 3 * LEASE)
+
+
+def masters_supervisor_stops(one: Job) -> str:
+    one.victims.append(0)
+    return stopped(one, 0, "supervisor", 3 * LEASE)
+
+
+def slow_rank(one: Job) -> str:
+    """A sixth of a core for ten seconds."""
+    node = one.node()
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        one.signal(node, "rank", signal.SIGSTOP)
+        time.sleep(0.25)
+        one.signal(node, "rank", signal.SIGCONT)
+        time.sleep(0.05)
+    return f"node {node}"
+
+
+def head_stops_for_moments(one: Job) -> str:
+    one.command.process.send_signal(signal.SIGSTOP)
+    time.sleep(one.chance.uniform(1.0, 2 * LEASE))
+    one.command.process.send_signal(signal.SIGCONT)
+    return "the head"
+
+
+# -- links ----------------------------------------------------------------------------------------
+
+
+def flapping(one: Job) -> str:
+    host = one.host(one.node())
+    for _ in range(5):
+        one.cluster.cut(host)
+        time.sleep(1.0)
+        one.cluster.restore(host)
+        time.sleep(1.0)
+    return f"host {host}"
+
+
+def link_cut_for_long(one: Job) -> str:
+    """Longer than the lease: it comes back while the job runs on without it."""
+    node = one.node()
+    host = one.host(node)
+    one.cluster.cut(host)
+    one.victims.append(node)
+    one.for_a_while(2.5 * LEASE, lambda: one.cluster.restore(host))
+    return f"node {node}, host {host}"
+
+
+def one_way(one: Job, *, out: bool) -> str:
+    node = one.node()
+    host = one.host(node)
+    me, others = one.cluster.addresses[host], [*range(len(one.cluster.addresses)), None]
+    others.remove(host)
+    for other in others:
+        there = head_address(one) if other is None else one.cluster.addresses[other]
+        here, to = (host, there) if out else (other, me)
+        one.cluster.vanish(here, to)
+        one.repairs.append(lambda here=here, to=to: one.cluster.arrive(here, to))  # type: ignore[misc]
+    one.victims.append(node)
+    return f"node {node}, host {host}"
+
+
+def nothing_goes_out(one: Job) -> str:
+    return one_way(one, out=True)
+
+
+def nothing_comes_in(one: Job) -> str:
+    return one_way(one, out=False)
+
+
+def between_two(one: Job) -> str:
+    """Two nodes have no way to each other; all others reach both."""
+    first, second = one.chance.sample(range(one.nodes), 2)
+    hosts = one.host(first), one.host(second)
+    for here, there in (hosts, hosts[::-1]):
+        address = one.cluster.addresses[there]
+        one.cluster.vanish(here, address)
+        one.repairs.append(lambda h=here, a=address: one.cluster.arrive(h, a))  # type: ignore[misc]
+    one.victims += [first, second]
+    return f"nodes {first} and {second}"
+
+
+def head_address(one: Job) -> str:
+    return one.cluster.addresses[0].rpartition(".")[0] + ".254"
+
+
+def cut_as_the_next_begins(one: Job) -> str:
+    node, before = one.node(), one.attempts
+    one.kill_rank(node)
+    one.await_next_attempt(before)
+    host = one.host(node)
+    one.cluster.cut(host)
+    time.sleep(one.chance.uniform(1.0, harm.MOMENTS))
+    one.cluster.restore(host)
+    return f"node {node}, host {host}"
+
+
+# -- machines -------------------------------------------------------------------------------------
+
+
+def rebooted(one: Job, node: int, *, disk_lost: bool) -> str:
+    host = one.host(node)
+    one.victims.append(node)
+    one.cluster.power_off(host, disk_lost=disk_lost)
+    seconds = one.chance.choice([1.0, 6.0, 15.0])
+    one.for_a_while(seconds, lambda: one.cluster.power_on(host))
+    return f"node {node}, host {host}, away for {seconds:.0f} s"
+
+
+def reboot_disk_kept(one: Job) -> str:
+    return rebooted(one, one.node(), disk_lost=False)
+
+
+def reboot_disk_lost(one: Job) -> str:
+    return rebooted(one, one.node(), disk_lost=True)
+
+
+def reboot_in_the_recovery(one: Job) -> str:
+    node = one.node()
+    one.kill_rank(node)
+    time.sleep(one.chance.uniform(0.0, 0.8))
+    where = rebooted(one, one.node(), disk_lost=one.chance.random() < 0.5)
+    return f"node {node} killed, then {where}"
+
+
+# -- memory and disks -----------------------------------------------------------------------------
+
+
+def full(one: Job, place: str) -> str:
+    """A place on a node is full; its rank may be killed then, and something has to be written."""
+    node = one.node()
+    host = one.host(node)
+    words = f"head -c 2G /dev/zero > {place}/filler 2> /dev/null; true"
+    one.cluster.exec(host, ["sh", "-c", words])
+    one.kill_rank(node)
+    one.victims.append(node)
+    one.for_a_while(
+        one.chance.choice([6.0, 20.0]), lambda: one.cluster.path(host, f"{place}/filler").unlink()
+    )
+    return f"node {node}, host {host}"
+
+
+def shared_memory_full(one: Job) -> str:
+    return full(one, "/dev/shm")
+
+
+def disk_full(one: Job) -> str:
+    return full(one, one.cluster.home_path)
+
+
+def out_of_memory(one: Job) -> str:
+    """The kernel kills the rank in its cgroup."""
+    node = one.node()
+    group = MEMORY_GROUPS / f"recovery-{os.getpid()}"
+    group.mkdir(exist_ok=True)
+    outside = one.cluster._numbers_outside(one.host(node))
+    for pid in one.pids(node, "rank"):
+        (group / "cgroup.procs").write_text(str(outside[pid]))
+        one.victims.append(node)
+    (group / "memory.limit_in_bytes").write_text(str(OOM_BYTES))
+    return one.order(node, "memory")
+
+
+# -- what programs do by themselves ---------------------------------------------------------------
+
+
+def by_itself(what: str) -> Callable[[Job], str]:
+    def harmed(one: Job) -> str:
+        one.victims.append(node := one.node())
+        return one.order(node, what)
+
+    return harmed
+
+
+def not_a_number(one: Job) -> str:
+    """No attempt ends by it: a Trainer leaves the step out, and a script goes on with NaN."""
+    node = one.node()
+    one.poisoned = node, one.step + 3
+    return one.order(node, "nan")
+
+
+def the_same_in_each_attempt(one: Job) -> str:
+    one.victims.append(node := one.node())
+    one.always = True
+    return one.order(node, "raise", always=True)
+
+
+LAST = {"NaN": not_a_number, "the same exception in each attempt": the_same_in_each_attempt}
+FAULTS: dict[str, Callable[[Job], str]] = {
+    **{name: fault for name, fault in harm.FAULTS.items() if name != "node rebooted"},
+    "all ranks killed": every_rank,
+    "keeper killed": keeper,
+    "our server killed": server,
+    "sshd killed, and back": sshd_for_moments,
+    "rank stopped for moments": rank_stops_for_moments,
+    "rank stopped": rank_stops,
+    "supervisor stopped for moments": supervisor_stops_for_moments,
+    "supervisor stopped": supervisor_stops,
+    "master's supervisor stopped": masters_supervisor_stops,
+    "slow rank": slow_rank,
+    "head stopped for moments": head_stops_for_moments,
+    "link flapping": flapping,
+    "link cut for long": link_cut_for_long,
+    "nothing goes out": nothing_goes_out,
+    "nothing comes in": nothing_comes_in,
+    "link cut between two nodes": between_two,
+    "link cut as the next attempt begins": cut_as_the_next_begins,
+    "rebooted, disk kept": reboot_disk_kept,
+    "rebooted, disk lost": reboot_disk_lost,
+    "rebooted in the recovery": reboot_in_the_recovery,
+    "/dev/shm full": shared_memory_full,
+    "disk full": disk_full,
+    "out of memory": out_of_memory,
+    "exception": by_itself("raise"),
+    "exit 3": by_itself("exit 3"),
+    "exit 0": by_itself("exit 0"),
+    "segmentation fault": by_itself("segv"),
+    "hang": by_itself("hang"),
+    "spin": by_itself("spin"),
+    **LAST,
+}
+__all__ = ["FAULTS", "HANG", "LAST", "LEASE", "SHARED_MEMORY_MB", "Seam", "UnderFire"]

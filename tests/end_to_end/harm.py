@@ -1,0 +1,211 @@
+"""Harm that is done to a running job of several nodes, and what has to be put right afterwards.
+
+Each node has one rank, with its number. What is harmed, where and when, a seed repeats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.clusters.netns import NetnsCluster
+from tests.launching import Command, Head
+
+PATIENCE = 180.0  # for the next good step, on a machine that does much else
+MOMENTS = 3.0  # the longest cut of a link that is no loss of a node
+
+
+class Seam(AssertionError):
+    """The faults left a trace, or the job did not go on."""
+
+
+class Harm:
+    """A job that runs on some of a cluster's hosts, and the chance by which harm comes to it."""
+
+    command: Command
+
+    def __init__(self, cluster: NetnsCluster, directory: Path, seed: int, nodes: int) -> None:
+        self.cluster, self.nodes = cluster, nodes
+        self.head = Head(cluster, directory)
+        self.chance = random.Random(seed)
+        self.repairs: list[Callable[[], object]] = []
+        # The nodes where something was ended or cut that the training cannot do without.
+        self.victims: list[int] = []
+
+    def repair(self) -> None:
+        while self.repairs:
+            self.repairs.pop()()
+
+    def until(self, condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
+        deadline = time.monotonic() + patience
+        while not (self.head.experiments and condition()):
+            if self.command.process.poll() not in (None, 0):
+                self.command.finish(10.0)
+                raise Seam(f"the head ended before {what}:\n{self.command.text}")
+            if time.monotonic() > deadline:
+                record = json.dumps(self.head.record, indent=1)
+                raise Seam(f"{what} did not come:\n{record}")
+            time.sleep(0.01)
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts have ended, but for the last."""
+        return len(self.head.record["attempts"])
+
+    def await_next_attempt(self, before: int) -> None:
+        self.until(lambda: self.attempts > before, "the end of the attempt")
+
+    # -- whom it may meet --------------------------------------------------------------------
+
+    def node(self) -> int:
+        return self.chance.randrange(self.nodes)
+
+    def host(self, node: int) -> int:
+        """The host that is this node of the job now."""
+        return self.cluster.addresses.index(self.head.record["nodes"][node]["address"])
+
+    def kill_rank(self, node: int) -> bool:
+        """Kill the rank of a node, if there is one."""
+        return self.kill(node, ["pkill", "-KILL", "-x", f"rank{node}"])
+
+    def kill_started(self, node: int, what: str) -> bool:
+        """Kill the torchrun (`agent`) or the supervisor of a node."""
+        return self.kill(node, ["kill", "-KILL", str(self.started(node)[what])])
+
+    def started(self, node: int) -> dict[str, Any]:
+        """What the supervisor of a node said when it had started torchrun."""
+        events = self.cluster.run_home(self.host(node)) / "runs" / self.head.record["job"]
+        for line in (events / str(node) / "events.jsonl").read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                event: dict[str, Any] = json.loads(line.strip("\0"))
+                if event.get("event") == "started":
+                    return event
+        raise AssertionError(f"node {node} has started nothing")
+
+    def kill(self, node: int, words: list[str]) -> bool:
+        try:
+            self.cluster.exec(self.host(node), words)
+        except AssertionError:  # it has just ended by itself
+            return False
+        self.victims.append(node)
+        return True
+
+    def cut(self, node: int) -> str:
+        """Cut a node off until the training has gone on without it."""
+        host = self.host(node)
+        self.cluster.cut(host)
+        self.victims.append(node)
+        self.repairs.append(lambda: self.cluster.restore(host))
+        return f"node {node}, host {host}"
+
+    def lose_head(self, *words: str) -> None:
+        self.command.process.kill()
+        self.command.process.wait()
+        self.command = self.head.command("orchestrator", *words)
+
+
+# -- the faults: each says where it came ----------------------------------------------------------
+
+
+def rank(one: Harm) -> str:
+    node = one.node()
+    one.kill_rank(node)
+    return f"node {node}"
+
+
+def torchrun(one: Harm) -> str:
+    node = one.node()
+    one.kill_started(node, "agent")
+    return f"node {node}"
+
+
+def supervisor(one: Harm) -> str:
+    node = one.node()
+    one.kill_started(node, "supervisor")
+    return f"node {node}"
+
+
+def node_cut_off(one: Harm) -> str:
+    return one.cut(one.chance.randrange(1, one.nodes))
+
+
+def masters_node(one: Harm) -> str:
+    return one.cut(0)
+
+
+def link_for_moments(one: Harm) -> str:
+    """Shorter than anybody's patience: nothing has to follow from it."""
+    host, seconds = one.host(one.node()), one.chance.uniform(0.2, MOMENTS)
+    one.cluster.cut(host)
+    time.sleep(seconds)
+    one.cluster.restore(host)
+    return f"host {host}, {seconds:.1f} s"
+
+
+def reboot(one: Harm) -> str:
+    """Everything on a node dies at once, and the node is away for a while."""
+    node = one.node()
+    host = one.host(node)
+    where = one.cut(node)
+    one.cluster.kill_sshd(host)
+    for pid in one.cluster.processes(host, "ORCHESTRATOR_"):
+        with contextlib.suppress(KeyError, ProcessLookupError):
+            one.cluster.kill(host, pid)
+    one.repairs.insert(0, lambda: one.cluster.start_sshd(host))
+    return where
+
+
+def two_at_once(one: Harm) -> str:
+    first, second = one.chance.sample(range(one.nodes), 2)
+    one.kill_rank(first)
+    one.kill_started(second, one.chance.choice(["agent", "supervisor"]))
+    return f"nodes {first} and {second}"
+
+
+def a_second_in_the_recovery(one: Harm) -> str:
+    """As soon as a rank of the next attempt is there, or a little later, it dies too."""
+    first, second = one.node(), one.node()
+    before = len(one.head.record["attempts"])
+    one.kill_rank(first)
+    one.await_next_attempt(before)
+    if one.chance.random() < 0.5:
+        one.until(lambda: one.head.record["state"] == "running", "the next attempt")
+        time.sleep(one.chance.uniform(0.0, 0.5))
+    one.until(lambda: one.kill_rank(second), f"rank {second} of the next attempt")
+    return f"nodes {first} and {second}"
+
+
+def head(one: Harm) -> str:
+    one.lose_head("attach", "--quiet")
+    return "attach"
+
+
+def head_in_the_recovery(one: Harm) -> str:
+    node, before = one.node(), len(one.head.record["attempts"])
+    one.kill_rank(node)
+    if one.chance.random() < 0.7:
+        one.await_next_attempt(before)
+    time.sleep(one.chance.uniform(0.0, 0.3))
+    words = one.chance.choice([["attach", "--quiet"], ["watch"]])
+    one.lose_head(*words)
+    return f"node {node}, {words[0]}"
+
+
+FAULTS: dict[str, Callable[[Harm], str]] = {
+    "rank killed": rank,
+    "torchrun killed": torchrun,
+    "supervisor killed": supervisor,
+    "node cut off": node_cut_off,
+    "master's node cut off": masters_node,
+    "link cut for moments": link_for_moments,
+    "node rebooted": reboot,
+    "two at once": two_at_once,
+    "another in the recovery": a_second_in_the_recovery,
+    "head killed": head,
+    "head killed in the recovery": head_in_the_recovery,
+}
