@@ -83,6 +83,7 @@ class Ended(Event, event="ended"):
     oom_kills: int = 0
     shm_full: bool = False
     said: str = ""  # torchrun's last words
+    stood_still: float = 0.0  # the longest time for which this supervisor did not run, in seconds
 
 
 # -- ranks ------------------------------------------------------------------------------------

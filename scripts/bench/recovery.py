@@ -272,11 +272,13 @@ class Trial(UnderFire):
         if not self.over:
             self.pace(0.0)
         code = self.command.finish(END_LIMIT_SECONDS)
-        rightly = self.always and self.head.record["state"] == "failed" and self.attempts == 2
+        rightly = self.always and self.head.record["state"] == "failed"
+        rightly = rightly and self.blows[-1].attempts == 2
         if code and not rightly:
             end.wrong.append(f"it ended with {code}:\n{self.command.text[-1200:]}")
-        if "Traceback" in self.command.text and not self.always:
-            end.wrong.append(f"a trace on the screen:\n{self.command.text[-1200:]}")
+        ours = [line for line in self.command.lines if not line.startswith("node")]
+        if any("Traceback" in line for line in ours):
+            end.wrong.append(f"a trace on the screen: {ours[-12:]}")
 
     # -- one fault ---------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
@@ -12,6 +12,7 @@ from orchestrator.head.follow.failure_kinds import of_a_machine
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.restarts import Restarts
+from orchestrator.head.follow.verdict import Failure
 from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import RESIZED, JobRecord
 from orchestrator.records.outcome import Verdict
@@ -46,9 +47,20 @@ def conclude(
 def cause_of(job: FollowedJob) -> Verdict | None:
     """Return the verdict on a job that failed, and remember the machine that it names."""
     silent = [(node.record.index, node.record.name) for node in job.nodes if not node.over]
+    shortest = job.record.launch.node_loss_timeout / 2  # that others can have taken for a loss
+    still = [
+        (node.record.index, node.record.name, node.ended.stood_still)
+        for node in job.nodes
+        if node.ended is not None and node.ended.stood_still > shortest
+    ]
     codes = [rank.code for node in job.nodes for rank in node.ranks.values()]
     bad = sum(code not in (0, None) for code in codes)
-    cause = verdict.conclude(verdict.of_silent(job.failures, silent), bad)
+    failures: Sequence[Failure] = job.failures
+    if silent:
+        failures = verdict.of_silent(failures, silent)
+    elif still:
+        failures = verdict.of_still(failures, still)
+    cause = verdict.conclude(failures, bad)
     if cause is None:
         return None
     if of_a_machine(cause.kind, cause.message):

@@ -234,6 +234,21 @@ def of_silent(failures: Sequence[Failure], silent: Sequence[tuple[int, str]]) ->
     ]
 
 
+def of_still(failures: Sequence[Failure], still: Sequence[tuple[int, str, float]]) -> list[Failure]:
+    """Name the node whose supervisor did not run, where two nodes had no word of each other.
+
+    `still`: such nodes, and for how many seconds each did not run: stopped, or without a core.
+    """
+    node, name, seconds = max(still, key=lambda one: one[2])
+    reason = f"its supervisor did not run for {seconds:.0f} s"
+    return [
+        replace(failure, node=node, node_name=name, message=f"{reason}: {failure.message}")
+        if failure.kind == "lost"
+        else failure
+        for failure in failures
+    ]
+
+
 def is_of_ranks(failure: Failure) -> bool:
     """Tell whether a connection that broke was one between ranks, and not the program's own."""
     text = f"{failure.message}\n{failure.evidence}\n{failure.traceback}"

@@ -29,7 +29,7 @@ from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 SHORTEST_SILENCE_SECONDS = 4.0  # a busy machine may need it: it beats once a second at most
 RELEASE_SECONDS = 20.0
-SPARE_SECONDS = 5.0  # that the end of a job may wait for its spares
+OTHERS_SECONDS = 5.0  # that the end of a job may wait for nodes that have no part in it
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Stay:
     def ended(self, ending: Ending) -> Ending:
         """Give back what this head held of the job."""
         channels = ending.run.channels if ending.run is not None else {}
-        if ending.record.over and channels:
+        if ending.record.over and (channels or ending.record.spares):
             release(ending.record, channels, self.transport)
         for channel in channels.values():
             channel.connection.close()
@@ -174,23 +174,27 @@ class Stay:
 
 
 def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: Transport) -> None:
-    """Let the nodes remove what the attempts of a job shared there; who misses it forgets it."""
+    """Let the nodes remove what the attempts of a job shared there; who misses it forgets it.
+
+    That is every node which the job has had: one that was lost may be back.
+    """
     nodes = [node for node in record.nodes if node.index in channels]
-    standing_by = [node for node in record.spares if node.state == "standing by"]
+    others = [node for node in record.nodes if node.index not in channels]
+    others += record.spares
 
     def order(node: NodeRecord) -> Release:
         job, part = record.first_part(node)
         return Release(job=job, node=part)
 
-    def tell_spare(node: NodeRecord) -> None:
+    def tell(node: NodeRecord) -> None:
         ask_once(transport, node, order(node), RELEASE_SECONDS)
 
-    others = threading.Thread(target=fleet.everywhere, args=(standing_by, tell_spare), daemon=True)
-    if standing_by:
-        others.start()
+    telling = threading.Thread(target=fleet.everywhere, args=(others, tell), daemon=True)
+    if others:
+        telling.start()
     fleet.everywhere(nodes, lambda node: channels[node.index].ask(order(node), RELEASE_SECONDS))
-    if standing_by:
-        others.join(SPARE_SECONDS)
+    if others:
+        telling.join(OTHERS_SECONDS)
 
 
 def make_screen(experiment: Experiment, record: JobRecord, view: View) -> Screen:

@@ -506,6 +506,7 @@ class Supervisor:
             lived=self.lived or None,
             left_behind=None if self.why or self.agent_code else self.left_behind or None,
             lost=self.log.lost,
+            stood_still=self.lease.stood_still,
             **more,
         )
         if self.spec.attempt is not None and not self.why and not self.agent_code:

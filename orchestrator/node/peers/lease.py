@@ -50,6 +50,7 @@ class Lease:
         self.attached_at = 0.0  # the last time that a head came, or left on purpose
         self.left_at = -1.0 if terms.attached else 0.0
         self.head_at = self.turned = time.monotonic()
+        self.stood_still = 0.0  # the longest time in which this process itself did not run
         self.order: EndOrder | None = None  # the end, once there is one
         self.due = float("inf")  # when an end that others announced is carried out here
         self.next_beat = 0.0
@@ -88,6 +89,7 @@ class Lease:
 
     def forgive(self, stood_still: float) -> None:
         if stood_still > 0:
+            self.stood_still = max(self.stood_still, stood_still)
             self.head_at += stood_still
             if self.peers is not None:
                 self.peers.shift(stood_still)

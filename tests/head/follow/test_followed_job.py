@@ -11,6 +11,7 @@ from orchestrator.head.follow.conclusion import cause_of
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.screen import Display, Screen
+from orchestrator.protocol.events import Ended
 from orchestrator.records import machines
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.outcome import SlowRank
@@ -19,6 +20,7 @@ NODES = [
     NodeRecord(index, f"bob@{host}", host, "bob", port, "10.0.0.1", "python3", index, 1)
     for index, (host, port) in enumerate([("gpu01", None), ("gpu02", 2222)])
 ]
+ENDED = Ended(time=1002.0, agent=0, why="", killed={}, left=(), ranks={})
 RECORD = JobRecord("run-1", "run", "failed", ["master_launch"], NODES, 1000.0)
 
 
@@ -58,6 +60,39 @@ def test_what_a_machine_can_be_the_cause_of(
     assert said_by(job) == []
     known = [(i.machine, i.kind, i.what) for i in machines.incidents()]
     assert known == ([("gpu02:2222", kind, message)] if counted else [])
+
+
+@pytest.mark.parametrize(
+    ("still", "reached", "named"),
+    [
+        ((40.0, 0.2), True, 0),  # node 1 has missed it, and ended its part
+        ((0.2, 40.0), True, 1),
+        ((20.0, 0.2), True, 1),  # too short for a loss: node_loss_timeout is 60 s
+        ((40.0, 30.0), True, 0),
+        ((40.0, 0.2), False, 1),  # nobody reaches node 1
+    ],
+)
+def test_a_supervisor_that_stood_still_is_the_cause_of_what_others_missed(
+    still: tuple[float, float],
+    reached: bool,
+    named: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node that hears nothing of node 0 can only say so of itself."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
+    job = followed(tmp_path)
+    what = "no word between node 1 and node 0 for 60 s"
+    job.failures.append(job.nodes[1].failure(1001.0, "lost", what))
+    for node, seconds in zip(job.nodes, still, strict=True):
+        node.ended, node.over = ENDED.replace(stood_still=seconds), True
+    job.nodes[1].over = reached
+    cause = cause_of(job)
+    assert cause is not None and cause.kind == "lost" and cause.node == named
+    assert cause.node_name == NODES[named].name
+    assert "no word between node 1 and node 0" in cause.message
+    if max(still) > 30 and reached:
+        assert cause.message.startswith("its supervisor did not run for 40 s: ")
 
 
 def test_a_machine_that_held_a_job_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,6 +197,13 @@ def test_who_is_cut_off_is_not_taken_for_gone(two: Two, monkeypatch: pytest.Monk
     assert not two.jobs[0].orders and not two.hub.closed and not two.spoke.closed
 
 
+def test_a_supervisor_that_did_not_run_counts_no_silence_and_knows_for_how_long(two: Two) -> None:
+    two.now += 600.0  # both
+    two.pass_time(PEER_BEAT)
+    assert not two.jobs[0].orders and not two.jobs[1].orders
+    assert [round(lease.stood_still) for lease in two.leases] == [599, 599]
+
+
 @contextmanager
 def cut(two: Two, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let no byte go from one to the other; who calls hears nothing."""

@@ -1,0 +1,50 @@
+"""Who is told that a job is over for good."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.common.errors import NodeError
+from orchestrator.head.start import job
+from orchestrator.protocol.requests.start import Release
+from orchestrator.records.experiment import Attempt, JobRecord, NodeRecord
+
+
+def node(index: int, name: str, state: str, first: int = 0) -> NodeRecord:
+    known = ("run-1", first) if state != "ended" else ("", 0)
+    place = (index, name, name, None, None, "10.0.0.1", "py", index, 1, state)
+    return NodeRecord(*place, first_job=known[0], first_node=known[1])
+
+
+def test_every_node_that_the_job_has_had_may_forget_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that was lost, and is back, would keep the job's state in memory for an hour."""
+    attempts = [Attempt(1, "run-1", 0.0, 1.0, "lost", 4, None, ["a", "b", "c"])]
+    nodes = [node(0, "a", "ended"), node(1, "s", "ended"), node(2, "c", "lost", 2)]
+    spares = [node(1, "b", "lost", 1), node(3, "t", "standing by", 4), node(2, "u", "ended")]
+    record = JobRecord(
+        "run-1.2", "run", "done", ["x"], nodes, 0.0, attempts=attempts, spares=spares
+    )
+    told: dict[str, Release] = {}
+
+    def ask_once(_: object, of: NodeRecord, order: Release, seconds: float) -> None:
+        told[of.name] = order
+        if of.name == "c":
+            raise NodeError("it does not answer")
+
+    monkeypatch.setattr(job, "ask_once", ask_once)
+    channels = {
+        index: SimpleNamespace(ask=lambda order, _, name=name: told.update({name: order}))
+        for index, name in ((0, "a"), (1, "s"))
+    }
+    job.release(record, cast(Any, channels), cast(Any, None))
+    assert {name: (order.job, order.node) for name, order in told.items()} == {
+        "a": ("run-1", 0),
+        "s": ("run-1", 1),
+        "c": ("run-1", 2),
+        "b": ("run-1", 1),
+        "t": ("run-1", 4),
+        "u": ("run-1", 2),
+    }
