@@ -16,6 +16,7 @@ from orchestrator.head.follow.streams.follower import (
     DiskFull,
     Failed,
     Happened,
+    LossLost,
     Lost,
     News,
     OutputsStay,
@@ -23,6 +24,7 @@ from orchestrator.head.follow.streams.follower import (
     Unknown,
     WroteWithCode,
 )
+from orchestrator.head.follow.streams.printed import LostLoss
 from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
@@ -41,6 +43,7 @@ class Reports:
     def __init__(self, job: FollowedJob, *, has_other_heads: bool = False) -> None:
         self.job, self.has_other_heads = job, has_other_heads
         self.not_forked: set[str] = set()  # reasons that were said
+        self.lost_loss: LostLoss | None = None  # the earliest that was said
         self.code_outputs: dict[int, CodeOutputs] = {}  # node -> what was written beside the code
 
     def handle(self, news: News) -> None:
@@ -58,6 +61,8 @@ class Reports:
             self.set_clock(node, news.clock)
         elif isinstance(news, OutputsStay):
             self.job.say(f"node {news.node}: {news.what}")
+        elif isinstance(news, LossLost):
+            self.loss_lost(node, news.what)
         elif isinstance(news, WroteWithCode):
             self.code_outputs[news.node] = news.what
         elif isinstance(news, DiskFull):
@@ -106,6 +111,15 @@ class Reports:
         elif isinstance(event, events.Ended):
             self.ended(node, event, when)
         self.job.changed = True
+
+    def loss_lost(self, node: NodeState, lost: LostLoss) -> None:
+        """Say that a program, which did not notice, goes on without a loss: the earliest rank."""
+        if self.lost_loss is None or lost.step < self.lost_loss.step:
+            self.lost_loss = lost
+            self.job.say(
+                f"rank {lost.rank} on {node.who} prints a loss that is NaN or infinite, from step"
+                f" {lost.step} on; the job goes on: `orchestrator stop` ends it"
+            )
 
     def say_not_forked(self, event: events.RankAfresh) -> None:
         """Say why ranks were not forked, once for all of them."""

@@ -37,7 +37,16 @@ OF_MACHINES = (
 )
 MAPPED = ("gpu", "cpu", "received", "mhz")  # of many nodes, also a map
 MOST_LINES = 8  # nodes that have a line each: more cannot be told apart
-WITHOUT = ("tokens", "epoch", "steps", "left_s", "skipped_steps", "exposed_comm_ms", *PARTS)
+WITHOUT = (
+    "tokens",
+    "epoch",
+    "steps",
+    "left_s",
+    "skipped_steps",
+    "lost_steps",
+    "exposed_comm_ms",
+    *PARTS,
+)
 TRAINED, HELD_OUT = "train_", "val_"  # of what the Trainer says at the end of an epoch
 NOTABLE = 0.05  # of a step: less is noise
 NAMES = {

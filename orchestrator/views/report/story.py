@@ -177,7 +177,7 @@ def moments(
     if record.ended:
         found.append(Moment(record.ended, record.state, bad=record.state in ("failed", "lost")))
     for training in trainings:
-        found += [placed(moment, training.times, record) for moment in skipped(training)]
+        found += [placed(moment, training.times, record) for moment in not_finite(training)]
     first = trainings[0].times if trainings else Curve()
     found += [placed(moment, first, record) for moment in slow(record)]
     many = [*checkpoints(experiment, record), *incidents_of_machines(experiment, record)]
@@ -246,15 +246,21 @@ def placed(moment: Moment, when: Curve, record: JobRecord) -> Moment:
     return moment if time is None else replace(moment, time=time - goodput.ahead_at(record, time))
 
 
-def skipped(training: Training) -> Iterator[Moment]:
-    """Say how many steps were skipped, where the metrics tell it: they have steps and no times."""
-    curve = training.curves.get("skipped_steps", Curve())
-    total = max(curve.highs, default=0.0)
-    if total:
-        first = next(step for step, most in zip(curve.steps, curve.highs, strict=True) if most)
-        whose = f" (Trainer {training.number})" if training.number > 1 else ""
-        what = f"{plural(int(total), 'step')} skipped for NaN or inf{whose}"
-        yield Moment(0.0, what, first, bad=True)
+NOT_FINITE = {  # counts in the metrics: of a Trainer's steps, and of a program's printed losses
+    "skipped_steps": "skipped for NaN or inf",
+    "lost_steps": "whose loss is NaN or inf",
+}
+
+
+def not_finite(training: Training) -> Iterator[Moment]:
+    """Say how many steps had no finite loss: the metrics have their steps and no times."""
+    whose = f" (Trainer {training.number})" if training.number > 1 else ""
+    for name, words in NOT_FINITE.items():
+        curve = training.curves.get(name, Curve())
+        total = max(curve.highs, default=0.0)
+        if total:
+            first = next(step for step, most in zip(curve.steps, curve.highs, strict=True) if most)
+            yield Moment(0.0, f"{plural(int(total), 'step')} {words}{whose}", first, bad=True)
 
 
 # -- machines --------------------------------------------------------------------------------------

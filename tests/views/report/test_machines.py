@@ -110,7 +110,7 @@ def test_what_rank_0_tells_is_placed_whatever_its_clock_says(tmp_path: Path, ahe
     slow = [{"step": 9, "text": "rank 1 waits for its data"}]
     made.write_record(replace(record, nodes=[replace(first, clock=ahead), second], slow=slow))
     lines = [{**line(0, step, -1), "time": STARTED + ahead + step} for step in range(1, 31)]
-    lines[20]["skipped_steps"] = 1
+    lines[20] |= {"skipped_steps": 1, "lost_steps": 2}
     text = "".join(json.dumps(each) + "\n" for each in lines)
     (made.path / "outputs/rank_00_metrics.jsonl").write_text(text)
     checkpoint = save(made.path / "outputs" / "checkpoints", 12)
@@ -118,6 +118,7 @@ def test_what_rank_0_tells_is_placed_whatever_its_clock_says(tmp_path: Path, ahe
     told = {moment.what: moment.time - STARTED for moment in story.read_story(made).moments}
     assert told["rank 1 waits for its data"] == 9
     assert told["1 step skipped for NaN or inf"] == 21
+    assert told["2 steps whose loss is NaN or inf"] == 21
     assert [at for what, at in told.items() if "checkpoint of step 12" in what] == [12]
 
 

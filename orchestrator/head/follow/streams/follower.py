@@ -23,7 +23,7 @@ from orchestrator.head.connect.channel import (
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.streams.node_logs import AppendOnly, NodeLogs, log_files
-from orchestrator.head.follow.streams.printed import Printed
+from orchestrator.head.follow.streams.printed import LostLoss, Printed
 from orchestrator.head.nodes.clock import Clock
 from orchestrator.head.transfer.fetch import home
 from orchestrator.head.transfer.fetch.growing import GrowingFiles
@@ -167,7 +167,7 @@ class NodeFollower(threading.Thread):
             self._stream(self.channel)
             if not self.ended:
                 self._sweep(self.channel)
-            self.printed.check(self.clock.offset, last=True)
+            self._check_printed(last=True)
             self._bring_outputs(self.channel)
             self.over = True
             self.post(Over(self.node.index))
@@ -192,6 +192,12 @@ class NodeFollower(threading.Thread):
             self.post(Lost(self.node.index, error.what, silent, outside))
             self.closing.wait(0.5)
             return False
+
+    def _check_printed(self, *, last: bool = False) -> None:
+        before = self.printed.lost
+        self.printed.check(self.clock.offset, last=last)
+        if self.printed.lost is not None and before is None:
+            self.post(LossLost(self.node.index, self.printed.lost))
 
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
@@ -248,7 +254,7 @@ class NodeFollower(threading.Thread):
         while True:
             self.heard_at = time.monotonic()
             self._beat(channel)
-            self.printed.check(self.clock.offset)
+            self._check_printed()
             question = self.growing.question()
             if question is not None:
                 channel.post(question)
@@ -399,6 +405,13 @@ class OutputsStay(News):
     """Some outputs could not be fetched."""
 
     what: str
+
+
+@dataclass(frozen=True)
+class LossLost(News):
+    """A rank prints a loss that is NaN or infinite."""
+
+    what: LostLoss
 
 
 @dataclass(frozen=True)

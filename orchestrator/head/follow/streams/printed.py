@@ -25,6 +25,14 @@ MOST_BYTES = 128 << 10  # read at once; of a log that grows faster, what came be
 ENDS = re.compile(rb"[\r\n]+")  # a progress bar begins anew with \r
 
 
+@dataclass(frozen=True)
+class LostLoss:
+    """Where a loss was NaN or infinite for the first time."""
+
+    rank: int
+    step: int
+
+
 @dataclass
 class Teller:
     """One rank: the line that has no end yet, and where it was."""
@@ -33,6 +41,7 @@ class Teller:
     reader: StepReader = field(default_factory=StepReader)
     first: tuple[float, int] | None = None  # when its first step was seen, and which
     written: dict[str, int] = field(default_factory=dict)  # the last step of each loss in its file
+    lost_steps: int = 0  # whose loss is NaN or infinite
 
     def lines(self, data: bytes) -> Iterator[str]:
         *whole, self.rest = ENDS.split(self.rest + data)
@@ -48,6 +57,7 @@ class Printed:
         self.reader = LogReader(log, start=log.size())
         self.outputs = experiment / "outputs"
         self.tellers: dict[str, Teller] = {}
+        self.lost: LostLoss | None = None
         self.learn(log)
         self.next_look = 0.0
 
@@ -62,6 +72,7 @@ class Printed:
             stream: Teller(reader=teller.reader.at_new_lines())
             for stream, teller in self.tellers.items()
         }
+        self.lost = None  # whoever read that has told of it
 
     def check(self, offset: float, *, last: bool = False) -> None:
         """Write down what is new; `offset`: the node's clock minus ours."""
@@ -90,6 +101,10 @@ class Printed:
                     del line[name]
             if "loss" not in line and "val_loss" not in line:
                 continue
+            if "loss" in line and line["loss"] is None:
+                teller.lost_steps += 1
+                line["lost_steps"] = teller.lost_steps
+                self.lost = self.lost or LostLoss(int(stream), step)
             teller.written |= dict.fromkeys(line.keys() & {"loss", "val_loss"}, step)
             if teller.first is None or step < teller.first[1]:
                 teller.first = (at, step)

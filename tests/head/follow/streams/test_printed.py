@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.head.follow.streams import printed
-from orchestrator.head.follow.streams.printed import Printed
+from orchestrator.head.follow.streams.printed import LostLoss, Printed
 from orchestrator.head.screen.log_reader import LogFile
 from orchestrator.records.metrics import trainers
 
@@ -37,8 +37,10 @@ def test_each_rank_that_tells_its_steps_has_a_file(tmp_path: Path) -> None:
     reading.check(0.0, last=True)
     assert lines(tmp_path, 0) == [
         {"rank": 0, "step": 2, "loss": 0.5},
-        {"rank": 0, "step": 3, "loss": None},
+        {"rank": 0, "step": 3, "loss": None, "lost_steps": 1},
     ]
+    assert reading.lost == LostLoss(0, 3)
+    assert Printed(log, tmp_path).lost is None, "the head before has said so"
     assert lines(tmp_path, 1) == [{"rank": 1, "step": 4, "steps": 8, "loss": 0.25}]
     assert list(trainers.every(tmp_path / "outputs")[1]) == [0, 1]
 
