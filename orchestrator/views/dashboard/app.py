@@ -7,12 +7,13 @@ import contextlib
 import gzip
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import uvicorn
@@ -21,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.common.errors import UsageError
 from orchestrator.common.hosts import is_this_machine
@@ -31,6 +33,7 @@ from orchestrator.views.dashboard.hub import Topic, either, event, following
 from orchestrator.views.dashboard.listing import Listing
 from orchestrator.views.dashboard.logs import Tail
 from orchestrator.views.dashboard.pages import Compared, Page
+from orchestrator.views.places import TOKEN_SECONDS, Places
 from orchestrator.views.report import page as report
 
 MOST_STREAMS = 100  # clients that look on at the same time
@@ -40,7 +43,13 @@ MOST_COMPARED = 8
 LIST_SECONDS, PAGE_SECONDS, LOG_SECONDS = 1.0, 3.0, 0.5
 ALIVE_SECONDS = 15.0
 THREADS = 3
+NODE_NUMBER = re.compile("[0-9]{1,9}")
 PORT = 8321
+MOST_CLIENTS = 400  # connections of those who have shown the token
+MOST_STRANGERS = 256  # and of all others
+BACKLOG = 64  # connections that are taken before the first bytes of those before are read
+ADMIT = "orchestrator.admit"  # what a request has shown counts for its connection
+HTTP_OK = 200
 GOODBYE_SECONDS = 1  # that clients have who look on when it ends
 
 # Stops a job, and returns what its receipts say; it may take as long as the job's grace.
@@ -180,8 +189,12 @@ class Guarded:
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
             await send(message)
 
-        answer = self.judge(Request(scope)) or self.app
-        await answer(scope, receive, with_headers)
+        refusal = self.judge(Request(scope))
+        if refusal is None or refusal.status_code == HTTP_OK:
+            scope.get("extensions", {}).get(ADMIT, lambda: None)()
+        else:
+            refusal.headers["connection"] = "close"
+        await (refusal or self.app)(scope, receive, with_headers)
 
     def judge(self, request: Request) -> Response | None:
         """Return the answer to one who may not pass; nothing for one who may."""
@@ -290,7 +303,9 @@ class Handlers:
         """Give what happens to an experiment, and with ?node=N the lines of that node's log."""
         name, node = request.path_params["name"], request.query_params.get("node", "")
         topic = await self.board.page([name])
-        lines = await self.board.tail(name, int(node)) if node.isdecimal() and node else None
+        if node and not NODE_NUMBER.fullmatch(node):
+            raise Answer(404, f"{name} has no node {node[:20]!r}")
+        lines = await self.board.tail(name, int(node)) if node else None
         return self.stream(changes(self.board, name, topic, lines))
 
     def stream(self, parts: AsyncIterator[bytes]) -> Response:
@@ -366,12 +381,44 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 
 def serve(app: Starlette, listening: socket.socket) -> None:
+    server(app).run(sockets=[listening])
+
+
+def server(app: Starlette) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        http=Connection,
+        ws="none",
+        log_level="error",  # any user of this machine can cause a warning
         access_log=False,  # the first address has the token
         server_header=False,
         timeout_graceful_shutdown=GOODBYE_SECONDS,
-        limit_concurrency=400,
+        limit_concurrency=MOST_CLIENTS + MOST_STRANGERS,
+        backlog=BACKLOG,
     )
-    uvicorn.Server(config).run(sockets=[listening])
+    return uvicorn.Server(config)
+
+
+class Connection(H11Protocol):
+    """One connection: whoever has not shown the token in time is hung up on."""
+
+    strangers: ClassVar = Places(MOST_STRANGERS)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.strangers.enter(self, transport.abort)
+        self.late = self.loop.call_later(TOKEN_SECONDS, transport.abort)
+        guarded = self.app
+
+        async def introduced(scope: Any, receive: Any, send: Any) -> None:
+            await guarded({**scope, "extensions": {ADMIT: self.admit}}, receive, send)
+
+        self.app = introduced
+
+    def admit(self) -> None:
+        self.late.cancel()
+        self.strangers.leave(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.admit()
+        super().connection_lost(exc)

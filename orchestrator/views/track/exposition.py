@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from orchestrator.records.experiment import RECORD, Experiment, JobRecord
 from orchestrator.records.metrics import samples, trainers
 from orchestrator.records.metrics.samples import RecentSamples, Sample
 from orchestrator.records.metrics.trainers import Point
+from orchestrator.views.places import TOKEN_SECONDS, Places
 
 STAYS_SECONDS = 3600.0  # that a job which is over is still told of, so that an alarm sees it
 OLD_SECONDS = 60.0  # after which a node's sample says nothing of now
@@ -209,19 +211,20 @@ def escaped(value: str) -> str:
 
 # -- server ----------------------------------------------------------------------------------------
 
-PATIENCE_SECONDS = 10.0  # that a client may take for its request, and for the answer
-CLIENTS = 16  # at the same time; others are hung up on
+ANSWER_SECONDS = 10.0  # that a client may take to read its answer
+CLIENTS = 16  # at the same time, of those who may read; and as many strangers again
 
 
 class Server(ThreadingHTTPServer):
     """Answers one look after the other: several at once would read the same files."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, place: tuple[str, int], exposition: Exposition, token: str) -> None:
         self.exposition, self.token = exposition, token
         self.one_at_a_time = threading.Lock()
-        self.room = threading.Semaphore(CLIENTS)
+        self.strangers, self.readers = Places(CLIENTS), Places(CLIENTS)
         self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
         try:
             super().__init__(place, Answer)
@@ -233,34 +236,42 @@ class Server(ThreadingHTTPServer):
             ) from error
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, as long as there is room: one that says nothing has some, too."""
-        if not self.room.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        """Answer in a thread; it is a stranger until it has asked as one who may read."""
+        self.strangers.enter(request, partial(hang_up, request))
         try:
             super().process_request(request, client_address)
         except BaseException:  # no thread can be had
-            self.room.release()
+            self.strangers.leave(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.room.release()
+            self.strangers.leave(request)
+            self.readers.leave(request)
+
+    def admit(self, request: Any) -> None:
+        self.strangers.leave(request)
+        self.readers.enter(request, partial(hang_up, request))
 
     def handle_error(self, *_: Any) -> None:
         """A client that is gone is nothing to tell."""
 
 
+def hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is gone already
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 class Answer(BaseHTTPRequestHandler):
     server: Server
-    timeout = PATIENCE_SECONDS
+    timeout = ANSWER_SECONDS
     server_version, sys_version = "orchestrator", ""
 
     def handle(self) -> None:
         """Hang up on one that has not asked in time: `timeout` is for each of its bytes."""
-        self.late = threading.Timer(PATIENCE_SECONDS, self.hang_up)
+        self.late = threading.Timer(TOKEN_SECONDS, hang_up, [self.connection])
         self.late.daemon = True
         self.late.start()
         try:
@@ -268,12 +279,7 @@ class Answer(BaseHTTPRequestHandler):
         finally:
             self.late.cancel()
 
-    def hang_up(self) -> None:
-        with contextlib.suppress(OSError):  # it is gone already
-            self.connection.shutdown(socket.SHUT_RDWR)
-
     def do_GET(self) -> None:
-        self.late.cancel()
         if not self.server.token and not is_this_machine(self.headers.get("Host", "")):
             self.send_error(421, "another machine is meant")
         elif not self.may_read():
@@ -284,6 +290,8 @@ class Answer(BaseHTTPRequestHandler):
         elif self.path.partition("?")[0] != "/metrics":
             self.send_error(404, "only /metrics is here")
         else:
+            self.late.cancel()
+            self.server.admit(self.request)
             with self.server.one_at_a_time:
                 body = self.server.exposition.text().encode()
             self.send_response(200)

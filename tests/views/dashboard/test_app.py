@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gzip
 import json
 import re
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.records.experiment import Experiment
-from orchestrator.views.dashboard import logs
+from orchestrator.views.dashboard import app, logs
 from orchestrator.views.dashboard.app import MOST_STREAMS, MOST_TOPICS, listen
 from orchestrator.views.dashboard.hub import Topic, following
 from tests.views.dashboard.client import PATIENCE, Got, Site
@@ -59,6 +61,112 @@ def test_without_the_token_nothing_is_shown(site: Site, path: str) -> None:
     assert got.code == 401 and "set-cookie" not in got.headers
     got = asyncio.run(site.ask(path, headers={**site.own, "host": "evil.example.com"}))
     assert got.code == 421
+
+
+NUMBERS = ("-1", "1e5", "9" * 5000, "0" * 5000, "99999999999999999999", "\u0663", "\u00b2", "1\x00")
+NAMES = (
+    *("..", "../../etc/passwd", "..%2f..", f"{RUN}/../x", "\\..\\", "//evil.example", "*", "~"),
+    *("\x00", f"{RUN}\x00", "a" * 5000, "\ufffd", "\n", "<script>", "((((((", "\u0130"),
+)
+ROUTES = (
+    *("/{}", "/experiment/{}", "/static/{}", "/compare?e={}", "/api/page?e={}", "/api/events?e={}"),
+    *("/api/experiments/{}/events?node=0", "/api/experiments/{}/search?q=a", "/?token={}"),
+    *("/api/experiments/{}/stop", f"/api/experiments/{RUN}/search?q={{}}"),
+    f"/api/experiments/{RUN}/events?node={{}}",
+)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_no_number_and_no_name_in_an_address_is_a_defect(site: Site, route: str) -> None:
+    experiment(site.root / RUN)
+
+    async def ask_all() -> None:
+        for name in (*NUMBERS, *NAMES, ""):
+            for method in ("GET", "POST"):
+                got = await site.ask(route.format(name), method, until=lambda got: got.code)
+                assert got.code < 500 and "Traceback" not in got.text, (method, name)
+
+    asyncio.run(ask_all())
+
+
+def test_a_number_that_no_node_has_is_not_found(site: Site) -> None:
+    experiment(site.root / RUN)
+    for number in ("7", *NUMBERS):
+        assert site.get(f"/api/experiments/{RUN}/events?node={number}").code == 404, number
+
+
+# -- whoever else can connect ------------------------------------------------------------------
+
+HALF = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+SLOW_BODY = b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nx"
+UPGRADE = HALF + (
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+WITHOUT_TOKEN = b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@dataclasses.dataclass
+class Served:
+    """A site on a port, and sockets to it."""
+
+    site: Site
+    port: int
+    sockets: contextlib.ExitStack
+
+    def stranger(self, sends: bytes) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), PATIENCE)
+        self.sockets.enter_context(connection)
+        connection.sendall(sends)
+        return connection
+
+    def owner(self, path: str) -> socket.socket:
+        token = f"Authorization: Bearer {self.site.guard.token}"
+        return self.stranger(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{token}\r\n\r\n".encode())
+
+
+@pytest.fixture
+def served(site: Site) -> Iterator[Served]:
+    listening = listen("127.0.0.1", 0)
+    server = app.server(site.app)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    with contextlib.ExitStack() as sockets:
+        yield Served(site, listening.getsockname()[1], sockets)
+    server.should_exit = True
+    thread.join()
+
+
+def hung_up(connection: socket.socket) -> bool:
+    with contextlib.suppress(ConnectionResetError):
+        while connection.recv(1 << 16):
+            pass
+    return True
+
+
+def test_who_shows_no_token_is_hung_up_on_and_who_did_stays(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "TOKEN_SECONDS", 0.2)
+    looks_on = served.owner("/api/events")
+    assert b"200 OK" in looks_on.recv(1 << 16)
+    for sends in (b"", HALF, SLOW_BODY, UPGRADE, WITHOUT_TOKEN):
+        assert hung_up(served.stranger(sends)), sends
+    experiment(served.site.root / RUN)
+    got = b""
+    while RUN.encode() not in got:
+        got += looks_on.recv(1 << 16)
+
+
+def test_strangers_are_counted_apart_from_the_owner(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "TOKEN_SECONDS", 600.0)
+    first, *_ = [served.stranger(HALF) for _ in range(app.MOST_STRANGERS + 1)]
+    assert hung_up(first), "the oldest makes room"
+    for _ in range(420):
+        served.stranger(HALF)
+    assert b"200 OK" in served.owner("/api/experiments").recv(1 << 16)
 
 
 def test_the_token_becomes_a_cookie(site: Site) -> None:
