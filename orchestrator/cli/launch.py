@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from orchestrator.cli.options import (
-    FILE,
     GroupedCommand,
     GroupedOption,
     Seconds,
@@ -151,7 +149,7 @@ def doctor_command(
 
 
 @click.command("bootstrap", cls=GroupedCommand, params=[*launch_options("nodes")])
-@click.argument("file", required=False, type=FILE)
+@click.argument("words", nargs=-1, metavar="[FILE | PACKAGE...]")
 @click.option("--name", metavar="NAME", default="", help="Name the environment on the nodes, too.")
 @click.option(
     "--into",
@@ -171,7 +169,7 @@ def doctor_command(
 @click.option("--prune", is_flag=True, help="Remove environments without name and job.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bootstrap_command(
-    file: Path | None,
+    words: tuple[str, ...],
     name: str,
     into: str,
     from_index: bool,
@@ -183,11 +181,12 @@ def bootstrap_command(
 ) -> int:
     """Make the same virtual environment on every node, from wheels that are downloaded once.
 
-    FILE is a requirements.txt, pyproject.toml or uv.lock. What is whole already stays.
+    FILE is a requirements.txt, pyproject.toml or uv.lock; PACKAGE is as for pip: torch numpy,
+    torch==2.13.0, 'ray[train]'. What is whole already stays.
     """
     from orchestrator.head.environments import command
 
-    asked = command.Asked(file, into, name, find_links, not no_index, from_index, prune, as_json)
+    asked = command.Asked(words, into, name, find_links, not no_index, from_index, prune, as_json)
     return command.bootstrap(arguments_from(params), asked)
 
 

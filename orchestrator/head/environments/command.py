@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_NODE, UsageError
 from orchestrator.common.text import plural, size
@@ -29,7 +28,7 @@ USUAL = "~/.orchestrator/environments"
 class Asked:
     """The options of the command."""
 
-    file: Path | None
+    words: tuple[str, ...]  # packages, or a file
     into: str = ""
     name: str = ""
     find_links: tuple[str, ...] = ()
@@ -45,7 +44,7 @@ def bootstrap(arguments: LaunchArguments, asked: Asked) -> int:
         raise UsageError(
             f"--into {asked.into}: it is a directory of the nodes", "write --into /path"
         )
-    only_prune = asked.prune and asked.file is None
+    only_prune = asked.prune and not asked.words
     wanted = None if only_prune else wanted_of(asked)
     nodes = try_all(resolve(arguments), without_environment)
     outcomes = [Outcome(n.name, problem=str(error), lost=True) for n, error in nodes.lost]
@@ -70,7 +69,7 @@ def bootstrap(arguments: LaunchArguments, asked: Asked) -> int:
 
 
 def wanted_of(asked: Asked) -> Wanted:
-    sources = requirements.read(asked.file, asked.find_links, index=asked.index)
+    sources = requirements.read(asked.words, asked.find_links, index=asked.index)
     sources = replace(sources, from_index=asked.from_index)
     if asked.from_index and not asked.index:
         raise UsageError("--from-index and --no-index contradict each other")

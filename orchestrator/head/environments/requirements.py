@@ -5,26 +5,43 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.head.transfer.index import cache as index_cache
 
 LOCK = "uv.lock"
 PROJECT = "pyproject.toml"
 NAMES = (LOCK, "requirements.txt", PROJECT)
+READ_BY_PIP = (".txt", ".in")
+SUFFIXES = (*READ_BY_PIP, ".toml", ".lock")
+# A package as pip takes it: torch, torch==2.13.0, ray[train]>=2, name @ https://..., a wheel.
+PACKAGE = re.compile(
+    r"[A-Za-z0-9][\w.-]*\s*(\[[\w,. -]*\])?\s*([=<>!~]=?[^/\\\n]*|@\s*\S+)?(;.*)?|\S+\.whl|git\+\S+"
+)
+
+
+def cache() -> Path:
+    return index_cache() / "environments"
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """A file that says what to install, and where from."""
+    """What to install, and where from."""
 
     file: Path
     text: bytes
     find_links: tuple[str, ...] = ()
     index: bool = True  # ask an index, too
     from_index: bool = False  # each node downloads by itself
+    words: str = ""  # the packages as they were typed, where no file names them
+
+    @property
+    def title(self) -> str:
+        return self.words or str(self.file)
 
     def key(self, version: tuple[int, int], machine: str, libc: str) -> str:
         """Name the environment that these requirements make on such a machine."""
@@ -34,29 +51,75 @@ class Requirements:
         return digest.hexdigest()[:16]
 
 
-def read(file: Path | None, find_links: tuple[str, ...], *, index: bool) -> Requirements:
-    """Read the file named, or the first of uv.lock, requirements.txt and pyproject.toml here."""
+def read(words: Sequence[str], find_links: tuple[str, ...], *, index: bool) -> Requirements:
+    """Read the file named, or the packages; of neither, the first of the usual files here."""
+    named = [Path(word) for word in words if is_file(word)]
+    if words and (len(words) > 1 or not named):
+        return of_words(words, find_links, index=index)
+    file = named[0] if named else usual_file()
     if file is None:
-        file = next((Path(name) for name in NAMES if Path(name).is_file()), None)
-        if file is None:
-            raise UsageError(
-                f"there is no {', '.join(NAMES[:-1])} or {NAMES[-1]} here",
-                "orchestrator bootstrap FILE",
-            )
+        raise UsageError(
+            f"there is no {', '.join(NAMES[:-1])} or {NAMES[-1]} here",
+            "orchestrator bootstrap FILE, or the packages: orchestrator bootstrap torch numpy",
+        )
     try:
         text = included(file, frozenset())
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
-    links = tuple(
-        str(Path(link).absolute()) if Path(link).is_dir() else link for link in find_links
-    )
-    return Requirements(file, text, links, index)
+    return Requirements(file, text, links_of(find_links), index)
+
+
+def usual_file() -> Path | None:
+    return next((Path(name) for name in NAMES if Path(name).is_file()), None)
+
+
+def is_file(word: str) -> bool:
+    """Tell a file of requirements from a package: by its name, or because it is here."""
+    path = Path(word)
+    return path.suffix in SUFFIXES or (path.suffix != ".whl" and path.is_file())
+
+
+def of_words(words: Sequence[str], find_links: tuple[str, ...], *, index: bool) -> Requirements:
+    """Write packages that were typed into a file as pip and uv read it; files may stand among them.
+
+    Its name is that of the usual file: the same packages make the same environment.
+    """
+    lines = []
+    for word in words:
+        if is_file(word):
+            if Path(word).suffix not in READ_BY_PIP:
+                raise UsageError(
+                    f"{word} cannot stand beside packages", "name it alone, or a requirements.txt"
+                )
+            lines.append(f"-r {Path(word).absolute()}")
+        elif PACKAGE.fullmatch(word):
+            local = word.endswith(".whl") and "://" not in word
+            lines.append(str(Path(word).absolute()) if local else word)
+        else:
+            raise UsageError(
+                f"{word!r} is neither a file here nor a package",
+                "write packages as for pip, in quotes: orchestrator bootstrap torch 'numpy>=2'",
+            )
+    text = "".join(f"{line}\n" for line in sorted(set(lines)))
+    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    file = cache() / "words" / name / "requirements.txt"
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    files.replace(file, text)
+    try:
+        content = included(file, frozenset())
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
+    return Requirements(file, content, links_of(find_links), index, words=", ".join(words))
+
+
+def links_of(find_links: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(Path(link).absolute()) if Path(link).is_dir() else link for link in find_links)
 
 
 def included(file: Path, seen: frozenset[Path]) -> bytes:
     """Return the text of a file, and of those that a requirements file includes by -r and -c."""
     text = file.read_bytes()
-    if file.suffix not in (".txt", ".in") or file in seen:
+    if file.suffix not in READ_BY_PIP or file in seen:
         return text
     for line in text.decode(errors="replace").splitlines():
         words = line.replace("=", " ", 1).split()

@@ -24,11 +24,12 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
 from orchestrator.head.environments.requirements import (
     LOCK,
+    READ_BY_PIP,
     Requirements,
+    cache,
     hashes_of,
     keep_hashes,
 )
-from orchestrator.head.transfer import index
 
 UV_GLIBC = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)  # the platforms that uv has names for
 LONGEST_SECONDS = 3600.0  # for a download
@@ -80,10 +81,6 @@ class Kind:
     def pip_options(self) -> list[str]:
         options = ["--only-binary=:all:", "--python-version", ".".join(map(str, self.version))]
         return [*options, *(word for tag in self.pip_platforms for word in ("--platform", tag))]
-
-
-def cache() -> Path:
-    return index.cache() / "environments"
 
 
 def run(words: Sequence[str], what: str) -> str:
@@ -191,8 +188,8 @@ def wheels_for(kind: Kind, key: str, sources: Requirements, say: Say) -> Path:
     if directory.is_dir():
         os.utime(directory)  # those that nobody used for a while are pruned
         return directory
-    say(f"{kind}: {'resolves' if sources.from_index else 'downloads'} {sources.file}")
-    what = f"the requirements of {sources.file} cannot be met for {kind}"
+    say(f"{kind}: {'resolves' if sources.from_index else 'downloads'} {sources.title}")
+    what = f"the requirements of {sources.title} cannot be met for {kind}"
     new = fresh(directory)
     try:
         pinned, options = pins(kind, sources, new, what)
@@ -224,7 +221,7 @@ def pins(kind: Kind, sources: Requirements, new: Path, what: str) -> tuple[str, 
     glibc = platform.libc_ver()[0] == "glibc"
     uv = uv_for(platform.machine(), "glibc" if glibc else "musl", sources)
     if uv is None:
-        if sources.file.suffix not in (".txt", ".in") or sources.from_index:
+        if sources.file.suffix not in READ_BY_PIP or sources.from_index:
             raise CheckFailed(
                 f"{sources.file} has to be read by uv, which cannot be downloaded here",
                 "write a requirements.txt, or pip download uv where there is an index",
@@ -269,7 +266,7 @@ def check_projects(pinned: Path, say: Say) -> None:
 def prune(now: float) -> int:
     """Remove downloads that no bootstrap used for a while; return how many bytes went."""
     freed: list[int] = []
-    for how in ("index", "wheels"):
+    for how in ("index", "wheels", "words"):
         for path in (cache() / how).glob("*"):
             if path.is_dir() and now - path.stat().st_mtime > UNUSED_SECONDS:
                 files.delete(path, freed.append)

@@ -31,7 +31,7 @@ def test_a_wheel_without_any_of_its_hashes_is_refused(
     total = total or hashlib.sha256(next(tmp_path.glob("*.whl")).read_bytes()).hexdigest()
     file = tmp_path / "requirements.txt"
     file.write_text(f"mine==1.0 --hash=sha256:{OTHER} --hash=sha256:{total}\n")
-    sources = requirements.read(file, (str(tmp_path),), index=False)
+    sources = requirements.read((str(file),), (str(tmp_path),), index=False)
     if total == GOOD:
         with pytest.raises(CheckFailed, match=r"(?i)hash"):
             wheels.wheels_for(LINUX, "0" * 16, sources, print)

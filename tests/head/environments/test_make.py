@@ -25,7 +25,7 @@ def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     wheel(tmp_path, "mine", "1.0")
     file = tmp_path / "requirements.txt"
     file.write_text("mine\n")
-    sources = requirements.read(file, (str(tmp_path),), index=False)
+    sources = requirements.read((str(file),), (str(tmp_path),), index=False)
     transport = LocalTransport()
     connection = transport.connect(transport.config.of_node(Node("a")))
     node = Reached(Node("a"), facts(), open_channel(connection, Node("a"), 30.0))

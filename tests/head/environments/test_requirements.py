@@ -40,7 +40,7 @@ def test_the_key_changes_with_all_that_decides(tmp_path: Path) -> None:
     more.write_text("b\n")
 
     def key(*links: str, index: bool = True, machine: str = "x86_64", python: int = 11) -> str:
-        read = requirements.read(file, links, index=index)
+        read = requirements.read((str(file),), links, index=index)
         return read.key((3, python), machine, "glibc 2.36")
 
     first = key()
@@ -56,13 +56,48 @@ def test_the_key_changes_with_all_that_decides(tmp_path: Path) -> None:
 def test_the_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"there is no uv\.lock"):
-        requirements.read(None, (), index=True)
+        requirements.read((), (), index=True)
     for name in ("pyproject.toml", "requirements.txt", "uv.lock"):
         Path(name).write_text("")
-        assert requirements.read(None, (), index=True).file == Path(name)
+        assert requirements.read((), (), index=True).file == Path(name)
     Path("requirements.txt").write_text("-r gone.txt\n")
     with pytest.raises(UsageError, match=r"gone\.txt cannot be read"):
-        requirements.read(Path("requirements.txt"), (), index=True)
+        requirements.read(("requirements.txt",), (), index=True)
+
+
+def test_packages_that_are_typed_are_told_from_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "torch").mkdir()  # a directory of that name is no file of requirements
+
+    def read(*words: str) -> requirements.Requirements:
+        return requirements.read(words, (), index=True)
+
+    typed = read("torch==2.13.0", "ray[train]>=2", "numpy")
+    assert typed.file.read_text() == "numpy\nray[train]>=2\ntorch==2.13.0\n"
+    assert typed.title == "torch==2.13.0, ray[train]>=2, numpy"
+    assert read("torch").file.read_text() == "torch\n"
+    again = read("numpy", "torch==2.13.0", "ray[train]>=2")  # the order makes no other environment
+    kind = (LINUX.version, LINUX.machine, LINUX.libc)
+    assert again.key(*kind) == typed.key(*kind)
+    Path("requirements.txt").write_text("einops\n")
+    both = read("requirements.txt", "timm")
+    assert both.file.read_text() == f"-r {tmp_path}/requirements.txt\ntimm\n"
+    assert b"einops" in both.text
+    Path("mine-1.0-py3-none-any.whl").write_bytes(b"")
+    wheel_of = read("mine-1.0-py3-none-any.whl").file.read_text()
+    assert wheel_of == f"{tmp_path}/mine-1.0-py3-none-any.whl\n"
+    for words, error in (
+        (("requirments.txt",), r"requirments\.txt cannot be read"),
+        (("uv.lock", "numpy"), r"uv\.lock cannot stand beside packages"),
+        (("./torch",), "neither a file here nor a package"),
+        (("to rch",), "neither a file here nor a package"),
+        (("$(reboot)",), "neither a file here nor a package"),
+    ):
+        with pytest.raises(UsageError, match=error):
+            read(*words)
 
 
 def test_what_fits_a_libc() -> None:
@@ -91,7 +126,7 @@ def test_wheels_are_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         wheel(links, "other", version)
     file = tmp_path / "requirements.txt"
     file.write_text("mine\n")
-    sources = requirements.read(file, (str(links),), index=False)
+    sources = requirements.read((str(file),), (str(links),), index=False)
     said: list[str] = []
     key = sources.key(LINUX.version, LINUX.machine, LINUX.libc)
     directory = wheels.wheels_for(LINUX, key, sources, said.append)
