@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.common.text import plural
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Finding, odd_values, unequal
-from orchestrator.head.nodes.facts import by_value, listed, release, where_torch_is
+from orchestrator.head.nodes.facts import by_value, how_to_get_torch, listed, release
 
 OLDEST_TORCH = (2, 8)  # that the engine can shard with
 
@@ -40,12 +40,12 @@ def torch(case: Case) -> Iterator[Finding]:
     if not case.needs.torch:
         return
     there = [(node.name, facts.torch) for node, facts in case.seen if facts.torch]
-    for node, facts in case.seen:
-        if not facts.torch:
-            fix = where_torch_is({node.name: facts})
-            fix = fix or f"on {node.name}: {facts.python} -m pip install torch" + version_of(there)
-            what = f"{node.name}: {facts.python} has no torch"
-            yield Finding("torch", BAD, (node.name,), what, fix)
+    lacking = {node.name: facts for node, facts in case.seen if not facts.torch}
+    if lacking:
+        of_python = by_value((name, facts.python) for name, facts in lacking.items())
+        what = "; ".join(f"{listed(who)}: {path} has no torch" for path, who in of_python.items())
+        most, _ = odd_values([(name, without_build(version)) for name, version in there])
+        yield Finding("torch", BAD, tuple(lacking), what, how_to_get_torch(lacking, most or ""))
     yield from too_old(case, there)
     releases = [(name, without_build(version)) for name, version in there]
     _, others = odd_values(releases)
@@ -99,6 +99,8 @@ def imports(case: Case) -> Iterator[Finding]:
             yield Finding(
                 "torch", UNKNOWN, (node.name,), f"{node.name}: torch was not tried: {reason}"
             )
+        elif checkup.torch.error and node.facts and not node.facts.torch:
+            continue  # that there is none is said already
         elif checkup.torch.error:
             what = f"{node.name}: importing torch fails: {checkup.torch.error}"
             fix = f"on {node.name}: {checkup.torch.python} -c 'import torch'"
@@ -122,11 +124,6 @@ def without_build(version: str) -> str:
     """Shorten a version to its release: 2.13.0 for 2.13.0+cu130."""
     match = re.match(r"\d+(\.\d+)*", version)
     return match.group() if match else version
-
-
-def version_of(there: list[tuple[str, str]]) -> str:
-    most, _ = odd_values([(name, without_build(version)) for name, version in there])
-    return f"=={most}" if most else ""
 
 
 def nccl(case: Case) -> Iterator[Finding]:

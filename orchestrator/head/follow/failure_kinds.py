@@ -85,10 +85,6 @@ OF_MACHINES = (
 )
 OF_DEVICES = re.compile(r"CUDA error|HIP error|NCCL error|\bNVML|\bECC\b|Input/output error")
 
-EVERYWHERE = (  # where no node has what is missing
-    "no node has it: install it on all of them for the Python that the job runs (--python chooses"
-    " another), or say where it is with --env PYTHONPATH=DIR"
-)
 HELPER_FIX = (
     "something killed a process that the rank had started, usually the kernel for lack of memory:"
     " fewer DataLoader workers or smaller batches; see `dmesg` and `free -g` on that node"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 from orchestrator.common.text import plural
 from orchestrator.head.follow import failure_kinds
+from orchestrator.head.nodes import packages
 from orchestrator.head.screen.output import printable
 from orchestrator.protocol.events import Ended, RankEnded, RankError
 from orchestrator.records.outcome import Cause, OtherFailure, Verdict
@@ -279,7 +280,8 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> Verdict | None:
         and "No module named" in first.message
     ):
         # No machine's fault: none of them is named in its history, or given up for a spare.
-        first = replace(first, kind="exception", fix=failure_kinds.EVERYWHERE)
+        fix = packages.missing_everywhere(first.message)
+        first = replace(first, kind="exception", fix=fix)
     known = len(first_failures) + (first.rank is not None and first.kind != "ended_early")
     of_first = {field.name: getattr(first, field.name) for field in fields(Cause)}
     of_first["message"] = printable(first.message)  # pages and notices have no use for its colours

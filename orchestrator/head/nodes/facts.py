@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.nodes.packages import bootstrap_words
 from orchestrator.protocol.facts import Interface
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.machine import Probed
@@ -92,6 +93,18 @@ def by_value(values: Iterable[tuple[N, V]]) -> dict[V, list[N]]:
     return found
 
 
+def how_to_get_torch(without: Mapping[str, Facts], version: str) -> str:
+    """Say what to type for nodes whose Python has no torch; the others have this version."""
+    there = where_torch_is(without)
+    if there:
+        return there
+    return (
+        f"{bootstrap_words(['numpy'], version)}   makes an environment with it on every node; a"
+        " requirements.txt does, too\n  or name a Python that has it: --python /path/to/python, or"
+        " python=/path in the list"
+    )
+
+
 def where_torch_is(without: Mapping[str, Facts]) -> str:
     """Say which Pythons of these nodes have torch, as it may be typed; nothing where none has."""
     found = {
@@ -99,6 +112,8 @@ def where_torch_is(without: Mapping[str, Facts]) -> str:
         for name, facts in without.items()
     }
     first = next(iter(found.values()), [])
+    if first and all(of_bootstrap(found_here) for found_here in found.values()):
+        return "orchestrator bootstrap made an environment with it there: --activate bootstrap"
     everywhere = [python for python in first if all(python in others for others in found.values())]
     if everywhere:
         # In quotes, a shell here leaves it the home of each node.
@@ -106,6 +121,11 @@ def where_torch_is(without: Mapping[str, Facts]) -> str:
         return f"these have it there: --python {' or '.join(words)}"
     places = [f"{name} python={pythons[0]}" for name, pythons in found.items() if pythons]
     return f"these have it, as lines of the list: {'; '.join(places)}" if places else ""
+
+
+def of_bootstrap(pythons: Sequence[str]) -> bool:
+    """Tell whether the environment that bootstrap made last is among these."""
+    return any(python.endswith("/environments/newest/bin/python") for python in pythons)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -20,10 +20,10 @@ from orchestrator.head.nodes.facts import (
     Facts,
     ProbedNode,
     by_value,
+    how_to_get_torch,
     listed,
     names,
     release,
-    where_torch_is,
 )
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import nccl_env
@@ -171,13 +171,12 @@ def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
 def check_torch(nodes: Sequence[ProbedNode]) -> None:
     without = [node for node in nodes if not node.facts.torch]
     if without:
-        fix = "name a Python that has it: --python /path/to/python, or python=/path in the list"
         lacking = by_value((node.name, node.facts.python) for node in without)
-        there = where_torch_is({node.name: node.facts for node in without})
+        version = next((node.facts.torch for node in nodes if node.facts.torch), "")
         raise CheckFailed(
             "there is no torch on: "
             + ", ".join(f"{listed(where)} ({python})" for python, where in lacking.items()),
-            f"{fix}\n  {there}" if there else fix,
+            how_to_get_torch({node.name: node.facts for node in without}, version),
         )
 
 

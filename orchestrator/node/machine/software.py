@@ -10,6 +10,7 @@ import re
 import sys
 from typing import Any
 
+from orchestrator.node.job.run_directory import home as files_home
 from orchestrator.node.machine import sysfs
 from orchestrator.protocol.facts import Software
 
@@ -57,7 +58,8 @@ def pythons_with_torch(workdir: str) -> tuple[str, ...]:
     """Look for environments with torch where the chosen Python has none; as they may be typed."""
     home = os.path.expanduser("~")
     found: dict[str, None] = {}
-    for pattern in ENVIRONMENTS:
+    ours = os.path.join(glob.escape(files_home()), "environments/newest")
+    for pattern in (ours, *ENVIRONMENTS):
         path = pattern.replace("{work}", glob.escape(workdir)).replace("~", glob.escape(home), 1)
         for version in sorted(glob.glob(f"{path}/lib/python3*/site-packages/torch/version.py")):
             python = os.path.join(version.rpartition("/lib/python3")[0], "bin/python")

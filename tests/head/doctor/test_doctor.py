@@ -232,7 +232,14 @@ def test_the_fix_names_the_version_of_most() -> None:
     assert found.nodes == ("gpu2", "gpu3")
     assert found.fix.endswith("pip install torch==2.13.0")
     (found,) = findings(case({"torch": ""}))
-    assert found.fix == "on gpu4: /usr/bin/python3 -m pip install torch==2.13.0"
+    assert found.fix.startswith("orchestrator bootstrap torch==2.13.0 numpy ")
+
+
+def test_one_fact_is_one_finding() -> None:
+    without = {"torch": "", "checkup": look(torch=Torch("/p", error="No module named 'torch'"))}
+    (found,) = findings(case(without, without))
+    assert found.nodes == ("gpu3", "gpu4")
+    assert found.what == "gpu3, gpu4: /usr/bin/python3 has no torch"
 
 
 def test_the_engine_runs_where_its_directory_is_not() -> None:
