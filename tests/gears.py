@@ -53,6 +53,7 @@ SLOW = [
     "tests/node/job/test_rank.py::test_a_program_",
     "tests/node/job/test_rank.py::test_forked_ranks_draw_different_numbers[torch",
     "tests/node/job/test_supervisor.py",
+    "tests/node/warm/test_same_start.py",
     "tests/node/warm/test_warm.py",
     "tests/protocol/test_message.py::test_each_field_of_a_wrong_type_is_nonsense[Spec]",
     "tests/protocol/test_message.py::test_each_field_of_a_wrong_type_is_nonsense[Started]",
@@ -188,6 +189,7 @@ LONG = [
     "tests/engine/sharding/test_models.py::test_models_train_as_in_a_plain_loop[nodes1]",
     "tests/head/commands/test_prune.py::test_interrupted_anywhere_each_is_whole_or_gone[Ctrl-C]",
     "tests/node/job/test_programs.py::test_many_programs",
+    "tests/node/warm/test_same_start.py::test_what_a_rank_sees_in_many_draws",
     "tests/node/job/test_supervisor.py::test_with_the_real_torchrun[fork-end]",
     *(
         "tests/node/warm/test_warm.py::test_a_stop_at_every_moment_after_the_offer"

@@ -240,7 +240,7 @@ def start_again(experiment: Experiment, ended: JobRecord, gathered: Gathered, sa
     orders = [Start(place=place) for place in places(starting, ports)]
     results = start_all(starting, gathered.channels, orders)
     started = all_answers(starting.nodes, results)
-    say_how_warm(starting.nodes, started, say, cold="cold start: nothing waited there yet")
+    say_how_warm(starting.nodes, started, say)
     running = record.has_started(experiment, starting)
     return Running(running, gathered.channels, logs)
 
@@ -308,17 +308,13 @@ def start_all(
     return results
 
 
-def say_how_warm(
-    nodes: Sequence[NodeRecord], started: Sequence[StartedHere], say: Say, cold: str = ""
-) -> None:
-    """Say which nodes started from warm processes, and why others did not; or `cold`."""
+def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere], say: Say) -> None:
+    """Say which nodes started from warm processes, and why others did not, where that was asked."""
     pairs = list(zip(nodes, started, strict=True))
     warm = [node.name for node, answer in pairs if answer.warm.warm]
     if warm:
         say(f"warm start on {'all nodes' if len(warm) == len(nodes) else ', '.join(warm)}")
-    whys = [
-        (node.name, answer.warm.why or ("" if answer.warm.warm else cold)) for node, answer in pairs
-    ]
+    whys = [(node.name, answer.warm.why) for node, answer in pairs]
     for reason, names in by_value(whys).items():
         if reason:
             say(f"{', '.join(names)}: {reason}")

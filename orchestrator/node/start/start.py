@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.processes import OPTIONS
-from orchestrator.node.job.run_directory import RunDir, home, machine
+from orchestrator.node.job.run_directory import RunDir, machine
 from orchestrator.node.server.ports import Ports
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
 from orchestrator.node.transfer import outputs, payload
@@ -142,8 +142,9 @@ def take_warm(
     visit: Visit, run: RunDir, spec: Spec, files: list[int]
 ) -> tuple[WarmSupervisor | None, str]:
     """Hand the job over to a warm process; without one that fits, say why."""
-    if not spec.warm and not os.path.isdir(os.path.join(home(), "warm")):
-        return None, ""
+    later = spec.attempt is not None and spec.attempt.number > 1
+    if spec.fresh or not (spec.warm or later):
+        return None, ""  # what others left is for those who ask for it
     from orchestrator.node.warm.handover import hand_over  # not for every start
 
     attempt = hand_over(run, spec, os.environ, visit.umask, files)

@@ -7,11 +7,14 @@ start in its place. The ranks are forked from this process, so it imports nothin
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import gc
 import importlib
 import importlib.machinery
 import itertools
+import locale
+import multiprocessing
 import os
 import select
 import signal
@@ -112,7 +115,7 @@ def main() -> None:
     if sys.flags.no_site:
         begin(control)
     order, files = frames.receive(control)
-    sys.path[0] = os.getcwd()  # not this file's directory, which is ours
+    fast_torchrun.begin_path_here()  # not with this file's directory, which is ours
     try:
         while "command" not in order:
             if "modules" in order:  # once, and again when a later job has imported more
@@ -132,7 +135,8 @@ def begin(control: socket.socket) -> NoReturn:
     A sitecustomize, a usercustomize or a .pth file may read any variable: the new process has those
     that were read, and a job with others of these starts cold.
     """
-    del sys.path[0]  # a program is not known yet
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # a program is not known yet
     with watched():
         site.main()
     reader = next(iter(Reading.unfit), "")
@@ -189,6 +193,7 @@ def warm_up(modules: list[str], skip: tuple[str, ...], control: socket.socket) -
         examine("what Python imports at its start", handlers)
     importlib.import_module("torch.distributed.run")
     examine("torch", handlers)
+    before = seen_by_all()
     packages = {name.partition(".")[0] for name in modules}
     unfit: dict[str, str] = {}
     for name in modules:
@@ -206,6 +211,7 @@ def warm_up(modules: list[str], skip: tuple[str, ...], control: socket.socket) -
             unfit[reader] = f"{reader} reads {Reading.unfit[reader]} when it is imported"
         try:
             examine(package, handlers)
+            before = unchanged(before, package)
         except Unfit as error:
             raise Unfit(str(error), *{**unfit, package: ""}) from None
     if unfit:
@@ -239,6 +245,33 @@ def examine(package: str, handlers: dict[int, Any]) -> None:
         raise Unfit(f"{package} handles signal {changed[0]:d} when it is imported")
 
 
+def seen_by_all() -> dict[str, Any]:
+    """Return what a program would find changed by a package that it never imports itself."""
+    hooks = [name for name in dir(sys) if name.endswith("hook")]
+    return {
+        "variables": dict(os.environ),
+        "the path": list(sys.path),
+        "the finders of modules": list(map(str, sys.meta_path)),
+        "hooks of the interpreter": {name: id(getattr(sys, name)) for name in hooks},
+        "the limit of recursion": sys.getrecursionlimit(),
+        "the locale": locale.setlocale(locale.LC_ALL),
+        "the directory": os.getcwd(),
+        "builtins": len(vars(builtins)),
+        "threads' switch interval": sys.getswitchinterval(),
+        "timeouts of sockets": socket.getdefaulttimeout(),
+        "how processes are started": multiprocessing.get_start_method(allow_none=True),
+    }
+
+
+def unchanged(before: dict[str, Any], package: str) -> dict[str, Any]:
+    """Return what all see now; refuse where a package has changed it."""
+    now = seen_by_all()
+    changed = [what for what, value in now.items() if value != before[what]]
+    if changed:
+        raise Unfit(f"{package} changes {changed[0]} when it is imported")
+    return now
+
+
 def files_it_came_from() -> dict[str, list[int]]:
     """Return each file that was imported, and what says where to look for them, as it is now."""
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
@@ -265,11 +298,14 @@ def become(order: dict[str, Any], output: int) -> None:
     environment = {respelt(name): respelt(value) for name, value in order["environment"].items()}
     command = [respelt(word) for word in order["command"]]
     # What stands first in this memory stays there: C code may have kept pointers to it.
-    before = list(os.environ.items())
-    kept = itertools.takewhile(lambda item: environment.get(item[0]) == item[1], before)
+    before = executed_with()
+    kept = itertools.takewhile(lambda item: environment.get(item[0]) == item[1], before.items())
     shown = {**dict(kept), **environment}
+    changed = {n: v for n, v in os.environ.items() if before.get(n) != v}
+    removed = before.keys() - os.environ.keys()
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update({n: v for n, v in environment.items() if n not in removed})
+    os.environ.update(changed)
     if not process_title.show_environment(shown):
         start_cold(command, environment)
     process_title.show_command(command)
@@ -278,6 +314,16 @@ def become(order: dict[str, Any], output: int) -> None:
     if hasattr(sys, "orig_argv"):  # since Python 3.10
         sys.orig_argv = command
     sys.path_importer_cache.pop(sys.path[0], None)
+
+
+def executed_with() -> dict[str, str]:
+    """Return the environment that this process began with.
+
+    Its start, torch and packages may have changed it: Python sets LC_CTYPE in the locale C.
+    """
+    with open("/proc/self/environ", "rb") as file:
+        lines = (line.partition(b"=") for line in file.read().split(b"\0"))
+        return {os.fsdecode(name): os.fsdecode(value) for name, equals, value in lines if equals}
 
 
 def respelt(word: str) -> str:

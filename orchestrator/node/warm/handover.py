@@ -35,7 +35,7 @@ class WarmSupervisor(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """The warm supervisor, or why the start has to be cold; neither where nothing was warm."""
+    """The warm supervisor, or why the start has to be cold; neither where nobody asked."""
 
     supervisor: WarmSupervisor | None = None
     why: str = ""
@@ -45,32 +45,26 @@ def hand_over(
     run: RunDir, spec: Spec, environ: Mapping[str, str], umask: int, files: Sequence[int]
 ) -> Attempt:
     """Let a warm process be the supervisor of this job, if there is one that fits."""
-    if spec.fresh:
-        return Attempt()
     reason = setting.unsuitable(spec, environ)
     if reason:
-        return Attempt(why=f"cold start: {reason}" if spec.warm or pairs.all_pairs() else "")
+        return Attempt(why=f"cold start: {reason}")
     wanted = setting.setting_of(spec, environ, pairs.library(), umask)
     key = setting.key_of(wanted)
     waited = os.path.isdir(os.path.join(pairs.root(), key))
-    there = pairs.all_pairs()
+    own = wanted.get(setting.JOB)
+    there = [pair for pair in pairs.all_pairs() if pair.setting.get(setting.JOB) == own]
     for pair in there:
         if pair.key == key:
             return take(pair, run, spec, environ, files)
-    unfit = pairs.why_unfit(key)
-    if unfit:
-        return Attempt(why=f"cold start: {unfit}")
-    if waited:
-        return Attempt(why="cold start: the process that waited was killed")
-    if not there:
-        return Attempt()
-    differs = setting.differences(there[-1].setting, wanted)
+    reason = pairs.why_unfit(key) or pairs.why_left(key)
+    if not reason and waited:
+        reason = "the process that waited was killed"
+    elif not reason and there:
+        reason = setting.in_words(setting.differences(there[-1].setting, wanted))
     if spec.warm:
         for pair in there:
             pairs.end(pair)
-    more = f" and {len(differs) - 2} more" if len(differs) > 2 else ""
-    verb = "differs" if len(differs) == 1 else "differ"
-    return Attempt(why=f"cold start: {', '.join(differs[:2])}{more} {verb}")
+    return Attempt(why=f"cold start: {reason or 'nothing waited there'}")
 
 
 def take(
@@ -101,6 +95,7 @@ def take(
                 raise PermissionError
             if lives:
                 client.settimeout(IMPORT_SECONDS)
+                reason = f"what waits still imports, after {IMPORT_SECONDS:g} s more"
             frames.send(client, order, [writing, *files])
             answer = frames.receive(client)[0]
             reason = str(answer.get("no", reason))

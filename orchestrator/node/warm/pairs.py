@@ -34,7 +34,7 @@ COMMAND_ROOM_BYTES = 4096
 MOST = 2  # on a node
 ANSWER_SECONDS = 2.0
 END_SECONDS = 10.0
-UNFIT_SECONDS = 86400.0  # as long as it is remembered that a setting cannot be made warm
+REASON_SECONDS = 86400.0  # as long as it is remembered why nothing waits with a setting
 FORGOTTEN_SECONDS = 86400.0  # after which nobody can need a file any more
 KEY_LENGTH = 16
 NO_VARIABLES: dict[str, str] = {}
@@ -80,17 +80,34 @@ def unfit_file(directory: str) -> str:
     return directory + ".unfit"
 
 
+def left_file(directory: str) -> str:
+    return directory + ".left"
+
+
 def why_unfit(key: str) -> str:
     """Return why a setting cannot be made warm, if that was tried not long ago."""
-    path = unfit_file(os.path.join(root(), key))
+    return read_reason(unfit_file(os.path.join(root(), key)))
+
+
+def why_left(key: str) -> str:
+    """Return why what waited with a setting left by itself, if nothing has waited since."""
+    return read_reason(left_file(os.path.join(root(), key)))
+
+
+def read_reason(path: str) -> str:
     try:
-        if time.time() - os.stat(path).st_mtime > UNFIT_SECONDS:
+        if time.time() - os.stat(path).st_mtime > REASON_SECONDS:
             os.unlink(path)
             return ""
         with open(path, encoding="utf-8") as file:
             return file.read(200)
     except OSError:
         return ""
+
+
+def note_reason(path: str, reason: str) -> None:
+    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        file.write(reason)
 
 
 # -- which there are --------------------------------------------------------------------------
@@ -177,13 +194,14 @@ def start(run: RunDir, environ: Mapping[str, str], umask: int, least: float = 0.
     It waits for as long as the job said, and at least for so many seconds.
     """
     try:
-        spec = run.read_spec()
-        return start_for(spec.replace(warm=max(spec.warm, least)), run, environ, umask)
+        return start_for(run.read_spec(), run, environ, umask, least)
     except (OSError, ValueError) as error:
         return str(error)
 
 
-def start_for(spec: Spec, run: RunDir, environ: Mapping[str, str], umask: int) -> str:
+def start_for(
+    spec: Spec, run: RunDir, environ: Mapping[str, str], umask: int, least: float = 0.0
+) -> str:
     reason = setting.unsuitable(spec, environ)
     if reason:
         return reason
@@ -192,14 +210,16 @@ def start_for(spec: Spec, run: RunDir, environ: Mapping[str, str], umask: int) -
     reason = why_unfit(key)
     if reason:
         return reason
-    others = all_pairs()
+    others, idle = all_pairs(), max(spec.warm, least)
     for pair in others:
         if pair.key == key:  # it may have been made for longer, or for less
-            ask(pair, {"do": "stay", "seconds": spec.warm, "modules": modules_of(run)})
+            ask(pair, {"do": "stay", "seconds": idle, "modules": modules_of(run)})
             return ""
     for pair in others[: max(0, len(others) - MOST + 1)]:
         end(pair)
     os.makedirs(root(), mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(left_file(os.path.join(root(), key)))
     variables = setting.import_environment(spec, environ)
     token = secrets.token_hex(8)
     variables[TOKEN_VARIABLE] = token
@@ -208,7 +228,7 @@ def start_for(spec: Spec, run: RunDir, environ: Mapping[str, str], umask: int) -
     pair = Pair(
         token=token,
         since=time.time(),
-        idle=spec.warm,
+        idle=idle,
         setting=wanted,
         python=spec.agent[0],
         environment={**variables, ROOM_VARIABLE: " " * min(room, 100_000)},

@@ -6,12 +6,13 @@ they say why a start was cold.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from orchestrator.node.job.ranks.agent_start import limits
 from orchestrator.node.job.supervisor import agent_environment
@@ -29,8 +30,13 @@ AT_IMPORT = re.compile(
 )
 LOGIN = re.compile(r"://[^/\s@]*:[^/\s@]*@")  # a password in an address
 SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|KEY|AUTH|COOKIE", re.IGNORECASE)
+PRIVILEGES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
+IOPRIO_GET = {"x86_64": 252, "aarch64": 31}  # numbers of the system call
+IOPRIO_WHO_PROCESS = 1
+PR_GET_THP_DISABLE = 42
 NAMESPACES = ("mnt", "pid", "net", "user", "ipc", "uts")
 MACHINE = "the machine"
+JOB = "the job"  # whose attempts alone start from it, where no launch asked for warm nodes
 PYTHON = "the Python"  # its path, and what changes with it, in lines
 SESSION = re.compile(r"session-[^/]*[.]scope")  # each login has its own
 
@@ -80,13 +86,42 @@ def setting_of(spec: Spec, environ: Mapping[str, str], library: str, umask: int)
         PYTHON: "\n".join([spec.agent[0], *identity(spec.agent[0])]),
         "the umask": f"{umask:o}",
         "the hard limits of the login": str([hard for _, _, hard in limits()]),
-        "the user or its groups": str([os.getuid(), os.getgid(), sorted(os.getgroups())]),
-        "the priority": f"{os.getpriority(os.PRIO_PROCESS, 0)} {text('/proc/self/oom_score_adj')}",
-        "the set of CPUs": str(sorted(os.sched_getaffinity(0))),
-        "the control group": SESSION.sub("session", text("/proc/self/cgroup")),
+        **inherited(),
         "the directory ~/.orchestrator": environ.get("ORCHESTRATOR_HOME", ""),
         **import_environment(spec, environ),
+        **({JOB: spec.attempt.first_job} if spec.attempt is not None and not spec.warm else {}),
     }
+
+
+def inherited() -> dict[str, str]:
+    """Return what a process has of its parent and keeps through all that it executes."""
+    lines = (line.partition(":") for line in text("/proc/self/status").splitlines())
+    status = {name: value.strip() for name, _, value in lines}
+    policy = text("/proc/self/numa_maps").split(maxsplit=2)[1:2]  # as numactl sets it
+    thp = ctypes.CDLL(None).prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0)
+    priorities = (
+        os.getpriority(os.PRIO_PROCESS, 0),
+        (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority),
+        io_priority(),
+        text("/proc/self/oom_score_adj"),
+        text("/proc/self/timerslack_ns"),
+    )
+    return {
+        "the user or its groups": f"{status['Uid']} {status['Gid']} {sorted(os.getgroups())}",
+        "the set of privileges": " ".join(status.get(name, "") for name in PRIVILEGES),
+        "the set of ignored and blocked signals": f"{status['SigIgn']} {status['SigBlk']}",
+        "the priority": " ".join(map(str, priorities)),
+        "the set of CPUs": f"{sorted(os.sched_getaffinity(0))} {status.get('Mems_allowed')}",
+        "the policy of memory": f"{text('/proc/self/personality')} {policy} {thp}",
+        "what a core dump holds": text("/proc/self/coredump_filter"),
+        "the control group": SESSION.sub("session", text("/proc/self/cgroup")),
+    }
+
+
+def io_priority() -> int:
+    """Return the priority of this process's reads and writes; os has no function for it."""
+    number = IOPRIO_GET.get(os.uname().machine)
+    return ctypes.CDLL(None).syscall(number, IOPRIO_WHO_PROCESS, 0) if number else 0
 
 
 def machine() -> str:
@@ -103,6 +138,11 @@ def identity(path: str) -> list[str]:
 
 def key_of(setting: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def in_words(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return f"{', '.join(names[:2])}{more} {'differs' if len(names) == 1 else 'differ'}"
 
 
 def differences(warm: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:

@@ -26,7 +26,14 @@ from orchestrator.node.job.ranks.agent_start import PR_SET_PDEATHSIG, AgentStart
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.job.supervisor import Supervisor, run_job
 from orchestrator.node.warm import frames
-from orchestrator.node.warm.pairs import ROOM_VARIABLE, TOKEN_VARIABLE, read, unfit_file
+from orchestrator.node.warm.pairs import (
+    ROOM_VARIABLE,
+    TOKEN_VARIABLE,
+    left_file,
+    note_reason,
+    read,
+    unfit_file,
+)
 from orchestrator.protocol.spec import Spec
 
 AGENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "agent.py")
@@ -41,7 +48,7 @@ SESSION = {
 
 
 class Leave(Exception):
-    """Raised when nothing is to be waited for any more."""
+    """Raised when nothing is to be waited for any more, with a reason for who launches next."""
 
 
 class Standby:
@@ -133,14 +140,14 @@ class Standby:
                     else:
                         self.accept()
                 self.check()
-        except Leave:
-            self.leave()
+        except Leave as reason:
+            self.leave(str(reason))
 
     def hear_agent(self) -> None:
         try:
             report, _ = frames.receive(self.control)
         except (EOFError, OSError, ValueError):
-            raise Leave from None
+            raise Leave("its torchrun ended") from None
         if "start" in report:
             self.begin(report)
             return
@@ -155,19 +162,23 @@ class Standby:
         self.stop_agent()
         self.restarts += 1
         if not report["packages"] or self.restarts > MOST_RESTARTS:
-            with open(unfit_file(self.directory), "w", encoding="utf-8") as file:
-                file.write(report["unfit"])
+            note_reason(unfit_file(self.directory), report["unfit"])
             raise Leave
         self.skip += report["packages"]
         self.spawn()
 
     def check(self) -> None:
         """Leave where waiting is wrong by now."""
-        gone = not os.path.exists(AGENT) or not os.path.exists(self.directory)
+        if not os.path.exists(AGENT) or not os.path.exists(self.directory):
+            raise Leave("its program was removed")
         # A package that comes or goes changes its directory. No job could start from here any more.
-        gone = gone or any(frames.mark(path) != mark for path, mark in self.places.items())
-        if gone or time.monotonic() >= self.until or memory_is_short():
-            raise Leave
+        changed = [path for path, mark in self.places.items() if frames.mark(path) != mark]
+        if changed:
+            raise Leave(f"{changed[0]} changed")
+        if time.monotonic() >= self.until:
+            raise Leave("its time was over")
+        if memory_is_short():
+            raise Leave("memory was short")
 
     def accept(self) -> None:
         try:
@@ -243,8 +254,11 @@ class Standby:
             os.unlink(os.path.join(self.directory, "socket"))
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def leave(self) -> None:
+    def leave(self, reason: str) -> None:
+        """Leave, and note why where somebody may wonder."""
         self.stop_agent()
+        if reason and os.path.isdir(os.path.dirname(self.directory)):
+            note_reason(left_file(self.directory), f"what waited there has left: {reason}")
         self.close()
 
 

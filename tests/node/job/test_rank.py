@@ -187,15 +187,30 @@ def test_a_program_sees_what_python_would_show_it(
 ) -> None:
     if name.startswith("/"):
         name = f"{program_tree}{name}"
+    compare_with_python(begin, program_tree, tmp_path, start, name, {})
+
+
+@both
+@pytest.mark.parametrize("name", ["real/train.py", "directory", "app.pyz", "-m package"])
+def test_a_program_sees_what_a_safe_path_leaves_it(
+    begin: Begin, program_tree: Path, tmp_path: Path, start: str, name: str
+) -> None:
+    env = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(program_tree)}
+    compare_with_python(begin, program_tree, tmp_path, start, name, env)
+
+
+def compare_with_python(
+    begin: Begin, program_tree: Path, tmp_path: Path, start: str, name: str, more: dict[str, str]
+) -> None:
     args = ["a b", "", "--flag", "$x", "*", "é\udcff"]
-    env = {**os.environ, "SEES": str(tmp_path / "python"), "PWD": str(program_tree)}
+    env = {**os.environ, **more, "SEES": str(tmp_path / "python"), "PWD": str(program_tree)}
     words = ["-m", name[3:]] if name.startswith("-m") else [name]
     subprocess.run(
         [PYTHON, "-u", *words, *args],
         check=True, env=env, cwd=program_tree, stdin=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     kind = "module" if name.startswith("-m") else "script"
-    env = {"SEES": str(tmp_path / "rank")}
+    env = {**more, "SEES": str(tmp_path / "rank")}
     ranks = begin(start, words[-1], *args, kind=kind, workdir=program_tree, env=env)
     assert ranks.end() == 0, ranks.output
     python, seen = (

@@ -39,7 +39,7 @@ def living(token: str) -> list[int]:
 
 def test_it_is_used_once_and_ended_with_proof(node: WarmNode) -> None:
     job, cold = node.run(HELLO)
-    assert not cold.warm.warm and not cold.warm.why
+    assert not cold.warm.warm and cold.warm.why == "cold start: nothing waited there"
     pair = node.keep_warm(job)
     agent = pairs.ask(pair)["agent"]
     job, warm = node.run(HELLO)
@@ -188,13 +188,39 @@ def test_a_rank_finds_the_same_as_after_a_cold_start(
 def test_another_setting_is_cold_and_says_why(node: WarmNode) -> None:
     pair = node.keep_warm(node.run(HELLO)[0])
     _, plain = node.run(HELLO, env={"LANG": "C"}, warm=0.0)
-    assert plain.warm.why == "cold start: LANG differs" and pairs.lives(pair)
+    assert not plain.warm.warm and not plain.warm.why and pairs.lives(pair)
     _, fresh = node.run(HELLO, fresh=True)
     assert not fresh.warm.warm and not fresh.warm.why and pairs.lives(pair)
     job, other = node.run(HELLO, env={"LANG": "C"})
     assert other.warm.why == "cold start: LANG differs"
     assert not alive(pair.pid) and not living(pair.token)
     assert node.keep_warm(job).key != pair.key
+
+
+def test_only_who_asks_starts_from_what_others_left(node: WarmNode) -> None:
+    """A launch without --warm does not, whatever waits there; nor does a job's first attempt."""
+    pair = node.keep_warm(node.run(HELLO)[0])
+    for fields in ({}, {"start": "plain"}, {"attempt": attempt_of("a", 1)}):
+        job, answer = node.run(HELLO, warm=0.0, **fields)
+        assert not answer.warm.warm and not answer.warm.why and job.output == {"0": "hello\n"}
+    _, other = node.run(HELLO, warm=0.0, attempt=attempt_of("a", 2))
+    assert other.warm.why == "cold start: nothing waited there" and pairs.lives(pair)
+
+
+def test_what_waits_for_a_jobs_next_attempt_is_that_jobs_alone(node: WarmNode) -> None:
+    job, _ = node.run(HELLO, warm=0.0, attempt=attempt_of("first", 1))
+    assert pairs.start(job.run, os.environ, 0o022, 600.0) == ""
+    pair = node.ready()
+    _, asked = node.run(HELLO)
+    assert asked.warm.why == "cold start: nothing waited there" and pairs.lives(pair)
+    _, another = node.run(HELLO, warm=0.0, attempt=attempt_of("another", 2))
+    assert another.warm.why == "cold start: nothing waited there" and pairs.lives(pair)
+    _, its = node.run(HELLO, warm=0.0, attempt=attempt_of("first", 2))
+    assert its.warm.warm and its.supervisor == pair.pid
+
+
+def attempt_of(job: str, number: int) -> dict[str, Any]:
+    return {"number": number, "restarts": 3, "first_job": job, "first_node": 0}
 
 
 def test_a_package_that_changed_is_imported_anew(node: WarmNode) -> None:
@@ -239,6 +265,11 @@ def test_a_variable_that_a_package_reads_is_seen(node: WarmNode) -> None:
         "import socket; kept = socket.socket()",
         "import os; rank = os.environ.get('RANK')",
         "import signal; signal.signal(signal.SIGUSR1, lambda *_: None)",
+        "import os; os.environ['SET'] = 'by a package'",
+        "import sys; sys.excepthook = print",
+        "import sys; sys.path.append('/somewhere')",
+        "import os; os.chdir('/')",
+        "import multiprocessing; multiprocessing.set_start_method('spawn')",
         "raise ValueError",
     ],
 )
@@ -324,7 +355,12 @@ def test_a_torch_that_is_not_quiet_is_remembered(node: WarmNode) -> None:
 def test_it_leaves_after_its_time(node: WarmNode) -> None:
     job, _ = node.run(HELLO, warm=0.001)
     pairs.start(job.run, os.environ, 0o022)
-    wait_until(lambda: not pairs.all_pairs() and not list(Path(pairs.root()).iterdir()), "its end")
+    wait_until(lambda: not pairs.all_pairs(), "its end")
+    _, cold = node.run(HELLO)
+    assert cold.warm.why == "cold start: what waited there has left: its time was over"
+    assert pairs.start_for(job.run.read_spec().replace(warm=60.0), job.run, os.environ, 0o022) == ""
+    names = {path.name for path in Path(pairs.root()).iterdir()}
+    assert names == {pair.key for pair in pairs.all_pairs()}, "what was noted is forgotten"
 
 
 def test_it_stays_for_as_long_as_the_last_job_said(node: WarmNode) -> None:
@@ -395,8 +431,9 @@ def test_a_killed_process_is_a_cold_start(node: WarmNode, which: str) -> None:
     wait_until(lambda: not alive(agent) and not alive(pair.pid), "the end of both")
     job, cold = node.run(HELLO)
     assert not cold.warm.warm and job.output == {"0": "hello\n"}
-    gone = which == "supervisor"  # without its agent it leaves, and removes its files
-    assert cold.warm.why == ("cold start: the process that waited was killed" if gone else "")
+    whys = {"supervisor": "the process that waited was killed"}
+    why = whys.get(which, "what waited there has left: its torchrun ended")
+    assert cold.warm.why == f"cold start: {why}"
 
 
 def test_one_that_does_not_answer_is_killed(

@@ -26,13 +26,19 @@ LAST_WORDS = datetime.timedelta(seconds=2)  # the master waits so long for other
 
 
 def main() -> None:
-    sys.path[0] = os.getcwd()  # as -m has it
+    begin_path_here()
     gc.disable()  # importing torch makes a million objects, none of them garbage: 0.1 s of 0.9
     torchrun = importlib.import_module("torch.distributed.run")
     import_ahead()
     gc.freeze()  # forked ranks share these pages until one of them writes to them
     gc.enable()
     run(torchrun)
+
+
+def begin_path_here() -> None:
+    """Search this directory first, as -m does, unless PYTHONSAFEPATH is set (since Python 3.11)."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.getcwd()
 
 
 def import_ahead() -> None:
@@ -51,7 +57,7 @@ def import_ahead() -> None:
 
 def run(torchrun: Any) -> None:
     """Be torchrun with the arguments of this process; `torchrun` is its module."""
-    sys.path[0] = os.getcwd()
+    begin_path_here()
     note_the_time()
     ask_no_name_server()
     options = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)

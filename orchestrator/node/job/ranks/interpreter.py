@@ -113,6 +113,20 @@ def finalize_objects() -> None:
             file.flush()
 
 
+def search_first(place: str, *, always: bool = False) -> None:
+    """Search this place first, as a program that is started there does.
+
+    With PYTHONSAFEPATH (since Python 3.11) that is so only where it is the program itself.
+    """
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = place  # instead of the directory of our own program
+    elif always:
+        sys.path.insert(0, place)
+    else:
+        return
+    let_users_files_win(place)
+
+
 def let_users_files_win(directory: str) -> None:
     """Forget what this process has imported and the program would take from its own directory.
 

@@ -396,16 +396,14 @@ def run_python(kind: str, name: str, args: list[str]) -> None:
     if importlib.util.find_spec("orchestrator") is None:  # for `from orchestrator import Trainer`
         sys.path.append(library)
     if kind in ("module", "engine"):
-        sys.path[0] = library if kind == "engine" else os.getcwd()
-        interpreter.let_users_files_win(sys.path[0])
+        engine = kind == "engine"
+        interpreter.search_first(library if engine else os.getcwd(), always=engine)
         interpreter.run_module(name, alter_argv=True)
     elif pkgutil.get_importer(path) is not None:  # a directory or a zip file with a __main__.py
-        sys.path[0] = path
-        interpreter.let_users_files_win(path)
+        interpreter.search_first(path, always=True)
         interpreter.run_module("__main__", alter_argv=False)
     else:
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
-        interpreter.let_users_files_win(sys.path[0])
+        interpreter.search_first(os.path.dirname(os.path.realpath(path)))
         loader = importlib.machinery.SourceFileLoader("__main__", path)
         vars(main).update(__file__=path, __loader__=loader, __cached__=None)
         exec(code_of(loader, path), vars(main))
