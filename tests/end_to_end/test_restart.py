@@ -164,3 +164,40 @@ def test_all_nodes_find_what_rank_0_alone_has_saved(apart: Head) -> None:
     for attempt, names in found.items():
         assert command.text.count(f"attempt {attempt} finds {names}") == 2, command.text
     assert command.text.count("it now, too, in ") == 2 and "WARNING" not in command.text
+
+
+MEETS_AGAIN = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+attempt = int(os.environ["ORCHESTRATOR_ATTEMPT"])
+while attempt == 1:  # until one of two is gone
+    dist.all_reduce(torch.ones(1))
+    print("together", flush=True)
+    time.sleep(0.1)
+dist.barrier()
+print("attempt", attempt, "in", os.getcwd(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_a_machine_that_comes_back_with_an_empty_disk_is_given_all_again(
+    netns_cluster: Any, tmp_path: Path
+) -> None:
+    """Its directory is not even there any more, and there is no spare."""
+    work = tmp_path / "work"
+    work.mkdir()
+    cluster = netns_cluster(2, tmpfs=[str(work), Path.home()])
+    someone = Head(cluster, work)
+    command = someone.launch(
+        *("--nproc", "1", "--max-restarts", "1", "--node-loss-timeout", "60"),
+        someone.script("meets.py", MEETS_AGAIN),
+    )
+    command.wait_for_all("node0.*together", "node1.*together")
+    cluster.power_off(1, disk_lost=True)
+    cluster.power_on(1)
+    lost = cluster.addresses[1]
+    command.wait_for(f"{lost} is given its part of the job anew")
+    assert command.finish() == 0, command.text
+    assert command.text.count("attempt 2 in ") == 2
+    assert someone.record["attempts"][0]["verdict"]["node_name"] == lost
+    assert someone.nothing_left() and not resume_dirs(someone)

@@ -85,20 +85,15 @@ def expect_code(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
         f"a launch sends the code ({about}) as far as it is lacking to {names}, where it runs in a"
         " directory of its own, NAME: before that, commands cannot be pasted there"
     )
-    workdir = f"{HOME}/NAME/{title()}"
-    checked = [
-        CheckedOut(
-            workdir=workdir,
-            tree=tree.digest,
-            differ=(),
-            own=(),
-            target=seen_here(request, node),
-            disk=node.facts.disk,
-        )
-        for node in wanted
-    ]
-    nodes = with_snapshots(nodes, wanted, checked)
+    nodes = with_snapshots(nodes, wanted, [expected(request, node) for node in wanted])
     return replace(request, notes=(*request.notes, note, *tree.notes)), nodes
+
+
+def expected(request: Request, node: Reached) -> CheckedOut:
+    """Return what a node would answer that made a snapshot; its name is not known yet."""
+    target, disk = seen_here(request, node), node.facts.disk
+    workdir = f"{HOME}/NAME/{title()}"
+    return CheckedOut(workdir=workdir, tree="", differ=(), own=(), target=target, disk=disk)
 
 
 # -- who gets it ------------------------------------------------------------------------------

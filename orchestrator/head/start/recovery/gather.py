@@ -87,6 +87,8 @@ class Gathering:
             node.name: channels[node.index] for node in record.nodes if node.index in channels
         }
         self.answers: dict[str, LivingRuns] = {}  # of the nodes that are there, by name
+        self.renewed: dict[str, NodeRecord] = {}  # those that were given their part anew
+        self.unable: dict[str, str] = {}  # and why others could not be, in words after their names
 
     def run(self) -> Gathered:
         """Return the nodes with open channels; NotBack says which are missing."""
@@ -97,9 +99,12 @@ class Gathering:
             waited = time.monotonic() - began
             choice, away = self.choose(waited)
             if not choice.problem:
+                if not self.renew(choice.nodes):
+                    continue  # another may take the place
                 for line in choice.words:
                     self.say(line)
                 return self.gathered(choice.nodes)
+            self.unable.clear()  # it may be on its way up
             if waited > patience:
                 raise NotBack(f"{choice.problem}, after {patience:.0f} s", choice.fix)
             if not said and away:
@@ -153,13 +158,26 @@ class Gathering:
             Candidate(
                 name=node.name,
                 place=place,
-                problem=problems.get(node.name, "is lost"),
+                problem=self.unable.get(node.name, problems.get(node.name, "is lost")),
                 failures=restarts.blamed(node.name),
                 cordoned=cordons.words_of(node, cordoned),
                 rests=restarts.rests(node.name) or ("" if self.has_part(node) else NOTHING_LEFT),
             )
             for node, place in [*known, *standing]
         ]
+
+    def renew(self, names: Sequence[str]) -> bool:
+        """Give nodes that have lost their part another one; say whether all have one now."""
+        known = {node.name: node for node in (*self.record.nodes, *self.record.spares)}
+        for name in names:
+            if self.parts is None or self.has_part(known[name]):
+                continue
+            try:
+                self.renewed[name] = self.parts.renew(known[name], self.say)
+            except OrchestratorError as error:
+                self.unable[name] = f"cannot be given its part of the job anew: {error.what}"
+                return False
+        return True
 
     def has_part(self, node: NodeRecord) -> bool:
         answer = self.answers.get(node.name)
@@ -168,9 +186,7 @@ class Gathering:
     def gathered(self, names: Sequence[str]) -> Gathered:
         """Number the nodes anew, each with what it has of the attempt that it began with."""
         known = {node.name: node for node in (*self.record.nodes, *self.record.spares)}
-        for name in names:
-            if self.parts is not None and not self.has_part(known[name]):
-                known[name] = self.parts.renew(known[name], self.say)
+        known |= self.renewed
         first = self.record.attempts[0].job
         before = {
             name: node if node.first_job else replace(node, first_job=first, first_node=node.index)
@@ -189,9 +205,8 @@ class Gathering:
 
     def examine(self, node: NodeRecord) -> LivingRuns:
         """Ask a node what of the job lives there, and whether it still has its part of it."""
-        question = Living(
-            runs=tuple(parts_of(self.record, node.name)), part=self.record.first_part(node)
-        )
+        part = self.record.first_part(self.renewed.get(node.name, node))
+        question = Living(runs=tuple(parts_of(self.record, node.name)), part=part)
         channel = self.open.get(node.name)
         if channel is not None:  # it hears from us by that
             try:

@@ -113,17 +113,25 @@ class Latecomers:
         with marker(Path.cwd()) as path:  # which it sees if it shares this directory
             reached = reach(transport, settled_node, question.replace(marker=path))
         reached = replace(reached, node=replace(settled_node, spare=True))
+        then = reached
+        if self.needs_code(reached):  # the directory need not be there
+            then = code.at_snapshot(reached, code.expected(prepared.request, reached))
         try:
-            return node_record(part_of(prepared, reached, 0)), reached
+            return node_record(part_of(prepared, then, 0)), reached
         except BaseException:
             reached.channel.connection.close()
             raise
+
+    def needs_code(self, node: Reached) -> bool:
+        """Tell whether a node is to run the job in a snapshot that is made for it."""
+        request = self.prepared.request
+        return code.needs_code(request) and code.gets_snapshot(request, node)
 
     def stand_by(self, reached: Reached, say: Say) -> NodeRecord:
         """Give a node the code and its part, as a spare has them from the start."""
         request, scan = self.prepared.request, self.prepared.nodes.scan
         prepared = self.prepared
-        if code.needs_code(request) and code.gets_snapshot(request, reached):
+        if self.needs_code(reached):
             if scan is None:
                 raise CheckFailed("it does not share the directory that the others run in")
             request = code.relative(request, [reached], [reached])

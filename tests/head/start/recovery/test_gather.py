@@ -169,6 +169,40 @@ def test_a_node_that_comes_back_with_an_empty_disk(
     assert known.get("b", ("run-1", 9)) == ("run-1", 9)
 
 
+class GivenLate:
+    """Cannot give some nodes their part, at first."""
+
+    def __init__(self, failing: dict[str, int]) -> None:
+        self.failing = failing
+
+    def renew(self, node: NodeRecord, say: Any) -> NodeRecord:
+        if self.failing.get(node.name, 0):
+            self.failing[node.name] -= 1
+            raise NodeError("its disk is read-only")
+        return replace(node, index=9, state="standing by")
+
+
+def test_a_node_that_cannot_be_given_its_part_gives_its_place_to_any_other(tmp_path: Path) -> None:
+    """Also to one that was named three times; and the attempt is none that failed."""
+    job = record("abc", spares="s")
+    verdict = Verdict(node=3, node_name="s", kind="signal", message="killed by signal 9")
+    job = replace(job, attempts=[replace(job.attempts[0], verdict=verdict)] * 3)
+    asking, said = gathering(tmp_path, job)
+    asking.wiped, asking.parts = "b", GivenLate({"b": 1})
+    assert "".join(one.name for one in asking.run().nodes) == "asc"
+    words = "b cannot be given its part of the job anew: its disk is read-only"
+    assert said == [f"{words}: s takes its place"]
+
+
+def test_a_node_that_is_needed_is_asked_again(tmp_path: Path) -> None:
+    job = record("abc")
+    job = replace(job, launch=replace(job.launch, node_loss_timeout=60.0))
+    asking, _ = gathering(tmp_path, job)
+    asking.wiped, asking.parts = "b", GivenLate({"b": 2})
+    gathered = asking.run()
+    assert [(one.name, one.first_node) for one in gathered.nodes] == [("a", 0), ("b", 9), ("c", 2)]
+
+
 def test_without_another_node_the_job_says_what_it_lacks(tmp_path: Path) -> None:
     asking, _ = gathering(tmp_path, record("abc"))
     asking.wiped = "b"
