@@ -22,7 +22,7 @@ import pytest
 from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces, require_sshd
-from tests.gears import dealt, gear
+from tests.gears import EXAMPLES, FIRST_GEAR_SHARE, dealt, gear
 from tests.launching import Head
 
 Cluster = FaultyLoopback | NetnsCluster
@@ -35,14 +35,20 @@ os.environ["ORCHESTRATOR_HOME"] = tempfile.mkdtemp(prefix="orch-tests-")
 atexit.register(shutil.rmtree, os.environ["ORCHESTRATOR_HOME"], ignore_errors=True)
 # How long one example takes says nothing on a machine that does other work.
 # The same examples in every run: a suite that is red by chance helps nobody.
-hypothesis.settings.register_profile("house", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("house")
+for name, share in (("first gear", FIRST_GEAR_SHARE), ("all", 1)):
+    hypothesis.settings.register_profile(
+        name, max_examples=EXAMPLES // share, deadline=None, derandomize=True
+    )
 # A shell ignores Ctrl-C for what it runs in the background, nohup hang-ups; a program inherits what
 # is ignored and not what is handled, so that all that the tests start is as in a terminal.
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(number) == signal.SIG_IGN:
         handler = signal.default_int_handler if number == signal.SIGINT else lambda *_: None
         signal.signal(number, handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.load_profile("first gear" if config.option.markexpr == "fast" else "all")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,7 +6,11 @@ the second, and no -m at all the third. An entry of a table below is the beginni
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
+
+EXAMPLES = 100  # of a property that names no number
+FIRST_GEAR_SHARE = 5  # the first gear tries one example of so many
 
 # Fixtures: whoever uses one of these waits for real hosts, or for ranks that import torch.
 CLUSTERS = {"two_nodes", "netns_cluster", "loopback_cluster", "slurm", "machines", "of_three_ranks"}
@@ -16,6 +20,7 @@ CLUSTERS = {"two_nodes", "netns_cluster", "loopback_cluster", "slurm", "machines
 SLOW = [
     "tests/head/environments/test_make.py",
     "tests/head/environments/test_requirements.py::test_wheels_are_downloaded_once",
+    "tests/head/environments/test_hashes.py::test_a_wheel_without_any_of_its_hashes_is_refused",
     "tests/clusters/",
     "tests/node/job/test_fast_torchrun.py::test_torchrun_asks_no_name_server",
     "tests/node/job/test_fast_torchrun.py::test_the_master",
@@ -26,16 +31,22 @@ SLOW = [
     "tests/engine/saving/test_export.py::test_memory_is_that_of",
     "tests/engine/saving/test_export.py::test_the_newest_that_verifies",
     "tests/engine/models/test_model.py::test_blocks_compile",
+    "tests/engine/models/test_model.py::test_a_mesh_of_any_shape_begins",
     "tests/engine/models/test_ranking.py::test_it_learns",
     "tests/engine/models/test_target.py::test_the_example_of_the_docs",
     "tests/head/commands/test_prune.py::test_interrupted_anywhere",
     "tests/head/commands/test_prune.py::test_machines_of_a_record_that_nobody_here_wrote",
     "tests/head/connect/test_channel.py::test_the_engine_and_a_users_imports",
     "tests/head/connect/test_ssh_verdicts.py",
+    "tests/head/connect/test_server_command.py::test_an_rc_file_that_takes_our_place",
     "tests/head/plan/test_plan.py::test_torchrun_understands",
     "tests/head/screen/test_screen.py::test_a_terminal_far_behind",
+    "tests/head/transfer/test_send.py::test_an_edit_on_the_way_is_seen",
+    "tests/head/transfer/test_spread.py",
     "tests/views/dashboard/test_browser.py",
     "tests/views/report/test_browser.py",
+    "tests/views/dashboard/test_app.py::test_one_that_is_removed_while",
+    "tests/views/dashboard/test_app.py::test_what_is_appended_is_seen",
     "tests/views/top/test_screen.py",
     "tests/views/top/test_terminal.py",
     "tests/views/track/test_passing_on.py::test_each_line_once",
@@ -54,10 +65,23 @@ SLOW = [
     "tests/node/job/test_rank.py::test_forked_ranks_draw_different_numbers[torch",
     "tests/node/job/test_supervisor.py",
     "tests/node/warm/test_same_start.py",
+    "tests/node/server/test_server.py::test_a_spoilt_directory_hides_no_other_job",
+    "tests/node/server/test_server.py::test_a_new_link_goes_on",
+    "tests/node/server/test_server.py::test_every_byte_is_sent_once",
+    "tests/node/server/test_server.py::test_a_slow_head_does_not_fill",
+    "tests/node/server/test_server.py::test_all_jobs_end_known_by",
+    "tests/node/server/test_server.py::test_an_end_that_takes_too_long",
+    "tests/node/server/test_server.py::test_a_head_may_take_its_time",
+    "tests/node/test_install.py::test_files_in_the_logins_directory",
+    "tests/node/test_install.py::test_what_is_damaged_is_unpacked_anew",
+    "tests/node/job/test_register.py::test_a_process_apart_is_ended",
+    "tests/node/job/test_register.py::test_what_a_frozen_supervisor",
+    "tests/node/follow/test_stop_job.py::test_a_stop_while_a_slow_node_starts",
     "tests/node/warm/test_warm.py",
     "tests/protocol/test_message.py::test_each_field_of_a_wrong_type_is_nonsense[Spec]",
     "tests/protocol/test_message.py::test_each_field_of_a_wrong_type_is_nonsense[Started]",
     "tests/records/test_checkpoint_store.py::test_pruning_keeps_its_promise",
+    "tests/records/test_goodput.py::test_a_job_of_many_days",
     "tests/scripts/test_gpu_checks.py::test_without_cuda",
     "tests/scripts/test_pictures.py",
     "tests/scripts/test_scripts.py::test_a_fresh_clone",
@@ -207,6 +231,11 @@ LONG = [
     "tests/scripts/test_pictures.py::test_they_are_of_a_real_run",
     "tests/launchers/test_coming_from.py::test_all_that_a_page_says_works",
 ]
+
+
+def examples(number: int) -> int:
+    """How many examples of a property are tried, where the gears with clusters try `number`."""
+    return max(number * hypothesis.settings().max_examples // EXAMPLES, 1)
 
 
 def gear(item: pytest.Item) -> str:

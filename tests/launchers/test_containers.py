@@ -24,6 +24,7 @@ from orchestrator.common.errors import OrchestratorError
 from orchestrator.launchers import container
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces
+from tests.gears import examples
 from tests.launchers.containers import Containers, composed, expanded
 from tests.launching import Command
 
@@ -140,7 +141,7 @@ def test_the_engine_resumes_and_a_script_is_left_alone() -> None:
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))))
 @example(ODD)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_every_argument_comes_back_from_yaml(words: list[str]) -> None:
     """Through YAML 1.1 and 1.2, and what each system puts in place of its variables."""
     escaped = [container.literal(word) for word in words]

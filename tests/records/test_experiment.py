@@ -23,6 +23,7 @@ from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.experiments import create, every, find
 from orchestrator.records.outcome import Head, Verdict
+from tests.gears import examples
 
 ROOT = Path(__file__).parents[2]
 NODE = NodeRecord(0, "bob@gpu01", "gpu01", "bob", None, "10.0.0.1", "/usr/bin/python3", 0, 2)
@@ -475,7 +476,10 @@ def spoiled(draw: st.DrawFn) -> bytes:
 @given(spoiled())
 @example(json.dumps(encode(record(nodes=[dataclasses.replace(NODE, address="../../x")]))).encode())
 @settings(
-    max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(300),
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 def test_any_record_is_a_job_or_an_error_in_words(tmp_path: Path, text: bytes) -> None:
     place = Experiment(tmp_path)

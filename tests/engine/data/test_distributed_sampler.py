@@ -16,6 +16,7 @@ from orchestrator.engine.core.settings import VARIABLE
 from orchestrator.engine.data.sharded_loader import MapShard, Parts, knows_ranks
 from tests.engine.data.test_loaders import ranks
 from tests.engine.worlds import Job, run
+from tests.gears import examples
 
 EPOCH = 2
 
@@ -42,7 +43,7 @@ def shards(
     return made
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(some.integers(9, 40), some.integers(1, 3), some.integers(1, 4), some.booleans(),
        some.booleans(), some.booleans())  # fmt: skip
 def test_on_the_ranks_that_began_it_is_torchs_own(
@@ -61,7 +62,7 @@ def test_on_the_ranks_that_began_it_is_torchs_own(
         assert all(micro.real for micro in micros)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     *(some.integers(1, 60), some.integers(1, 3), some.sampled_from([(4, 3, 4), (2, 3), (3, 1, 2)])),
     *(some.lists(some.integers(0, 3), min_size=2, max_size=2),),

@@ -24,6 +24,7 @@ from orchestrator.head.prune import plan, remove
 from orchestrator.head.prune.plan import Rules, decide
 from orchestrator.head.prune.remove import KEPT, REMOVED, Removal
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from tests.gears import examples
 
 ORCHESTRATOR = str(Path(sys.executable).parent / "orchestrator")
 NODE = NodeRecord(0, "10.9.9.9", "10.9.9.9", None, None, "10.9.9.9", "python3", 0, 1)
@@ -545,7 +546,9 @@ def test_odd_names(root: Path, typed: Typed) -> None:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), max_size=40))
 def test_any_name(tmp_path_factory: pytest.TempPathFactory, prefix: str) -> None:

@@ -18,6 +18,7 @@ from orchestrator.common.errors import EXIT_NODE, NodeError
 from orchestrator.head.connect import host_keys
 from orchestrator.head.connect.host_keys import check, fingerprint, known_keys, listed_name
 from orchestrator.head.connect.ssh_config import Destination
+from tests.gears import examples
 
 OURS, OTHER = paramiko.ECDSAKey.generate(), paramiko.ECDSAKey.generate()
 ANOTHER_KIND = paramiko.RSAKey.generate(2048)
@@ -92,7 +93,9 @@ patterns = st.lists(st.text("ab*?!.[]:2", min_size=1, max_size=6), min_size=1, m
 @given(st.lists(patterns, min_size=1, max_size=20), st.sampled_from(["ab", "a.b", "b2"]))
 @example([["!ab", "*"], ["*", "!a*"], ["[ab]:2"]], "ab")
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_any_pattern_is_read_as_openssh_reads_it(
     known_hosts: Path, lists: list[list[str]], host: str

@@ -16,6 +16,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.head.connect import ssh_config
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
 from orchestrator.head.nodes.node_list import parse_nodes
+from tests.gears import examples
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh to ask")
 
@@ -250,7 +251,9 @@ LINES = [
 @example(['Include "{quoted}"'], "gpu01", (None, None))
 @example(["Include {inner}"], "gpu01", (None, None))
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_the_shortcut_gives_what_ssh_gives(
     tmp_path: Path, lines: list[str], host: str, who: tuple[str | None, int | None]

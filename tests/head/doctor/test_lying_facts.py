@@ -21,6 +21,7 @@ from orchestrator.head.plan.dry_run import to_json, to_text
 from orchestrator.head.plan.model import Target
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.requests.machine import Probed
+from tests.gears import examples
 from tests.head.plan.probed import facts
 from tests.protocol.test_message import made, of_type
 
@@ -41,7 +42,12 @@ def lying() -> st.SearchStrategy[Facts]:
     )
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=examples(60),
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(lying(), st.none() | made(Checkup), st.sampled_from(["train.py", ""]))
 def test_any_facts_are_a_plan_or_an_error_in_words(
     said: Facts, checkup: Checkup | None, name: str

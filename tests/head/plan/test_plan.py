@@ -22,6 +22,7 @@ from orchestrator.head.plan import plan
 from orchestrator.head.plan.dry_run import quoted, shell_lines, to_json, to_text
 from orchestrator.head.plan.model import EnvSetting, Plan, Target
 from orchestrator.protocol.requests.machine import ProbeTarget
+from tests.gears import examples
 from tests.head.plan.probed import facts
 
 AUTO = Target("auto", "train.py", ())
@@ -418,7 +419,7 @@ text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=2
 
 
 @given(args=st.lists(text, max_size=5), value=text)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_any_argument_can_be_pasted(echo: str, args: list[str], value: str) -> None:
     machines = found("a", python=echo, workdir="/")
     made = make(machines, Target("auto", "train.py", tuple(args)), env={"VALUE": value})

@@ -25,6 +25,7 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen import screen as screen_module
 from orchestrator.head.screen.log_reader import LogFile, last_words
 from orchestrator.head.screen.screen import Screen, fit
+from tests.gears import examples
 from tests.head.screen.test_lines import BYTES
 from tests.head.screen.test_log_reader import append, log_in
 
@@ -137,7 +138,7 @@ def test_a_pipe_never_skips(tmp_path: Path) -> None:
     assert len(shown([log])) == 600_000
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=BYTES)
 def test_a_pipe_gets_no_control_character(data: bytes) -> None:
     screen = piped([], out := io.StringIO())

@@ -22,6 +22,7 @@ from orchestrator.protocol.control import HeadNews, PeerWord
 from orchestrator.protocol.events import EndOrder, Event
 from orchestrator.protocol.spec import LeaseTerms
 from orchestrator.protocol.timing import GONE_SECONDS, HEARSAY_SECONDS, PEER_BEAT
+from tests.gears import examples
 from tests.node.running import bare_spec
 
 SECONDS = 5.0
@@ -53,7 +54,7 @@ class Supervisor:
 
 @given(STEPS)
 @example([("here", 1.0), ("lost", 0.0), ("here", 0.0), ("left", 0.0)])
-@settings(derandomize=True, max_examples=200)
+@settings(derandomize=True, max_examples=examples(200))
 def test_only_a_head_that_did_not_take_its_leave_is_missed(steps: list[tuple[str, float]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         now = 1000.0

@@ -19,6 +19,7 @@ from orchestrator.engine.saving.in_memory import memory as memory_module
 from orchestrator.engine.saving.in_memory import memory_file
 from orchestrator.engine.saving.in_memory.memory import Memory
 from tests.engine import pair
+from tests.gears import examples
 
 FROZEN = ("body", "table", "codes")
 Tensors = dict[str, Tensor]
@@ -114,7 +115,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from(["train", "restart", *FROZEN]), max_size=8), st.randoms())
 def test_whatever_happens_the_last_state_is_found(
     tmp_path_factory: pytest.TempPathFactory, moves: list[str], chance: random.Random
