@@ -17,7 +17,7 @@ from orchestrator.records.outcome import Cause, OtherFailure, Verdict
 
 FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 PACKAGES = re.compile(
-    r"/(site|dist)-packages/|/lib/python3[.]\d+/|^<|/orchestrator/node/job/(ranks/)?(rank|fast_torchrun|run_function)[.]py$"
+    r"/(site|dist)-packages/|/lib/python3[.]\d+/|^<|/orchestrator/node/job/.*[.]py$"
 )
 IN_A_WORKER = re.compile(r"^Caught \w+ (in DataLoader worker process \d+)")
 # The first exception of a group: in its traceback each stands behind a bar.
@@ -280,8 +280,10 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> Verdict | None:
         and "No module named" in first.message
     ):
         # No machine's fault: none of them is named in its history, or given up for a spare.
-        fix = packages.missing_everywhere(first.message)
+        fix = packages.missing(first.message, everywhere=True)
         first = replace(first, kind="exception", fix=fix)
+    elif first.kind == "environment" and "No module named" in first.message:
+        first = replace(first, fix=packages.missing(first.message, everywhere=False))
     known = len(first_failures) + (first.rank is not None and first.kind != "ended_early")
     of_first = {field.name: getattr(first, field.name) for field in fields(Cause)}
     of_first["message"] = printable(first.message)  # pages and notices have no use for its colours

@@ -99,15 +99,19 @@ def pip_words(python: str, modules: Sequence[str]) -> str:
     return f"orchestrator exec -- {shlex.join(words)}"
 
 
-def missing_everywhere(message: str) -> str:
-    """Say what to do about a module that no node has, by the message of Python's error."""
+def missing(message: str, *, everywhere: bool) -> str:
+    """Say what to do about a module, by the message of Python's error.
+
+    Not `everywhere`: a rank lacks it, and the job was over before others could look for it.
+    """
     match = MODULE.search(message)
     module = match[1] if match else ""
+    who = "no node has it" if everywhere else f"{module or 'it'} is missing there, if nowhere else"
     if module in WITH_CUDA:
-        return f"no node has {module}: it comes with torch's CUDA build"
+        return f"{who}: it comes with torch's CUDA build"
     words = bootstrap_words([module] if module else [], "").replace(" torch", " torch numpy", 1)
     return (
-        f"no node has it: `{words}`, with what else the program imports, makes the same environment"
-        " on all of them (--activate bootstrap); or install it there for the Python that the job"
+        f"{who}: `{words}`, with what else the program imports, makes the same environment"
+        " on all nodes (--activate bootstrap); or install it there for the Python that the job"
         " runs (--python chooses another), or say where it is with --env PYTHONPATH=DIR"
     )

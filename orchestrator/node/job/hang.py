@@ -125,7 +125,19 @@ def collect(run: RunDir) -> dict[int, RankStacks]:
     silent = {rank: asked[rank][0] for rank, answer in answers.items() if not answer.stacks}
     for rank, text in seen(run, silent, list(ours.values())).items():
         answers[rank] = answers[rank].replace(stacks=text[:LARGEST_CHARACTERS])
+    for rank, pid in silent.items():
+        if not answers[rank].stacks:
+            answers[rank] = answers[rank].replace(program=program_of(pid, list(ours.values())))
     return answers
+
+
+def program_of(rank: int, ours: Sequence[Process]) -> str:
+    """Name the program that a rank waits for, the newest below it, and its place in the kernel."""
+    at = next(process for process in ours if process.pid == rank)
+    while children := [process for process in ours if process.parent == at.pid]:
+        at = max(children, key=lambda process: (process.started, process.pid))
+    place = read(f"/proc/{at.pid}/wchan", 0).strip()
+    return f"the program {at.name}" + (f", in the kernel's {place}()" if place.strip("0") else "")
 
 
 def seen(run: RunDir, silent: dict[int, int], ours: list[Process]) -> dict[int, str]:

@@ -142,6 +142,7 @@ class RankStacks(Message):
     state: str  # of its process, as in /proc
     stacks: str
     collectives: str  # torch's flight recorder, in JSON
+    program: str = ""  # what runs, and where in the kernel it waits, where no stacks are known
 
 
 class Stuck(Message):

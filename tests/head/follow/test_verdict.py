@@ -169,7 +169,8 @@ def test_a_module_that_no_node_has() -> None:
         everywhere is not None and "`orchestrator bootstrap torch numpy einops`" in everywhere.fix
     )
     assert everywhere.kind == "exception"  # it is no machine's fault
-    assert alone is not None and "make that node like the others" in alone.fix
+    assert alone is not None and alone.fix.startswith("einops is missing there, if nowhere else: `")
+    assert "like the others" not in alone.fix and alone.kind == "environment"
 
 
 def test_a_hang_that_is_of_no_node() -> None:

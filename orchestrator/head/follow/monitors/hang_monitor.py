@@ -71,7 +71,6 @@ class HangMonitor:
             return None  # busy with something that says nothing
         if ranks:
             self._keep(ranks)
-        fix = "" if ranks else "orchestrator doctor: does every node reach the master's port?"
         asked = [f.node for f in followers if f.node.index in self.answers]
         ended = max(0, sum(node.nproc for node in asked) - len(stuck)) if stuck else 0
         reading = hang_report.reading(stuck, ended)
@@ -80,7 +79,7 @@ class HangMonitor:
         names = {f.node.index: f.node.name for f in followers}
         node, rank = (who.node, who.rank) if who else (None, None)
         name = "" if node is None else names[node]
-        return Failure(node, name, rank, time.time(), "hang", message, fix=fix)
+        return Failure(node, name, rank, time.time(), "hang", message, fix=hang_report.fix(stuck))
 
     def _keep(self, ranks: Sequence[tuple[StuckRank, RankStacks]]) -> None:
         directory = self.experiment.path / "hang"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from orchestrator.head.follow.verdict import FRAME, PACKAGES
 from orchestrator.protocol.requests.follow import RankStacks
 
+OURS = re.compile(r"/orchestrator/node/job/.*[.]py$")
 THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+")
 DEFAULT_GROUP = "0"
 
@@ -32,7 +33,7 @@ class StuckRank:
 
 def of_rank(rank: int, node: int, answer: RankStacks) -> StuckRank:
     waits, entered = collectives(answer.collectives)
-    return StuckRank(rank, node, answer.state, where(answer.stacks), waits, entered)
+    return StuckRank(rank, node, answer.state, where(answer), waits, entered)
 
 
 def collectives(text: str) -> tuple[dict[str, tuple[int, str, float]], dict[str, int]]:
@@ -54,20 +55,33 @@ def collectives(text: str) -> tuple[dict[str, tuple[int, str, float]], dict[str,
     return waits, entered
 
 
-def where(stacks: str) -> str:
+Frame = tuple[str, str, str]  # file, line, function
+
+
+def where(answer: RankStacks) -> str:
     """Return the innermost line that is no package's: of the main thread, which is listed last, or
-    of another one, for which the main thread may be waiting."""
-    threads: list[list[tuple[str, str, str]]] = []
-    for line in stacks.splitlines():
+    of another one, for which the main thread may be waiting. Of what is no Python, its program."""
+    threads: list[list[Frame]] = []
+    for line in answer.stacks.splitlines():
         if THREAD.match(line):
             threads.append([])
         elif threads and (match := FRAME.match(line)):
             threads[-1].append((match[1], match[2], match[3]))
     frames = [frame for thread in reversed(threads) for frame in thread]
     outside = [frame for frame in frames if not PACKAGES.search(frame[0])]
+    if not outside and threads and at_its_end(threads[-1]):
+        # What the main thread waits for runs nothing but packages; one of ours never keeps it.
+        theirs = (each for each in threads[:-1] if not any(OURS.search(f[0]) for f in each))
+        outside = next(theirs, [])
     for file, line, function in outside or (threads[-1] if threads else []):
-        return f"{file}:{line} {function}()"
-    return ""
+        late = bool(outside) and outside[0] not in threads[-1] and at_its_end(threads[-1])
+        return f"{file}:{line} {function}()" + ", a thread that outlives the program" * late
+    return answer.program
+
+
+def at_its_end(main_thread: Sequence[Frame]) -> bool:
+    """Tell whether a program has run to its end, and waits for the threads that it has started."""
+    return any(function in ("_shutdown", "_python_exit") for _, _, function in main_thread)
 
 
 def absent(ranks: Sequence[StuckRank]) -> tuple[list[StuckRank], str]:
@@ -115,13 +129,34 @@ def reading(ranks: Sequence[StuckRank], ended: int = 0) -> str:
         who = "it has" if len(ranks) == 1 else f"{names(ranks)} have"
         others = "the other ranks have" if ended > 1 else "the other rank has"
         return f"{who} not ended, and {others}; {doing(ranks[0])}"
-    if not waiting and len({stuck.where for stuck in ranks}) == 1 and ranks:
-        return f"all ranks are at the same place: {ranks[0].where or 'unknown'}"
+    if at_one_place(ranks):
+        return f"all ranks are at the same place: {ranks[0].where}"
     if waiting and len(waiting) == len(ranks):
         number, name, _ = next(iter(waiting[0].waits.values()))
         return f"all ranks are in {name} #{number}: the network between them, or a GPU, is stuck"
     idle = [stuck for stuck in ranks if not stuck.waits]
     return f"no rank makes progress; rank {idle[0].rank}: {doing(idle[0])}"
+
+
+def at_one_place(ranks: Sequence[StuckRank]) -> bool:
+    """Tell whether all ranks wait at one line, or in one program, and not for each other.
+
+    The directory of a node's own copy of a file may have another name.
+    """
+    places = {stuck.where.rpartition("/")[2] for stuck in ranks}
+    return len(places) == 1 and places != {""} and not any(stuck.waits for stuck in ranks)
+
+
+def fix(ranks: Sequence[StuckRank]) -> str:
+    """Say what to do, where that is not to look for the rank that differs from the rest."""
+    if not ranks:
+        return "orchestrator doctor: does every node reach the master's port?"
+    if at_one_place(ranks):
+        return (
+            "see what that line waits for: a file, a server, a lock, an input; a program that may"
+            " be silent for longer: --hang-timeout SECONDS, or 0"
+        )
+    return ""
 
 
 def names(ranks: Sequence[StuckRank]) -> str:

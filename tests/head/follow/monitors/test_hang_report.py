@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from orchestrator.head.follow.monitors.hang_report import (
     StuckRank,
     culprit,
+    fix,
     of_rank,
     oldest_wait,
     reading,
@@ -54,11 +56,45 @@ def test_a_rank_that_waits_for_a_thread_of_its_own() -> None:
         '  File "/x/orchestrator/node/job/ranks/rank.py", line 190 in leave\n'
     )
     found = of_rank(2, 1, RankStacks(state="S", stacks=stacks, collectives=""))
-    assert found.where == "/home/me/train.py:5 load()"
+    place = "/home/me/train.py:5 load(), a thread that outlives the program"
+    assert found.where == place
     assert culprit([found], ended=3) == found and culprit([found]) is None
-    sentence = "it has not ended, and the other ranks have; it is in /home/me/train.py:5 load()"
+    sentence = f"it has not ended, and the other ranks have; it is in {place}"
     assert reading([found], ended=3) == sentence
+    assert reading([found, replace(found, rank=3)]) == f"all ranks are at the same place: {place}"
     assert reading([rank(0), rank(1)], ended=1).startswith("ranks 0, 1 have not ended, and the")
+
+
+def test_a_thread_that_runs_nothing_but_packages_is_named_and_none_of_ours() -> None:
+    stacks = (
+        "Thread 0x01 (most recent call first):\n"
+        '  File "/n0/lib/orchestrator/node/job/ranks/rank.py", line 190 in tell_collectives\n'
+        '  File "/usr/lib/python3.11/threading.py", line 982 in run\n'
+        "Thread 0x02 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/queue.py", line 171 in get\n'
+        '  File "/venv/lib/python3.11/site-packages/loader.py", line 4 in feed\n'
+        "Current thread 0x03 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown\n'
+        '  File "/n0/lib/orchestrator/node/job/ranks/interpreter.py", line 34 in end_threads\n'
+    )
+    found = of_rank(0, 0, RankStacks(state="S", stacks=stacks, collectives=""))
+    assert (
+        found.where == "/usr/lib/python3.11/queue.py:171 get(), a thread that outlives the program"
+    )
+
+
+def test_ranks_at_one_line_are_so_wherever_each_node_has_its_copy() -> None:
+    ranks = [replace(rank(n), where=f"/node{n}/code/train.py:7 nap()") for n in (0, 1)]
+    assert reading(ranks) == "all ranks are at the same place: /node0/code/train.py:7 nap()"
+    assert "what that line waits for" in fix(ranks) and fix([rank(0), rank(1)]) == ""
+
+
+def test_what_is_no_python_is_at_its_program() -> None:
+    answer = RankStacks(state="S", stacks="", collectives="", program="the program sleep")
+    ranks = [of_rank(number, 0, answer) for number in (0, 1)]
+    assert reading(ranks) == "all ranks are at the same place: the program sleep"
+    unknown = [replace(each, where="") for each in ranks]
+    assert reading(unknown) == "no rank makes progress; rank 0: its position is unknown"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": 5}', "null"])
