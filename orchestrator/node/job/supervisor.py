@@ -489,6 +489,7 @@ class Supervisor:
         self.log.flush(everything=True)
         if self.spec.attempt is None:  # else another attempt may need it
             shutil.rmtree(self.run.parcel, ignore_errors=True)
+        self.lease.wake(time.monotonic())  # what was read just now may have been the end
         more: dict[str, Any] = {}
         if self.agent_code:
             output = self.log.last.get(AGENT, b"") + self.log.last.get(GOODBYE, b"")

@@ -70,11 +70,10 @@ class Lease:
 
     def turn(self) -> float:
         """Do whatever is due; return the seconds until something is. Comes after all reading."""
-        if self.peers is None and not self.needs_head:
+        if not self.beats:
             return 60.0
         now = time.monotonic()
-        self.forgive(now - self.turned - 2 * self.beat)
-        self.turned = now
+        self.wake(now)
         if now >= self.next_beat:
             self.next_beat = now + self.beat
             self.speak(now)
@@ -87,8 +86,16 @@ class Lease:
             self.job.ask(self.order)
         return max(0.0, min(self.next_beat, self.due) - time.monotonic())
 
-    def forgive(self, stood_still: float) -> None:
-        if stood_still > 0:
+    @property
+    def beats(self) -> bool:
+        """Tell whether anybody is heard here: else there may be a minute between two turns."""
+        return self.peers is not None or self.needs_head
+
+    def wake(self, now: float) -> None:
+        """Count no time as silence of others in which this process itself did not run."""
+        stood_still = now - self.turned - 2 * self.beat
+        self.turned = now
+        if stood_still > 0 and self.beats:
             self.stood_still = max(self.stood_still, stood_still)
             self.head_at += stood_still
             if self.peers is not None:

@@ -203,6 +203,12 @@ def test_a_supervisor_that_did_not_run_counts_no_silence_and_knows_for_how_long(
     two.pass_time(PEER_BEAT)
     assert not two.jobs[0].orders and not two.jobs[1].orders
     assert [round(lease.stood_still) for lease in two.leases] == [599, 599]
+    two.leases[0].wake(two.now + 700.0)  # it ends by what it reads then
+    assert round(two.leases[0].stood_still) == 698
+    alone = Lease(Supervisor(), bare_spec())
+    alone.turn()
+    alone.wake(two.now + 60.0)
+    assert not alone.stood_still, "nobody is heard by it, and it has nothing to do for a minute"
 
 
 @contextmanager

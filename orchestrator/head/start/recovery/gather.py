@@ -15,6 +15,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.restarts import Restarts
+from orchestrator.head.start.recovery import links
 from orchestrator.head.start.recovery.candidates import Candidate, Choice, choose
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import Living, LivingRuns, Stop
@@ -87,6 +88,9 @@ class Gathering:
             node.name: channels[node.index] for node in record.nodes if node.index in channels
         }
         self.answers: dict[str, LivingRuns] = {}  # of the nodes that are there, by name
+        self.apart: dict[
+            str, str
+        ] = {}  # nodes that others cannot reach, in words after their names
         self.renewed: dict[str, NodeRecord] = {}  # those that were given their part anew
         self.unable: dict[str, str] = {}  # and why others could not be, in words after their names
 
@@ -94,12 +98,13 @@ class Gathering:
         """Return the nodes with open channels; NotBack says which are missing."""
         patience = self.record.launch.node_loss_timeout
         began, said = time.monotonic(), False
+        self.apart.clear()
         while True:
             refuse_if_stopped(self.experiment)
             waited = time.monotonic() - began
             choice, away = self.choose(waited)
             if not choice.problem:
-                if not self.renew(choice.nodes):
+                if not self.renew(choice.nodes) or not self.are_linked(choice.nodes):
                     continue  # another may take the place
                 for line in choice.words:
                     self.say(line)
@@ -161,10 +166,15 @@ class Gathering:
                 problem=self.unable.get(node.name, problems.get(node.name, "is lost")),
                 failures=restarts.blamed(node.name),
                 cordoned=cordons.words_of(node, cordoned),
-                rests=restarts.rests(node.name) or ("" if self.has_part(node) else NOTHING_LEFT),
+                rests=self.rests(node, restarts),
             )
             for node, place in [*known, *standing]
         ]
+
+    def rests(self, node: NodeRecord, restarts: Restarts) -> str:
+        """Say why a node is used only where there is no other, in words after its name."""
+        lacks_part = "" if self.has_part(node) else NOTHING_LEFT
+        return restarts.rests(node.name) or lacks_part or self.apart.get(node.name, "")
 
     def renew(self, names: Sequence[str]) -> bool:
         """Give nodes that have lost their part another one; say whether all have one now."""
@@ -178,6 +188,21 @@ class Gathering:
                 self.unable[name] = f"cannot be given its part of the job anew: {error.what}"
                 return False
         return True
+
+    def are_linked(self, names: Sequence[str]) -> bool:
+        """See that these nodes reach each other, if the last attempt may have ended by that.
+
+        One that does not is used only where there is no other: its link may be back in time.
+        """
+        verdict = self.record.attempts[-1].verdict
+        known = {node.name: node for node in (*self.record.nodes, *self.record.spares)}
+        if not links.may_be_cut(verdict) or set(names) & self.apart.keys():
+            return True
+        pairs = links.apart([known[name] for name in names], self.open)
+        if pairs:
+            name = links.who_leaves(pairs, names, verdict.node_name if verdict else None)
+            self.apart[name] = links.in_words(name, pairs)
+        return not pairs
 
     def has_part(self, node: NodeRecord) -> bool:
         answer = self.answers.get(node.name)

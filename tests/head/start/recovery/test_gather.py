@@ -16,6 +16,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.start.recovery import gather
 from orchestrator.head.start.recovery.gather import Gathering, NotBack
 from orchestrator.protocol.requests.follow import LivingRuns
+from orchestrator.protocol.requests.machine import Dial, Dialed, Listen, Listening
 from orchestrator.records import cordons, experiments
 from orchestrator.records.experiment import RESIZED, Attempt, JobRecord, NodeRecord
 from orchestrator.records.outcome import Verdict
@@ -50,14 +51,24 @@ class Asking(Gathering):
     """Nodes of which some do not answer."""
 
     silent = wiped = ""
+    cut: tuple[str, ...] = ()  # who does not reach whom
 
     def reach(self, node: NodeRecord) -> NodeChannel:
         self.asked = [*getattr(self, "asked", []), node.name]
         if node.name in self.silent:
             raise NodeError("it does not answer")
         answer = LivingRuns(living=(), has_part=node.name not in self.wiped)
+
+        def ask(request: object, _: float) -> object:
+            if isinstance(request, Listen):
+                return Listening(ports=(ord(node.name),))
+            if isinstance(request, Dial):
+                called = [node.name + chr(port) for _, port, _ in request.places]
+                return Dialed(answers=tuple("no answer" * (to in self.cut) for to in called))
+            return answer
+
         closed = SimpleNamespace(close=lambda: None)
-        return cast(Any, SimpleNamespace(connection=closed, ask=lambda *_: answer))
+        return cast(Any, SimpleNamespace(connection=closed, ask=ask))
 
 
 def gathering(tmp_path: Path, job: JobRecord, silent: str = "") -> tuple[Asking, list[str]]:
@@ -98,6 +109,28 @@ def test_who_goes_on(
     for one in (*gathered.nodes, *gathered.spares):
         assert (one.first_job, one.first_node) == ("run-1", before[one.name])
     assert set(asking.open) == set(nodes)
+
+
+@pytest.mark.parametrize(
+    ("job", "cut", "nodes", "said"),
+    [
+        (record("abc", spares="s"), ("ca", "ac"), "abs", "c and a cannot reach each other"),
+        (record("abc", spares="s"), ("ac", "ab"), "sbc", "a and b, c cannot reach each other"),
+        (record("abc", spares="st"), ("ca", "bs"), "abt", "c and a cannot reach each other: t"),
+        (record("abc"), ("ca", "ac"), "abc", "c and a cannot reach each other; it stays"),
+        (record("abc", spares="s"), (), "abc", ""),
+    ],
+)
+def test_nodes_that_do_not_reach_each_other_do_not_meet_again(
+    job: JobRecord, cut: tuple[str, ...], nodes: str, said: str, tmp_path: Path
+) -> None:
+    """Each of them answers the head. Who stays comes from the verdict, where both could."""
+    lost = Verdict(node=2, node_name="c", kind="lost", message="no word")
+    job = replace(job, attempts=[replace(job.attempts[0], verdict=lost)])
+    asking, heard = gathering(tmp_path, job)
+    asking.cut = cut
+    assert "".join(one.name for one in asking.run().nodes) == nodes
+    assert said in " ".join(heard)
 
 
 def test_a_lost_node_is_not_waited_for_where_another_can_take_its_place(tmp_path: Path) -> None:
