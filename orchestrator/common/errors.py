@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 EXIT_DONE = 0
@@ -63,6 +63,10 @@ class NodeError(OrchestratorError):
     """One or more nodes could not be reached, or were lost."""
 
     exit_code = EXIT_NODE
+
+    def __init__(self, what: str, fix: str = "", *, names: Sequence[str] = ()) -> None:
+        super().__init__(what, fix)
+        self.names = tuple(names)  # of these nodes, where the text is about several requests
 
 
 class NoKey(NodeError):

@@ -27,7 +27,16 @@ from functools import cached_property
 from pathlib import Path
 
 from ground import require_root
-from recovery_faults import FAULTS, HANG, LAST, LEASE, SHARED_MEMORY_MB, Seam, UnderFire
+from recovery_faults import (
+    FAULTS,
+    HANG,
+    LAST,
+    LEASE,
+    SHARED_MEMORY_MB,
+    VANISHES,
+    Seam,
+    UnderFire,
+)
 from recovery_programs import PROGRAMS, Program
 
 from tests.clusters.netns import NetnsCluster
@@ -38,6 +47,7 @@ GAP_STEPS = 4  # between two faults
 LAST_STEPS = 20  # before the end nothing more comes
 FAULT_LIMIT_SECONDS = 150.0  # until the next good step
 END_LIMIT_SECONDS = 240.0
+UNSENT_STEPS = 16  # that a machine may have measured since it was asked last, two seconds ago
 STEP = re.compile(r"^step (\d+) loss (\S+) rank (\d+)$", re.MULTILINE)
 
 Losses = dict[tuple[int, int], str]  # (rank, step) -> the loss as it is printed
@@ -51,6 +61,8 @@ class Blow:
     kind: str
     where: str = ""
     step: int = 0
+    until: int = 0  # the last step before the next attempt
+    victims: list[int] = field(default_factory=list)
     seconds: float = 0.0
     attempts: int = 0  # that ended by it
     verdicts: list[str] = field(default_factory=list)
@@ -67,6 +79,7 @@ class End:
     state: str = ""
     attempts: int = 0
     steps: int = 0  # whose losses were compared, of all ranks
+    unsent: list[tuple[int, int]] = field(default_factory=list)  # (rank, step): see excuses
     wrong: list[str] = field(default_factory=list)
 
 
@@ -181,6 +194,7 @@ class Trial(UnderFire):
         for file, text in self.program.files.items():
             self.head.script(file, text)
         self.blows: list[Blow] = []
+        self.before_next = 0
 
     @property
     def program(self) -> Program:
@@ -290,6 +304,7 @@ class Trial(UnderFire):
         names = [node["name"] for node in self.head.record["nodes"]]
         before, began = self.attempts, time.monotonic()
         self.victims.clear()
+        self.before_next = blow.step
         try:
             blow.where = FAULTS[kind](self)
             if self.victims:
@@ -300,6 +315,7 @@ class Trial(UnderFire):
             blow.wrong = str(error)[-1500:]
         except (OSError, KeyError, ValueError, IndexError) as error:  # the job has no part in it
             blow.wrong = f"the fault could not be made: {error!r}"
+        blow.victims, blow.until = sorted({*self.victims}), max(blow.step, self.before_next)
         self.judge(blow, before, names)
         self.repair()
         blow.seconds = round(time.monotonic() - began, 1)
@@ -313,6 +329,7 @@ class Trial(UnderFire):
             "the end of the attempt",
             FAULT_LIMIT_SECONDS,
         )
+        self.before_next = self.step
 
     def await_step(self, step: int) -> None:
         what = f"step {min(step, STEPS)}"
@@ -368,17 +385,31 @@ class Trial(UnderFire):
             yield "the weights differ"
         printed = Counter(self.printed())
         lost, doubled = said - printed, printed - said
+        for rank, step, loss in [*lost]:
+            if self.excuses(rank, step):
+                end.unsent.append((rank, step))
+                del lost[rank, step, loss]
         if lost:
             yield f"{lost.total()} lines lost: {sorted(lost)[:6]}"
         if doubled - Counter(set(doubled)):  # one may be printed and not be noted
             yield f"lines doubled: {sorted(doubled)[:6]}"
         here = self.metrics()
         gone = reference.metrics.keys() - here.keys()
+        end.unsent += sorted(key for key in gone if self.excuses(*key))
+        gone -= {*end.unsent}
         if gone:
             yield f"{len(gone)} metrics lost: {sorted(gone)[:8]}"
         wrong = [key for key in here if here[key] != reference.metrics.get(key)]
         if wrong:
             yield f"{len(wrong)} metrics differ: {sorted(wrong)[:6]}"
+
+    def excuses(self, rank: int, step: int) -> bool:
+        """Tell whether a fault took it with it: a machine vanished, or a rank was killed."""
+        for blow in self.blows:
+            before = UNSENT_STEPS if VANISHES.search(blow.kind) else 1
+            if rank in blow.victims and blow.step - before <= step <= blow.until + 1:
+                return True
+        return False
 
     def printed(self) -> Iterator[tuple[int, int, str]]:
         """Every line of a step in the logs at home."""
@@ -434,7 +465,9 @@ def summary(blows: Sequence[Blow], ends: Sequence[End], seed: int) -> str:
         own = [end for end in ends if end.program == name]
         whole = [end for end in own if not end.wrong]
         words = f"{len(whole)} of {len(own)} jobs as they should be at their end"
-        lines.append(f"{name}: {words}, {sum(end.steps for end in whole)} losses to the bit")
+        unsent = sum(len(end.unsent) for end in own)
+        words += f", {sum(end.steps for end in whole)} losses to the bit"
+        lines.append(f"{name}: {words}, {unsent} lines or metrics went with a machine or a rank")
         lines += [f"  {'; '.join(end.faults)}: {'; '.join(end.wrong)}" for end in own if end.wrong]
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -335,6 +336,8 @@ def the_same_in_each_attempt(one: Job) -> str:
     return one.order(node, "raise", always=True)
 
 
+# What a machine had not sent when it vanished, or when its rank was killed, nobody has.
+VANISHES = re.compile("cut|reboot|nothing|stopped|in the recovery")
 LAST = {"NaN": not_a_number, "the same exception in each attempt": the_same_in_each_attempt}
 FAULTS: dict[str, Callable[[Job], str]] = {
     **{name: fault for name, fault in harm.FAULTS.items() if name != "node rebooted"},
@@ -369,4 +372,4 @@ FAULTS: dict[str, Callable[[Job], str]] = {
     "spin": by_itself("spin"),
     **LAST,
 }
-__all__ = ["FAULTS", "HANG", "LAST", "LEASE", "SHARED_MEMORY_MB", "Seam", "UnderFire"]
+__all__ = ["FAULTS", "HANG", "LAST", "LEASE", "SHARED_MEMORY_MB", "VANISHES", "Seam", "UnderFire"]

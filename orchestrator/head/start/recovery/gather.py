@@ -22,7 +22,7 @@ from orchestrator.protocol.requests.follow import Living, LivingRuns, Stop
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS, SWEEP_PATIENCE_SECONDS
 from orchestrator.records import cordons
-from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiment import NOT_STARTED, Experiment, JobRecord, NodeRecord
 
 PROOF_SECONDS = 3 * SWEEP_PATIENCE_SECONDS
 RETRY_SECONDS = 1.0  # between two tries to reach a node that is away
@@ -62,12 +62,12 @@ def all_answers(nodes: Sequence[NodeRecord], results: Sequence[A | OrchestratorE
     answers = [result for result in results if not isinstance(result, OrchestratorError)]
     if len(answers) == len(results):
         return answers
-    failed = [
-        f"{node.name}: {result.what}"
+    failed = {
+        node.name: result.what
         for node, result in zip(nodes, results, strict=True)
         if isinstance(result, OrchestratorError)
-    ]
-    raise NodeError("; ".join(failed))
+    }
+    raise NodeError("; ".join(f"{name}: {what}" for name, what in failed.items()), names=[*failed])
 
 
 class Gathering:
@@ -173,8 +173,11 @@ class Gathering:
 
     def rests(self, node: NodeRecord, restarts: Restarts) -> str:
         """Say why a node is used only where there is no other, in words after its name."""
-        lacks_part = "" if self.has_part(node) else NOTHING_LEFT
-        return restarts.rests(node.name) or lacks_part or self.apart.get(node.name, "")
+        verdict = self.record.attempts[-1].verdict
+        unable = node.state == NOT_STARTED and verdict and verdict.node_name == node.name
+        words = [restarts.rests(node.name), "" if self.has_part(node) else NOTHING_LEFT]
+        words += [self.apart.get(node.name, ""), "could not start its part" if unable else ""]
+        return next(filter(None, words), "")
 
     def renew(self, names: Sequence[str]) -> bool:
         """Give nodes that have lost their part another one; say whether all have one now."""
@@ -254,7 +257,7 @@ class Gathering:
                 receipt = channel.ask(order, PROOF_SECONDS)
                 if receipt.left:
                     left = f"processes {list(receipt.left)} of {job} do not end"
-                    raise NodeError(f"{node.name}: {left}")
+                    raise NodeError(f"{node.name}: {left}", names=[node.name])
 
 
 def refuse_if_stopped(experiment: Experiment) -> None:

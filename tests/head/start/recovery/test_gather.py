@@ -13,8 +13,9 @@ import pytest
 from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import Launch
 from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.start.record import not_started
 from orchestrator.head.start.recovery import gather
-from orchestrator.head.start.recovery.gather import Gathering, NotBack
+from orchestrator.head.start.recovery.gather import Gathering, NotBack, all_answers
 from orchestrator.protocol.requests.follow import LivingRuns
 from orchestrator.protocol.requests.machine import Dial, Dialed, Listen, Listening
 from orchestrator.records import cordons, experiments
@@ -225,6 +226,19 @@ def test_a_node_that_cannot_be_given_its_part_gives_its_place_to_any_other(tmp_p
     assert "".join(one.name for one in asking.run().nodes) == "asc"
     words = "b cannot be given its part of the job anew: its disk is read-only"
     assert said == [f"{words}: s takes its place"]
+
+
+def test_a_node_on_which_an_attempt_could_not_begin_makes_way_at_once(tmp_path: Path) -> None:
+    """Three such attempts in a row would be the end of the job, with a spare that stands by."""
+    job = record("abc", spares="s")
+    with pytest.raises(NodeError, match="b: its disk is full") as full:
+        all_answers(job.nodes, [None, NodeError("its disk is full"), None])
+    failed = not_started(replace(job, attempts=[]), full.value)
+    assert failed.verdict is not None and failed.verdict.node_name == "b"
+    attempt = replace(job.attempts[0], state="failed", verdict=failed.verdict)
+    asking, said = gathering(tmp_path, replace(failed, attempts=[attempt]))
+    assert "".join(one.name for one in asking.run().nodes) == "asc"
+    assert said == ["b could not start its part: s takes its place"]
 
 
 def test_a_node_that_is_needed_is_asked_again(tmp_path: Path) -> None:
