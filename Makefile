@@ -1,6 +1,6 @@
 # What there is to type. ARGS go to pytest or to the program: make fast ARGS="-k plan"
 # tests/README.md says more of the tests.
-.PHONY: fast test long lint demo bench
+.PHONY: fast test long loaded lint demo bench
 ARGS =
 BENCH = logs doctor engine  # or: make bench BENCH=faults ARGS="--peers DIR"
 
@@ -12,6 +12,9 @@ test:
 
 long:
 	./scripts/test.sh --long $(ARGS)
+
+loaded:
+	./scripts/test.sh --load 10 $(ARGS)
 
 lint:
 	./scripts/lint.sh

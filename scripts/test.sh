@@ -4,12 +4,18 @@
 #   scripts/test.sh -k follow       every feature once, on real clusters
 #   scripts/test.sh --fast ...      what needs no cluster
 #   scripts/test.sh --long ...      everything there is
+#   scripts/test.sh --load 10 ...   beside ten processes that only compute; the first argument
 #
 # As root the hosts are network namespaces, as anyone else they are loopback addresses.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
 
+load=0
+if [ "${1:-}" = --load ]; then
+    load=${2:?how many processes shall compute beside the tests?}
+    shift 2
+fi
 gear=(-m "not long")
 extras=test
 case "${1:-}" in
@@ -41,5 +47,11 @@ workers=$((workers + 1))
 if [ "${gear[*]}" != "-m fast" ]; then
     # On loopback addresses all hosts are this one, and emergency_stop ends what others test there.
     [ "$(id -u)" -eq 0 ] || workers=1
+fi
+if [ "$load" -gt 0 ]; then
+    for ((number = 0; number < load; number++)); do
+        # They end with this shell, also where it is killed.
+        (while kill -0 "$$" 2>/dev/null; do for ((i = 0; i < 100000; i++)); do :; done; done) &
+    done
 fi
 exec .venv/bin/pytest -n "$((workers < 8 ? workers : 8))" --dist worksteal "${gear[@]}" "$@"

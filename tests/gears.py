@@ -91,6 +91,7 @@ ONE_RUN_PER_KEY = "observed"  # a fixture: who uses it is in the last gear
 
 # What the second gear proves with fewer cases, or proves at a lower level.
 LONG = [
+    "tests/test_booted.py",
     "tests/end_to_end/test_bootstrap.py",
     "tests/clusters/test_clusters.py::test_sixty_four_hosts",
     "tests/end_to_end/test_chaos.py",

@@ -115,10 +115,12 @@ def group(process: str = "self") -> str:
 def orphans(since: float, of_group: str, owner: int) -> list[Process]:
     """Return processes without a parent, begun since then in a group, which may be of a job.
 
-    What runs for a login is left out: a server of SSH is an orphan, too.
+    What runs for a login is left out: a server of SSH is an orphan, too. What began before its
+    time namespace seems to begin in the far future.
     """
     running = processes.everyone()
-    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    now = time.time()
+    booted = now - time.clock_gettime(time.CLOCK_BOOTTIME)
     ours, pid = {os.getpid()}, os.getpid()
     while pid in running:
         pid = running[pid].parent
@@ -126,7 +128,7 @@ def orphans(since: float, of_group: str, owner: int) -> list[Process]:
     return [
         process
         for process in running.values()
-        if booted + process.started / TICKS > since - CLOCK_SECONDS
+        if since - CLOCK_SECONDS < booted + process.started / TICKS < now + CLOCK_SECONDS
         and not process.is_dead
         and process.pid not in ours
         and (process.parent == 1 or running.get(process.parent, process).name == "systemd")

@@ -11,6 +11,7 @@ import selectors
 import signal
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -668,21 +669,25 @@ def test_all_jobs_end_known_by_directory_or_tag(
     assert [receipt.left for receipt in found] == [(), ()]
 
 
+@pytest.fixture
+def for_all() -> Iterator[Path]:
+    """A directory that other users may enter, which pytest's are not."""
+    with tempfile.TemporaryDirectory(prefix="orch-all-") as directory:
+        Path(directory).chmod(0o777)
+        yield Path(directory)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may")
 def test_jobs_of_all_users_end_when_root_wants_it(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, for_all: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One with a supervisor to ask, one without; and nothing in their files is believed."""
     jobs = {name: f"theirs-{os.getpid()}-{name}" for name in ("listens", "alone")}
     spare_others(monkeypatch, set(jobs.values()))
-    asked = tmp_path / "asked"
-    tmp_path.chmod(0o777)
-    for parent in tmp_path.parents:
-        if not parent.stat().st_mode & 0o001:  # pytest's own; their number is not ours to know
-            parent.chmod(0o755)
+    asked = for_all / "asked"
     processes = {}
     for name, job in jobs.items():
-        directory = tmp_path / name
+        directory = for_all / name
         directory.mkdir()
         os.chown(directory, 65534, 65534)
         env = {"ORCHESTRATOR_JOB": job, "NODE_RANK": "0"}
@@ -709,7 +714,7 @@ def test_jobs_of_all_users_end_when_root_wants_it(
     assert theirs["alone"].killed
     assert json.loads(asked.read_text())["why"] == "emergency"
     assert [one.left for one in theirs.values()] == [(), ()]
-    assert not list((tmp_path / "alone").iterdir())
+    assert not list((for_all / "alone").iterdir())
     processes["listens"].wait()
 
 
