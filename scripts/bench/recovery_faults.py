@@ -337,7 +337,7 @@ def the_same_in_each_attempt(one: Job) -> str:
 
 
 # What a machine had not sent when it vanished, or when its rank was killed, nobody has.
-VANISHES = re.compile("cut|reboot|nothing|stopped|in the recovery")
+VANISHES = re.compile("cut|reboot|nothing")
 LAST = {"NaN": not_a_number, "the same exception in each attempt": the_same_in_each_attempt}
 FAULTS: dict[str, Callable[[Job], str]] = {
     **{name: fault for name, fault in harm.FAULTS.items() if name != "node rebooted"},

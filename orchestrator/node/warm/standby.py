@@ -69,6 +69,7 @@ class Standby:
         self.asked = 0  # of the pair's modules, how many the agent was told to import
         self.ready = False  # it has imported them
         self.restarts = 0
+        self.job_taken: tuple[Spec, dict[str, Any], list[int]] | None = None  # with open files
         self.reads: set[str] = set()  # variables
         self.lists: set[str] = set()  # packages that look through all variables
         self.files: dict[str, list[int]] = {}  # that it has imported, as they were then
@@ -139,6 +140,8 @@ class Standby:
                         self.hear_agent()
                     else:
                         self.accept()
+                    if self.job_taken is not None:  # none of its errors is a caller's
+                        become(self, *self.job_taken)
                 self.check()
         except Leave as reason:
             self.leave(str(reason))
@@ -229,8 +232,8 @@ class Standby:
             raise Leave
         answer, _ = frames.receive(caller)
         if answer.get("go") is True:
-            caller.close()
-            become(self, spec, order, files)
+            self.job_taken = spec, order, [*files]
+            files.clear()
 
     def outdated(self, environment: dict[str, str]) -> str:
         """Say what was imported differently from how a cold start would import it, or nothing."""
@@ -284,7 +287,6 @@ START_SECONDS = 15.0
 def become(standby: Standby, spec: Spec, order: dict[str, Any], files: list[int]) -> None:
     """Be the supervisor of a job to its end, as one that was started for it."""
     ready, errors, *held = files
-    files.clear()
     os.environ.clear()
     os.environ.update(order["environ"])
     process_title.show_environment(os.environ)
