@@ -405,8 +405,13 @@ class Supervisor:
             assert rank.process is not None
             rank.gone = processes.is_leaving(rank.process)  # though we have not heard of it
             processes.send(rank.process, signal.SIGTERM)
-        if not known and self.agent is not None and self.agent_code is None:
-            os.kill(self.agent.pid, signal.SIGTERM)  # not reaped yet, so the PID is still its own
+        if not known:
+            self.signal_agent(signal.SIGTERM)
+
+    def signal_agent(self, number: signal.Signals) -> None:
+        """Send torchrun a signal, if it is not reaped yet: so long the PID is its own."""
+        if self.agent is not None and self.agent.returncode is None:
+            os.kill(self.agent.pid, number)
 
     def dismiss(self) -> None:
         """Kill torchrun once the last rank has ended.
@@ -420,8 +425,7 @@ class Supervisor:
             for rank in ranks:
                 if rank.keeper:
                     processes.send(rank.keeper, signal.SIGKILL)
-            if self.agent is not None and self.agent_code is None:
-                os.kill(self.agent.pid, signal.SIGKILL)
+            self.signal_agent(signal.SIGKILL)
 
     def kill(self) -> None:
         for process in self.living():
@@ -441,8 +445,9 @@ class Supervisor:
             if pid == 0:
                 return
             if self.agent is not None and pid == self.agent.pid:
+                self.agent.returncode = os.waitstatus_to_exitcode(status)
                 self.read_reports()  # what was said before is no consequence of this
-                self.agent_code = self.agent.returncode = os.waitstatus_to_exitcode(status)
+                self.agent_code = self.agent.returncode
                 self.sweep_since = time.monotonic()
                 self.kill_at = min(self.kill_at, self.sweep_since + SWEEP_GRACE_SECONDS)
                 if self.agent_code and not self.why:

@@ -17,7 +17,7 @@ import pytest
 
 from orchestrator.node.job import supervisor
 from orchestrator.node.job.ranks import fast_torchrun
-from orchestrator.node.job.supervisor import FAILED_GRACE_SECONDS
+from orchestrator.node.job.supervisor import FAILED_GRACE_SECONDS, RankProcess, Supervisor
 from tests.node.running import PYTHON, Job, alive, bare_spec, script, wait_until
 
 NewJob = Callable[..., Job]
@@ -531,6 +531,23 @@ def test_torchrun_is_not_waited_for_once_all_ranks_have_ended(
     assert "sh" not in ended["killed"].values()  # as it would be once its grace is over
     assert job.ended() == {0: -15, 1: -15}
     assert not job.living()
+
+
+def test_torchrun_that_is_reaped_is_not_killed_by_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last rank's report may come just then, and the PID may be another process's."""
+    job, rank = object.__new__(Supervisor), RankProcess(0)
+    rank.state, rank.code = "ended", 1
+    monkeypatch.setattr(supervisor.os, "kill", lambda *_: pytest.fail("somebody was hit"))
+    with subprocess.Popen(["false"]) as agent:
+        job.agent, job.agent_code, job.ranks = agent, None, {0: rank}
+        job.spec, job.asked, job.why = bare_spec(), True, "the job failed"
+        job.kill_at = float("inf")
+        monkeypatch.setattr(job, "read_reports", job.dismiss)
+        monkeypatch.setattr(job, "living", list)
+        wait_until(lambda: job.reap() or job.agent_code)
+    assert job.agent_code == 1
 
 
 def test_torchrun_that_is_not_there(new_job: NewJob, tmp_path: Path) -> None:

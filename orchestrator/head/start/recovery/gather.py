@@ -106,16 +106,23 @@ class Gathering:
             if not choice.problem:
                 if not self.renew(choice.nodes) or not self.are_linked(choice.nodes):
                     continue  # another may take the place
-                for line in choice.words:
-                    self.say(line)
-                return self.gathered(choice.nodes)
-            self.unable.clear()  # it may be on its way up
-            if waited > patience:
-                raise NotBack(f"{choice.problem}, after {patience:.0f} s", choice.fix)
-            if not said and away:
+                apart = [
+                    f"{name} {self.apart[name]}" for name in choice.nodes if name in self.apart
+                ]
+                if not apart or waited > patience:
+                    for line in choice.words:
+                        self.say(line)
+                    return self.gathered(choice.nodes)
+                waits = f"{'; '.join(apart)}: waiting for that link"
+            else:
+                if waited > patience:
+                    raise NotBack(f"{choice.problem}, after {patience:.0f} s", choice.fix)
+                waits = f"waiting for {', '.join(away)} to come back" if away else ""
+            self.apart.clear()  # the link may be back,
+            self.unable.clear()  # and a node on its way up
+            if waits and not said:
                 said = True
-                names = ", ".join(away)
-                self.say(f"waiting for {names} to come back, for {patience:.0f} s at most")
+                self.say(f"{waits}, for {patience:.0f} s at most")
             time.sleep(RETRY_SECONDS)
 
     def choose(self, waited: float) -> tuple[Choice, list[str]]:
@@ -147,7 +154,8 @@ class Gathering:
             name for name in absent if problems.get(name, NOTHING_LEFT) != NOTHING_LEFT
         ]  # nobody has said that it is lost
         choice = choose(self.candidates(problems), least, most)
-        if others and choice.problem:
+        suspects = {one.name for one in self.candidates(problems) if one.suspect}
+        if others and (choice.problem or suspects & {*choice.nodes}):
             visit([*record.nodes, *record.spares], lost=True)
             choice = choose(self.candidates(problems), least, most)
         if fleeting and waited < AWAY_SECONDS and not choice.problem:

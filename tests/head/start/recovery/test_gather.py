@@ -112,6 +112,11 @@ def test_who_goes_on(
     assert set(asking.open) == set(nodes)
 
 
+def lost_before(nodes: str, spare: str) -> JobRecord:
+    job = record(nodes, spares=spare)
+    return replace(job, spares=[replace(one, state="lost") for one in job.spares])
+
+
 @pytest.mark.parametrize(
     ("job", "cut", "nodes", "said"),
     [
@@ -120,6 +125,8 @@ def test_who_goes_on(
         (record("abc", spares="st"), ("ca", "bs"), "abt", "c and a cannot reach each other: t"),
         (record("abc"), ("ca", "ac"), "abc", "c and a cannot reach each other; it stays"),
         (record("abc", spares="s"), (), "abc", ""),
+        # One that was lost before is looked for: it may be back.
+        (lost_before("abc", "s"), ("cb", "bc"), "abs", "c and b cannot reach each other: s"),
     ],
 )
 def test_nodes_that_do_not_reach_each_other_do_not_meet_again(
