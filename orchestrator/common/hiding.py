@@ -1,29 +1,89 @@
-"""Take secrets out of what is written down or told: by their values, and by what gives them away.
+"""Take secrets out of what is written down or sent: by their values, and by what gives them away.
 
-Shipped to the nodes: the standard library alone, and Python 3.9.
+The one border: what a node writes down or sends home goes through `hide` or `masked`, with the
+values `of_environment`; what the head writes does so with those of the launch. Shipped to the
+nodes: the standard library alone, and Python 3.9. rank.py loads it by its path.
 """
 
 from __future__ import annotations
 
+import binascii
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
 REDACTED = "(redacted)"
 SHORTEST = 4
+SHORTEST_TOKEN = 8
 LONG_LINE = 16
-# user:password@ in a URL, whatever the variable is called, and what stands for both over HTTP
-URL_LOGIN = re.compile(
-    r"(?<=://)[^/\s]*:[^/\s]+(?=@)|(?<=http://)[^/\s@]+(?=@)|(?<=https://)[^/\s@]+(?=@)"
+# Names of variables and options that hold a secret.
+NAME = re.compile(
+    r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|COOKIE|WEBHOOK|CONNECTION|DSN|KEY$|_PWD$"
+    r"|(^|_)(API|ACCESS|AUTH|AUTHORIZATION|PASS|PAT|SIG|.*KEY)(_|$)",
+    re.IGNORECASE,
 )
-BEARER = re.compile(r"(?<=Bearer )\S+|(?<=Authorization: Basic )\S+")
+# user:password@ in a URL, whatever the variable is called, and what stands for both over HTTP
+URL_LOGIN = r"(?<=://)[^/\s]*:[^/\s]+(?=@)|(?<=http://)[^/\s@]+(?=@)|(?<=https://)[^/\s@]+(?=@)"
+BEARER = r"(?<=Bearer )\S+|(?<=Authorization: Basic )\S+"
+# Tokens that say by their beginning whose they are: of hubs, of forges, of clouds, of chats.
+TOKEN = (
+    r"\b(hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}"
+    r"|sk-[A-Za-z0-9_-]{20,}|xox[abeprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|AIza[\w-]{35}"
+    r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}(\.[\w-]+)?)"
+)
+UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+
+
+# -- what is secret ---------------------------------------------------------------------------
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Tell whether a variable looks like a secret by its name, and its value like no word."""
+    mixed = re.search(r"\d", value) and re.search(r"[A-Za-z]", value)
+    return bool(NAME.search(name)) and len(value) >= SHORTEST_TOKEN and bool(mixed)
+
+
+def of_environment(env: Mapping[str, str], names: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return what is to be hidden of these variables: those of these names, and what looks so."""
+    return parts(value for name, value in env.items() if name in names or is_secret(name, value))
+
+
+def parts(values: Iterable[str]) -> tuple[str, ...]:
+    """Return secret values, the lines of long ones, as keys have them, and how both are spelt."""
+    values = tuple(filter(None, values))
+    lines = (line for value in values if "\n" in value for line in value.splitlines())
+    plain = (*values, *(line for line in lines if len(line) >= LONG_LINE))
+    others = (spelt for value in plain if len(value) >= SHORTEST for spelt in spellings(value))
+    return tuple(dict.fromkeys((*plain, *others)))
+
+
+def spellings(value: str) -> Iterator[str]:
+    """Yield how a value is written inside of other texts: in URLs, JSON, reprs and headers."""
+    data = value.encode("utf-8", "surrogateescape")
+    escaped = "".join(chr(byte) if byte in UNRESERVED else f"%{byte:02X}" for byte in data)
+    yield from (escaped, escaped.replace("%20", "+"), escaped.replace("%2F", "/"))
+    yield json.dumps(value)[1:-1]
+    yield repr(value)[1:-1]
+    yield data.hex()
+    for before in range(3):  # bytes of something else, such as `user:`, in the same three
+        text = binascii.b2a_base64(bytes(before) + data, newline=False).decode().rstrip("=")
+        # What shares a character with a byte before or after is another one there.
+        text = text[(0, 2, 3)[before] : len(text) - bool((before + len(data)) % 3)]
+        if len(text) >= SHORTEST_TOKEN:
+            yield from (text, text.replace("+", "-").replace("/", "_"))
+
+
+# -- taking it out ----------------------------------------------------------------------------
 
 
 def redacted_text(text: str) -> str:
-    """Leave out the logins that a text gives away by its form."""
-    return BEARER.sub(REDACTED, URL_LOGIN.sub(REDACTED, text))
+    """Leave out the logins and tokens that a text gives away by its form."""
+    for pattern in (URL_LOGIN, BEARER, TOKEN):  # compiled when they are needed, 1 ms each
+        text = re.sub(pattern, REDACTED, text)
+    return text
 
 
 def hide(data: T, secrets: Sequence[str]) -> T:
@@ -52,16 +112,20 @@ def _hide(data: Any, secrets: Sequence[str]) -> Any:
     return data
 
 
-def parts(values: Iterable[str]) -> tuple[str, ...]:
-    """Return secret values, and the lines of long ones: a key is printed line by line."""
-    values = tuple(filter(None, values))
-    lines = (line for value in values if "\n" in value for line in value.splitlines())
-    return (*values, *(line for line in lines if len(line) >= LONG_LINE))
-
-
 def masked(output: bytes, secrets: Sequence[bytes]) -> bytes:
     """Put as many asterisks in the place of each secret: the places of all other bytes stay."""
     for secret in secrets:
         if len(secret) >= SHORTEST:
             output = output.replace(secret, b"*" * len(secret))
     return output
+
+
+def begun(output: bytes, secrets: Sequence[bytes]) -> int:
+    """Return how many bytes at the end may be the beginning of a secret, whose rest comes later."""
+    most = 0
+    for secret in secrets:
+        for size in range(min(len(secret) - 1, len(output)), max(most, SHORTEST - 1), -1):
+            if output.endswith(secret[:size]):
+                most = size
+                break
+    return most

@@ -90,3 +90,5 @@ class RankSpec(TypedDict):
     warm: float
     workdir: str
     target: TargetRecord
+    env: dict[str, str]
+    secrets: list[str]

@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from orchestrator.common.hiding import REDACTED, hide, redacted_text
+from orchestrator.common.hiding import NAME, REDACTED, hide, is_secret, parts, redacted_text
 from orchestrator.head.plan.model import EnvSetting, Plan
 
 NOT_SHOWN = "(not shown)"
 YOURS = "(yours)"
-SHORTEST_TOKEN = 8
 SHOWN = re.compile(
     r"(NCCL|RCCL|GLOO|UCX|UCC|CUDA|HIP|ROCR|ROCM|HSA|GPU|NVIDIA|TORCH|TORCHELASTIC|PYTORCH|TRITON"
     r"|OMP|KMP|MKL|OPENBLAS|SLURM|SBATCH|PBS|LSB|LC|ORCHESTRATOR)_\w+"
@@ -21,17 +20,12 @@ SHOWN = re.compile(
     r"|PWD|OLDPWD|HOSTNAME|TERM|TZ|TMPDIR|VIRTUAL_ENV|CONDA_PREFIX|CONDA_DEFAULT_ENV|CONFIG_FILE"
     r"|MASTER_ADDR|MASTER_PORT|NNODES|NODE_RANK|NODE_IP|NPROC_PER_NODE|WORLD_SIZE|RANK|LOCAL_RANK"
 )
-SECRET = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|COOKIE|WEBHOOK|CONNECTION|DSN|KEY$|_PWD$"
-    r"|(^|_)(API|ACCESS|AUTH|AUTHORIZATION|PASS|PAT|SIG|.*KEY)(_|$)",
-    re.IGNORECASE,
-)
 
 
 def redacted(env: Mapping[str, str]) -> dict[str, str]:
     """Leave out what a name or a value gives away as a secret."""
     return {
-        name: REDACTED if SECRET.search(name) else redacted_text(value)
+        name: REDACTED if NAME.search(name) else redacted_text(value)
         for name, value in sorted(env.items())
     }
 
@@ -42,19 +36,13 @@ def listed(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_listed(name: str) -> bool:
-    return bool(SHOWN.fullmatch(name)) and not SECRET.search(name)
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Tell whether a variable looks like a secret by its name, and its value like no word."""
-    mixed = re.search(r"\d", value) and re.search(r"[A-Za-z]", value)
-    return bool(SECRET.search(name)) and len(value) >= SHORTEST_TOKEN and bool(mixed)
+    return bool(SHOWN.fullmatch(name)) and not NAME.search(name)
 
 
 def shown(plan: Plan) -> Plan:
     """Return a plan as it may be shown: its secrets are hidden, also in words and other values."""
     settings = [setting for node in plan.nodes for setting in node.settings]
-    return hide(plan, list({setting.value for setting in settings if setting.secret} - {""}))
+    return hide(plan, parts({s.value for s in settings if s.secret or is_secret(s.name, s.value)}))
 
 
 def value_of(setting: EnvSetting) -> str:
@@ -83,9 +71,9 @@ def redacted_command(command: Sequence[str]) -> list[str]:
             shown.append(f"{name}={REDACTED}" if equals and before == "--secret" else word)
         elif assignment and not is_listed(assignment[1]):
             shown.append(f"{assignment[0]}{assignment[1]}={REDACTED}")
-        elif equals and SECRET.search(name.lstrip("-").replace("-", "_")):
+        elif equals and NAME.search(name.lstrip("-").replace("-", "_")):
             shown.append(f"{name}={REDACTED}")
-        elif before.startswith("-") and SECRET.search(before.lstrip("-").replace("-", "_")):
+        elif before.startswith("-") and NAME.search(before.lstrip("-").replace("-", "_")):
             shown.append(REDACTED)
         else:
             shown.append(redacted_text(word))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from orchestrator.common import hiding
 from orchestrator.common.errors import UsageError
 from orchestrator.common.text import parse_seconds
 from orchestrator.config import load
@@ -51,8 +52,11 @@ class Request:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        urls = (target.secret for target in self.told if target.secret)
-        return (*(setting.value for setting in self.env if setting.secret), *urls)
+        """Return what is hidden in all that is written down or said of this launch."""
+        urls = [target.secret for target in self.told]
+        env = self.config.env.items()
+        of_config = [value for name, value in env if hiding.is_secret(name, value)]
+        return hiding.parts([*(s.value for s in self.env if s.secret), *of_config, *urls])
 
 
 def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) -> Request:

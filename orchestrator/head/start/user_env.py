@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from orchestrator.common import hiding
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import EnvSetting
 
 LARGEST_FILE_BYTES = 1 << 20
@@ -47,7 +47,7 @@ def read(arguments: LaunchArguments, environ: Mapping[str, str]) -> tuple[EnvSet
 
 
 def yours(name: str, value: str, reason: str) -> EnvSetting:
-    return EnvSetting(name, value, reason, yours=True, secret=redact.is_secret(name, value))
+    return EnvSetting(name, value, reason, yours=True, secret=hiding.is_secret(name, value))
 
 
 def user_env(variables: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -25,6 +25,7 @@ class Partial:
     def __init__(self) -> None:
         self.data = b""
         self.since = 0.0
+        self.written = b""  # the last bytes before: a secret may have begun in them
 
 
 class JobLog:
@@ -34,6 +35,7 @@ class JobLog:
         self.ranks = os.open(ranks, flags, 0o600)
         # The longest first: one may be a part of another.
         self.secrets = [os.fsencode(secret) for secret in sorted(secrets, key=len, reverse=True)]
+        self.longest = max(map(len, self.secrets), default=0)
         self.before = before  # bytes of earlier attempts, which stand before these at the head
         self.size = os.fstat(self.log).st_size
         self.stream = ""
@@ -52,9 +54,9 @@ class JobLog:
         data = partial.data + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if len(data) - end > PARTIAL_BYTES:
-            end = len(data)
+            end = len(data) - hiding.begun(data, self.secrets)
         if end:
-            self._write(stream, memoryview(hiding.masked(data[:end], self.secrets)))
+            self._write(stream, self._masked(partial, data[:end]))
         partial.data = data[end:]
         if end or not begun:  # one that only grows (dots, a bar) waits from its beginning on
             partial.since = time.monotonic()
@@ -73,11 +75,22 @@ class JobLog:
                 continue
             left = partial.since + PARTIAL_SECONDS - now
             if everything or left <= 0:
-                self._write(stream, memoryview(hiding.masked(partial.data, self.secrets)))
-                partial.data = b""
+                held = 0 if everything else hiding.begun(partial.data, self.secrets)
+                end = len(partial.data) - held  # the rest of a secret comes, or another word
+                if end:
+                    self._write(stream, self._masked(partial, partial.data[:end]))
+                    partial.data = partial.data[end:]
             else:
                 due = left if due is None else min(due, left)
         return due
+
+    def _masked(self, partial: Partial, data: bytes) -> memoryview:
+        if not self.secrets:
+            return memoryview(data)
+        before = len(partial.written)
+        whole = partial.written + data
+        partial.written = whole[-self.longest :]
+        return memoryview(hiding.masked(whole, self.secrets))[before:]
 
     def _write(self, stream: str, data: memoryview) -> None:
         """Write if possible: the job goes on without its log, and a gap is reported later."""

@@ -76,7 +76,8 @@ class Supervisor:
     def __init__(self, run: RunDir, spec: Spec | None = None) -> None:
         self.run = run
         self.spec = spec or run.read_spec()
-        self.secrets = hiding.parts(self.spec.env.get(name, "") for name in self.spec.secrets)
+        env = {**os.environ, **self.spec.env}
+        self.secrets = hiding.of_environment(env, self.spec.secrets)
         before = self.spec.attempt.log if self.spec.attempt else 0
         self.log = JobLog(run.log, run.ranks, before, self.secrets)
         self.evidence = Evidence()

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
+from orchestrator.common import hiding
 from orchestrator.node.job.ranks.agent_start import limits
 from orchestrator.node.job.supervisor import agent_environment
 from orchestrator.protocol.spec import Spec
@@ -28,8 +29,6 @@ AT_IMPORT = re.compile(
     r"|HF_|TRANSFORMERS_|TOKENIZERS_|MPL).*|GLIBC_TUNABLES|LANG|LANGUAGE|TZ|TZDIR|TMPDIR|TEMP|TMP"
     r"|VIRTUAL_ENV|LOGLEVEL|XDG_(CACHE|CONFIG|DATA)_HOME"
 )
-LOGIN = re.compile(r"://[^/\s@]*:[^/\s@]*@")  # a password in an address
-SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|KEY|AUTH|COOKIE", re.IGNORECASE)
 PRIVILEGES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
 IOPRIO_GET = {"x86_64": 252, "aarch64": 31}  # numbers of the system call
 IOPRIO_WHO_PROCESS = 1
@@ -60,15 +59,18 @@ def unsuitable(spec: Spec, environ: Mapping[str, str]) -> str:
 
 
 def matters(name: str) -> bool:
-    return AT_IMPORT.fullmatch(name) is not None and not SECRET.search(name)
+    return AT_IMPORT.fullmatch(name) is not None and not hiding.NAME.search(name)
 
 
 def public_environment(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of this job that hold nothing secret."""
+    variables = agent_environment(spec, "", environ)
+    secrets = hiding.of_environment(variables, spec.secrets)
     return {
         name: value
-        for name, value in sorted(agent_environment(spec, "", environ).items())
-        if name not in spec.secrets and not SECRET.search(name) and not LOGIN.search(value)
+        for name, value in sorted(variables.items())
+        if not hiding.NAME.search(name)
+        and value == hiding.hide(hiding.redacted_text(value), secrets)
     }
 
 

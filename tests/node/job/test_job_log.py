@@ -167,6 +167,32 @@ def test_secrets_are_masked_and_no_other_byte_moves(tmp_path: Path) -> None:
     os.close(log.ranks)
 
 
+SECRET = b"t0ken-of-a-hub"
+
+
+@pytest.mark.parametrize("cut", range(1, len(SECRET)))
+def test_a_secret_in_two_writes_is_masked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    """However long the second is in coming, no more than its first three bytes are shown."""
+    monkeypatch.setattr("orchestrator.node.job.job_log.PARTIAL_SECONDS", 0.0)
+    log = JobLog(str(tmp_path / "log"), str(tmp_path / "ranks"), secrets=[SECRET.decode()])
+    log.feed("0", b"is " + SECRET[:cut])
+    log.flush()
+    log.feed("1", b"of another\n")
+    log.feed("0", SECRET[cut:])
+    log.flush()
+    log.feed("0", b" and\nmore t0ke")
+    log.flush(everything=True)
+    said = (tmp_path / "log").read_bytes()
+    shown = SECRET[:cut] if cut < 4 else b""
+    assert said.replace(b"of another\n", b"") == b"is %b%b and\nmore t0ke" % (
+        shown, b"*" * (len(SECRET) - len(shown)),
+    )  # fmt: skip
+    os.close(log.log)
+    os.close(log.ranks)
+
+
 def test_a_log_is_gone_on_with(files: Files) -> None:
     files.job_log.feed("0", b"before\n")
     again = JobLog(str(files.log), str(files.ranks))

@@ -33,6 +33,9 @@ def test_variables_that_matter_at_import(name: str, wanted: bool) -> None:
 
 def test_a_secret_of_the_job_does_not_enter() -> None:
     env = {"HF_TOKEN": "s3cret", "HF_HOME": "/hf", "LR": "1", "HF_USER": "told secretly"}
+    env |= {"HF_ENDPOINT": "https://u:p@h/", "HF_MIRROR": "http://h/?user=told%20secretly"}
+    env |= {"HF_OTHER": "hf_abcdefghijklmnopqrstuvwxyz", "TORCH_OTHER": "a l0gin-in-a-word"}
+    env |= {"THE_KEY": "l0gin-in-a-word"}
     spec = bare_spec(agent=FORK, env=env, secrets=["HF_USER"])
     variables = setting.import_environment(spec, {"HOME": "/home/u", "PATH": "/bin"})
     assert variables == {"HF_HOME": "/hf", "HOME": "/home/u", "PATH": "/bin"}

@@ -263,7 +263,7 @@ class Rank:
             return leaving.code & 0xFF
         message = str(leaving.code)
         # 12 bytes for each character at worst: under PIPE_BUF
-        self.report({"event": "exit", "code": message[:300]})
+        self.report({"event": "exit", "code": self.hiding()(message)[:300]})
         sys.stdout.flush()
         sys.stderr.write(message + "\n")
         return 1
@@ -278,7 +278,8 @@ class Rank:
         sys.stderr.flush()
         frames = traceback.extract_tb(first)
         here = users_line(frames)
-        description = text_of(error)
+        hide = self.hiding()
+        text, description = hide(text), hide(text_of(error))
         message = f"{type(error).__name__}: {description}"
         record: ErrorRecord = {
             "type": type(error).__name__,
@@ -289,7 +290,7 @@ class Rank:
             "file": here.filename if here else "",
             "line": (here.lineno or 0) if here else 0,
             "function": here.name if here else "",
-            "code": (here.line or "") if here else "",
+            "code": hide(here.line or "") if here else "",
         }
         if not write_json(os.path.join(self.run, f"error_{self.local}.json"), record):
             self.report({"event": "raised", "error": shortened(record)})  # under PIPE_BUF
@@ -298,6 +299,15 @@ class Rank:
             stamp = str(int(time.time()))
             extra = {"py_callstack": text[-60000:], "timestamp": stamp}
             write_json(elastic, {"message": {"message": message[:20000], "extraInfo": extra}})
+
+    def hiding(self) -> Callable[[str], str]:
+        """Return what takes the secrets of this job out of a text, as its supervisor does."""
+        path = os.path.join(os.path.dirname(__file__), *[os.pardir] * 3, "common", "hiding.py")
+        module: Any = types.ModuleType("orchestrator_hiding")
+        importlib.machinery.SourceFileLoader(module.__name__, path).exec_module(module)
+        env = {**os.environ, **self.spec.get("env", {})}
+        secrets = module.of_environment(env, self.spec.get("secrets", ()))
+        return lambda text: module.hide(text, secrets)
 
 
 def end_in_time(code: int) -> None:

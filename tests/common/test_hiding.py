@@ -1,0 +1,92 @@
+"""What hides a secret: its value in any spelling, its name, its form."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.parse
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.common import hiding
+
+SECRETS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=9, max_size=60)
+
+
+@given(secret=SECRETS, before=st.text(max_size=5), after=st.text(max_size=5))
+def test_a_value_is_hidden_in_any_spelling(secret: str, before: str, after: str) -> None:
+    whole = before + secret + after
+    spelt = [
+        whole,
+        urllib.parse.quote(whole),
+        urllib.parse.quote(whole, safe=""),
+        urllib.parse.quote_plus(whole),
+        json.dumps(whole),
+        repr(secret),
+        whole.encode().hex(),
+    ]
+    for text in spelt:
+        shown = hiding.hide(text, hiding.parts([secret]))
+        assert shown != text, text
+
+
+@given(secret=st.text("abcXYZ0189+/=-_ ü", min_size=9), before=st.binary(max_size=5))
+def test_a_value_is_hidden_in_the_middle_of_base64(secret: str, before: bytes) -> None:
+    """So stands `user:password` in an Authorization header."""
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        text = encode(before + secret.encode() + b"\0rest").decode()
+        shown = hiding.hide(text, hiding.parts([secret])).replace(hiding.REDACTED, "")
+        # The two characters that it shares with what is before and after may stay.
+        assert len(shown) <= len(text) - len(secret.encode()) * 4 // 3 + 3
+
+
+@given(secret=st.binary(min_size=6, max_size=20), cut=st.integers(0, 19), more=st.binary())
+def test_the_beginning_of_a_secret_is_seen(secret: bytes, cut: int, more: bytes) -> None:
+    size = min(cut, len(secret) - 1)
+    output = more + secret[:size]
+    seen = hiding.begun(output, [secret])
+    assert seen >= (size if size >= hiding.SHORTEST else 0)
+    assert seen == 0 or output.endswith(secret[:seen])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("WANDB_API_KEY", "0123456789abcdef", True),
+        ("HF_TOKEN", "hf_abcdefgh12345678", True),
+        ("HF_TOKEN", "short1", False),
+        ("TOKENIZER", "gpt2-medium-v3", False),
+        ("MAX_TOKENS", "100000000", False),
+        ("MY_LR", "abcdefgh12345678", False),
+    ],
+)
+def test_what_looks_like_a_secret(name: str, value: str, wanted: bool) -> None:
+    assert hiding.is_secret(name, value) is wanted
+    assert bool(hiding.of_environment({name: value})) is wanted
+    assert value in hiding.of_environment({name: value}, [name])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://me:pass@host/",
+        "https://tok3n@host/",
+        "Authorization: Bearer abc.def",
+        "Authorization: Basic bWU6cGFzcw==",
+        "a hf_abcdefghijklmnopqrstuvwxyz",
+        "ghp_abcdefghijklmnopqrstuvwxyz0123456789",
+        "AKIAIOSFODNN7EXAMPLE",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc",
+    ],
+)
+def test_what_gives_itself_away(text: str) -> None:
+    assert hiding.REDACTED in hiding.redacted_text(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["https://host/a:b", "sk-learn", "hf_home", "a ghp_x", "step 3: eyJ", "/a/b@c"]
+)
+def test_what_gives_nothing_away(text: str) -> None:
+    assert hiding.redacted_text(text) == text
