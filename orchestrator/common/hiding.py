@@ -2,7 +2,7 @@
 
 The one border: what a node writes down or sends home goes through `hide` or `masked`, with the
 values `of_environment`; what the head writes does so with those of the launch. Shipped to the
-nodes: the standard library alone, and Python 3.9. rank.py loads it by its path.
+nodes: the standard library alone, and Python 3.9. node/job/ranks/rank.py loads it by its path.
 """
 
 from __future__ import annotations
