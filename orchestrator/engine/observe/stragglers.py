@@ -2,7 +2,8 @@
 
 The steps are grouped into windows of WINDOW_SECONDS at least, and the last WINDOWS are judged: so a
 verdict stands on fifteen steps of half a second, and on six seconds of steps that are quick. What a
-rank waits for others is never counted, so only the one that is waited for is slow.
+rank waits for others is never counted, so only the one that is waited for is slow. Nor is what its
+machine did not give it: where other programs take the cores, no rank is slow for that.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.config.schema import Config
+from orchestrator.engine.observe.cores import Denied
 from orchestrator.engine.observe.phases import Phases
 from orchestrator.engine.ranks.ranks import Ranks, new_group
 from orchestrator.records.metrics.slow_ranks import (
@@ -46,6 +48,7 @@ SLOWER = 1.2  # the least factor on the others' time to compute
 SPREADS = 2.5  # deviations of the others among themselves that a rank has to exceed, too
 RESENT, RESENT_SEGMENTS = 0.02, 50  # a healthy link sends less than 0.1% again
 WAITING = 0.2  # the part of the steps' time in communication: a lossy link may hold nobody up
+LEAST_GIVEN = 0.05  # of the time to compute: what is denied may lie in other parts of a step
 SLOW_WRITES, WRITE_FACTOR, WRITE_EXCESS_SECONDS = 2, 3.0, 1.0  # of checkpoints in a row
 
 
@@ -67,6 +70,7 @@ class Part:
     resent: float = 0.0
     writes: float = 0.0  # checkpoints that it wrote its part of, so far
     write_seconds: float = 0.0  # of the last one
+    denied: float = 0.0  # seconds in which it wanted a core and had none
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,16 @@ class Window:
     ranks: tuple[Step, ...]
     sent: tuple[float, ...]
     resent: tuple[float, ...]
+    denied: tuple[float, ...]
+
+    def times(self, rank: int) -> tuple[float, float]:
+        """Return a rank's time to compute in comparison with the others': whole, and without what
+        each one's machine has denied it."""
+        whole = [step.compute for step in self.ranks]
+        given = [max(c - d, LEAST_GIVEN * c) for c, d in zip(whole, self.denied, strict=True)]
+        usual = ((values[rank], of_others(values, rank)) for values in (whole, given))
+        one, other = (value / others if others > 0 else math.nan for value, others in usual)
+        return one, other
 
 
 def slow_from(rank: int, ratios: Sequence[Sequence[float]]) -> float:
@@ -114,6 +128,7 @@ class Detector:
         self.open: list[tuple[int, list[Step]]] = []  # steps of a look that is not long enough
         self.sent = [0.0] * len(nodes)
         self.resent = [0.0] * len(nodes)
+        self.denied = [0.0] * len(nodes)
         self.writes: dict[int, float] = {}  # rank -> the writes that were heard of
         self.slow_writes: dict[int, int] = {}  # rank -> slow ones in a row
         self.reported: set[tuple[str, int]] = set()
@@ -124,6 +139,8 @@ class Detector:
         for index in range(len(parts[0].steps)):
             self.step += 1
             self.open.append((self.step, [part.steps[index] for part in parts]))
+            for rank, part in enumerate(parts):
+                self.denied[rank] += part.denied / len(part.steps)
             if index + 1 == len(parts[0].steps):
                 for rank, part in enumerate(parts):
                     self.sent[rank] += part.sent
@@ -146,10 +163,10 @@ class Detector:
         ranks = zip(*(steps for _, steps in self.open), strict=True)
         summed = tuple(Step(*map(sum, zip(*steps, strict=True))) for steps in ranks)
         first, last = self.open[0][0], self.open[-1][0]
-        window = Window(first, last, seconds, summed, tuple(self.sent), tuple(self.resent))
-        self.windows.append(window)
+        counts = (tuple(each) for each in (self.sent, self.resent, self.denied))
+        self.windows.append(Window(first, last, seconds, summed, *counts))
         self.open = []
-        self.sent, self.resent = [0.0] * len(self.nodes), [0.0] * len(self.nodes)
+        self.sent, self.resent, self.denied = ([0.0] * len(self.nodes) for _ in range(3))
 
     def _slow(self, cause: str, rank: int, text: str) -> Slow:
         return Slow(cause, rank, text, self.windows[0].first, self.windows[-1].last)
@@ -174,9 +191,7 @@ class Detector:
 
     def _ratios(self, rank: int) -> list[float]:
         """Compare a rank's time to compute with the others', window by window."""
-        of_ranks = ([step.compute for step in window.ranks] for window in self.windows)
-        usual = ((values[rank], of_others(values, rank)) for values in of_ranks)
-        return [value / other if other > 0 else math.nan for value, other in usual]
+        return [min(window.times(rank)) for window in self.windows]
 
     def _lost(self, what: str, rank: int) -> list[float]:
         """Return by how much a rank took longer than the others, window by window."""
@@ -185,7 +200,8 @@ class Detector:
     def _data(self) -> list[Slow]:
         found = []
         for rank in range(len(self.nodes)):
-            lost = self._lost("data", rank)
+            denied = (max(0.0, excess(window.denied, rank)) for window in self.windows)
+            lost = [a - b for a, b in zip(self._lost("data", rank), denied, strict=True)]
             parts = [one / window.seconds for one, window in zip(lost, self.windows, strict=True)]
             part = sum(lost) / self._seconds
             if part >= PART and is_steady(parts, PART, STALLED_WINDOWS):
@@ -238,7 +254,7 @@ class Detector:
 
 
 STEPS_AT_ONCE = 4  # steps that are told at once
-PER_STEP, PER_MESSAGE = 4, 4  # numbers in a message
+PER_STEP, PER_MESSAGE = 4, 5  # numbers in a message
 SNMP = Path("/proc/self/net/snmp")  # of this network namespace
 
 
@@ -253,6 +269,7 @@ class Watch:
         self.before: tuple[float, float, float] | None = None  # no times of the first step
         self.segments = segments()
         self.writes = self.write_seconds = 0.0  # of checkpoints, told by whoever writes them
+        self.denied, self.on_processor = Denied(), ranks.device.type == "cpu"
         self.inbox: list[Tensor] | None = None
         self.work: dist.Work | None = None
         self.sent = torch.zeros(0)  # kept while it is on its way
@@ -284,6 +301,8 @@ class Watch:
             resent - self.segments[1],
             self.writes,
             self.write_seconds,
+            # A device computes on while its program waits for a core.
+            self.denied.seconds() if self.on_processor else 0.0,
         ]
         self.segments, self.steps = (sent, resent), []
         self.sent = torch.tensor(numbers, dtype=torch.float64)

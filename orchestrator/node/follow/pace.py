@@ -11,7 +11,7 @@ import json
 import os
 import statistics
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from orchestrator.node.job import hang
 from orchestrator.node.job.run_directory import RunDir
@@ -61,18 +61,18 @@ def read(run: RunDir) -> dict[int, Pace]:
                 pace = pace_of(file.read(LONGEST_BYTES))
             os.unlink(path)
             if pace is not None:
-                paces[rank] = pace.replace(awake=awake(pid), at=os.times().elapsed)
+                paces[rank] = pace.replace(**scheduled(pid), at=os.times().elapsed)
     return paces
 
 
-def awake(pid: int) -> Optional[float]:  # noqa: UP045  Python 3.9
-    """Return the seconds in which the main thread ran, or wanted to; None where that is unknown."""
+def scheduled(pid: int) -> dict[str, float]:
+    """Return for how long the main thread ran or wanted to, and wanted to in vain, if known."""
     try:
         with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
-            ran, waited = file.read().split()[:2]
-        return (int(ran) + int(waited)) / 1e9
+            ran, waited = (int(word) / 1e9 for word in file.read().split()[:2])
+        return {"awake": ran + waited, "denied": waited}
     except (OSError, ValueError):
-        return None
+        return {}
 
 
 def pace_of(dump: bytes) -> Pace | None:

@@ -166,6 +166,7 @@ class Pace(Message):
     times: dict[int, Moment]  # number of a collective -> when the rank entered it, by its node
     awake: Optional[float] = None  # seconds in which its main thread ran, or wanted to,
     at: float = 0.0  # by a clock that starts somewhere
+    denied: float = 0.0  # of these, those in which it wanted a core and had none
 
 
 class Paces(Message):

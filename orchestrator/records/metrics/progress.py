@@ -43,10 +43,16 @@ class RankProgress:
     own_ms: float | None = None  # without waiting for the others
     memory: float | None = None
     behind: float = 0.0  # how much longer than the median rank it takes, in parts of a step
+    cause: str = ""  # by what it holds the others up, where whoever watches the job has said so
 
     @property
     def slow(self) -> bool:
-        return self.behind > NOTABLE
+        """Tell whether it was named as one that holds the others up, and still takes longer."""
+        return bool(self.cause) and (self.own_ms is None or self.behind > NOTABLE)
+
+    @property
+    def how_slow(self) -> str:
+        return f" +{self.behind:.0%}" if self.behind > NOTABLE else ""
 
 
 def all_steps(experiment: Path, record: JobRecord) -> int | None:
@@ -87,14 +93,21 @@ def of(
 
 
 def slowest(ranks: Sequence[RankProgress]) -> str:
-    """Name the rank that computes or waits for data much longer than the median rank."""
-    worst = max(ranks, key=lambda rank: rank.behind, default=None)
-    return f"rank {worst.rank} +{worst.behind:.0%}" if worst is not None and worst.slow else ""
+    """Name the rank that holds the others up most, and by what part of a step."""
+    slow = [rank for rank in ranks if rank.slow]
+    worst = max(slow, key=lambda rank: rank.behind, default=None)
+    return f"rank {worst.rank}{worst.how_slow}" if worst is not None else ""
+
+
+def causes(record: JobRecord) -> dict[int, str]:
+    """Return rank -> by what it holds the others up, as was found in the attempt that runs."""
+    begin = record.attempts[-1].ended if record.attempts else 0.0
+    return {each.rank: each.cause for each in record.slow if (each.time or 0.0) >= begin}
 
 
 def of_ranks(record: JobRecord, paths: Files) -> list[RankProgress]:
     """Return all ranks, in their order, from the record and the last line in the file of each."""
-    ranks = []
+    ranks, cause_of = [], causes(record)
     for node in record.nodes:
         for rank in range(node.first_rank, node.first_rank + node.nproc):
             state = node.ranks[rank].state if rank in node.ranks else node.state
@@ -109,6 +122,7 @@ def of_ranks(record: JobRecord, paths: Files) -> list[RankProgress]:
                     point.number("step_ms"),
                     time_of(point),
                     point.number("memory_bytes"),
+                    cause=cause_of.get(rank, ""),
                 )
             )
     return compared(ranks)

@@ -95,7 +95,7 @@ def slim(record: JobRecord) -> JobRecord:
     cause = record.verdict and Verdict(
         title=record.verdict.title[:300], message=record.verdict.message[:300]
     )
-    return replace(record, nodes=nodes, verdict=cause, command=[], slow=[], receipts={})
+    return replace(record, nodes=nodes, verdict=cause, command=[], receipts={})
 
 
 def row_of(path: Path, record: JobRecord, steps: int | None) -> Row:

@@ -25,7 +25,7 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.facts import Checkup, Gpu, Load
 from orchestrator.protocol.requests.machine import Examine
 from orchestrator.records import experiments
-from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiment import RECORD, Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics import progress, samples
 from orchestrator.records.metrics.progress import Progress, RankProgress
 from orchestrator.records.metrics.samples import Machine, RecentSamples
@@ -62,6 +62,15 @@ class Known:
     ranks: int
     steps: int | None  # in all, where its config says so
     record: JobRecord
+    changed: float  # when the record was written, by the clock that wrote it here
+
+    def newest(self) -> Known:
+        """Return the same with its record of now; as it was where that is being removed."""
+        with contextlib.suppress(OSError, OrchestratorError):
+            changed = (self.experiment.path / RECORD).stat().st_mtime
+            if changed != self.changed:
+                return replace(self, record=self.experiment.read_record(), changed=changed)
+        return self
 
 
 @dataclass
@@ -140,7 +149,7 @@ class Watch:
         if unknown:
             self.find(unknown)
             self.sought.update(dict.fromkeys(unknown - self.known.keys(), now))
-        self.known = {job: self.known[job] for job in self.known if job in found}
+        self.known = {job: self.known[job].newest() for job in self.known if job in found}
         samples = [
             placed(sample, self.known[job], closer=self.closer in (job, EVERY))
             if job in self.known
@@ -158,7 +167,7 @@ class Watch:
             if record.job in jobs:
                 count = sum(node.nproc for node in record.nodes)
                 steps = progress.all_steps(each.path, record)
-                self.known[record.job] = Known(each, count, steps, record)
+                self.known[record.job] = Known(each, count, steps, record, changed=0.0)
 
     def find_streams(self, jobs: Sequence[JobSample]) -> None:
         """Find the streams of the nodes on which jobs of ours run, and forget all others."""
@@ -176,11 +185,7 @@ class Watch:
 
 def placed(sample: JobSample, known: Known, *, closer: bool = False) -> JobSample:
     """Add how far a job is, as far as its metrics tell it; closer: each of its ranks, too."""
-    record = known.record
-    if closer:
-        with contextlib.suppress(OrchestratorError):  # removed while it is looked at
-            record = known.experiment.read_record()
-    how_far, each = progress.of(known.experiment.path, record, known.steps)
+    how_far, each = progress.of(known.experiment.path, known.record, known.steps)
     close = tuple(each) if closer else ()
     return replace(sample, experiment=known.experiment.name, ranks=close, **vars(how_far))
 

@@ -132,6 +132,11 @@ def job_words(job: JobSample) -> str:
 # -- the ranks of a job ---------------------------------------------------------------------------
 
 
+def slow_words(rank: RankProgress) -> str:
+    part = rank.how_slow and f":{rank.how_slow} of a step"
+    return f"{rank.cause}{part}" if rank.slow else ""
+
+
 RANKS: Table[RankProgress] = Table(
     (
         Column("RANK", lambda rank: f"rank {rank.rank}"),
@@ -141,7 +146,7 @@ RANKS: Table[RankProgress] = Table(
         Column("STEP TIME", lambda rank: time_words(rank.step_ms, 1e-3)),
         Column("OWN TIME", lambda rank: time_words(rank.own_ms, 1e-3)),
         Column("MEMORY", lambda rank: size_words(rank.memory)),
-        Column("", lambda rank: f"slow: +{rank.behind:.0%} of a step" if rank.slow else ""),
+        Column("", slow_words),
     )
 )
 

@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from orchestrator import Trainer
+from orchestrator.engine.observe import cores
 from orchestrator.engine.observe.stragglers import STEPS_AT_ONCE, Detector, Part, Slow, Step
 from orchestrator.protocol.events import RankSlow, from_report
 from orchestrator.protocol.message import parse
@@ -160,6 +163,79 @@ def test_an_hour_of_a_busy_machine_alarms_nobody(seed: int) -> None:
     steps = list(hour())
     found = heard(7200, lambda step, rank: steps[step - 1][rank])
     assert [slow.text for _, slow in found] == []
+
+
+# -- an overfull machine ---------------------------------------------------------------------------
+
+WORK = 0.3  # seconds of a step, on a core of its own
+
+
+def crowded(denied: Callable[[int], float], *, work: Callable[[int], float]) -> Measured:
+    """What ranks measure that wait so long for a core in each step, besides their work."""
+
+    def measured(step: int, rank: int) -> Step:
+        compute = [work(each) + denied(each) for each in range(WORLD)]
+        whole = max(compute) + 0.05
+        return Step(whole, compute[rank], 0.01, whole - compute[rank])
+
+    return measured
+
+
+def reported(denied: Callable[[int], float]) -> Callable[[int, int], dict[str, float]]:
+    return lambda _, rank: {"denied": denied(rank) * STEPS_AT_ONCE}
+
+
+def test_a_rank_that_its_machine_gives_no_core_is_not_slow() -> None:
+    starved: Callable[[int], float] = {0: 4.0, 1: 0.2, 2: 0.1, 3: 0.2}.__getitem__
+    measured = crowded(starved, work=lambda _: WORK)
+    assert [slow.rank for _, slow in heard(200, measured)] == [0], "as its times alone say"
+    assert list(heard(200, measured, reported(starved))) == []
+
+
+def test_a_rank_that_is_slow_on_an_overfull_machine_is_named() -> None:
+    twice: Callable[[int], float] = {0: 1.0, 1: 1.0, 2: 2.0, 3: 1.0}.__getitem__
+    measured = crowded(twice, work=lambda rank: WORK * twice(rank))
+    ((_, slow),) = heard(200, measured, reported(twice))
+    assert (slow.cause, slow.rank) == (slow_ranks.COMPUTE, 2)
+
+
+def test_a_thread_that_nobody_waits_for_makes_no_other_rank_slow() -> None:
+    starved: Callable[[int], float] = {0: 0.0, 1: 0.2, 2: 0.2, 3: 0.2}.__getitem__
+    assert list(heard(200, fine, reported(starved))) == []
+
+
+def test_a_loader_that_waits_for_a_core_is_not_slow() -> None:
+    starved: Callable[[int], float] = {0: 0.0, 1: 0.5, 2: 0.0, 3: 0.0}.__getitem__
+
+    def measured(step: int, rank: int) -> Step:
+        return Step(0.9, 0.3, 0.01 + starved(rank), 0.59 - starved(rank))
+
+    assert [slow.cause for _, slow in heard(200, measured)] == [slow_ranks.DATA]
+    assert list(heard(200, measured, reported(starved))) == []
+
+
+SPIN = "import os; os.sched_setaffinity(0, {CPU})\nprint(flush=True)\nwhile True: pass"
+
+
+@pytest.mark.skipif(not any(cores.delays()), reason="this kernel counts no delays")
+def test_a_thread_that_shares_its_core_is_denied_part_of_it() -> None:
+    allowed = os.sched_getaffinity(0)
+    cpu = min(allowed)
+    with subprocess.Popen(
+        [sys.executable, "-c", SPIN.replace("CPU", str(cpu))], stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        os.sched_setaffinity(0, {cpu})
+        try:
+            denied, total = cores.Denied(), 0.0
+            assert denied.seconds() == 0.0, "too soon"
+            while total == 0.0:
+                total = denied.seconds()
+        finally:
+            os.sched_setaffinity(0, allowed)
+            other.kill()
+    assert total > 0.0
 
 
 # -- real ranks, slowed for real ------------------------------------------------------------------

@@ -90,7 +90,7 @@ def test_the_cause_is_told_whatever_many_machines_say(tmp_path: Path) -> None:
         **{"message": "ValueError: 3", "traceback": "", "where": "", "title": "an exception"},
         **{"fix": "", "same": [], "also": [], "others": 0},
     }
-    made = experiment(tmp_path / "x", state="failed", exit_code=1, verdict=cause)
+    made = experiment(tmp_path / "x", slow=-1, state="failed", exit_code=1, verdict=cause)
     for node in range(64):
         lines = ({"time": STARTED + 2, "cause": f"c{i}", "text": f"trouble {i}"} for i in range(4))
         text = "".join(json.dumps(line) + "\n" for line in lines)

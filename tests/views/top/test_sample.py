@@ -20,6 +20,7 @@ from orchestrator.head.connect.transport import Connection, Transport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.requests.machine import CheckedUp, Examine
+from orchestrator.records.experiment import Attempt
 from orchestrator.records.metrics import progress, trainers
 from orchestrator.records.metrics.samples import Machine
 from orchestrator.records.metrics.samples import Sample as Streamed
@@ -42,13 +43,25 @@ def test_rates_are_between_two_looks() -> None:
     assert sampled.rates_between(now, now) == (None, None)
 
 
-def test_the_slowest_rank_is_the_one_that_computes_longer() -> None:
+def test_the_slowest_rank_is_one_that_was_named_and_still_takes_longer() -> None:
     even = [replace(rank(number), step_ms=100.0, own_ms=51.0) for number in range(4)]
-    assert progress.slowest(progress.compared(even)) == ""
     even[2] = replace(even[2], own_ms=91.0)
-    assert progress.slowest(progress.compared(even)) == "rank 2 +40%"
-    unknown = [replace(each, own_ms=None, step_ms=None) for each in even]
-    assert progress.slowest(progress.compared(unknown)) == progress.slowest([]) == ""
+    assert progress.slowest(progress.compared(even)) == "", "a busy machine is no straggler"
+    named = [replace(each, cause="slow compute" if each.rank == 2 else "") for each in even]
+    assert progress.slowest(progress.compared(named)) == "rank 2 +40%"
+    again = [replace(each, own_ms=51.0) for each in named]
+    assert progress.slowest(progress.compared(again)) == "", "it is as quick as the others again"
+    unknown = [replace(each, own_ms=None, step_ms=None) for each in named]
+    assert progress.slowest(progress.compared(unknown)) == "rank 2"
+    assert progress.slowest([]) == ""
+
+
+def test_who_was_slow_in_an_earlier_attempt_is_not_slow_now(tmp_path: Path) -> None:
+    record = experiment(tmp_path / "run", steps=30).read_record()
+    assert progress.causes(record) == {2: "slow data loader"}
+    ended = record.slow[0].time or 0.0
+    attempt = Attempt(1, "job", 0.0, ended + 1.0, "failed", 1, None, [])
+    assert progress.causes(replace(record, attempts=[attempt])) == {}
 
 
 def test_what_the_ranks_wrote_is_beside_what_their_nodes_say(tmp_path: Path) -> None:

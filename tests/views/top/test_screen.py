@@ -132,7 +132,7 @@ async def read(app: Top, pilot: Pilot[None]) -> list[str]:
 @pytest.mark.parametrize("size", [(110, 30), (80, 24), (30, 8)])
 def test_the_ranks_of_a_job_and_what_their_keys_show(size: tuple[int, int]) -> None:
     asked: list[str] = []
-    ranks = (rank(0), rank(1, behind=0.4))
+    ranks = (rank(0), rank(1, behind=0.4, cause="slow compute"))
 
     async def walk(app: Top, pilot: Pilot[None]) -> None:
         await pilot.press("r")
@@ -141,7 +141,7 @@ def test_the_ranks_of_a_job_and_what_their_keys_show(size: tuple[int, int]) -> N
         assert isinstance(shown, Ranks) and asked == ["train-1f"]
         await until(pilot, lambda: len(shown.ranks.rows) == 2)
         last = [row[-1] for row in shown.ranks.rows]
-        assert last == ["", "slow: +40% of a step"]
+        assert last == ["", "slow compute: +40% of a step"]
         await pilot.press("down", "l")
         assert (await read(app, pilot))[-1] == "of 1"
         shown_log = app.screen.query_one(RichLog)

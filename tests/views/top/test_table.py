@@ -49,7 +49,7 @@ def test_each_job_has_a_row() -> None:
 
 
 def test_each_rank_has_a_row() -> None:
-    rank = RankProgress(3, "two", 1, "running", 10, 250.0, 200.0, 8 << 30, behind=0.4)
+    rank = RankProgress(3, "two", 1, "running", 10, 250.0, 200.0, 8 << 30, 0.4, "slow compute")
     assert dict(zip(table.RANKS.headings, table.RANKS.words(rank), strict=True)) == {
         "RANK": "rank 3",
         "NODE": "two",
@@ -58,7 +58,7 @@ def test_each_rank_has_a_row() -> None:
         "STEP TIME": "250 ms",
         "OWN TIME": "200 ms",
         "MEMORY": "8 GiB",
-        "": "slow: +40% of a step",
+        "": "slow compute: +40% of a step",
     }
 
 

@@ -84,7 +84,7 @@ class SlowMonitor:
         ahead = {rank: clocks[node_of[rank].index].offset for rank in paces}
         error = max(clock.error for clock in clocks.values()) if len(clocks) > 1 else 0.0
         late = slow_sources.late_rank(paces, ahead, error)
-        if late is None:
+        if late is None or slow_sources.is_denied(late, before, paces):
             return None
         cause, reason = {
             None: (LATE, ""),

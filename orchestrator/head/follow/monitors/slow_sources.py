@@ -82,6 +82,17 @@ def waits(late: Late, before: Mapping[int, Pace], now: Mapping[int, Pace]) -> bo
     return own - usual >= late.part / 2
 
 
+def is_denied(late: Late, before: Mapping[int, Pace], now: Mapping[int, Pace]) -> bool:
+    """Tell whether what makes it late is that other programs have its cores."""
+    denied = {
+        rank: (pace.denied - before[rank].denied) / (pace.at - before[rank].at)
+        for rank, pace in now.items()
+        if rank in before and pace.at > before[rank].at
+    }
+    own = denied.pop(late.rank, 0.0)
+    return own - statistics.median(denied.values() or [0.0]) >= late.part / 2
+
+
 def asleep(before: Pace | None, now: Pace) -> float | None:
     """Return the part of the time between two answers in which a rank's program waited."""
     if before is None or before.awake is None or now.awake is None or now.at <= before.at:

@@ -45,14 +45,20 @@ class Nodes:
         self.followers: Any = [Follower(index, self) for index in (0, 1)]
 
     def look_until(
-        self, until: float, awake: tuple[float, float] = (0.0, 0.0)
+        self,
+        until: float,
+        awake: tuple[float, float] = (0.0, 0.0),
+        denied: tuple[float, float] = (0.0, 0.0),
     ) -> list[tuple[float, SlowRank]]:
-        """Look ten times a second; `awake` are the parts of it in which the programs run."""
+        """Look ten times a second; `awake` are the parts of it in which the programs run or want
+        to, and `denied` those in which others have their cores."""
         told = []
         while self.now < until:
             self.now = round(self.now + 0.1, 1)
             self.paces = {
-                node: pace.replace(at=self.now, awake=self.now * awake[node])
+                node: pace.replace(
+                    at=self.now, awake=self.now * awake[node], denied=self.now * denied[node]
+                )
                 for node, pace in self.paces.items()
             }
             found = self.monitor.check(self.followers)
@@ -82,6 +88,12 @@ def test_who_is_late_in_two_looks_is_told_once(
     assert slow.text.startswith("rank 1 (node 1, gpu01) holds the others up for 39% of each step")
     assert why in slow.text
     assert nodes.asked[:4] == [(30.0, 0, False), (30.0, 1, False), (33.0, 0, True), (33.0, 1, True)]
+
+
+def test_who_is_late_as_other_programs_have_its_cores_is_not_told(nodes: Nodes) -> None:
+    nodes.paces = trained([0.3, 0.3], extra=0.2)
+    assert nodes.look_until(300, (0.5, 0.9), denied=(0.1, 0.5)) == []
+    assert len(nodes.look_until(600, (0.9, 0.9), denied=(0.4, 0.4))) == 1, "both have too few"
 
 
 def test_who_is_late_once_is_not_told(nodes: Nodes) -> None:
