@@ -550,6 +550,8 @@ def test_torchrun_that_is_reaped_is_not_killed_by_its_number(
         job.agent, job.agent_code, job.ranks = agent, None, {0: rank}
         job.spec, job.asked, job.why = bare_spec(), True, "the job failed"
         job.kill_at = float("inf")
+        wait = os.waitpid  # of this one alone: the test runs beside others
+        monkeypatch.setattr(supervisor.os, "waitpid", lambda _, how: wait(agent.pid, how))
         monkeypatch.setattr(job, "read_reports", job.dismiss)
         monkeypatch.setattr(job, "living", list)
         wait_until(lambda: job.reap() or job.agent_code)
