@@ -56,3 +56,11 @@ def path_with(python: str, path: str) -> str:
         if os.path.exists(command) and shutil.which(name, path=path) != command:
             return os.pathsep.join([directory, path])
     return path
+
+
+MOST_ABOVE = 3  # so many `..` of a program lead to places of its own snapshot
+
+
+def tree_title(directory: str) -> str:
+    """Name the place of a tree in its snapshots, after the directory that it is sent from."""
+    return "/".join([part for part in directory.split("/") if part][-MOST_ABOVE:]) or "root"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.common.errors import UsageError, nearest
+from orchestrator.common.program import MOST_ABOVE
 from orchestrator.config.launch import Launch
 from orchestrator.config.parse import REST, above, at_least, multiple, one_of, part, raise_all
 
@@ -442,10 +443,12 @@ class Sync:
         at_least("sync.keep", self.keep, 0)
         for name in self.outputs:
             parts = name.strip("/").split("/")
-            if name.startswith(("/", "~")) or ".." in parts or parts in ([""], ["."]):
+            ups = next((at for at, word in enumerate(parts) if word != ".."), len(parts))
+            inside = ups <= MOST_ABOVE and parts[ups:] not in ([], [""], ["."])
+            if name.startswith(("/", "~")) or ".." in parts[ups:] or not inside:
                 raise UsageError(
                     f"sync.outputs has {name!r}; it must be a directory below the one that you"
-                    " launch in"
+                    " launch in, or beside that: ../outputs"
                 )
 
 

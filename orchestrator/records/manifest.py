@@ -10,13 +10,14 @@ from typing import Any
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
+from orchestrator.common.program import tree_title
 from orchestrator.protocol.message import Nonsense, decode, parse
 from orchestrator.records.experiment import Experiment
 
 NAME = "manifest.json"
 LARGEST_BYTES = 64 << 20
 MISSING = re.compile(r"FileNotFoundError: .*?'([^']+)'")
-IN_A_SNAPSHOT = re.compile(r".*/code/snapshots/[^/]+/[^/]+/")
+SNAPSHOT = r".*/code/snapshots/[^/]+/"
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,10 @@ def not_sent(experiment: Experiment, message: str) -> str:
     the code.
     """
     missing = MISSING.match(message)
-    path = IN_A_SNAPSHOT.sub("", missing[1]) if missing else ""
     try:
-        known = read(experiment) if path else {}
+        known = read(experiment) if missing else {}
+        title = re.escape(tree_title(str(known.get("directory"))))
+        path = re.sub(f"{SNAPSHOT}{title}/", "", missing[1]) if missing else ""
         if not known.get("tree") or not (Path(str(known.get("directory"))) / path).exists():
             return ""
     except (OSError, ValueError, UsageError):

@@ -57,8 +57,8 @@ def snapshots(head: Head, node: int) -> int:
 
 
 def names(head: Head, node: int) -> list[str]:
-    found = head.cluster.run_home(node).glob("code/snapshots/*/my project")
-    return [path.parent.name for path in found]
+    found = head.cluster.run_home(node).glob("code/snapshots/*/*/*/my project")
+    return [path.parents[2].name for path in found]
 
 
 def test_code_travels_as_far_as_it_is_lacking(apart: Apart, two_nodes: NetnsCluster) -> None:

@@ -135,9 +135,13 @@ dist.init_process_group("gloo")
 rank, attempt = dist.get_rank(), int(os.environ["ORCHESTRATOR_ATTEMPT"])
 found = {name: open(f"runs/{name}/model.pt").read() for name in sorted(os.listdir("runs"))} \\
     if os.path.isdir("runs") else {}
+above = open("../outputs/model.pt").read() if os.path.exists("../outputs") else "nothing"
 print("attempt", attempt, "finds", found)
+print("attempt", attempt, "finds above", above)
 dist.barrier()
 if rank == 0:
+    os.makedirs("../outputs", exist_ok=True)
+    open("../outputs/model.pt", "w").write(f"that of {attempt}")
     os.makedirs(f"runs/step-{attempt}")
     open(f"runs/step-{attempt}/model.pt", "w").write(f"of {attempt}")
     if attempt > 1:
@@ -163,6 +167,11 @@ def test_all_nodes_find_what_rank_0_alone_has_saved(apart: Head) -> None:
     }
     for attempt, names in found.items():
         assert command.text.count(f"attempt {attempt} finds {names}") == 2, command.text
+    for attempt, above in {1: "nothing", 2: "that of 1", 3: "that of 2"}.items():
+        assert command.text.count(f"attempt {attempt} finds above {above}") == 2, command.text
+    kept = apart.experiment / "outputs" / "/".join(apart.directory.parts[-3:-1]) / "outputs"
+    assert (kept / "model.pt").read_text() == "that of 3"
+    assert f"../outputs in {kept}" in command.text
     assert command.text.count("it now, too, in ") == 2 and "WARNING" not in command.text
 
 

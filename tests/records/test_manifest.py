@@ -10,7 +10,7 @@ import pytest
 from orchestrator.records import experiments, manifest
 
 LACKS = "FileNotFoundError: [Errno 2] No such file or directory: "
-NODE = "/home/u/.orchestrator/code/snapshots/1a0f4fb4-0/my proj"
+NODE = "/home/u/.orchestrator/code/snapshots/1a0f4fb4-0"
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ NODE = "/home/u/.orchestrator/code/snapshots/1a0f4fb4-0/my proj"
     [
         (f"{LACKS}'data/a b/train.bin'", "--set 'sync.include=[data/a b/*]' sends it"),
         (f"{LACKS}'words.txt'", "words.txt is in your directory and was not sent"),
-        (f"{LACKS}'{NODE}/words.txt'", "--set 'sync.include=[words.txt]' sends it"),
+        (f"{LACKS}'{NODE}/TREE/words.txt'", "--set 'sync.include=[words.txt]' sends it"),
         (f"{LACKS}'/TREE/words.txt'", "orchestrator push /TREE/words.txt brings it"),
         (f"{LACKS}'elsewhere.txt'", ""),
         (f"{LACKS}'{'x' * 5000}'", ""),
@@ -27,10 +27,11 @@ NODE = "/home/u/.orchestrator/code/snapshots/1a0f4fb4-0/my proj"
     ],
 )
 def test_a_file_that_was_not_sent(message: str, fix: str, tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
+    tree = tmp_path / "w/proj"
     (tree / "data/a b").mkdir(parents=True)
     for name in ("data/a b/train.bin", "words.txt"):
         (tree / name).write_text("x")
+    message = message.replace(f"{NODE}/TREE", f"{NODE}/{'/'.join(tree.parts[-3:])}")
     message, fix = (each.replace("/TREE", str(tree)) for each in (message, fix))
     directory = experiments.create(tmp_path, "run")
     assert manifest.not_sent(directory, message) == ""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import PurePosixPath
 
+from orchestrator.common.program import tree_title
 from orchestrator.records.outcome import Verdict
 
 OURS = "orchestrator/node/job/ranks/rank.py"
@@ -67,7 +67,7 @@ def in_text(text: str, tree: str) -> str:
     """Replace each path of a snapshot of this directory by that of the directory itself."""
     if not tree or "/code/snapshots/" not in text:
         return text
-    title = re.escape(PurePosixPath(tree).name or "root")
+    title = re.escape(tree_title(tree))
     return re.sub(f"{SNAPSHOT}{title}(?![^/\\s\"':,;)])", lambda _: tree.rstrip("/"), text)
 
 

@@ -17,7 +17,7 @@ from orchestrator.common.errors import (
     UsageError,
     nearest,
 )
-from orchestrator.common.program import program_at
+from orchestrator.common.program import program_at, tree_title
 from orchestrator.common.text import Say, plural, size
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined
@@ -92,7 +92,7 @@ def expect_code(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
 def expected(request: Request, node: Reached) -> CheckedOut:
     """Return what a node would answer that made a snapshot; its name is not known yet."""
     target, disk = seen_here(request, node), node.facts.disk
-    workdir = f"{HOME}/NAME/{title()}"
+    workdir = f"{HOME}/NAME/{tree_title(str(Path.cwd()))}"
     return CheckedOut(workdir=workdir, tree="", differ=(), own=(), target=target, disk=disk)
 
 
@@ -176,7 +176,7 @@ def begin_scan(request: Request, without: Sequence[bytes] = ()) -> Scan:
         exclude=sync.exclude,
         apart=(
             *experiments(request),
-            *map(os.fsencode, outputs(request)),
+            *(os.fsencode(name) for name in outputs(request) if not name.startswith("..")),
             *secret_files(request),
             *without,
         ),
@@ -210,7 +210,7 @@ def outputs(request: Request) -> list[str]:
     checkpoints = request.config.checkpoint.directory
     if request.target.name == ENGINE and checkpoints and not checkpoints.startswith(("/", "~")):
         names.append(os.path.normpath(checkpoints))
-    return [name for name in names if not name.startswith("..")]
+    return names
 
 
 def secret_files(request: Request) -> Iterator[bytes]:
@@ -220,10 +220,6 @@ def secret_files(request: Request) -> Iterator[bytes]:
         for place in (path, path.resolve()):
             if place.is_relative_to(here):
                 yield os.fsencode(place.relative_to(here))
-
-
-def title() -> str:
-    return Path.cwd().name or "root"
 
 
 # -- to the nodes -----------------------------------------------------------------------------
@@ -297,11 +293,12 @@ def deliver(
     The progress is shown on a screen that nobody else writes on. `total` counts the job's nodes.
     """
     origin = request.origin
+    beside = str(origin.directory) if origin else os.fsdecode(tree.directory)
     question = CheckOut(
         tree=tree.digest,
         snapshot=secrets.token_hex(4),
-        title=title(),
-        beside=str(origin.directory) if origin else os.fsdecode(tree.directory),
+        title=tree_title(beside),
+        beside=beside,
         outputs=tuple(outputs(request)),
         target=ProbeTarget(kind=request.target.kind, name=request.target.name),
     )

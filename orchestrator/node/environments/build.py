@@ -85,7 +85,8 @@ class Build:
         store = Store()
         entries = store.tree(self.request.tree)
         name = f"environment-{key}-{os.urandom(4).hex()}"
-        root = os.fsdecode(snapshot.make(store, name, "wheels", entries).root)
+        made = snapshot.make(store, name, "wheels", entries)
+        root = os.fsdecode(made.root)
         try:
             wheels = sorted(os.path.join(root, n) for n in os.listdir(root) if n.endswith(".whl"))
             pinned = os.path.join(root, "pinned.txt")  # where the node downloads by itself
@@ -98,7 +99,7 @@ class Build:
                 self.here.discard(key)
             raise
         finally:
-            snapshot.remove(os.path.dirname(os.fsencode(root)))
+            snapshot.remove(made.path)
 
     def _install(self, path: str, what: list[str], count: int, uv: str) -> None:
         python, packages = sys.executable, "from the index" if what else "nothing"

@@ -87,25 +87,32 @@ def without_copies(root: str, found: list[OutputFile]) -> list[OutputFile]:
 
 
 def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
-    """Add what the ranks wrote into the snapshot that they ran in, if it was one."""
+    """Add what the ranks wrote into the snapshot that they ran in, if it was one.
+
+    What they wrote above its tree has a path below the snapshot: none is below the tree, too.
+    """
     from orchestrator.node.transfer.code import snapshot
     from orchestrator.node.transfer.code.store import Incomplete, Store
 
     store = Store()
-    listing = Listing("", hidden=False)
+    beside, above = Listing("", hidden=False), Listing("", hidden=False)
     try:
-        workdir = run.read_spec().workdir
-        if snapshot.snapshot_of(store, workdir):
-            listing.root = workdir
-            for path in map(os.fsdecode, snapshot.written(store, os.fsencode(workdir), until)):
-                if not any(part.startswith(".") for part in path.split("/")):
-                    listing.add(path, os.lstat(os.path.join(workdir, path)))
+        beside.root = whole.workdir = run.read_spec().workdir
+        above.root = os.fsdecode(snapshot.snapshot_of(store, whole.workdir))
+        if above.root:
+            for name in snapshot.written(store, os.fsencode(whole.workdir), until):
+                path = os.path.normpath(os.path.join(whole.workdir, os.fsdecode(name)))
+                names = os.fsdecode(name).split("/")
+                if not any(part.startswith(".") and part != ".." for part in names):
+                    listing = above if names[0] == ".." else beside
+                    listing.add(os.path.relpath(path, listing.root), os.lstat(path))
     except TimeoutError:
-        whole.left_out.append(f"{listing.root} (it takes too long to look through)")
+        whole.left_out.append(f"{whole.workdir} (it takes too long to look through)")
         return
     except (OSError, ValueError, Incomplete):  # it was pruned meanwhile
         pass
-    whole.files += [file.replace(place=listing.root) for file in listing.files]
+    for listing in (beside, above):
+        whole.files += [file.replace(place=listing.root) for file in listing.files]
 
 
 def of_path(path: str, base: str) -> OutputFiles:
@@ -197,6 +204,7 @@ class Listing:
         self.root, self.hidden, self.most = root, hidden, most
         self.files: list[OutputFile] = []
         self.left_out: list[str] = []
+        self.workdir = ""
 
     def answer(self, *, checkpoints: bool = False) -> OutputFiles:
         more = len(self.left_out) - MOST_LEFT_OUT
@@ -204,6 +212,7 @@ class Listing:
         return OutputFiles(
             files=tuple(self.files),
             place=self.root,
+            workdir=self.workdir,
             checkpoints=checkpoints,
             left_out=tuple(left_out),
         )

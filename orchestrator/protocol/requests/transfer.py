@@ -206,7 +206,7 @@ class CheckOut(Request[CheckedOut], do="check_out"):
 
     tree: str  # its digest
     snapshot: str  # its name, new on this machine; a number comes behind it
-    title: str  # the last part of the directory's path
+    title: str  # the last parts of the directory's path: see tree_title
     beside: str  # the head's directory: what the node has there of its own is linked
     target: ProbeTarget
     outputs: tuple[str, ...] = ()  # directories there that the program writes: made and linked
@@ -233,6 +233,7 @@ class OutputFiles(Message):
     files: tuple[OutputFile, ...]
     place: str
     checkpoints: bool = False  # there are some; they stay unless they are asked for
+    workdir: str = ""  # of the program, where files are listed that lie in its snapshot
     left_out: tuple[str, ...] = ()  # what is neither of these, or cannot be read
 
 

@@ -10,7 +10,7 @@ BELOW = '  File "/usr/lib/python3/torch/distributed/run.py", line 982 in run_scr
 
 def test_a_stack_is_that_of_the_program() -> None:
     """Some thirty frames of ours and torchrun's had stood below the two that matter."""
-    tree = "/home/ada/.orchestrator/code/snapshots/0123abcd-42/my work"
+    tree = "/home/ada/.orchestrator/code/snapshots/0123abcd-42/home/ada/my work"
     stacks = f"""Thread 0x00007f01 (most recent call first):
 {OURS.replace("run_python", "tell_collectives")}
 

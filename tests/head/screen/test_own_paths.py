@@ -9,7 +9,7 @@ import pytest
 from orchestrator.head.screen.tracebacks import in_text, in_verdict
 from orchestrator.records.outcome import Verdict
 
-THERE = "/root/.orchestrator/code/snapshots/0a1b2c3d-1/my project"
+THERE = "/root/.orchestrator/code/snapshots/0a1b2c3d-1/home/me/my project"
 TREE = "/home/me/my project"
 
 
@@ -24,7 +24,7 @@ TREE = "/home/me/my project"
         (f"of {THERE}, and so on", f"of {TREE}, and so on"),
         (f"data={THERE}/d (in {THERE}/e)", f"data={TREE}/d (in {TREE}/e)"),
         ("/data/set and " + THERE + "/x", "/data/set and " + TREE + "/x"),
-        ("/opt/o/code/snapshots/01234567-0/my project/x", f"{TREE}/x"),
+        ("/opt/o/code/snapshots/01234567-0/home/me/my project/x", f"{TREE}/x"),
     ],
 )
 def test_a_path_in_a_snapshot_becomes_that_of_the_tree(text: str, shown: str) -> None:
@@ -36,7 +36,7 @@ def test_a_path_in_a_snapshot_becomes_that_of_the_tree(text: str, shown: str) ->
     [
         "nothing of ours: /usr/lib/python3/x.py",
         "/root/.orchestrator/code/snapshots/0a1b2c3d-1/another/x.py",
-        "/root/.orchestrator/code/snapshots/0a1b2c3d-1/my projects/x.py",
+        "/root/.orchestrator/code/snapshots/0a1b2c3d-1/home/me/my projects/x.py",
         "/root/code/snapshots/mine/my project/x.py",
         "relative/code/snapshots/0a1b2c3d-1/my project/x.py",
         "https://host/code/snapshots/0a1b2c3d-1x/my project",
@@ -47,7 +47,7 @@ def test_every_other_path_stays(text: str) -> None:
 
 
 def test_a_tree_whose_name_says_something_to_regular_expressions() -> None:
-    there = "/h/code/snapshots/0a1b2c3d-0/a+(b)\\1/x"
+    there = "/h/code/snapshots/0a1b2c3d-0/w/a+(b)\\1/x"
     assert in_text(there, "/w/a+(b)\\1") == "/w/a+(b)\\1/x"
     assert in_text("/h/code/snapshots/0a1b2c3d-0/root/x", "/") == "/x"
     assert in_text(there, "") == there

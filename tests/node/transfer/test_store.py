@@ -82,7 +82,7 @@ def send(_: object = None) -> int:
 def check_out(visit: CodeVisit, name: str = "x", beside: str = "/nowhere") -> CheckedOut:
     target = ProbeTarget(kind="auto", name="a.py")
     return visit.check_out(
-        CheckOut(tree=DIGEST, snapshot=name, title="my proj", beside=beside, target=target)
+        CheckOut(tree=DIGEST, snapshot=name, title="u/w/my proj", beside=beside, target=target)
     )
 
 
@@ -107,7 +107,7 @@ def test_a_tree_comes_and_is_checked_out(store: Store, way: str) -> None:
         assert (root / os.fsdecode(path)).read_bytes() == content
     assert (root / "way").readlink() == Path("pkg/b.py")
     assert list((root / "void").iterdir()) == [root / "void/inner"]
-    names = [Path(one.workdir).parent.name for one in (checked, check_out(visit))]
+    names = [Path(one.workdir).parents[2].name for one in (checked, check_out(visit))]
     assert names == ["x-0", "x-1"], "a node that shares this disk asks for the same name"
     assert send(CodeVisit(Visit())) == 0
 
@@ -173,7 +173,7 @@ def test_a_snapshot_that_goes_leaves_no_doubt(
     send(visit)
     root = check_out(visit).workdir
     with visit.store.unlinking(ENTRIES):
-        snapshot.remove(os.fsencode(Path(root).parent))
+        snapshot.remove(snapshot.snapshot_of(store, root))
     monkeypatch.setattr(stores, "hash_of", lambda path: pytest.fail("it was read again"))
     assert check_out(visit, "y-0").tree == DIGEST
 
@@ -269,8 +269,13 @@ def test_data_that_only_the_node_has_is_linked_and_code_is_not(
     assert not (root / "pkg/stale.py").exists()
     (root / "runs/mine/result").write_text("r")
     assert (beside / "runs/mine/result").read_text() == "r"
-    with pytest.raises(ValueError, match="leads out of the tree"):
-        visit.check_out(request.replace(snapshot="y-0", outputs=("../x",)))
+    deeper = request.replace(snapshot="y-0", title="u/proj", outputs=("../outputs", "../../x"))
+    root = Path(visit.check_out(deeper).workdir)
+    (root.parent / "outputs/result").write_text("r")
+    assert (tmp_path / "outputs/result").read_text() == "r"
+    for name in ("../../../x", "..", "../..", "."):
+        with pytest.raises(ValueError, match="leads out of the snapshot"):
+            visit.check_out(request.replace(snapshot="z-0", title="u/proj", outputs=(name,)))
 
 
 def test_snapshots_go_with_their_jobs(store: Store) -> None:
@@ -303,22 +308,25 @@ def test_old_snapshots_go_unless_a_program_wrote_there(
     visit = CodeVisit(Visit())
     send(visit)
     roots = {}
-    for at, name in enumerate(("untouched", "runs", "wrote", "edited", "newest")):
+    for at, name in enumerate(("untouched", "runs", "wrote", "above", "edited", "newest")):
         roots[name] = Path(check_out(visit, f"{name}-0").workdir)
         run = RunDir(name, 0)
         run.create()
+        run.write_spec(bare_spec(workdir=str(roots[name])))
         visit.job_started(run, bare_spec(workdir=str(roots[name])))
         if name != "runs":
             run.append_event(ENDED)
-        os.utime(roots[name].parent, (at, at))
+        os.utime(snapshot.snapshot_of(store, str(roots[name])), (at, at))
     (roots["untouched"] / "pkg/__pycache__").mkdir()
     (roots["untouched"] / "pkg/__pycache__/b.pyc").write_bytes(b"x")
     (roots["wrote"] / "pkg/result").write_text("x")
+    (roots["above"].parent / "outputs").mkdir()
+    (roots["above"].parent / "outputs/model.pt").write_text("x")
     (roots["edited"] / "a.py").unlink()
     (roots["edited"] / "a.py").write_text("print(2)\n")
     snapshot.remove_old(store)
     left = [name for name, root in roots.items() if root.exists()]
-    assert left == ["runs", "wrote", "edited", "newest"]
+    assert left == ["runs", "wrote", "above", "edited", "newest"]
 
 
 def test_what_a_job_wrote_beside_its_code_is_listed_with_its_outputs(store: Store) -> None:
@@ -331,7 +339,9 @@ def test_what_a_job_wrote_beside_its_code_is_listed_with_its_outputs(store: Stor
     visit.job_started(run, bare_spec(workdir=str(root)))
     (Path(outputs.directory(run))).mkdir(parents=True)
     (Path(outputs.directory(run)) / "loss.csv").write_text("1")
-    for path in ("runs/a/model.pt", "runs/.cache/x", "pkg/__pycache__/b.pyc", ".secret", "new\ndf"):
+    above = ("../outputs/a", "../.cache/b", "../../c", "../../../d")
+    paths = ("runs/a/model.pt", "runs/.cache/x", "pkg/__pycache__/b.pyc", ".secret", "new\ndf")
+    for path in (*paths, *above):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text("xy")
     (root / "data").symlink_to("/etc")
@@ -344,11 +354,13 @@ def test_what_a_job_wrote_beside_its_code_is_listed_with_its_outputs(store: Stor
 
     beside = dict.fromkeys(("a.py", "new\ndf", "runs/a/model.pt"), str(root))
     assert listed(0.0) == {"loss.csv": ""}
+    whole = os.fsdecode(snapshot.snapshot_of(store, str(root)))
+    beside |= dict.fromkeys(("u/w/outputs/a", "u/c", "d"), whole)
     assert listed(60.0) == {"loss.csv": "", **beside}
     late = outputs.of_job(run, checkpoints=False, beside=-1.0)
     assert late.left_out == (f"{root} (it takes too long to look through)",)
     assert [file.path for file in late.files] == ["loss.csv"]
-    shutil.rmtree(root.parent)
+    shutil.rmtree(whole)
     assert listed(60.0) == {"loss.csv": ""}
 
 

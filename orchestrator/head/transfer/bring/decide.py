@@ -33,7 +33,10 @@ class Key(NamedTuple):
         return self.path.rpartition("/")[2]
 
     def __str__(self) -> str:
-        return self.path if self.place == "work" else f"{self.place.rpartition('/')[2]}/{self.path}"
+        if self.place == "work":
+            return self.path
+        kind, _, directory = self.place.partition("/")
+        return f"{directory if kind == 'above' else self.place.rpartition('/')[2] + '/'}{self.path}"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -64,7 +65,7 @@ def bring(
     said = [f"{', '.join(each)} stay on the node, in {place}" for place, each in stays.items()]
     if listing.left_out:
         said.append(f"left out there: {', '.join(listing.left_out)}")
-    return said, CodeOutputs(beside_code, has_come=not much) if news else None
+    return said, CodeOutputs(beside_code, listing.workdir, has_come=not much) if news else None
 
 
 # -- what a program wrote beside its code, on nodes that were sent it -----------------------------
@@ -75,7 +76,12 @@ class CodeOutputs:
     """Hold what the ranks of one node wrote there, and whether it has come."""
 
     files: Sequence[OutputFile]
+    workdir: str
     has_come: bool
+
+    def shown(self, file: OutputFile) -> str:
+        """Name a file as the program does: `../outputs/model.pt`."""
+        return os.path.relpath(os.path.join(file.place, file.path), self.workdir)
 
 
 def is_much(files: Sequence[OutputFile]) -> bool:
@@ -85,29 +91,48 @@ def is_much(files: Sequence[OutputFile]) -> bool:
 
 def where_it_is(found: Mapping[int, CodeOutputs], home: Path) -> list[str]:
     """Say where it is now, and how the next launch finds it: in two sentences for all nodes."""
-    come = {node: outputs.files for node, outputs in found.items() if outputs.has_come}
-    stays = {node: outputs.files for node, outputs in found.items() if not outputs.has_come}
+    come = {node: outputs for node, outputs in found.items() if outputs.has_come}
+    stays = {node: outputs for node, outputs in found.items() if not outputs.has_come}
     said = []
     if come:
-        said.append(f"{written(come)}: now in {home}{kept(come)}")
+        said.append(f"{written(come)}: now in {home}{above(come, home)}{kept(come)}")
     if stays:
         pull = f"orchestrator pull {home.parent.name}"
         said.append(f"{written(stays)}, which is left there: {pull} fetches it{kept(stays)}")
     return said
 
 
-def written(found: Mapping[int, Sequence[OutputFile]]) -> str:
-    files = [file for each in found.values() for file in each]
-    names = sorted({file.path.partition("/")[0] for file in files})
+def written(found: Mapping[int, CodeOutputs]) -> str:
+    files = [file for outputs in found.values() for file in outputs.files]
+    names = sorted({first_part(o.shown(file)) for o in found.values() for file in o.files})
     named = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" * (len(names) > NAMED))
     where = f"node {min(found)}" if len(found) == 1 else plural(len(found), "node")
     much = f"{plural(len(files), 'file')}, {size(sum(file.size for file in files))}"
     return f"the program wrote {named} beside its code on {where} ({much})"
 
 
-def kept(found: Mapping[int, Sequence[OutputFile]]) -> str:
-    files = (file for each in found.values() for file in each)
-    directories = sorted({file.path.partition("/")[0] for file in files if "/" in file.path})
+def first_part(path: str) -> str:
+    """Return the part of a path that is in the program's directory, or in one above that."""
+    parts = path.split("/")
+    return "/".join(parts[: parts.count("..") + 1])
+
+
+def above(found: Mapping[int, CodeOutputs], home: Path) -> str:
+    """Say where that is which was written above the directory, as in `../outputs`."""
+    places = {}
+    for outputs in found.values():
+        for file in outputs.files:
+            shown = outputs.shown(file)
+            name = first_part(shown)
+            if name != shown.partition("/")[0]:
+                inside = shown.removeprefix(name)
+                places[name] = home / file.path.removesuffix(inside)
+    return "".join(f", {name} in {place}" for name, place in sorted(places.items())[:NAMED])
+
+
+def kept(found: Mapping[int, CodeOutputs]) -> str:
+    shown = [outputs.shown(file) for outputs in found.values() for file in outputs.files]
+    directories = sorted({first for path in shown if (first := first_part(path)) != path})
     if not directories:
         return ""
     setting = shlex.quote(f"sync.outputs=[{','.join(directories[:NAMED])}]")

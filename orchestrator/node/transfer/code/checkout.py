@@ -38,9 +38,9 @@ class CodeVisit(RoomState):
         with self.store.writing():
             made = snapshot.make(self.store, request.snapshot, request.title, entries)
             root = made.root
-            self.unused[os.path.dirname(root)] = request.tree
+            self.unused[made.path] = request.tree
             linked = snapshot.link_nodes_files(root, request.beside, entries)
-            snapshot.link_outputs(root, request.beside, request.outputs)
+            snapshot.link_outputs(made, request.beside, request.outputs)
         workdir = os.fsdecode(root)
         return CheckedOut(
             workdir=workdir,

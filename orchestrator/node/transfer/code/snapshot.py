@@ -2,6 +2,8 @@
 
 A job that runs keeps its snapshot, whatever is edited or sent meanwhile. It goes with the job's
 run directory; one whose job never started goes when its head leaves, or at a later launch.
+The tree lies some directories deep in it, in snapshots/NAME/TITLE, so that what a program writes
+to `../outputs` has a place of its own there.
 """
 
 from __future__ import annotations
@@ -50,21 +52,22 @@ CODE = re.compile(rb".*\.(py|pyc|pyi|so|pth|egg-info)|__pycache__|\.git|\.orches
 class Made(NamedTuple):
     """A snapshot, and what was then read in it."""
 
-    root: bytes
+    path: bytes
+    root: bytes  # of its tree
     digest: str
     differ: list[str]  # paths that are not as the tree has them
 
 
 def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
     """Make a snapshot; Incomplete where a content that is kept is not what it was."""
-    if not NAME.fullmatch(name) or not is_inside(os.fsencode(title)) or "/" in title:
+    if not NAME.fullmatch(name) or not is_inside(os.fsencode(title)):
         raise ValueError(f"not the name of a snapshot: {name!r}, {title!r}")
     place = new_directory(os.path.join(store.snapshots, name.encode()))
     root = os.path.join(place, os.fsencode(title))
-    os.mkdir(root, 0o700)
     entries = list(entries)
-    known = {root}
+    known = {place}
     try:
+        make_directories(root, known)
         put = way_to_put(store, place, entries)
         contents = {key_of(entry): entry for entry in entries if entry.kind == FILE}.values()
         if put is not copy:  # which reads every byte itself
@@ -87,7 +90,7 @@ def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
     except BaseException:
         remove(place)
         raise
-    return Made(root, digest, differ)
+    return Made(place, root, digest, differ)
 
 
 def new_directory(name: bytes) -> bytes:
@@ -238,17 +241,18 @@ def link_nodes_files(root: bytes, directory: str, entries: Iterable[Entry]) -> l
     return linked
 
 
-def link_outputs(root: bytes, directory: str, outputs: Iterable[str]) -> None:
-    """Make the directories that the program writes in the node's own directory, and link them."""
+def link_outputs(made: Made, directory: str, outputs: Iterable[str]) -> None:
+    """Make the directories that the program writes, by the node's own directory; link them."""
+    path, root = made.path, made.root
     for name in map(os.fsencode, outputs):
-        if not is_inside(name):
-            raise ValueError(f"a path that leads out of the tree: {name[:60]!r}")
-        path = os.path.join(os.fsencode(os.path.expanduser(directory)), name)
-        os.makedirs(path, exist_ok=True)
-        link = os.path.join(root, name)
+        link = os.path.normpath(os.path.join(root, name))
+        if not link.startswith(path + b"/") or (root + b"/").startswith(link + b"/"):
+            raise ValueError(f"a path that leads out of the snapshot: {name[:60]!r}")
+        own = os.path.normpath(os.path.join(os.fsencode(os.path.expanduser(directory)), name))
+        os.makedirs(own, exist_ok=True)
         os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
         with contextlib.suppress(FileExistsError):  # linked with the rest of the directory
-            os.symlink(path, link)
+            os.symlink(own, link)
 
 
 # -- whose it is, and its end -----------------------------------------------------------------
@@ -264,10 +268,20 @@ def keep(store: Store, directory: str, run: RunDir, digest: str) -> None:
 
 def snapshot_of(store: Store, directory: str) -> bytes:
     """Return the snapshot that a job's working directory is, or nothing."""
-    parent, title = os.path.split(os.fsencode(directory))
-    above, name = os.path.split(parent)
-    ours = bool(title) and above == store.snapshots and NAME.fullmatch(os.fsdecode(name))
-    return parent if ours and os.path.isdir(parent) and not os.path.islink(parent) else b""
+    name, _, title = os.fsencode(directory).removeprefix(store.snapshots + b"/").partition(b"/")
+    path = os.path.join(store.snapshots, name)
+    ours = os.fsencode(directory) == os.path.join(path, title) and is_inside(title)
+    known = ours and NAME.fullmatch(os.fsdecode(name)) and os.path.isdir(path)
+    return path if known and not os.path.islink(path) else b""
+
+
+def above(store: Store, root: bytes) -> list[bytes]:
+    """List the directories of a snapshot that its tree is in, the nearest first."""
+    whole, found = snapshot_of(store, os.fsdecode(root)), []
+    while whole and root != whole:
+        root = os.path.dirname(root)
+        found.append(root)
+    return found
 
 
 def of_run(store: Store, run: RunDir) -> bytes:
@@ -331,7 +345,9 @@ def remove_old(store: Store) -> None:
     for path in sorted(times, key=times.__getitem__)[:-KEPT]:
         with contextlib.suppress(OSError, ValueError, Incomplete):
             run = owner(path)
-            if run is not None and run.last(Ended) is not None and is_untouched(store, path):
+            if run is None or run.last(Ended) is None or of_run(store, run) != path:
+                continue
+            if next(written(store, os.fsencode(run.read_spec().workdir)), None) is None:
                 with store.unlinking(sent(store, path)):
                     remove(path)
 
@@ -342,24 +358,25 @@ def sent(store: Store, path: bytes) -> tuple[Entry, ...]:
         return store.tree(file.read(64).decode())
 
 
-def is_untouched(store: Store, path: bytes) -> bool:
-    (title,) = set(os.listdir(path)) - {OWNER, TREE}
-    return next(written(store, os.path.join(path, title)), None) is None
-
-
 def written(store: Store, root: bytes, until: float = math.inf) -> Iterator[bytes]:
     """Yield what is in a snapshot besides what was sent, links, and Python's bytecode.
 
-    A TimeoutError ends a look that takes longer.
+    These are paths below its tree; those above it begin with `..`. A TimeoutError ends a look that
+    takes longer.
     """
-    expected = {entry.path: entry for entry in sent(store, os.path.dirname(root))}
-    for directory, names, others in os.walk(root):
-        names[:] = sorted(name for name in names if name != b"__pycache__")
-        if time.monotonic() > until:
-            raise TimeoutError
-        for name in sorted(others):
-            path = os.path.relpath(os.path.join(directory, name), root)
-            status = os.lstat(os.path.join(directory, name))
-            known = path in expected and is_as_kept(status, expected[path])
-            if not known and not stat.S_ISLNK(status.st_mode):
-                yield path
+    expected = {entry.path: entry for entry in sent(store, snapshot_of(store, os.fsdecode(root)))}
+    inner = b""
+    for top in (root, *above(store, root)):
+        for directory, names, others in os.walk(top):
+            apart = (b"__pycache__", inner if directory == top else b"")
+            names[:] = sorted(name for name in names if name not in apart)
+            if time.monotonic() > until:
+                raise TimeoutError
+            for name in sorted(others):
+                path = os.path.relpath(os.path.join(directory, name), root)
+                status = os.lstat(os.path.join(directory, name))
+                known = path in expected and is_as_kept(status, expected[path])
+                own = directory == top != root and name in (OWNER, TREE)
+                if not known and not own and not stat.S_ISLNK(status.st_mode):
+                    yield path
+        inner = os.path.basename(top)

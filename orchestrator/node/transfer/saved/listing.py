@@ -17,13 +17,17 @@ from orchestrator.common import files
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.resume_dir import attempts_of
 from orchestrator.node.job.run_directory import RunDir, home
+from orchestrator.node.transfer.code import snapshot
+from orchestrator.node.transfer.code.store import Store
 from orchestrator.node.transfer.saved.copies import Copies, stamp_of
 from orchestrator.protocol.manifest import is_inside
 from orchestrator.protocol.requests.transfer import Saved, SavedFile
 from orchestrator.protocol.spec import Spec
 
-# Where a program saves: where it runs, in its outputs, in memory, and where it was told to.
+# Where a program saves: where it runs, above that, in its outputs, in memory, and where it was told
+# to.
 WORK, OUTPUTS, MEMORY, GIVEN = "work", "outputs", "memory", "given/"
+ABOVE = "above/"  # and so often `..`, inside the snapshot that it runs in
 # What Python and the kernel leave beside a program, and what we write into a program's directory.
 NOT_WRITTEN = re.compile(
     r"__pycache__|core(\.[0-9]+)?|\.orchestrator-.*|\..*\.[0-9]+\.before", re.S
@@ -46,7 +50,8 @@ def saved(run: RunDir, outputs: Iterable[str] = ()) -> Saved:
     spec = run.read_spec()
     since, places = began(run, spec), roots(run, spec, outputs)
     ours = home(), os.path.dirname(experiment(run, spec))  # all that nodes and heads keep
-    apart = frozenset(map(os.path.realpath, ours))
+    inner = (root for place, root in places.items() if place == WORK or place.startswith(ABOVE))
+    apart = frozenset(map(os.path.realpath, (*ours, *inner)))
     until = time.monotonic() + SEARCH_SECONDS
     starts = sorted(starts_of(run))
     listed: list[SavedFile] = []
@@ -96,7 +101,7 @@ class Walk:
 
     def is_left_out(self, entry: os.DirEntry[str], path: str) -> bool:
         """Tell whether it is none of the program's: it may run in somebody's home directory."""
-        at_home = self.place == WORK and path == entry.name
+        at_home = self.place.startswith((WORK, ABOVE)) and path == entry.name
         if entry.name.startswith(".") and (at_home or entry.is_dir(follow_symlinks=False)):
             return True
         ours = self.ours is not None and self.ours.fullmatch(path) is not None
@@ -260,13 +265,15 @@ def tensor_bytes(header: bytes) -> int:
 def roots(run: RunDir, spec: Spec, outputs: Iterable[str]) -> dict[str, str]:
     """Return the directory that each of the places is on this node."""
     found = {WORK: spec.workdir, OUTPUTS: os.path.join(experiment(run, spec), "outputs")}
+    for levels, directory in enumerate(snapshot.above(Store(), os.fsencode(spec.workdir)), 1):
+        found[f"{ABOVE}{'../' * levels}"] = os.fsdecode(directory)
     if memory := spec.env.get("ORCHESTRATOR_RESUME_DIR"):
         found[MEMORY] = memory
+    below = tuple(os.path.join(root, "") for place, root in found.items() if place != OUTPUTS)
     for name in outputs:
-        path = os.path.join(spec.workdir, name)
-        if not is_inside(os.fsencode(name)):
-            raise ValueError(f"a path that leads out of the directory: {name!r}")
-        if os.path.islink(path) and os.path.isdir(path):  # the node's own: sync.outputs
+        path = os.path.normpath(os.path.join(spec.workdir, name))
+        # The node's own: sync.outputs. On a disk that nodes share nothing is linked.
+        if path.startswith(below) and os.path.islink(path) and os.path.isdir(path):
             found[GIVEN + name] = os.path.realpath(path)
     return found
 

@@ -12,8 +12,9 @@ from orchestrator.protocol.requests.transfer import OutputFile
 OUTPUTS = Path("/e/train_1/outputs")
 
 
-def wrote(*paths: str, has_come: bool = True) -> CodeOutputs:
-    return CodeOutputs([OutputFile(path=path, size=1000) for path in paths], has_come)
+def wrote(*paths: str, place: str = "/s/x-0/u/proj", has_come: bool = True) -> CodeOutputs:
+    files = [OutputFile(path=path, size=1000, place=place) for path in paths]
+    return CodeOutputs(files, "/s/x-0/u/proj", has_come)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,15 @@ def wrote(*paths: str, has_come: bool = True) -> CodeOutputs:
                 "the program wrote 0.txt, 1.txt, 10.txt and 62 more beside its code on 64 nodes"
                 " (128 files, 128 kB): now in /e/train_1/outputs;"
                 " for the next launch to find it there: --set 'sync.outputs=[runs]'"
+            ],
+        ),
+        (
+            {0: wrote("u/outputs/run1/model.pt", "log.txt", place="/s/x-0")},
+            [
+                "the program wrote ../../log.txt, ../outputs beside its code on node 0 (2 files,"
+                " 2 kB): now in /e/train_1/outputs, ../../log.txt in /e/train_1/outputs/log.txt,"
+                " ../outputs in /e/train_1/outputs/u/outputs;"
+                " for the next launch to find it there: --set 'sync.outputs=[../outputs]'"
             ],
         ),
         (
