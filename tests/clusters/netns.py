@@ -58,7 +58,7 @@ class NetnsCluster(Faults):
     tmpfs: directories that each host has for itself, in memory and of limited size, so that they
     can be filled up; the home directory may be one of them.
     nics: what each host calls its first interface. second_nic: another one, `fab0`, on a network
-    10.78.K.0/24 of the hosts alone, without the head.
+    10.78.K.0/24 of the hosts alone, without the head. ipv6: the hosts have no IPv4 address.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class NetnsCluster(Faults):
         tmpfs_size: str = "64m",
         nics: Sequence[str] = (),
         second_nic: bool = False,
+        ipv6: bool = False,
     ) -> None:
         self.directory = directory.absolute()
         self.size = size
@@ -79,6 +80,7 @@ class NetnsCluster(Faults):
         self.tmpfs_size = tmpfs_size
         self.nics = list(nics) or ["eth0"] * size
         self.second_nic = second_nic
+        self.ipv6 = ipv6
         self.key = self.directory / "key"
         self.known_hosts = self.directory / "known_hosts"
         self.node_list = self.directory / "node_ip_list.txt"
@@ -283,13 +285,13 @@ class NetnsCluster(Faults):
         else:
             raise AssertionError("250 clusters run already")
         self._subnet = k
-        self.addresses = [f"10.77.{k}.{i + 1}" for i in range(self.size)]
+        self.addresses = [self._address(i) for i in range(self.size)]
         self.fabric = [f"10.78.{k}.{i + 1}" for i in range(self.size)] if self.second_nic else []
-        lines = f"address add 10.77.{k}.{HEAD}/24 dev orc{k}\nlink set orc{k} up\n"
+        lines = f"address add {self._on_network(HEAD - 1)} dev orc{k}\nlink set orc{k} up\n"
         subprocess.run(["ip", "-batch", "-"], input=lines, text=True, check=True)
 
     def _write(self) -> None:
-        names = [f"10.77.{self._subnet}.{HEAD} head", "127.0.0.1 localhost", "::1 localhost"]
+        names = [f"{self._address(HEAD - 1)} head", "127.0.0.1 localhost", "::1 localhost"]
         names += map("{} {}".format, self.addresses, self.hostnames)
         self.write_list(names, "hosts")
         self.write_list(
@@ -302,7 +304,7 @@ class NetnsCluster(Faults):
             library.give_to(self.node(i) / "home/.orchestrator")
             known += f"{address} {write_key(self.node(i) / 'host_key')}"
             (self.node(i) / "authorized_keys").write_text(authorized)
-            config = sshd_config("0.0.0.0", 22, self.node(i), self.environment)
+            config = sshd_config("::" if self.ipv6 else "0.0.0.0", 22, self.node(i), self.environment)
             (self.node(i) / "sshd_config").write_text(config)
         self.known_hosts.write_text(known)
         self.ssh_config.write_text(client_config(22, self.key, self.known_hosts, account()))
@@ -324,8 +326,9 @@ class NetnsCluster(Faults):
 
     def _set_up(self, i: int) -> str:
         lines = ["link set lo up"]
-        for address, nic in zip(self._own(i), [self.nics[i], "fab0"], strict=False):
-            lines += [f"address add {address}/24 dev {nic}", f"link set {nic} up"]
+        own = [self._on_network(i), *(f"{fabric}/24" for fabric in self.fabric[i : i + 1])]
+        for address, nic in zip(own, [self.nics[i], "fab0"], strict=False):
+            lines += [f"address add {address} dev {nic}", f"link set {nic} up"]
         steps = [
             f"echo {self.hostnames[i]} > /proc/sys/kernel/hostname",
             "mount -t sysfs sysfs /sys",
@@ -364,8 +367,12 @@ class NetnsCluster(Faults):
         ports = [f"h{i}", f"f{i}"] if self.second_nic else [f"h{i}"]
         return ports if nic is None else [ports[nic]]
 
-    def _own(self, i: int) -> list[str]:
-        return [self.addresses[i], self.fabric[i]] if self.second_nic else [self.addresses[i]]
+    def _address(self, i: int) -> str:
+        return f"fd77:{self._subnet}::{i + 1}" if self.ipv6 else f"10.77.{self._subnet}.{i + 1}"
+
+    def _on_network(self, i: int) -> str:
+        """The address of host `i` with its network, as `ip address add` takes it."""
+        return f"{self._address(i)}/64 nodad" if self.ipv6 else f"{self._address(i)}/24"
 
     def _shape(self, i: int, command: str, nic: int | None) -> None:
         ports, ends = self._ports(i), [self.nics[i], "fab0"]
