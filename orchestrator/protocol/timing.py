@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import signal
 
+# -- a start --
+START_PATIENCE_SECONDS = 30.0  # a head waits for a node, or for a spare, to start its part,
+UNFOLLOWED_SECONDS = 90.0  # and a node ends its part if no head has followed the job by then
+
 # -- the channel between head and node --
 SERVER_BEAT = 1.0  # the node's server says something so often,
 HEAD_PATIENCE_SECONDS = 8.0  # and is lost to the head after so long without a word

@@ -304,7 +304,9 @@ class NetnsCluster(Faults):
             library.give_to(self.node(i) / "home/.orchestrator")
             known += f"{address} {write_key(self.node(i) / 'host_key')}"
             (self.node(i) / "authorized_keys").write_text(authorized)
-            config = sshd_config("::" if self.ipv6 else "0.0.0.0", 22, self.node(i), self.environment)
+            config = sshd_config(
+                "::" if self.ipv6 else "0.0.0.0", 22, self.node(i), self.environment
+            )
             (self.node(i) / "sshd_config").write_text(config)
         self.known_hosts.write_text(known)
         self.ssh_config.write_text(client_config(22, self.key, self.known_hosts, account()))

@@ -42,7 +42,7 @@ ASKS = b"+"  # the installer's, in place of a greeting
 # Python sees that it is not the beginning. Without it, it would wait.
 MORE_THAN_A_BLOCK_BYTES = 8192 + 256
 LAST_WORDS_SECONDS = 2.0  # for what follows a refusal
-HANGS = "if one of its disks hangs, so does `df` there: try it over ssh"
+HANGS = "is its link cut? if one of its disks hangs, so does `df` there: try it over ssh"
 IN_A_CONTAINER = "a container reads no .bashrc: docker exec -i -e ORCHESTRATOR_HOME=/path NAME"
 TOO_OLD = "its Python {} is too old: 3.9 is needed"
 ANOTHER_PYTHON = "name one with python=/path after the node in the list, or --python /path"

@@ -131,7 +131,10 @@ def not_started(record: JobRecord, error: OrchestratorError) -> JobRecord:
         exit_code=error.exit_code,
         ended=now,
         verdict=cause,
-        nodes=[replace(node, state=experiment.NOT_STARTED) for node in record.nodes],
+        nodes=[
+            node if node.state == "lost" else replace(node, state=experiment.NOT_STARTED)
+            for node in record.nodes
+        ],
     )
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from orchestrator.common.errors import CheckFailed, OrchestratorError, StoppedEarly
+from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
 from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.streams.node_logs import NodeLogs, open_logs
@@ -44,13 +44,14 @@ from orchestrator.head.start.recovery.gather import (
 )
 from orchestrator.head.start.recovery.spares import Latecomers
 from orchestrator.head.start.request import Request
+from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import End
 from orchestrator.protocol.requests.machine import PortWish
 from orchestrator.protocol.requests.start import Start, StartedHere, TakenPorts, TakePorts
 from orchestrator.protocol.spec import Attempt, Placement
+from orchestrator.protocol.timing import START_PATIENCE_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
-START_SECONDS = 30.0
 END_SECONDS = 10.0
 PORT_SECONDS = 10.0
 LAST_PORT = 60_000
@@ -140,6 +141,7 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting, say: Say) -
         channels = [node.channel for node in nodes.reached]
         orders = [Start(spec=spec) for spec in specs(request, plan, meeting)]
         results = start_all(starting, channels, orders)
+        starting = replace(starting, nodes=with_doubts(starting.nodes, results))
         then = "; the others were ended again"
         started = fleet.all_or_table([node.node for node in nodes.reached], results, then)
         prepared.times["started"] = time.time()
@@ -296,16 +298,45 @@ def start_all(
 ) -> list[StartedHere | OrchestratorError]:
     """Start all parts at once; if one cannot start, end the others again."""
     pairs = list(zip(channels, orders, strict=True))
-    results = fleet.everywhere(pairs, lambda pair: pair[0].ask(pair[1], START_SECONDS))
+    results = fleet.everywhere(pairs, lambda pair: pair[0].ask(pair[1], START_PATIENCE_SECONDS))
     if any(isinstance(result, OrchestratorError) for result in results):
         reason = "not started"
         ends = [End(job=starting.job, node=n.index, why=reason, grace=0.0) for n in starting.nodes]
-        # One that cannot be ended is among the results already.
-        fleet.everywhere(
+        ended = fleet.everywhere(
             list(zip(channels, ends, strict=True)), lambda pair: pair[0].ask(pair[1], END_SECONDS)
         )
         payload.raise_if_stopped(results)
+        results = list(map(in_doubt, results, ended))
     return results
+
+
+class InDoubt(NodeError):
+    """Raised for a node that answered neither its start nor its end: it may have started."""
+
+
+def in_doubt(
+    started: StartedHere | OrchestratorError, ended: Message | OrchestratorError
+) -> StartedHere | OrchestratorError:
+    """Say so where a node may have started its part of a job that did not start."""
+    if not isinstance(started, NodeError) or not isinstance(ended, OrchestratorError):
+        return started
+    if isinstance(started, Declined):  # it has answered
+        return started
+    return InDoubt(
+        started.what,
+        "what it may have started there ends by itself: when it answers again, `orchestrator stop`"
+        " proves that",
+    )
+
+
+def with_doubts(
+    nodes: Sequence[NodeRecord], results: Sequence[StartedHere | OrchestratorError]
+) -> list[NodeRecord]:
+    """Record the nodes that may have started as lost: `stop` asks them, too."""
+    return [
+        replace(node, state="lost") if isinstance(result, InDoubt) else node
+        for node, result in zip(nodes, results, strict=True)
+    ]
 
 
 def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere], say: Say) -> None:

@@ -23,6 +23,7 @@ from orchestrator.protocol.timing import (
     PEER_BEAT,
     PEER_GRACE,
     SHORTEST_LEASE,
+    UNFOLLOWED_SECONDS,
 )
 
 
@@ -38,7 +39,7 @@ class Lease:
     """One supervisor's view of the other nodes and of the heads."""
 
     def __init__(self, job: Job, spec: Spec) -> None:
-        terms = spec.lease or LeaseTerms()
+        terms = spec.lease or LeaseTerms(attached=False)
         self.job, self.node = job, spec.node
         self.seconds = max(terms.seconds, SHORTEST_LEASE)
         self.beat = min(PEER_BEAT, self.seconds / BEATS_IN_A_LEASE)
@@ -88,8 +89,8 @@ class Lease:
 
     @property
     def beats(self) -> bool:
-        """Tell whether anybody is heard here: else there may be a minute between two turns."""
-        return self.peers is not None or self.needs_head
+        """Tell whether anybody is awaited here: else there may be a minute between two turns."""
+        return self.peers is not None or self.needs_head or self.is_unfollowed
 
     def wake(self, now: float) -> None:
         """Count no time as silence of others in which this process itself did not run."""
@@ -193,6 +194,21 @@ class Lease:
         here = self.heads()[0] or (self.node and self.heads_elsewhere.get(0))
         if here or self.left_at >= self.attached_at:
             self.head_at = now
-        elif self.needs_head and now - self.head_at > self.seconds:
-            reason = f"no head was attached for {now - self.head_at:.0f} s (--on-head-loss stop)"
+            return
+        away = now - self.head_at
+        if self.needs_head and away > self.seconds:
+            reason = f"no head was attached for {away:.0f} s (--on-head-loss stop)"
             self.job.ask(EndOrder(why=reason, grace=self.grace, headless=True))
+        elif self.is_unfollowed and away > UNFOLLOWED_SECONDS:
+            reason = f"no head has followed the job in the {away:.0f} s since its start"
+            self.job.ask(EndOrder(why=reason, grace=0.0, headless=True))
+
+    @property
+    def is_unfollowed(self) -> bool:
+        """Tell whether a head was to follow this job and none did, here or on another node.
+
+        A head whose link is cut while it starts a job hears no answer and gives the job up, so a
+        part that has started all the same, and hears of no other, is one that nobody knows of.
+        """
+        heard = self.peers is not None and self.peers.heard
+        return self.left_at < 0 and not self.attached_at and not heard

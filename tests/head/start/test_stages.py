@@ -10,13 +10,15 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.common.errors import NodeError
+from orchestrator.head.connect.channel import Declined
 from orchestrator.head.follow.restarts import Restarts, failures
 from orchestrator.head.follow.streams.node_logs import NodeLogs
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.head.start import stages
-from orchestrator.head.start.record import failed_to_start, with_line
+from orchestrator.head.start.record import failed_to_start, not_started, with_line
 from orchestrator.head.start.recovery.gather import Gathered, parts_of
-from orchestrator.protocol.requests.start import StartedHere, WarmStart
+from orchestrator.protocol.requests.request import Nothing
+from orchestrator.protocol.requests.start import Start, StartedHere, WarmStart
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NOT_STARTED, RESIZED, Experiment, JobRecord, NodeRecord
 from tests.head.start.recovery.test_gather import Asking, gathering, record
@@ -146,3 +148,36 @@ def test_a_line_between_attempts_and_bytes_as_they_were(tmp_path: Path) -> None:
         ("1", b"two\n"),
     ]
     assert LogReader(log, start=node.log_before).read() == [("1", b"two\n")]
+
+
+@pytest.mark.parametrize(
+    ("started", "ended", "state"),
+    [
+        (NodeError("silent"), NodeError("silent"), "lost"),
+        (NodeError("silent"), Nothing(), NOT_STARTED),  # it has ended what it had, or has none
+        (Declined("full"), NodeError("silent"), NOT_STARTED),
+        (StartedHere(supervisor=1, shared=True, run="/r"), NodeError("silent"), NOT_STARTED),
+    ],
+)
+def test_who_answers_neither_its_start_nor_its_end_may_have_started(
+    started: Any, ended: Any, state: str
+) -> None:
+    """A link that was cut: a stop asks that node, too."""
+
+    class Channel:
+        def ask(self, request: Any, timeout: float) -> Any:
+            answer = started if isinstance(request, Start) else ended
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    class Failing(Channel):
+        def ask(self, request: Any, timeout: float) -> Any:
+            raise Declined("no room")
+
+    job = record("ab")
+    channels: Any = [Failing(), Channel()]
+    results = stages.start_all(job, channels, [Start(), Start()])
+    marked = replace(job, nodes=stages.with_doubts(job.nodes, results))
+    failed = not_started(marked, NodeError("1 of 2 nodes cannot be used"))
+    assert [node.state for node in failed.nodes] == [NOT_STARTED, state]

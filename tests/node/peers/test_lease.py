@@ -21,7 +21,12 @@ from orchestrator.node.peers.peers import Hub, Spoke
 from orchestrator.protocol.control import HeadNews, PeerWord
 from orchestrator.protocol.events import EndOrder, Event
 from orchestrator.protocol.spec import LeaseTerms
-from orchestrator.protocol.timing import GONE_SECONDS, HEARSAY_SECONDS, PEER_BEAT
+from orchestrator.protocol.timing import (
+    GONE_SECONDS,
+    HEARSAY_SECONDS,
+    PEER_BEAT,
+    UNFOLLOWED_SECONDS,
+)
 from tests.gears import examples
 from tests.node.running import bare_spec
 
@@ -80,6 +85,35 @@ def test_only_a_head_that_did_not_take_its_leave_is_missed(steps: list[tuple[str
             lease.turn()
         assert bool(supervisor.orders) is (last == "lost")
         assert all(order.headless for order in supervisor.orders)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("what", ["nobody came", "detached", "followed", "left again"])
+def test_a_part_that_no_head_has_followed_and_no_other_was_heard_of_ends(
+    monkeypatch: pytest.MonkeyPatch, node: int, what: str
+) -> None:
+    """The link to it was cut while it started: its head counts the job as not started."""
+    now = 1000.0
+    monkeypatch.setattr(leases.time, "monotonic", lambda: now)
+    supervisor = Supervisor()
+    nowhere = {"address": "127.0.0.1", "port": 1} if node else {}
+    terms = LeaseTerms(token="00", wait=True, attached=what != "detached", **nowhere)  # type: ignore[arg-type]
+    lease = Lease(supervisor, bare_spec().replace(node=node, lease=terms))
+    if what in ("followed", "left again"):
+        lease.head_says(1, HeadNews(head="here", at=1.0))
+    if what == "left again":
+        lease.head_hung_up(1)
+    until = now + UNFOLLOWED_SECONDS
+    for late in (-2.0, 2.0):
+        assert not supervisor.orders
+        while now < until + late:
+            now += lease.beat
+            lease.turn()
+        supervisor.orders = supervisor.orders[:1]
+    assert [order.headless for order in supervisor.orders] == [True] * (what == "nobody came")
+    if lease.peers is not None:
+        for wire in list(lease.peers.wires.values()):
+            wire.close()
 
 
 @pytest.mark.parametrize(("certain", "waits"), [(False, HEARSAY_SECONDS), (True, 0.0)])
