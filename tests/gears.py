@@ -134,6 +134,7 @@ LONG = [
     "tests/end_to_end/test_launch.py::test_a_program_is_given_its_arguments_and_environment[plain]",
     "tests/end_to_end/test_lease.py::test_a_firewall_between_the_supervisors[reject",
     "tests/end_to_end/test_lease.py::test_a_head_that_does_not_leave",
+    "tests/end_to_end/test_lease.py::test_a_link_that_is_cut_while_a_node_starts",
     "tests/end_to_end/test_lease.py::test_a_head_that_leaves_on_purpose",
     "tests/end_to_end/test_pool.py::test_a_program_that_is_killed_leaves_no_ranks[idle]",
     "tests/end_to_end/test_prune.py::test_a_node_that_is_down_is_named_and_cleaned_the_next_time",

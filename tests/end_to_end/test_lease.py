@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.protocol.timing import UNFOLLOWED_SECONDS
 from tests.clusters.netns import NetnsCluster
 from tests.launching import PATIENCE, Command, Head
 
@@ -275,3 +276,19 @@ def all_of(stranger: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return found
+
+
+def test_a_link_that_is_cut_while_a_node_starts_its_part(lonely: Head) -> None:
+    """The head gives the job up; what has started there all the same ends by itself."""
+    command = lonely.launch(lonely.script("wait.py", WAIT), str(lonely.directory))
+    runs = lonely.cluster.run_home(1) / "runs"
+    wait_until(lambda: list(runs.glob("*/1/spec.json")), PATIENCE)
+    assert isinstance(lonely.cluster, NetnsCluster)
+    lonely.cluster.cut(1)
+    assert command.finish() == 4, command.text
+    assert "is its link cut?" in command.text and "ends by itself" in command.text
+    assert [node["state"] for node in lonely.record["nodes"]] == ["not started", "lost"]
+    lonely.cluster.restore(1)
+    assert lonely.nothing_left(UNFOLLOWED_SECONDS + PATIENCE)
+    stop = lonely.command("orchestrator", "stop")
+    assert stop.finish() == 0 and "nothing left" in stop.text

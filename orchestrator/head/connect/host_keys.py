@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.ssh_config import Destination
@@ -34,6 +35,11 @@ import paramiko as paramiko  # noqa: E402, PLC0414
 
 if _invoke is None:
     del sys.modules["invoke"]
+# It measures how long it waits by the clock of the day: one that is put back by an hour would make
+# it wait for an hour, and one that is put on would end every wait at once.
+_steady = SimpleNamespace(time=time.monotonic, sleep=time.sleep)
+for _part in (paramiko.transport, paramiko.channel, paramiko.buffered_pipe, paramiko.packet):
+    _part.time = _steady  # type: ignore[attr-defined]
 
 COMMAND_SECONDS = 10.0  # a KnownHostsCommand asks a server, at most
 CERTIFICATE = "-cert-v01@openssh.com"

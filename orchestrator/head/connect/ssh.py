@@ -39,6 +39,9 @@ SIGNING_SECONDS = 300.0  # and to sign: then nobody waits any more
 HEAD_START_SECONDS = 0.25
 WAKES = 5.0  # each connection's thread wakes up after so many seconds; paramiko's own is 0.1
 WINDOW_BYTES = 1 << 21
+TURN_SECONDS = 0.1  # of a wait: one that took twice as long shows that this machine was late
+LATE_SECONDS = 2.0  # in which this machine did nothing for a connection: worth a word
+LONGEST_SECONDS = 3600.0  # paramiko's own limits, which count the time in which we are late
 NEARLY_SECONDS = 0.2  # so near to its end, what failed has run out of time
 TICKET = "ssh may get in by your Kerberos ticket, which this program cannot use: it needs a key"
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
@@ -165,7 +168,7 @@ class SshTransport:
             address = str(sock.getpeername()[0])
         transport = Transport(sock)  # type: ignore[arg-type]  # a ProxyCommand is socket enough
         try:
-            shake_hands(transport, destination, deadline)
+            deadline = shake_hands(transport, destination, deadline)
             host_keys.check(
                 destination,
                 transport.get_remote_server_key(),
@@ -362,13 +365,34 @@ def begin_to_call(kind: int, address: Any, source: tuple[str, int] | None) -> so
 # -- handshake --------------------------------------------------------------------------------
 
 
-def shake_hands(transport: Transport, destination: Destination, deadline: float) -> None:
-    """Agree on keys with the other side, which shows that it owns its host key."""
-    transport.banner_timeout = transport.handshake_timeout = left(deadline)
+def awaited(event: threading.Event, transport: Transport, deadline: float) -> float:
+    """Wait for what a transport's thread does; return the deadline, which may have moved.
+
+    Time in which this machine had no processor for us does not count: with hundreds of nodes and
+    programs that compute, healthy ones would seem to hang.
+    """
+    while not event.is_set() and transport.is_active() and time.monotonic() < deadline:
+        began = time.monotonic()
+        event.wait(TURN_SECONDS)
+        late = time.monotonic() - began - TURN_SECONDS
+        deadline += late if late > TURN_SECONDS else 0.0
+    return deadline
+
+
+def shake_hands(transport: Transport, destination: Destination, deadline: float) -> float:
+    """Agree on keys with the other side, which shows that it owns its host key.
+
+    Return the deadline of the login.
+    """
+    transport.banner_timeout = transport.handshake_timeout = LONGEST_SECONDS
     negotiate(transport, destination)
+    event, begun = threading.Event(), deadline
     try:
         with parsing_its_words():
-            transport.start_client(timeout=left(deadline))
+            transport.start_client(event)
+            deadline = awaited(event, transport, deadline)
+            if not transport.is_active():
+                raise transport.get_exception() or paramiko.SSHException("end of file")
     except paramiko.ssh_exception.IncompatiblePeer as error:
         raise NodeError(
             f"its sshd and our client have no common algorithm: {error}",
@@ -377,8 +401,8 @@ def shake_hands(transport: Transport, destination: Destination, deadline: float)
     except (paramiko.SSHException, EOFError, OSError) as error:
         if time.monotonic() < deadline - NEARLY_SECONDS:
             raise ConnectionDropped(str(error) or "end of file") from error
-    if transport.initial_kex_done:  # at a timeout start_client just returns
-        return
+    if transport.initial_kex_done:
+        return deadline
     if destination.proxy_command and not destination.jump:
         raise NodeError(
             "its ProxyCommand stays silent, and leads to no SSH server",
@@ -387,8 +411,15 @@ def shake_hands(transport: Transport, destination: Destination, deadline: float)
     raise NodeError(
         "it accepts the connection, then hangs in the SSH handshake",
         f"is port {destination.port} really its sshd? try: ssh -v -p {destination.port} "
-        f"{destination.user}@{destination.host}",
+        f"{destination.user}@{destination.host}{was_late(deadline - begun)}",
     )
+
+
+def was_late(seconds: float) -> str:
+    """Say how long this machine itself had no time for a connection, if that is much."""
+    if seconds < LATE_SECONDS:
+        return ""
+    return f"; this machine itself was so busy that it did nothing for {seconds:.0f} s meanwhile"
 
 
 def negotiate(transport: Transport, destination: Destination) -> None:
@@ -419,24 +450,26 @@ def common(keyword: str, ours: Sequence[str], allowed: Sequence[str]) -> tuple[s
 # -- login ------------------------------------------------------------------------------------
 
 
-def log_in(transport: paramiko.Transport, destination: Destination, deadline: float) -> None:
+def log_in(transport: Transport, destination: Destination, deadline: float) -> None:
     """Log in with public keys only: nobody can type a password for 64 nodes at once."""
     tried: list[str] = []
     notes: list[Unusable] = []
     keys = keys_for(destination, notes)
     for label, key in keys:
-        transport.auth_timeout = left(deadline)
+        event = threading.Event()
         try:
             with parsing_its_words():
-                more = transport.auth_publickey(destination.user, key)
+                transport.auth_publickey(destination.user, key, event)
+                deadline = awaited(event, transport, deadline)
+                late = not event.is_set() and transport.is_active()
+                assert transport.auth_handler is not None
+                more = [] if late else transport.auth_handler.wait_for_response(event)
         except paramiko.BadAuthenticationType as error:
             raise NodeError(
                 f"it accepts no public keys for {destination.user}, only {error.allowed_types}",
                 "allow PubkeyAuthentication in its sshd_config",
             ) from error
-        except paramiko.AuthenticationException as error:
-            if time.monotonic() >= deadline:
-                raise slow_login(label, key) from error
+        except paramiko.AuthenticationException:
             tried.append(label)
             if not transport.is_active():
                 break
@@ -447,6 +480,8 @@ def log_in(transport: paramiko.Transport, destination: Destination, deadline: fl
                     f"the agent refuses to sign with the key {label}", "confirm it when it asks"
                 ) from error
             raise ConnectionDropped(str(error) or "end of file") from error
+        if late:
+            raise slow_login(label, key)
         if more:
             raise NodeError(
                 f"after the key it also wants {', '.join(more)}, which cannot be asked here",

@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.common.errors import NodeError
+from orchestrator.head.connect import ssh
 from orchestrator.head.connect.host_keys import paramiko
 from orchestrator.head.connect.ssh import SshTransport, first_to_answer, no_way_on
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
@@ -105,3 +107,59 @@ def test_the_last_of_many_tries_does_not_hide_that_the_others_were_dropped(
         with pytest.raises(NodeError, match=said):
             SshTransport(SshConfig(tmp_path / "config"), timeout=2.0).connect(there)
         answering.join()
+
+
+def test_time_in_which_this_machine_did_nothing_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each turn of a wait takes five times as long as it should: there is no processor for us."""
+
+    class Transport:
+        def is_active(self) -> bool:
+            return True
+
+    class Slowly(threading.Event):
+        turns = 0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            clock.now += timeout * clock.slowness
+            self.turns += 1
+            return self.is_set()
+
+    clock = SimpleNamespace(now=1000.0, slowness=1)
+    monkeypatch.setattr(ssh.time, "monotonic", lambda: clock.now)
+    for clock.slowness, moved in ((1, 0.0), (5, 40.0)):
+        event, deadline = Slowly(), clock.now + 10.0
+        late = ssh.awaited(event, Transport(), deadline) - deadline  # type: ignore[arg-type]
+        assert late == pytest.approx(moved, abs=1.0) and event.turns in range(99, 104)
+    assert "so busy that it did nothing for 40 s" in ssh.was_late(late)
+    assert not ssh.was_late(0.5)
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_a_clock_that_jumps_ends_no_wait_and_prolongs_none(
+    jump: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head's clock is set while it shakes hands with something that says nothing."""
+    (tmp_path / "config").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there, true = Destination("127.0.0.1", "bob", server.getsockname()[1], ()), time.time
+
+        def jumped() -> float:
+            return true() + jump * (time.monotonic() > began + 0.5)
+
+        began = time.monotonic()
+        monkeypatch.setattr(time, "time", jumped)
+        with pytest.raises(NodeError, match="hangs in the SSH handshake"):
+            SshTransport(SshConfig(tmp_path / "config"), timeout=1.5).connect(there)
+        assert time.monotonic() - began > 1.4  # and it has ended
+
+
+def test_a_channel_waits_by_a_steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paramiko.buffered_pipe import BufferedPipe, PipeTimeout
+
+    pipe, readings = BufferedPipe(), iter(range(10**6, 0, -3600))
+    monkeypatch.setattr(time, "time", lambda: float(next(readings)))  # always put back
+    with pytest.raises(PipeTimeout):
+        pipe.read(1, timeout=0.2)
