@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.common.errors import import_optional
+from orchestrator.common.errors import UsageError, import_optional
 
 
 class Tracker(Protocol):
@@ -170,6 +170,24 @@ KNOWN = {
     "mlflow": Known(MLflow, "mlflow", "mlflow"),
     "trackio": Known(Trackio, "trackio", "trackio"),
 }
+
+
+def opened(name: str, curves: Curves, options: Mapping[str, Any]) -> Opened:
+    """Open one of KNOWN; a UsageError says which option it does not know."""
+    try:
+        return KNOWN[name].open(curves, **options)
+    except TypeError as error:
+        trace = error.__traceback__
+        frames = 0
+        while trace is not None:
+            frames, trace = frames + 1, trace.tb_next
+        if frames > OPTIONS_FRAMES:  # a defect within the package
+            raise
+        what = f"{name} could not be opened: {error}"
+        raise UsageError(what, "leave that option out, or correct its name") from error
+
+
+OPTIONS_FRAMES = 2  # `opened`, and the class that hands them on
 
 
 def module(package: str, name: str) -> Any:

@@ -9,6 +9,7 @@ import re
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config import schema
-from orchestrator.trackers.known import KNOWN, AcceptedNames, Curves, TensorBoard
+from orchestrator.trackers.known import (
+    KNOWN,
+    AcceptedNames,
+    Curves,
+    Known,
+    TensorBoard,
+    opened,
+)
 
 TWICE = """
 import json, os, sys
@@ -206,3 +215,28 @@ def of_trackio(directory: Path) -> list[tuple[int, float]]:
         rows = database.execute("SELECT run_name, step, metrics FROM metrics").fetchall()
     assert {run for run, _, _ in rows} == {"our run-f00d"}
     return [(step, json.loads(metrics)["loss"]) for _, step, metrics in rows]
+
+
+class Strict:
+    """A tracker that takes one option, and has a defect that another one meets."""
+
+    def __init__(self, curves: Curves, project: str = "", broken: bool = False) -> None:
+        if broken:
+            self.log({}, 0, 0.0)
+
+    def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
+        raise TypeError("unsupported operand")
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_option_of_the_user_is_told_from_a_defect_of_the_tracker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(KNOWN, "strict", Known(Strict, "json", "json"))
+    assert isinstance(opened("strict", Curves("a"), {"project": "p"}), Strict)
+    with pytest.raises(UsageError, match=r"strict could not be opened: .*'projekt'"):
+        opened("strict", Curves("a"), {"projekt": "p"})
+    with pytest.raises(TypeError, match="unsupported operand"):
+        opened("strict", Curves("a"), {"broken": True})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
+from orchestrator.common.errors import UsageError
 from orchestrator.trackers import sending
 from orchestrator.trackers.sending import Sending
 
@@ -35,7 +36,7 @@ def test_values_wait_for_a_slow_one_and_no_more_than_there_is_room(
 ) -> None:
     monkeypatch.setattr(sending, "WAITING_LINES", 3)
     slow, said = Slow(), list[str]()
-    to = Sending("slow", slow, said.append)
+    to = Sending("slow", lambda: slow, said.append)
     to.log({"loss": 0.0}, 0, 10.0)
     assert slow.took.acquire(timeout=60)  # the first is out of the queue
     for step in range(1, 7):
@@ -50,7 +51,7 @@ def test_values_wait_for_a_slow_one_and_no_more_than_there_is_room(
 
 def test_one_that_fails_is_left_alone_and_said_once() -> None:
     slow, said = Slow(), list[str]()
-    to = Sending("slow", slow, said.append)
+    to = Sending("slow", lambda: slow, said.append)
     slow.may.release(9)
     to.log({"bad": 1.0}, 1)
     to.thread.join(60)
@@ -64,7 +65,7 @@ def test_one_that_fails_is_left_alone_and_said_once() -> None:
 def test_the_end_waits_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "LAST_SECONDS", 0.05)
     slow, said = Slow(), list[str]()
-    to = Sending("slow", slow, said.append)
+    to = Sending("slow", lambda: slow, said.append)
     to.log({"loss": 1.0}, 1)
     to.close()
     assert said == ["WARNING: slow did not take all values within 0.05 s"]
@@ -78,7 +79,7 @@ def test_the_end_does_not_wait_for_one_that_failed_with_no_room_left(
     monkeypatch.setattr(sending, "WAITING_LINES", 2)
     monkeypatch.setattr(sending, "LAST_SECONDS", 1e6)
     slow, said = Slow(), list[str]()
-    to = Sending("slow", slow, said.append)
+    to = Sending("slow", lambda: slow, said.append)
     to.log({"bad": 1.0}, 1)
     assert slow.took.acquire(timeout=60)
     to.log({"loss": 1.0}, 2)
@@ -87,3 +88,56 @@ def test_the_end_does_not_wait_for_one_that_failed_with_no_room_left(
     to.thread.join(60)
     to.close()
     assert to.lines.full() and to.sent == 0
+
+
+def raises(error: BaseException) -> Callable[[], Slow]:
+    def opens() -> Slow:
+        raise error
+
+    return opens
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConnectionError("no server"), "no server"),
+        (SystemExit("log in first"), "log in first"),
+        (OSError(), "OSError"),
+    ],
+)
+def test_one_that_cannot_be_opened_costs_one_warning(error: BaseException, said: str) -> None:
+    heard = list[str]()
+    to = Sending("shut", raises(error), heard.append)
+    to.wait_open()
+    to.log({"loss": 1.0}, 1)
+    to.close()
+    assert heard == [f"WARNING: shut could not be opened, and gets no values: {said}"]
+    assert to.failed and to.sent == 0
+
+
+def test_an_option_that_it_does_not_know_is_the_users_to_mend() -> None:
+    heard = list[str]()
+    to = Sending("strict", raises(UsageError("no such option")), heard.append)
+    with pytest.raises(UsageError, match="no such option"):
+        to.wait_open()
+    assert heard == []
+
+
+def test_one_that_does_not_open_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "LAST_SECONDS", 0.05)
+    may, slow, heard = threading.Event(), Slow(), list[str]()
+
+    def opens() -> Slow:
+        assert may.wait(60)
+        return slow
+
+    to = Sending("late", opens, heard.append)
+    to.wait_open(0.01)
+    to.log({"loss": 1.0}, 1, 2.0)
+    assert heard == ["late does not open yet; nothing waits for it"]
+    to.close()
+    assert heard[1:] == ["WARNING: late did not take all values within 0.05 s"]
+    slow.may.release()
+    may.set()
+    to.thread.join(60)
+    assert slow.heard == [({"loss": 1.0}, 1, 2.0)], "it gets what was kept for it"

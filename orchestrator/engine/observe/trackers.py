@@ -1,22 +1,26 @@
 """The trackers of a training: rank 0 alone talks to them.
 
-One that cannot be imported or opened is an error before training; one that fails later costs its
-curves and a warning, never the run.
+One that is not installed, or does not know an option, is an error before training; one that cannot
+be opened, fails or hangs costs its curves and a warning, never the run.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.config.parse import one_of
 from orchestrator.engine.ranks.ranks import Ranks, gather
-from orchestrator.trackers.known import KNOWN, Curves, Tracker, module
+from orchestrator.trackers.known import KNOWN, Curves, Tracker, module, opened
 from orchestrator.trackers.sending import Sending
+
+OPEN_SECONDS = 10.0  # that a training waits for its trackers to open
 
 
 class Trackers:
@@ -85,16 +89,11 @@ class Trackers:
         options = self.wanted if isinstance(self.wanted, Mapping) else {}
         assert self.named is not None
         for name in (tracker for tracker in self.wanted if isinstance(tracker, str)):
-            try:
-                opened = KNOWN[name].open(curves, **(options.get(name) or {}))
-            except OrchestratorError:
-                raise
-            except TypeError as error:
-                raise UsageError(f"trackers: {name} could not be opened: {error}") from error
-            except Exception as error:  # noqa: BLE001 (no key, no server, no store that it can use)
-                self.say(f"WARNING: {name} could not be opened, and gets no values: {error}")
-                continue
-            self.named.append(Sending(name, opened, self.say))
+            opens = partial(opened, name, curves, options.get(name) or {})
+            self.named.append(Sending(name, opens, self.say))
+        end = time.monotonic() + OPEN_SECONDS
+        for sending in self.named:
+            sending.wait_open(max(0.0, end - time.monotonic()))
 
     def _do(self, what: Any) -> None:
         for tracker in list(self.objects):

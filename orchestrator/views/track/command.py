@@ -42,9 +42,12 @@ def track(where: Where, wanted: str | None, names: Sequence[str], options: Seque
     passing: list[PassingOn] = []
 
     def begin(kind: type[PassingOn], record: JobRecord) -> None:
-        for name in dict.fromkeys(names):
+        failed = {each.to.name for each in passing if each.to.failed}
+        for name in dict.fromkeys(name for name in names if name not in failed):
+            each = kind(experiment, record, name, parameters.get(name, {}), say)
+            passing.append(each)
             with said_if_slow(name):
-                passing.append(kind(experiment, record, name, parameters.get(name, {}), say))
+                each.to.wait_open()
 
     try:
         for kind in (OfRanks, OfNodes):
@@ -52,7 +55,8 @@ def track(where: Where, wanted: str | None, names: Sequence[str], options: Seque
         code = until_over(experiment, record, passing, begin)
     finally:
         for each in passing:
-            each.to.close()
+            if each.to.tried.is_set():
+                each.to.close()
     for each in passing:
         each.keep()
     lines = sum(each.to.sent for each in passing)
@@ -92,7 +96,8 @@ def until_over(
             begin(OfLaterTrainers, record)
         results = [each.pass_on(record) for each in passing]
         whole = all(results)
-        if asked.is_set() or (whole and record.over):
+        lost = all(each.to.failed for each in passing)
+        if asked.is_set() or lost or (whole and record.over):
             break
         if not whole:
             if not waits:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common.errors import OrchestratorError, UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.common.files import open_plain
 from orchestrator.common.text import Say
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -19,7 +20,7 @@ from orchestrator.records.goodput import ahead_at
 from orchestrator.records.metrics import samples, trainers
 from orchestrator.records.metrics.lines import GrowingFile, Line
 from orchestrator.records.metrics.samples import Sample
-from orchestrator.trackers.known import KNOWN, Curves
+from orchestrator.trackers.known import Curves, opened
 from orchestrator.trackers.sending import Sending
 
 KEPT = ".tracked_{}_{}"  # of what, by whom: how far each file is passed on
@@ -60,13 +61,7 @@ class PassingOn:
         curves = Curves(
             f"{self.kind}-{first}", name, 0, self.outputs / "tracked", beside=True, axis=self.axis
         )
-        try:
-            opened = KNOWN[tracker].open(curves, **options)
-        except OrchestratorError:
-            raise
-        except Exception as error:  # each has its own: no key, no server, no such directory
-            raise UsageError(f"{tracker} could not be opened: {error}") from error
-        self.to = Sending(tracker, opened, say)
+        self.to = Sending(tracker, partial(opened, tracker, curves, options), say)
 
     @property
     def outputs(self) -> Path:

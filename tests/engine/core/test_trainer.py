@@ -326,9 +326,11 @@ def test_trackers_hear_of_rank_0_and_a_broken_one_costs_only_itself(tmp_path: Pa
         assert "3 has no log(values, step) and close()" in results["thing"]
         assert "tensorboard could not be opened" in results["option"]
         assert "logdri" in results["option"]
-        assert int(results["shut"]) > 0
+        assert int(results["shut"]) > 0 and int(results["hangs"]) > 0
     assert other["book"] == other["broken"] == []
     assert "WARNING: tensorboard could not be opened, and gets no values: " in job.output()
+    assert "mlflow does not open yet; nothing waits for it" in job.output()
+    assert "WARNING: mlflow did not take all values within 0.1 s" in job.output()
     assert "Broken failed and is switched off from now on: no network" in job.output()
     assert [call[0] for call in first["broken"]] == ["log"]
     *heard, closed = first["book"]

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from orchestrator import Trainer, distributed
 from orchestrator.common.errors import OrchestratorError
+from orchestrator.engine.observe import trackers as engine_trackers
 from orchestrator.engine.saving import ownership, weights
+from orchestrator.trackers import sending
+from orchestrator.trackers.known import KNOWN, Known
 from tests.engine.programs.basics import (
     ACCUMULATE,
     BATCH,
@@ -551,6 +555,13 @@ def tracks(directory: Path) -> None:
     shut.train(loader(), epochs=1)
     results["shut"] = str(shut.state.step)
     shut.close()
+    never = threading.Event()
+    KNOWN["mlflow"] = Known(lambda _: never.wait(), "json", "mlflow")  # type: ignore[arg-type, return-value]
+    engine_trackers.OPEN_SECONDS = sending.LAST_SECONDS = 0.1
+    hangs = trainer(trackers=["mlflow"])
+    hangs.train(loader(), epochs=1)
+    results["hangs"] = str(hangs.state.step)
+    hangs.close()
     book, broken = Book(), Broken()
     made = trainer(trackers=[book, broken], log_every=2)
     saving = {"save_every": "1 steps", "save_to": directory / "saved"}

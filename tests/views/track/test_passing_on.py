@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from orchestrator.common.errors import UsageError
+from orchestrator.common.errors import EXIT_FAILED, UsageError
 from orchestrator.config.launch import Where
 from orchestrator.records.experiment import Attempt, Experiment, NodeRecord
 from orchestrator.trackers import sending
@@ -184,9 +185,12 @@ def test_a_tracker_whose_server_does_not_answer_is_said(
     monkeypatch.setattr(track, "say", say)
     monkeypatch.setattr(track, "SLOW_SECONDS", 0.01)
     monkeypatch.setitem(KNOWN, "tensorboard", Known(opened, "json", "tensorboard"))
-    with pytest.raises(UsageError, match="tensorboard could not be opened: no server"):
-        track.track(Where(experiments=tmp_path), made.name, ["tensorboard"], [])
-    assert heard == ["waiting for tensorboard to answer; Ctrl-C leaves, and the job goes on"]
+    assert track.track(Where(experiments=tmp_path), made.name, ["tensorboard"], []) == EXIT_FAILED
+    assert heard == [
+        "waiting for tensorboard to answer; Ctrl-C leaves, and the job goes on",
+        "WARNING: tensorboard could not be opened, and gets no values: no server",
+        f"0 lines of {made.name} passed on to tensorboard",
+    ]
 
 
 class Slow:
@@ -263,11 +267,22 @@ def test_what_a_tracker_did_not_take_is_not_passed_over(
     assert later.heard[0][0] > 0  # what it took is not told again but for a piece
 
 
-def test_a_tracker_that_cannot_be_opened_is_a_sentence(tmp_path: Path) -> None:
+def test_a_tracker_that_cannot_be_opened_costs_its_curves_and_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = job(tmp_path, "one", state="done", ended=NOW)
+    tell(made, "rank_00_metrics.jsonl", {"time": NOW, "rank": 0, "step": 1, "loss": 0.5})
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"tensorboard could not be opened: .*Not a directory"):
-        track.track(
-            Where(experiments=tmp_path), made.name, BOTH,
-            [f"tensorboard.log_dir={tmp_path}/file/x"],
-        )  # fmt: skip
+    heard: list[str] = []
+    monkeypatch.setattr(track, "say", heard.append)
+    other = Slow()
+    other.may.release(90)
+    monkeypatch.setitem(KNOWN, "trackio", Known(lambda _: other, "json", "trackio"))
+    code = track.track(
+        Where(experiments=tmp_path), made.name, ["tensorboard", "trackio"],
+        [f"tensorboard.log_dir={tmp_path}/file/x"],
+    )  # fmt: skip
+    warning, *_ = heard
+    assert code == EXIT_FAILED and len([line for line in heard if "WARNING" in line]) == 1
+    assert re.match(r"WARNING: tensorboard could not be opened, .*Not a directory", warning)
+    assert (1, "loss") in other.heard
