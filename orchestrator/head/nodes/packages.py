@@ -65,6 +65,7 @@ INSTALLED_AS = {
 OF_TORCH = ("torch", "functorch", "torchgen")
 WITH_CUDA = ("triton",)  # comes with torch's CUDA build
 NEEDS_TORCH_THERE = ("flash_attn", "apex", "transformer_engine")  # which are built on each node
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # at the beginning of a requirement
 MODULE = re.compile(r"No module named ['\"]?([A-Za-z_]\w*)")
 
 
@@ -86,6 +87,7 @@ def bootstrap_words(modules: Iterable[str], torch: str = "") -> str:
     `torch` is the version that nodes have now; its build is that of the index.
     """
     packages = dict.fromkeys(package_of(module) for module in modules if module not in WITH_CUDA)
+    packages = {name: None for name in packages if not name.startswith(("torch=", "git+"))}
     packages.pop("torch", None)
     release = torch.partition("+")[0]
     first = f"torch=={release}" if release else "torch"

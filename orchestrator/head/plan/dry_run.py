@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from orchestrator.common.text import plural, table
 from orchestrator.head.plan import redact
-from orchestrator.head.plan.model import NodePlan, Plan
+from orchestrator.head.plan.model import Foreseen, Guess, NodePlan, Plan
 from orchestrator.head.plan.plan import script_path
 from orchestrator.head.plan.redact import value_of
 
@@ -64,6 +64,7 @@ def to_text(plan: Plan) -> str:
         comment(f"{ranks}, {plan.start} start, master {plan.master_address}:{plan.master_port}"),
         *(comment(f"note: {note}") for note in plan.notes),
         *(comment(f"spare: {name}") for name in plan.spares),
+        *(f"# {' '.join(line.splitlines())}" for line in foreseen_lines(plan.foreseen)),
     ]
     return "\n".join(heading) + "\n\n" + "\n\n".join(blocks) + "\n"
 
@@ -83,6 +84,30 @@ def to_json(plan: Plan) -> str:
         entry["ranks"] = list(range(node.first_rank, node.first_rank + node.nproc))
         del entry["paste"]
     return json.dumps(data, indent=1)
+
+
+# -- foreseen -----------------------------------------------------------------------------------
+
+MOST_PROBLEMS = 3
+
+
+def foreseen_lines(found: Foreseen) -> list[str]:
+    """Write what was foreseen, for the heading of a plan; nothing where there is nothing to say."""
+    if not (found.guesses or found.problems):
+        return []
+    modules = len(found.files) - 1
+    files = found.files[0] if found.files else "its modules"
+    more = f" and {plural(modules, 'module')} of its own" if modules > 0 else ""
+    heading = f"by the source of {files}{more} (a guess: it was read, not run):"
+    rows = [f"  {sentence(guess)}" for guess in found.guesses]
+    rows += [f"  not read: {problem}" for problem in found.problems[:MOST_PROBLEMS]]
+    return [heading, *rows, *(f"  -> {fix}" for fix in found.fixes)]
+
+
+def sentence(guess: Guess) -> str:
+    where = f"{guess.file}:{guess.line}" if guess.line else guess.file
+    perhaps = "" if guess.certain else ", if it gets there"
+    return f"{guess.what} {guess.name} ({where}{perhaps}): {guess.why}"
 
 
 # -- explain ------------------------------------------------------------------------------------
@@ -111,6 +136,7 @@ def explained(plan: Plan) -> str:
         *table([("SETTING", "NODES", "VALUE", "SOURCE", "WHY"), *rows], widest=WIDEST),
     ]
     remarks = [f"note: {note}" for note in plan.notes] + [f"hint: {hint}" for hint in plan.hints]
+    remarks += foreseen_lines(plan.foreseen)
     return "\n".join([*lines, *([""] if remarks else []), *remarks]) + "\n"
 
 

@@ -85,7 +85,8 @@ def expect_code(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
         f"a launch sends the code ({about}) as far as it is lacking to {names}, where it runs in a"
         " directory of its own, NAME: before that, commands cannot be pasted there"
     )
-    nodes = with_snapshots(nodes, wanted, [expected(request, node) for node in wanted])
+    shown = [expected(request, node) for node in wanted]
+    nodes = replace(with_snapshots(nodes, wanted, shown), scan=scan)
     return replace(request, notes=(*request.notes, note, *tree.notes)), nodes
 
 

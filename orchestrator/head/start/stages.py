@@ -22,10 +22,11 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.streams.node_logs import NodeLogs, open_logs
 from orchestrator.head.nodes.facts import by_value
+from orchestrator.head.plan.dry_run import foreseen_lines
 from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.start import payload, record, selection
-from orchestrator.head.start.code import expect_code, reach_with_code
+from orchestrator.head.start.code import HOME, expect_code, reach_with_code
 from orchestrator.head.start.nodes import Nodes, reach_all
 from orchestrator.head.start.planning import (
     Meeting,
@@ -93,8 +94,28 @@ def launch(request: Request, say: Say) -> Launched:
 
 
 def rehearse(request: Request) -> Prepared:
-    """Plan a job as a launch would; nothing is sent to the nodes, or started there."""
-    return prepare(*expect_code(request, reach_all(request)), dry_run=True)
+    """Plan a job as a launch would; nothing is sent to the nodes, or started there.
+
+    What its program will lack on them is read from the source.
+    """
+    from orchestrator.head.plan.source import foreseen, program  # no launch needs it
+
+    here, env = Path.cwd(), {setting.name: setting.value for setting in request.env}
+    source = program.read(request.target, here, env.get("PYTHONPATH", ""))
+    modules, paths = foreseen.modules_of(source), foreseen.paths_of(source)
+    request = replace(request, modules=modules, paths=paths)
+    request, nodes = expect_code(request, reach_all(request))
+    sent = foreseen.Sent.of(
+        [entry.path for entry in nodes.scan.tree().entries] if nodes.scan else [],
+        [node.name for node in nodes.probed if node.facts.workdir.startswith(HOME)],
+    )
+    found = foreseen.foresee(source, nodes.probed, sent, here)
+    try:
+        prepared = prepare(request, nodes, dry_run=True)
+    except CheckFailed as error:
+        more = "".join(f"\n  {line}" for line in foreseen_lines(found))
+        raise CheckFailed(f"{error.what}{more}", error.fix) from error
+    return replace(prepared, plan=replace(prepared.plan, foreseen=found))
 
 
 def bring_checkpoint(prepared: Prepared, say: Say) -> None:

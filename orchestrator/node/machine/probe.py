@@ -12,7 +12,7 @@ import resource
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.common.program import program_at
@@ -54,6 +54,8 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
             "cards": lambda: cards(root),
             "interfaces": lambda: network.interfaces(root),
             "rdma": lambda: network.rdma_ports(root),
+            "missing_modules": lambda: tuple(filter(software.is_missing, request.modules)),
+            "missing_paths": lambda: missing_paths(request.paths, workdir),
         },
     )
     refuse_unknown(problems, workdir)
@@ -61,7 +63,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
     total, available = memory_kb(root)
     return {
         **{name: facts.get(name) for name in ("disk", "shm")},
-        **{name: facts.get(name, ()) for name in ("leftovers", "cards", "interfaces", "rdma")},
+        **{name: facts.get(name, ()) for name in LISTS},
         **(software.accelerate() if request.accelerate else {}),
         "hostname": socket.gethostname(),
         "boot": sysfs.text(f"{root}/proc/sys/kernel/random/boot_id"),
@@ -88,6 +90,18 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "environment": machine_settings(root),
         "problems": problems,
     }
+
+
+LISTS = ("leftovers", "cards", "interfaces", "rdma", "missing_modules", "missing_paths")
+
+
+def missing_paths(paths: Sequence[str], workdir: str) -> tuple[str, ...]:
+    """Return those of the paths that are not here, as a program in the workdir would find them."""
+    return tuple(
+        path
+        for path in paths
+        if not os.path.exists(os.path.join(workdir, os.path.expanduser(path)))
+    )
 
 
 def place_of_files(workdir: str) -> str:

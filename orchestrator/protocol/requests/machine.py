@@ -74,6 +74,8 @@ class Probed(Message):
     peers_port: Optional[Port] = None  # the master's: where the other supervisors will call
     marker_seen: bool = False  # the head's directory is on a disk that both share
     torch_elsewhere: tuple[str, ...] = ()  # Pythons that have torch, where this one has none
+    missing_modules: tuple[str, ...] = ()  # of those that were asked for
+    missing_paths: tuple[str, ...] = ()
 
 
 class Probe(Request[Probed], do="probe"):
@@ -86,6 +88,8 @@ class Probe(Request[Probed], do="probe"):
     accelerate: bool = False
     port: Optional[PortWish] = None
     marker: str = ""  # a file that the head has just written: is its directory here, too?
+    modules: tuple[str, ...] = ()  # outermost packages: does this Python find them?
+    paths: tuple[str, ...] = ()  # are they here, seen from the workdir?
 
 
 class CheckedUp(Message):

@@ -1,0 +1,215 @@
+"""Compares what a program imports and opens with what the nodes have, and says what to type."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from orchestrator.common.hiding import redacted_text
+from orchestrator.head.nodes import packages
+from orchestrator.head.nodes.facts import ProbedNode, listed
+from orchestrator.head.plan.model import Foreseen, Guess
+from orchestrator.head.plan.source.imports import ALWAYS, LATER
+from orchestrator.head.plan.source.paths import ASKS, READS, WRITES, Touch, within
+from orchestrator.head.plan.source.program import SOURCES, Outside, Program
+
+MOST_ASKED = 300  # of modules, and of paths
+OURS = ("orchestrator",)  # it travels with each launch
+REQUIREMENTS = "requirements.txt"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The files of this directory that a launch sends, and the nodes that get them."""
+
+    paths: frozenset[str] = frozenset()  # directories, too
+    nodes: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, files: Iterable[bytes], nodes: Iterable[str]) -> Sent:
+        places = [PurePosixPath(os.fsdecode(file)) for file in files]
+        every = frozenset(str(path) for place in places for path in (place, *place.parents))
+        return cls(every, frozenset(nodes))
+
+
+def modules_of(program: Program) -> tuple[str, ...]:
+    """Return the packages that nodes are asked for."""
+    wanted = [item.module for item in program.imports if item.when <= LATER]
+    return tuple(name for name in wanted if name not in OURS)[:MOST_ASKED]
+
+
+def paths_of(program: Program) -> tuple[str, ...]:
+    """Return the paths that nodes are asked for."""
+    return tuple(dict.fromkeys(path for path, _ in opened(program)))[:MOST_ASKED]
+
+
+def opened(program: Program) -> Iterator[tuple[str, Touch]]:
+    """Yield the paths that the program reads and has neither made itself nor asked for."""
+    if program.moves:
+        return
+    minded = {normal(touch) for touch in program.touches if touch.how in (WRITES, ASKS)}
+    for touch in program.touches:
+        if touch.how == READS and touch.whole and not touch.guarded:
+            path = normal(touch)
+            if not within(path, minded) and path != ".":
+                yield path, touch
+
+
+def normal(touch: Touch) -> str:
+    """Write a path in one way; of one that is not known to its end, the directory."""
+    text = touch.path if touch.whole else posixpath.dirname(touch.path) or touch.path
+    return posixpath.normpath(text)
+
+
+def foresee(program: Program, nodes: Sequence[ProbedNode], sent: Sent, here: Path) -> Foreseen:
+    """Say what the program will lack or lose on these nodes."""
+    missing = list(imports(program, nodes, here))
+    guesses = [*missing, *reads(program, nodes, sent, here), *writes(program, sent)]
+    return Foreseen(
+        files=program.files,
+        guesses=tuple(guesses),
+        fixes=tuple(fixes(program, missing, nodes, here)) if missing else (),
+        problems=program.problems,
+    )
+
+
+# -- modules ------------------------------------------------------------------------------------
+
+
+def imports(program: Program, nodes: Sequence[ProbedNode], here: Path) -> Iterator[Guess]:
+    for item in program.imports:
+        lacking = tuple(n.name for n in nodes if item.module in n.facts.missing_modules)
+        if lacking and item.when <= LATER:
+            everywhere = len(lacking) == len(nodes)
+            why = "no node has it" if everywhere else f"{listed(lacking)} lack it"
+            if item.module in sys.stdlib_module_names:
+                why += ": it is of another version of Python"
+            elif item.module in packages.WITH_CUDA:
+                why += ": it comes with torch's CUDA build"
+            elif place := own_place(item, here):
+                why += f", and it is in ./{place}".rstrip("/.")
+            nodes_of = () if everywhere else lacking
+            yield Guess(
+                *("imports", item.module, item.file, item.line, why, nodes_of),
+                certain=item.when == ALWAYS,
+            )
+
+
+def own_place(item: Outside, here: Path) -> str:
+    """Return the directory here that has the module, though the program does not look there."""
+    for place in (".", SOURCES):
+        path = here / place / item.module
+        if (path / "__init__.py").is_file() or path.with_suffix(".py").is_file():
+            return place
+    return ""
+
+
+def fixes(
+    program: Program, missing: Sequence[Guess], nodes: Sequence[ProbedNode], here: Path
+) -> Iterator[str]:
+    """Say what to type for the modules that are missing."""
+    items = {item.module: item for item in program.imports if item.when <= LATER}
+    own = {name: place for name in items if (place := own_place(items[name], here))}
+    lacking = [guess.name for guess in missing]
+    for place in dict.fromkeys(own[name] for name in lacking if name in own):
+        names = [name for name in lacking if own.get(name) == place]
+        yield f"--env PYTHONPATH={place}   for {listed(names)}"
+    wanted = [
+        item.full if name == "google" else name
+        for name, item in items.items()
+        if name not in (*own, *sys.stdlib_module_names, *OURS, *packages.WITH_CUDA)
+    ]
+    install = [item for item in wanted if item.partition(".")[0] in lacking]
+    if not install:
+        return
+    version = next((node.facts.torch for node in nodes if node.facts.torch), "")
+    words = packages.bootstrap_words(wanted, version)
+    if "torch" in (listed_here := requirements(here)):
+        more = [name for name in install if packages.package_of(name).lower() not in listed_here]
+        extra = [shlex.quote(packages.package_of(name)) for name in more]
+        words = " ".join([packages.BOOTSTRAP, *([REQUIREMENTS, *extra] if extra else [])])
+    yield f"{words}   makes an environment with them: launch with --activate bootstrap"
+    pythons = {node.facts.python for node in nodes}
+    if version and len(pythons) == 1:
+        yield f"or, where nodes have internet: {packages.pip_words(pythons.pop(), install)}"
+
+
+def requirements(here: Path) -> frozenset[str]:
+    """Return the names of packages in a requirements.txt here."""
+    try:
+        lines = (here / REQUIREMENTS).read_text(errors="replace").splitlines()[:1000]
+    except OSError:
+        return frozenset()
+    names = [packages.NAME.match(line) for line in lines]
+    return frozenset(name[0].lower() for name in names if name)
+
+
+# -- paths --------------------------------------------------------------------------------------
+
+
+def reads(program: Program, nodes: Sequence[ProbedNode], sent: Sent, here: Path) -> Iterator[Guess]:
+    """Yield what is opened and not there, each directory once."""
+    seen: dict[str, str] = {}
+    for path, touch in opened(program):
+        lacking = tuple(node.name for node in nodes if lacks(node, path, sent))
+        if not lacking:
+            continue
+        directory = posixpath.dirname(path) or path
+        why = why_missing(path, lacking, nodes, sent, here)
+        if seen.setdefault(directory, path) == path or why.startswith("it is here"):
+            shown = redacted_text(path)
+            everywhere = len(lacking) == len(nodes)
+            yield Guess(READS, shown, touch.file, touch.line, why, () if everywhere else lacking)
+
+
+def lacks(node: ProbedNode, path: str, sent: Sent) -> bool:
+    """Tell whether a path is not where the program will run on this node."""
+    if node.name not in sent.nodes or path.startswith(("/", "~")):
+        return path in node.facts.missing_paths
+    if path in sent.paths:
+        return False
+    if path.startswith(".."):
+        return True
+    # What the node has in the directory of that path is linked in, by its outermost name.
+    return path.partition("/")[0] in sent.paths or path in node.facts.missing_paths
+
+
+def why_missing(
+    path: str, lacking: Sequence[str], nodes: Sequence[ProbedNode], sent: Sent, here: Path
+) -> str:
+    below = not path.startswith(("..", "/", "~"))
+    if sent.nodes and below and (here / path).exists():
+        return f"it is here and does not travel; --set 'sync.include=[{path}]' sends it"
+    if sent.nodes and path.startswith(".."):
+        return "it is above the directory that is sent"
+    if len(lacking) < len(nodes):
+        return f"it is not on {listed(lacking)}"
+    return "no node has it" if path.startswith(("/", "~")) or not below else "it is not there"
+
+
+def writes(program: Program, sent: Sent) -> Iterator[Guess]:
+    """Yield the places written to that do not come home from nodes that are sent the code."""
+    seen: set[str] = set()
+    for touch in program.touches if sent.nodes else ():
+        if touch.how != WRITES:
+            continue
+        path = normal(touch)
+        if path.startswith(("/", "~")):
+            why = "it stays on each node"
+        elif program.moves:
+            continue
+        elif path.startswith(".."):
+            why = "it is above the directory that is sent, and does not come home"
+        elif any(part.startswith(".") and part != "." for part in path.split("/")):
+            why = "hidden files do not come home"
+        else:
+            continue
+        if within(path, seen):
+            continue
+        seen.add(path)
+        yield Guess(WRITES, redacted_text(path), touch.file, touch.line, why)
