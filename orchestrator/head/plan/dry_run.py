@@ -64,7 +64,7 @@ def to_text(plan: Plan) -> str:
         comment(f"{ranks}, {plan.start} start, master {plan.master_address}:{plan.master_port}"),
         *(comment(f"note: {note}") for note in plan.notes),
         *(comment(f"spare: {name}") for name in plan.spares),
-        *(f"# {' '.join(line.splitlines())}" for line in foreseen_lines(plan.foreseen)),
+        *(f"# {line}" for line in foreseen_lines(plan.foreseen)),
     ]
     return "\n".join(heading) + "\n\n" + "\n\n".join(blocks) + "\n"
 
@@ -101,7 +101,8 @@ def foreseen_lines(found: Foreseen) -> list[str]:
     heading = f"by the source of {files}{more} (a guess: it was read, not run):"
     rows = [f"  {sentence(guess)}" for guess in found.guesses]
     rows += [f"  not read: {problem}" for problem in found.problems[:MOST_PROBLEMS]]
-    return [heading, *rows, *(f"  -> {fix}" for fix in found.fixes)]
+    rows += [f"  -> {fix}" for fix in found.fixes]
+    return [" ".join(line.splitlines()) for line in (heading, *rows)]  # each is one comment
 
 
 def sentence(guess: Guess) -> str:

@@ -46,7 +46,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         {
             "workdir_exists": lambda: os.path.isdir(workdir),
             "target": lambda: resolve_target(request.target, workdir),
-            "marker_seen": lambda: bool(request.marker) and os.path.lexists(request.marker),
+            **asked_for(request, workdir),
             "disk": lambda: disks.disk(place_of_files(workdir), root),
             "software": lambda: software.software(root),
             "shm": lambda: disks.shared_memory(root=root),
@@ -54,8 +54,6 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
             "cards": lambda: cards(root),
             "interfaces": lambda: network.interfaces(root),
             "rdma": lambda: network.rdma_ports(root),
-            "missing_modules": lambda: tuple(filter(software.is_missing, request.modules)),
-            "missing_paths": lambda: missing_paths(request.paths, workdir),
         },
     )
     refuse_unknown(problems, workdir)
@@ -93,6 +91,15 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
 
 
 LISTS = ("leftovers", "cards", "interfaces", "rdma", "missing_modules", "missing_paths")
+
+
+def asked_for(request: Probe, workdir: str) -> dict[str, Work]:
+    """Return the parts that look for what the head names."""
+    return {
+        "marker_seen": lambda: bool(request.marker) and os.path.lexists(request.marker),
+        "missing_modules": lambda: tuple(filter(software.is_missing, request.modules)),
+        "missing_paths": lambda: missing_paths(request.paths, workdir),
+    }
 
 
 def missing_paths(paths: Sequence[str], workdir: str) -> tuple[str, ...]:

@@ -238,7 +238,10 @@ def of_files(reading: Reading, arguments: Sequence[str]) -> Program:
     typed = typed_options(arguments)
     found: list[Touch] = []
     moves = False
-    for file in files:
+    for file in files:  # the program itself comes first
+        if time.monotonic() > reading.until:
+            reading.problems.append("what the other modules open: it took too long")
+            break
         of_file = scopes(file.tree, ASKING)
         found += touches(of_file, Values(file.name, options, typed))
         moves = moves or any(map(changes_directory, of_file))

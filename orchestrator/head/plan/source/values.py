@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 DEEPEST = 25  # of an expression, and of names that stand for others
+MOST_STEPS = 20_000  # for the expressions of one file
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 SAME_TEXT = ("Path", "PurePath", "PosixPath", "str", "abspath", "realpath", "normpath", "fspath")
 SAME_METHOD = ("resolve", "absolute", "as_posix", "rstrip", "strip")
@@ -55,9 +56,11 @@ class Values:
 
     def __init__(self, file: str, options: Options, typed: Mapping[str, str]) -> None:
         self.file, self.options, self.typed = file, options, typed
+        self.steps = 0
 
     def of(self, value: ast.expr | None, scope: Scope, depth: int = 0) -> Text | None:
-        if value is None or depth > DEEPEST:
+        self.steps += 1
+        if value is None or depth > DEEPEST or self.steps > MOST_STEPS:
             return None
         deeper = depth + 1
         if isinstance(value, ast.Constant):
@@ -174,13 +177,20 @@ def scopes(tree: ast.Module, asks: frozenset[str]) -> list[Scope]:
                 todo.append((child, outer if isinstance(node, ast.ClassDef) else scope))
                 continue
             bind(scope, child)
-            inside += [
-                (inner, guarded or (isinstance(child, ast.Try) and inner in child.body)
-                 or (isinstance(child, ast.If) and asks_first(child.test, asks)))
-                for inner in ast.iter_child_nodes(child)
-            ]  # fmt: skip
+            inside += inner_nodes(child, asks, guarded=guarded)
     forget_globals(found)
     return found
+
+
+def inner_nodes(
+    node: ast.AST, asks: frozenset[str], *, guarded: bool
+) -> list[tuple[ast.AST, bool]]:
+    """Return the parts of a node, and whether the program goes on where they fail."""
+    if isinstance(node, ast.Try):
+        rest = [*node.handlers, *node.orelse, *node.finalbody]
+        return [*((part, True) for part in node.body), *((part, guarded) for part in rest)]
+    guarded = guarded or (isinstance(node, ast.If) and asks_first(node.test, asks))
+    return [(part, guarded) for part in ast.iter_child_nodes(node)]
 
 
 def asks_first(test: ast.expr, asks: frozenset[str]) -> bool:
