@@ -13,6 +13,7 @@ from orchestrator.head.follow import failure_kinds
 from orchestrator.head.nodes import packages
 from orchestrator.head.screen.output import printable
 from orchestrator.protocol.events import Ended, RankEnded, RankError
+from orchestrator.protocol.timing import HEARSAY_SECONDS
 from orchestrator.records.outcome import Cause, OtherFailure, Verdict
 
 FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
@@ -217,7 +218,9 @@ def cause(failures: Sequence[Failure]) -> Failure | None:
     """Return the earliest of those nearest to the cause, in whatever order they were heard of."""
     early = [f.time for f in failures if f.distance > EARLY]
     # A rank that ended without an error explains only the failures of those that missed it later.
-    known = [f for f in failures if f.distance != EARLY or (early and f.time < min(early))]
+    # Its connections are closed before its end is seen: by so much the others may be early.
+    latest = min(early, default=0.0) + HEARSAY_SECONDS
+    known = [f for f in failures if f.distance != EARLY or (early and f.time < latest)]
     return min(known, key=lambda failure: (failure.distance, failure.time), default=None)
 
 
