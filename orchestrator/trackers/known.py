@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -111,6 +113,10 @@ class MLflow:
     def __init__(self, curves: Curves, experiment_name: str | None = None, **options: Any) -> None:
         self.mlflow = module("mlflow", "mlflow")
         self.entities = module("mlflow", "mlflow.entities")
+        if self.mlflow.get_tracking_uri().startswith("sqlite:") and not find_spec("sqlalchemy"):
+            # mlflow-skinny has no use for its own default, a database.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            self.mlflow.set_tracking_uri((curves.directory.absolute() / "mlruns").as_uri())
         if experiment_name is not None:
             self.mlflow.set_experiment(experiment_name)
         self.client = self.mlflow.MlflowClient()

@@ -32,6 +32,7 @@ class Sending:
         self.refusal: OrchestratorError | None = None  # of options that it does not know
         self.tried = threading.Event()  # to open it
         self.awaited = True  # until somebody has waited long enough for that
+        self.given_up = False
         self.thread = threading.Thread(target=self._send, name=f"to {name}", daemon=True)
         self.thread.start()
 
@@ -67,6 +68,7 @@ class Sending:
                 break
         self.thread.join(max(0.0, end - time.monotonic()))
         if self.thread.is_alive():
+            self.given_up = True
             self.say(f"WARNING: {self.name} did not take all values within {LAST_SECONDS:g} s")
 
     def _send(self) -> None:
@@ -83,6 +85,6 @@ class Sending:
             self.failed = True
             if isinstance(error, OrchestratorError) and self.awaited:
                 self.refusal = error
-            else:
+            elif not self.given_up:
                 self.say(f"WARNING: {self.name} {what}: {str(error) or type(error).__name__}")
             self.tried.set()

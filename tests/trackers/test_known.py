@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config import schema
+from orchestrator.trackers import known
 from orchestrator.trackers.known import (
     KNOWN,
     AcceptedNames,
@@ -134,6 +136,27 @@ def test_mlflow_has_two_runs_of_one_process(tmp_path: Path) -> None:
         "ours": {"loss": [(step, 1.0 / step) for step in (1, 2, 3)]},
         "nodes": {"cpu": [(70 - step, 1.0 / step) for step in (1, 2, 3)]},
     }
+
+
+def test_mlflow_without_a_database_writes_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As mlflow-skinny is, which `[trackers]` installs: its own default cannot be opened."""
+    uris = ["sqlite:////x/mlflow.db"]
+    module = ModuleType("mlflow")
+    module.get_tracking_uri = lambda: uris[-1]  # type: ignore[attr-defined]
+    module.set_tracking_uri = uris.append  # type: ignore[attr-defined]
+    module.MlflowClient = lambda: None  # type: ignore[attr-defined]
+    run = SimpleNamespace(info=SimpleNamespace(run_id="r"))
+    module.start_run = lambda **_: run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", ModuleType("mlflow.entities"))
+    monkeypatch.setattr(known, "find_spec", lambda _: None)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")
+    KNOWN["mlflow"].open(Curves("a", directory=tmp_path / "a b"), run_id="r")
+    assert uris[1:] == [f"file://{tmp_path}/a%20b/mlruns"]
+    KNOWN["mlflow"].open(Curves("a", directory=tmp_path), run_id="r")
+    assert len(uris) == 2, "what the user chose stays"
 
 
 def test_wandb_has_two_runs_of_one_process_and_drops_no_earlier_step(tmp_path: Path) -> None:
