@@ -35,6 +35,7 @@ class Build:
         self.step = "begins"
         self.problem = ""
         self.process: subprocess.Popen[bytes] | None = None
+        self.lock = -1  # held by whoever writes into the environment
         self.over = False
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -65,6 +66,7 @@ class Build:
                 except BlockingIOError:
                     self.step = "waits for another bootstrap"
                     fcntl.flock(lock, fcntl.LOCK_EX)
+                self.lock = lock.fileno()
                 if self.here.packages(self.request.key) is None:
                     self._make()
             self.here.link_all(self.request.name, self.request.key)
@@ -146,6 +148,7 @@ class Build:
                 stderr=output,
                 start_new_session=True,
                 env=env,
+                pass_fds=[self.lock],  # where our server is killed, it still writes
             )
             code = self.process.wait()
             output.seek(0)

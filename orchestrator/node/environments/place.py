@@ -11,9 +11,10 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 
 from orchestrator.common import files
-from orchestrator.common.permissions import others
+from orchestrator.common.permissions import may_rename, others
 from orchestrator.node.job.run_directory import all_runs, home
 from orchestrator.protocol.events import Ended
 
@@ -35,9 +36,11 @@ class Environments:
     def prepare(self) -> None:
         """Make the directory; refuse one in which somebody else could change what runs."""
         os.makedirs(self.root, mode=0o700, exist_ok=True)
-        problem = others(os.stat(self.root))
-        if problem:
-            raise ValueError(f"{self.root} {problem}: name another directory with --into")
+        for path, problem in loose_levels(self.root):
+            raise ValueError(
+                f"{path} {problem}, who could replace the programs of {self.root}: name another"
+                " directory with --into"
+            )
         if os.statvfs(self.root).f_flag & os.ST_NOEXEC:
             raise ValueError(
                 f"{self.root} is on a disk mounted noexec, from which no library can be loaded:"
@@ -119,6 +122,15 @@ class Environments:
             elif name.startswith(".") and files.GONE in name:
                 files.delete(path, freed.append)
         return removed, sum(freed)
+
+
+def loose_levels(root: str) -> Iterator[tuple[str, str]]:
+    """Yield the directories in which somebody else could replace what runs, and why."""
+    real = os.path.realpath(root)
+    levels = {os.path.dirname(root): may_rename, os.path.dirname(real): may_rename, real: others}
+    for path, judge in levels.items():
+        if problem := judge(os.stat(path)):
+            yield path, problem
 
 
 def pythons_of_jobs() -> list[str]:

@@ -16,7 +16,8 @@ from orchestrator.node.peers.signed_connection import Broken
 from orchestrator.node.transfer.wire import ASK, DATA, LARGEST_BYTES, WAIT, Wire
 
 RECORD = struct.Struct(">?Q")  # is it here; its size from there on: before each file
-CALLERS = 16  # at once, strangers included
+CALLERS = 16  # at once,
+STRANGERS = 64  # and so many more who have not shown yet that they have the token
 PROOF_SECONDS = 5.0  # in which a caller shows that it has the token
 PATIENCE_SECONDS = 60.0  # with a caller whose disk is slow
 BEAT = 1.0  # who waits for a file hears so often that it is still to come
@@ -39,7 +40,8 @@ class Giver:
         self.token, self.source = token, source
         self.deadline = time.monotonic() + seconds
         self.wires: set[Wire] = set()
-        self.lock = threading.Lock()  # of `wires`: each caller has a thread
+        self.strangers: dict[Wire, None] = {}  # the first to come first
+        self.lock = threading.Lock()  # of both: each caller has a thread
         self.server = listen(0)
         self.port: int = self.server.getsockname()[1] if self.server else 0
         if self.server is not None:
@@ -59,25 +61,35 @@ class Giver:
         """Give one caller what it asks for; a stranger gets a random number and nothing else."""
         wire = Wire(connection, self.token, "hub", time.monotonic() + PROOF_SECONDS)
         with self.lock:
-            if len(self.wires) >= CALLERS:
-                wire.close()
-                return
-            self.wires.add(wire)
+            self.strangers[wire] = None
+            if len(self.strangers) > STRANGERS:
+                first = next(iter(self.strangers))
+                del self.strangers[first]
+                first.close()  # its thread hears that
         try:
             wire.greet()
-            while True:
-                kind, payload = wire.receive()
-                wire.deadline = self.deadline
-                wire.be_patient(PATIENCE_SECONDS)
-                if kind != ASK:
-                    break
-                self.give(wire, json.loads(payload))
-        except (Broken, ValueError, TypeError, OSError):
+            asked = wire.receive()
+            self.know(wire)
+            while asked[0] == ASK:
+                self.give(wire, json.loads(asked[1]))
+                asked = wire.receive()
+        except (Broken, ValueError, TypeError, OSError, OverflowError):
             pass  # it has what it wanted, or will say at its own end what is wrong
         finally:
             wire.close()
             with self.lock:
+                self.strangers.pop(wire, None)
                 self.wires.discard(wire)
+
+    def know(self, wire: Wire) -> None:
+        """Count one that has shown that it has the token among the callers."""
+        with self.lock:
+            self.strangers.pop(wire, None)
+            if len(self.wires) >= CALLERS:
+                raise Broken("too many callers")
+            self.wires.add(wire)
+        wire.deadline = self.deadline
+        wire.be_patient(PATIENCE_SECONDS)
 
     def give(self, wire: Wire, names: list[str]) -> None:
         """Send these files, one after the other, small ones together in a frame."""
@@ -122,7 +134,7 @@ class Giver:
                 self.server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
             self.server.close()
         with self.lock:
-            for wire in self.wires:
+            for wire in (*self.wires, *self.strangers):
                 wire.close()
 
 

@@ -68,6 +68,21 @@ def test_a_directory_of_everybody_is_refused(here: Environments) -> None:
         here.prepare()
 
 
+def test_one_that_somebody_else_could_put_another_in_the_place_of_is_refused(
+    tmp_path: Path,
+) -> None:
+    """The directory around it, and that of what a link leads to; one like /tmp is none of these."""
+    around, root = tmp_path / "around", tmp_path / "around/environments"
+    around.mkdir()
+    around.chmod(0o1777)
+    Environments(str(root)).prepare()
+    around.chmod(0o777)
+    (tmp_path / "link").symlink_to(root)
+    for path in (root, tmp_path / "link"):
+        with pytest.raises(ValueError, match="around may be written by everybody, who could"):
+            Environments(str(path)).prepare()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a disk")
 def test_a_disk_from_which_nothing_runs_is_refused(tmp_path: Path) -> None:
     code = "from orchestrator.node.environments.place import Environments as E; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -244,6 +245,41 @@ def _received(line: socket.socket) -> bytes:
         return line.recv(100)
     except ConnectionResetError:
         return b""
+
+
+def test_strangers_take_no_callers_place(tmp_path: Path, giving: list[Giver]) -> None:
+    """They stay for as long as they may and say nothing, and come again and again."""
+    port = start(giving, Words(tmp_path / "words")).port
+    with contextlib.ExitStack() as lines:
+        for _ in range(give.CALLERS + give.STRANGERS + 8):
+            lines.enter_context(socket.create_connection(("127.0.0.1", port)))
+        got = bytearray()
+        caller = Caller(["127.0.0.1"], port, TOKEN, SECONDS)
+        caller.fetch([("words", 5)], lambda _, piece: got.extend(piece))
+        assert got == b"words" and len(giving[-1].strangers) <= give.STRANGERS
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_nodes_without_ipv4_give_and_take(tmp_path: Path, giving: list[Giver]) -> None:
+    got = bytearray()
+    caller = Caller(["::1"], start(giving, Words(tmp_path / "words")).port, TOKEN, SECONDS)
+    caller.fetch([("words", 5)], lambda _, piece: got.extend(piece))
+    assert got == b"words"
+
+
+def test_a_list_that_asks_for_what_nobody_has_is_no_answer(
+    tmp_path: Path, giving: list[Giver]
+) -> None:
+    """Names that lead elsewhere, offsets beyond any file: only those of the manifest are given."""
+    (tmp_path / "file").write_bytes(b"12345")
+    entries = (Entry(b"file", FILE, 0o640, 5, sum_of(b"12345").encode()),)
+    listing = manifest.packed(entries)
+    here = Incoming(Directory(tmp_path, entries, 0o022), listing, all_here=True)
+    place = start(giving, here)
+    for name in ("../../etc/passwd", "/etc/passwd", "1:0", "-1:0", "0:" + "9" * 30, "\u00b2:0"):
+        caller = Caller(place.addresses, place.port, TOKEN, SECONDS)
+        with pytest.raises(Broken):
+            caller.fetch([(name, 5)], lambda *_: None)
 
 
 def test_a_listener_that_has_not_the_token_is_no_giver(giving: list[Giver]) -> None:
