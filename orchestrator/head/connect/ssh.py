@@ -38,6 +38,7 @@ SIGNING_SECONDS = 300.0  # and to sign: then nobody waits any more
 # Seconds that each address of a host has before the next one is called, too.
 HEAD_START_SECONDS = 0.25
 WAKES = 5.0  # each connection's thread wakes up after so many seconds; paramiko's own is 0.1
+LINK_SECONDS = 60.0  # a link that takes no byte for so long is cut
 WINDOW_BYTES = 1 << 21
 TURN_SECONDS = 0.1  # of a wait: one that took twice as long shows that this machine was late
 LATE_SECONDS = 2.0  # in which this machine did nothing for a connection: worth a word
@@ -286,6 +287,8 @@ def dial(where: tuple[str, int], destination: Destination, deadline: float) -> s
         raise NodeError(f"there is no route to it: {error.strerror or error}") from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # paramiko goes on trying to send for as long as the kernel does, which is a quarter of an hour.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(LINK_SECONDS * 1000))
     return sock
 
 
@@ -533,7 +536,10 @@ def slow_login(label: str, key: paramiko.PKey) -> NodeError:
             "do so while it connects, with a longer --connect-timeout; or use a key that asks"
             " nobody, as each node asks once",
         )
-    return NodeError("it hangs during the login")
+    return NodeError(
+        "it hangs during the login",
+        "a slow directory or PAM there? --connect-timeout 60 waits longer; try: ssh to it",
+    )
 
 
 class Unusable(NamedTuple):
@@ -710,12 +716,26 @@ class ProxyCommand:
             except OSError as error:
                 raise NodeError(f"{shell} cannot run its ProxyCommand: {error.strerror}") from error
         self.sock = ours
-        self.settimeout, self.send, self.recv = ours.settimeout, ours.send, ours.recv
+        self.settimeout, self.recv = ours.settimeout, ours.recv
+        self.stuck_since = 0.0
         interrupt.before_exit(self.hang_up)
 
     @property
     def _closed(self) -> bool:  # paramiko looks at this of a socket
         return self.sock.fileno() == -1
+
+    def send(self, data: bytes) -> int:
+        """Send what it takes; one that took nothing for as long as a cut link may is of no use."""
+        try:
+            count = self.sock.send(data)
+        except TimeoutError:
+            now = time.monotonic()
+            self.stuck_since = self.stuck_since or now
+            if now - self.stuck_since > LINK_SECONDS:
+                raise ConnectionError("it takes no more bytes") from None
+            raise
+        self.stuck_since = 0.0
+        return count
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +17,9 @@ from orchestrator.head.connect import ssh
 from orchestrator.head.connect.host_keys import paramiko
 from orchestrator.head.connect.ssh import SshTransport, first_to_answer, no_way_on
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.local_cluster.cluster import free_port
+from tests.clusters.netns import NetnsCluster
 
 PATIENCE = 30.0
 
@@ -163,3 +165,21 @@ def test_a_channel_waits_by_a_steady_clock(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(time, "time", lambda: float(next(readings)))  # always put back
     with pytest.raises(PipeTimeout):
         pipe.read(1, timeout=0.2)
+
+
+def test_a_link_that_is_cut_while_much_is_sent(
+    netns_cluster: Callable[..., NetnsCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel would go on for a quarter of an hour, and paramiko with it."""
+    cluster = netns_cluster(1)
+    monkeypatch.setattr(ssh, "LINK_SECONDS", 2.0)
+    config = SshConfig(cluster.ssh_config)
+    connection = SshTransport(config).connect(config.of_node(Node(cluster.addresses[0])))
+    channel = connection.run("cat", 10.0)
+    channel.sendall(b"there")
+    assert channel.recv(5) == b"there"
+    cluster.cut(0)
+    channel.settimeout(600.0)
+    with pytest.raises(OSError, match="closed"):
+        while True:
+            channel.sendall(bytes(1 << 16))

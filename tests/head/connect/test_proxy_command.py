@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import NodeError
+from orchestrator.head.connect import ssh
 from orchestrator.head.connect.ssh import ProxyCommand, SshTransport
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
 
@@ -60,3 +62,14 @@ def test_one_that_fails_is_named(tmp_path: Path) -> None:
     assert proxy.recv(100) == b""
     with pytest.raises(NodeError, match="ends with exit code 3: no route"):
         proxy.refuse_failed()
+
+
+def test_one_that_takes_nothing_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "LINK_SECONDS", 0.3)
+    proxy = ProxyCommand("sleep 7654")
+    proxy.settimeout(0.1)
+    with pytest.raises(ConnectionError, match="takes no more bytes"):
+        while True:
+            with contextlib.suppress(TimeoutError):
+                proxy.send(bytes(1 << 16))
+    proxy.close()
