@@ -361,10 +361,13 @@ class Trial(UnderFire):
         losses: Losses = {}
         for rank in range(NODES if self.program.measures else 0):
             path = self.head.experiment / f"outputs/rank_{rank:02d}_metrics.jsonl"
-            with contextlib.suppress(FileNotFoundError):
-                for line in map(json.loads, path.read_text().splitlines()):
-                    if "loss" in line:
-                        losses[rank, line["step"]] = repr(line["loss"])
+            text = path.read_text() if path.exists() else ""
+            for line in text.splitlines():
+                try:
+                    if "loss" in (known := json.loads(line)):
+                        losses[rank, known["step"]] = repr(known["loss"])
+                except ValueError:
+                    losses[rank, -1] = f"{line} of {path.name}"
         return losses
 
     def weights(self) -> tuple[str, ...]:
@@ -401,7 +404,8 @@ class Trial(UnderFire):
             yield f"{len(gone)} metrics lost: {sorted(gone)[:8]}"
         wrong = [key for key in here if here[key] != reference.metrics.get(key)]
         if wrong:
-            yield f"{len(wrong)} metrics differ: {sorted(wrong)[:6]}"
+            first = [(key, here[key]) for key in sorted(wrong)[:4]]
+            yield f"{len(wrong)} metrics differ: {first}"
 
     def excuses(self, rank: int, step: int) -> bool:
         """Tell whether a fault took it with it: a machine vanished, or a rank was killed."""
