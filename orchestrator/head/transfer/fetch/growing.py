@@ -7,6 +7,8 @@ comes home whole at the end of the job is left to home.py, which also compares t
 The metrics of a rank in a later attempt are a special case. Its node may have cut off the steps
 that are done again, or be another node that never had the earlier ones. So the file here keeps its
 lines up to the first step that the node's file has and this one has not, and the node's follow.
+A rank cuts its file when it goes on, which may be long after the first look at it: so each question
+also asks for the last bytes that were taken, and where others stand there all is compared anew.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.metrics import trainers
 
 LOOK_SECONDS = 2.0  # between two questions what has grown
+SEAM_BYTES = 512  # more than a line of metrics, which has its time
 READ_AND_WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 GROWS = re.compile(r".*\.(jsonl|csv|tsv)|(.*/)?[^/]*tfevents[^/]*|profile/.*")
 
@@ -54,6 +57,7 @@ class GrowingFiles:
         self.folder = Folder(outputs, private=True)
         self.ours: dict[str, int] = {}  # paths that this node fills: bytes here before its own
         self.equal: dict[str, int] = {}  # bytes at the begin of a continued file that are ours
+        self.seams: dict[str, bytes] = {}  # the last bytes that were taken of a continued file
         self.foreign: set[str] = set()  # paths that hold something else here
         self.next_look = 0.0
         self.asked = False
@@ -104,8 +108,7 @@ class GrowingFiles:
             if isinstance(answer, OutputFiles):
                 self._look(answer)
             elif isinstance(request, Output) and isinstance(answer, OutputPiece):
-                known = request.path in self.ours or not self.is_continued(request.path)
-                (self._append if known else self._join)(request, answer.data)
+                self._take(request, answer.data)
             elif isinstance(request, SumOutput) and isinstance(answer, OutputSum):
                 self._compare(request, answer)
             else:
@@ -127,18 +130,19 @@ class GrowingFiles:
             here = 0
             self.ours.pop(file.path, None)  # somebody has deleted it
             self.equal.pop(file.path, None)
+            self.seams.pop(file.path, None)
         except NotADirectoryError:
             return
         if not here and self.is_continued(file.path):
             self.ours[file.path] = 0
         if file.path in self.ours or not here:
             here -= self.ours.get(file.path, 0)
-            if here < file.size:
-                self.questions.append(Output(place=place, path=file.path, offset=here))
+            if here != file.size if self.is_continued(file.path) else here < file.size:
+                self._ask(Output(place=place, path=file.path, offset=here))
         elif self.is_continued(file.path):
             equal = self.equal.setdefault(file.path, 0)
-            if equal < file.size:
-                self.questions.append(Output(place=place, path=file.path, offset=equal))
+            if equal != file.size:
+                self._ask(Output(place=place, path=file.path, offset=equal))
         elif here < file.size:
             self.questions.append(SumOutput(place=place, path=file.path, offset=0, size=here))
 
@@ -151,6 +155,31 @@ class GrowingFiles:
         self.ours[request.path] = 0
         offset = request.offset + request.size
         self.questions.append(Output(place=request.place, path=request.path, offset=offset))
+
+    def _ask(self, request: Output) -> None:
+        """Ask for what stands behind a place, and for the bytes before it that were taken."""
+        seam = self.seams.get(request.path, b"")
+        self.questions.append(request.replace(offset=request.offset - len(seam)))
+
+    def _take(self, request: Output, data: bytes) -> None:
+        """Take a piece of a file, if it follows what was taken of it before."""
+        path = request.path
+        seam = self.seams.pop(path, b"")
+        if not data.startswith(seam):  # its rank has cut it since
+            self.ours.pop(path, None)
+            self.equal[path] = 0
+            self._ask(request.replace(offset=0))
+            return
+        self.seams[path] = seam
+        request, data = request.replace(offset=request.offset + len(seam)), data[len(seam) :]
+        if path in self.ours or not self.is_continued(path):
+            self._append(request, data)
+        else:
+            self._join(request, data)
+
+    def _taken(self, path: str, data: bytes) -> None:
+        if self.is_continued(path):
+            self.seams[path] = (self.seams.get(path, b"") + data)[-SEAM_BYTES:]
 
     def _join(self, request: Output, data: bytes) -> None:
         """Find the first line that the node has and the file here has not, and go on from there.
@@ -166,8 +195,9 @@ class GrowingFiles:
                 cut = end_of_steps_before(step_of(line), file, offset)
                 file.truncate(cut)
                 self.ours[request.path] = cut - offset
+        self._taken(request.path, data[:begin])
         if end or begin:
-            self.questions.append(request.replace(offset=offset))
+            self._ask(request.replace(offset=offset))
 
     def _append(self, request: Output, data: bytes) -> None:
         if not data:
@@ -184,8 +214,8 @@ class GrowingFiles:
                 if file.tell() != request.offset + self.ours[request.path]:
                     return  # somebody else writes here, too: the next look compares
                 written = file.write(data)
-        offset = request.offset + written
-        self.questions.append(request.replace(offset=offset))
+        self._taken(request.path, data[:written])
+        self._ask(request.replace(offset=request.offset + written))
 
 
 def length_of_equal_lines(data: bytes, known: bytes) -> int:

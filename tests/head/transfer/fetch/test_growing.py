@@ -199,6 +199,27 @@ def test_lines_before_the_step_from_which_an_attempt_goes_on_stay(
     assert (here / METRICS).read_text() == expected
 
 
+@pytest.mark.parametrize("known", [10, 12, 7], ids=["all was here", "some was not", "part"])
+@pytest.mark.parametrize("again", [9, 30], ids=["it is shorter then", "it is longer"])
+def test_a_rank_may_cut_its_file_after_it_was_looked_at(
+    node: Node, here: Path, known: int, again: int
+) -> None:
+    """Its start takes seconds, and longer on a busy machine."""
+    here.mkdir()
+    (here / METRICS).write_text(steps(1, min(known, 10), 1))
+    node.write(METRICS, steps(1, known, 1))
+    files = GrowingFiles(JOB, LATER, here)
+    node.serve(files)
+    assert (here / METRICS).read_text() == steps(1, max(known, 7), 1)
+    (node.outputs / METRICS).write_text(steps(1, 7, 1) + steps(8, again, 2))
+    for _ in range(2):
+        node.serve(files)
+        assert (here / METRICS).read_text() == steps(1, 7, 1) + steps(8, again, 2)
+    node.write(METRICS, steps(again + 1, again + 3, 2))
+    node.serve(files)
+    assert (here / METRICS).read_text() == steps(1, 7, 1) + steps(8, again + 3, 2)
+
+
 def test_the_end_of_a_job_leaves_joined_metrics_as_they_are(node: Node, here: Path) -> None:
     here.mkdir()
     (here / METRICS).write_text(steps(1, 10, 1))
