@@ -9,7 +9,6 @@ import contextlib
 import os
 import pwd
 import shutil
-import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 from orchestrator.node.job import job_processes, processes, register, resume_dir
-from orchestrator.node.job.job_processes import JobProcesses, Tagged
+from orchestrator.node.job.job_processes import JobProcesses, Looks, Tagged
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import (
     RunDir,
@@ -46,7 +45,7 @@ def end(run: RunDir, reason: str, grace: float) -> None:
         supervisor.sendall(control.to_line(EndOrder(why=reason, grace=grace)))
 
 
-def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
+def stop(run: RunDir, request: Stop | StopAll, looks: Looks | None = None) -> StopReceipt:
     """Ask the supervisor and wait, or kill what is left where there is none; prove the end."""
     began = time.monotonic()
     problem = forbid_start(run)
@@ -54,26 +53,25 @@ def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
     if first is not None:
         with contextlib.suppress(OSError):  # a full disk: its head hears of the end of this one
             first.forbid_attempts()
-    ours = JobProcesses(run.job, run.node)
+    ours = JobProcesses(run.job, run.node, looks=looks)
     before = ours.members()
     known = bool(ours.seen) or os.path.isdir(run.path)
-    supervised = bool(ours.supervisors)
     with contextlib.suppress(OSError), connect(run) as supervisor:  # else it is gone, or not there
         ask_and_wait(supervisor, request)
     if run.last(Ended) is not None:
         ours.wait(SWEEP_PATIENCE_SECONDS)  # its last word comes before its own end
-    killed = sweep(ours)
+    killed, alone = sweep(ours)
     ended = run.last(Ended)
     if ended is None and problem is not None and run.last(Started) is None:
         raise problem  # it could still start
     left = ours.living()
-    doubtful = [] if supervised or left else may_be_of(run, ours, ended)
+    doubtful = [] if alone or left else may_be_of(run, ours, ended)
     if ended is None and not left and os.path.isdir(run.path):
         run.append_event(last_event(run, request.why, killed, doubtful))
     if first is not None and not left:
         resume_dir.remove(first)
     if not left and not doubtful:
-        register.remove(run)
+        register.remove(run, ours.group)
     ours.close()
     return receipt(run, Stopped(request.why, began, known, before, killed, left, doubtful), ended)
 
@@ -84,7 +82,9 @@ def may_be_of(run: RunDir, ours: JobProcesses, ended: Ended | None) -> list[Proc
     Where an earlier stop has proved that nothing is, there is no register any more.
     """
     started, known = run.last(Started), ours.known
-    if started is None or (ended is not None and not (ended.swept and known)):
+    if known is not None and known.own_group:
+        return []  # the kernel can tell
+    if started is None or (ended is not None and not (ended.left or (ended.swept and known))):
         return []
     since, group = (known.read_at, known.group) if known else (started.time, register.group())
     return register.orphans(since, group, os.getuid())
@@ -126,7 +126,8 @@ def stop_all(request: StopAll) -> list[StopReceipt]:
     known = {(run.job, run.node) for run in unfinished}
     tagged = job_processes.tagged_jobs()
     known |= {(job.job, job.node) for job in tagged if job.owner == os.getuid()}
-    work = [partial(stop, RunDir(job, node), request) for job, node in sorted(known)]
+    looks = Looks()  # all of /proc is read for all of them together
+    work = [partial(stop, RunDir(job, node), request, looks) for job, node in sorted(known)]
     if request.all_users:
         others = {(job.job, job.node): job for job in tagged if job.owner != os.getuid()}
         work += [partial(stop_of_another, others[key], request) for key in sorted(others)]
@@ -151,7 +152,7 @@ def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
         if processes.peer(supervisor).uid == job.owner:
             ask_and_wait(supervisor, request)
             ours.wait(SWEEP_PATIENCE_SECONDS)
-    killed = sweep(ours)
+    killed, _ = sweep(ours)
     left = ours.living()
     ours.close()
     proof = receipt(run, Stopped(request.why, began, True, before, killed, left), None)
@@ -177,19 +178,23 @@ def name_of(uid: int) -> str:
         return str(uid)
 
 
-def sweep(ours: JobProcesses) -> dict[int, str]:
-    """Kill what lives of a job, at once, and wait until it is gone. PID -> name."""
+def sweep(ours: JobProcesses) -> tuple[dict[int, str], bool]:
+    """Kill what lives of a job, at once, and wait until it is gone.
+
+    Return PID -> name, and whether its supervisor was there until nothing else was.
+    """
     killed: dict[int, str] = {}
+    alone = False
     began = time.monotonic()
     while ours.living() and time.monotonic() - began < SWEEP_PATIENCE_SECONDS:
         # Its supervisor goes last: orphans fall to it, and it may still say how all have ended.
         others = ours.members()
         spared = SWEEP_PATIENCE_SECONDS / 2 if others else LAST_WORD_SECONDS
-        for process in others if time.monotonic() - began < spared else ours.living():
-            if processes.send(process, signal.SIGKILL):
-                killed[process.pid] = process.name
+        last = time.monotonic() - began >= spared
+        alone = alone or (last and not others)
+        killed.update(ours.kill(ours.living() if last else others))
         ours.wait(KILL_SECONDS)
-    return killed
+    return killed, alone
 
 
 def last_words(run: RunDir) -> str:

@@ -1,20 +1,27 @@
 """Finds the processes of a job on this node.
 
-A process is a job's when its environment carries the job's tag, when it descends from the job's
-supervisor or from another process of the job (it may have an environment of its own), or when the
-supervisor has written it down. The tag counts only beside ORCHESTRATOR_RUN, which supervisors alone
-set: a shell into which somebody pasted a dry run is no job.
+A process is a job's when its environment carries the job's tag, when it is in the job's control
+group, when it descends from the job's supervisor or from another process of the job (it may have an
+environment of its own), or when the supervisor has written it down. The tag counts only beside
+ORCHESTRATOR_RUN, which supervisors alone set: a shell into which somebody pasted a dry run is no
+job.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
+import threading
+import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from orchestrator.node.job import processes, register
 from orchestrator.node.job.processes import Process, ProcessSet
 from orchestrator.node.job.run_directory import JOB_NAME, RunDir, machine
+
+CHASE_SECONDS = 1.0  # in which what forks anew all the time is run after
 
 
 def of_job(job: str, node: int) -> list[Process]:
@@ -45,18 +52,62 @@ def supervised(pid: int) -> tuple[str, str]:
     return (words[1], words[2]) if words[0] == "supervise" and len(words) == 3 else ("", "")
 
 
+class Look:
+    """All processes of this machine, and of which jobs each is by itself."""
+
+    def __init__(self, before: Look | None = None) -> None:
+        self.tags: dict[int, set[tuple[str, str, str]]] = dict(before.tags) if before else {}
+        known: Mapping[int, Process] = before.running if before else {}
+        self.running: dict[int, Process] = processes.everyone(self.examine, known)
+
+    def examine(self, process: Process) -> bool:
+        """Note its job; return whether that could be read."""
+        variables = processes.environment(process.pid)
+        groups = register.group(str(process.pid))
+        tags = {tag(variables), *((*names, "") for names in register.jobs_in(groups))}
+        tags.discard(("", "", ""))
+        if tags:
+            self.tags[process.pid] = tags
+        return bool(groups)
+
+    def of(self, names: tuple[str, str]) -> set[int]:
+        """Return the processes that say that they are of this run."""
+        return {pid for pid, tags in self.tags.items() if any(tag[:2] == names for tag in tags)}
+
+    @functools.cached_property
+    def supervisors(self) -> dict[int, tuple[str, str]]:
+        """Whose supervisors there are, also those that have only just been started."""
+        found = {p.pid: supervised(p.pid) for p in self.running.values() if not p.is_dead}
+        return {pid: names for pid, names in found.items() if names[0]}
+
+
+class Looks:
+    """Looks that threads share: whoever asks for one gets one that began after that."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.begun = 0
+        self.last: Look | None = None
+
+    def new(self) -> Look:
+        known = self.begun
+        with self.lock:
+            if self.last is None or self.begun <= known:
+                self.begun += 1
+                self.last = Look()
+            return self.last
+
+
 def living(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     """Return the runs of which anything lives here: a process of the job, or its supervisor.
 
     The command line of a supervisor counts only with its owner: anybody can write such a line.
     """
-    alive: set[tuple[str, str]] = set()
-    for process in processes.everyone().values():
-        if process.is_dead or process.pid == os.getpid():
-            continue
-        alive.add(tag(processes.environment(process.pid))[:2])
-        if processes.owner_of(process.pid) == os.getuid():
-            alive.add(supervised(process.pid))
+    look = Look()
+    alive = {tag[:2] for pid, tags in look.tags.items() if pid != os.getpid() for tag in tags}
+    alive |= {
+        names for pid, names in look.supervisors.items() if processes.owner_of(pid) == os.getuid()
+    }
     return [(job, node) for job, node in wanted if (job, str(node)) in alive or noted(job, node)]
 
 
@@ -91,48 +142,76 @@ def started_on(run: RunDir) -> str:
 class JobProcesses(ProcessSet):
     """The processes of a job on this node."""
 
-    def __init__(self, job: str, node: int, supervisor: int = 0, owner: int | None = None) -> None:
+    def __init__(
+        self,
+        job: str,
+        node: int,
+        supervisor: int = 0,
+        owner: int | None = None,
+        looks: Looks | None = None,
+    ) -> None:
         super().__init__()
         self.names = (job, str(node))
         self.supervisor = supervisor  # the asking process itself; 0: the supervisor is looked for
         self.owner = os.getuid() if owner is None else owner
+        self.looks = looks or Looks()
         self.supervisors: set[tuple[int, int]] = set()
         self.known = None
+        self.group = ""  # the directory of the job's own control group
         if not supervisor and owner is None:
             self.known = register.read(RunDir(job, node))
+            self.group = self.known.own_group if self.known else ""
             self.add(self.known.living() if self.known else ())
 
     def find(self) -> list[Process]:
-        running = processes.everyone()
-        supervisors = self.find_supervisors(running)
+        look = self.looks.new()
+        supervisors = self.find_supervisors(look)
         self.supervisors |= {process.key for process in supervisors}
-        return [*self.family(running, {process.pid for process in supervisors}), *supervisors]
+        return [*self.family(look, {process.pid for process in supervisors}), *supervisors]
 
     def members(self) -> list[Process]:
         """Look again; return what is not gone yet, but for the supervisor."""
         return [process for process in self.living() if process.key not in self.supervisors]
 
-    def find_supervisors(self, running: Mapping[int, Process]) -> list[Process]:
+    def kill(self, wanted: Iterable[Process]) -> dict[int, str]:
+        """Kill these, and what they have started meanwhile. PID -> name.
+
+        All stand still before the first is killed: a child of the last moment has a parent by which
+        it is known, and what forks anew all the time is caught before its next fork.
+        """
+        still: list[Process] = []
+        tried, supervisors = set(self.supervisors), {pid for pid, _ in self.supervisors}
+        look, deadline = self.looks.last or Look(), time.monotonic() + CHASE_SECONDS
+        while wanted and time.monotonic() < deadline:
+            for process in wanted:
+                processes.send(process, signal.SIGSTOP)
+                still.append(process)
+                tried.add(process.key)
+            look = Look(look)
+            found = self.family(look, supervisors)
+            self.add(found)
+            wanted = [process for process in found if process.key not in tried]
+        killed = {p.pid: p.name for p in [*still, *wanted] if processes.send(p, signal.SIGKILL)}
+        if self.group:
+            register.kill_group(self.group)
+        return killed
+
+    def find_supervisors(self, look: Look) -> list[Process]:
         """Return its supervisor, also one that has only just been started."""
         if self.supervisor:
             return []
         return [
-            process
-            for process in running.values()
-            if not process.is_dead
-            and supervised(process.pid) == self.names
-            and processes.owner_of(process.pid) == self.owner
+            look.running[pid]
+            for pid, names in look.supervisors.items()
+            if names == self.names and processes.owner_of(pid) == self.owner
         ]
 
-    def family(self, running: Mapping[int, Process], supervisors: set[int]) -> list[Process]:
+    def family(self, look: Look, supervisors: set[int]) -> list[Process]:
         """Return what has the job's tag, and what descends from that or from a known process."""
         supervising = supervisors | ({self.supervisor} if self.supervisor else set())
-        running = register.without_samplers(running, supervising)
-        roots = {
-            process.pid
-            for process in running.values()
-            if process.key in self.seen or tag(processes.environment(process.pid))[:2] == self.names
-        }
+        running = register.without_samplers(look.running, supervising)
+        roots = {process.pid for process in running.values() if process.key in self.seen}
+        roots |= look.of(self.names) & running.keys()
         ours = (
             (roots | processes.descendants(running, roots | supervising))
             - supervising
@@ -152,12 +231,10 @@ class Tagged(NamedTuple):
 
 def tagged_jobs() -> set[Tagged]:
     """Find the jobs of all processes that we may look into, wherever their files are."""
-    jobs = set()
-    for pid in processes.everyone():
+    jobs, look = set(), Look()
+    tags = {**{pid: {(*names, "")} for pid, names in look.supervisors.items()}, **look.tags}
+    for pid, (job, node, directory) in ((of, tag) for of, its in tags.items() for tag in its):
         owner = processes.owner_of(pid)
-        job, node, directory = tag(processes.environment(pid))
-        if not job:
-            (job, node), directory = supervised(pid), ""
         if JOB_NAME.fullmatch(job) and node.isascii() and node.isdigit() and owner >= 0:
             jobs.add(Tagged(job, int(node), owner, directory))
     return jobs

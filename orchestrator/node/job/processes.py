@@ -14,7 +14,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from orchestrator.node.job.run_directory import home
@@ -25,6 +25,7 @@ ELSEWHERE = "ORCHESTRATOR_HOME, set in its .bashrc, names another place"
 
 OPTIONS = ("-IS", "-Xutf8")  # of the Python that runs a supervisor
 LOOK_SECONDS = 0.02  # between two looks where there is no pidfd to wait for
+MOST_LISTS = 50  # of one look
 
 
 PF_EXITING = 0x4  # as in linux/sched.h
@@ -48,6 +49,9 @@ class Process(NamedTuple):
     @property
     def is_dead(self) -> bool:
         return self.state in "ZX"
+
+
+EMPTY: Mapping[int, Process] = {}
 
 
 def find(pid: int) -> Process | None:
@@ -85,13 +89,29 @@ def catches(pid: int, signum: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
 
 
-def everyone() -> dict[int, Process]:
-    running = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            process = find(int(entry))
+def everyone(
+    examine: Callable[[Process], bool] = lambda _: True, before: Mapping[int, Process] = EMPTY
+) -> dict[int, Process]:
+    """Return all processes, with those of an earlier look, which are not read again.
+
+    `examine` has a closer look at each that lives, at once, and says whether it could. Where one
+    has ended before it was read, it may have left a child that no list had: another list follows,
+    so that nothing passes by that forks anew all the time.
+    """
+    running = dict(before)
+    for _ in range(MOST_LISTS):
+        listed = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+        missed = False
+        for pid in reversed(listed):  # the newest first: they may not stay
+            if pid in running:
+                continue
+            process = find(pid)
             if process is not None:
-                running[process.pid] = process
+                running[pid] = process
+            if process is None or process.is_dead or (not examine(process) and not alive(process)):
+                missed = True
+        if not missed:
+            break
     return running
 
 

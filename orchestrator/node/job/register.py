@@ -4,7 +4,8 @@ A process with an environment of its own is known by its descent from the superv
 nobody can tell its descent once the supervisor was killed. So the supervisor, to which all orphans
 of the job fall while it lives, writes down what descends from it: a stop that finds no supervisor
 has this. What was born after the last look is doubtful: the control group and the time say which
-orphans it may be.
+orphans it may be. Where the login may make a control group of its own (cgroup v2), the job is in
+one, and nothing is doubtful: the kernel knows what was started in it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 
@@ -24,6 +26,7 @@ LOOK_SECONDS = 1.0  # between two looks
 SHARE = 0.01  # of a core at most goes into looking
 CLOCK_SECONDS = 0.1  # a file's time is that much behind
 TICKS = os.sysconf("SC_CLK_TCK")
+GROUP = re.compile(r"orchestrator-(.+)-([0-9]+)")
 
 
 class Known(Message):
@@ -33,6 +36,7 @@ class Known(Message):
     group: str  # control group
     processes: tuple[tuple[int, int], ...]  # PID and start time
     read_at: float = 0.0  # Unix time
+    own_group: str = ""  # the directory of a control group that all of them are in
 
     def living(self) -> list[Process]:
         """Return those that live."""
@@ -50,6 +54,8 @@ class Register:
 
     def __init__(self, run: RunDir) -> None:
         self.path = run.register
+        self.names = (run.job, str(run.node))
+        self.group = ""  # the directory of the job's own control group
         self.due = 0.0
         self.written: set[tuple[int, int]] = set()
 
@@ -70,7 +76,10 @@ class Register:
             if now <= self.written:
                 os.utime(self.path)
                 return
-            known = Known(boot=boot(), group=group(), processes=tuple(sorted(now)))
+            inside = self.group and all(self.names in jobs_in(group(str(pid))) for pid, _ in now)
+            own = self.group if inside else ""
+            keys = tuple(sorted(now))
+            known = Known(boot=boot(), group=group(), processes=keys, own_group=own)
             with open(os.open(f"{self.path}.new", os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
                 file.truncate()
                 json.dump(encode(known), file)
@@ -98,10 +107,51 @@ def read(run: RunDir) -> Known | None:
     return known.replace(read_at=read_at) if known.boot == boot() else None
 
 
-def remove(run: RunDir) -> None:
-    """Remove the register of a run of which nothing is left."""
+def remove(run: RunDir, own_group: str) -> None:
+    """Remove the register of a run of which nothing is left, and its control group."""
+    with contextlib.suppress(OSError):
+        os.rmdir(own_group)
     with contextlib.suppress(OSError):
         os.unlink(run.register)
+
+
+# -- the control group of a job ---------------------------------------------------------------
+
+
+def jobs_in(groups: str) -> list[tuple[str, str]]:
+    """Return the runs (job and node) in whose control groups a process with these groups is."""
+    path = next((line[3:] for line in groups.splitlines() if line.startswith("0::")), "")
+    found = (GROUP.fullmatch(name) for name in path.split("/"))
+    return [(match[1], match[2]) for match in found if match]
+
+
+def make_group(run: RunDir) -> str:
+    """Make a control group for a run below that of this process; return its path, or nothing."""
+    path = os.path.join(own_group(), f"orchestrator-{run.job}-{run.node}")
+    try:
+        os.mkdir(path)
+    except OSError:  # this login may not, or there is no cgroup v2
+        return ""
+    return path
+
+
+def own_group() -> str:
+    """Return the directory of this process's control group of version 2, or one that is not."""
+    path = next((line[3:] for line in group().splitlines() if line.startswith("0::")), "")
+    mounts = processes.contents("/proc/self/mountinfo").decode("utf-8", "replace").splitlines()
+    for words in (line.split() for line in mounts if " - cgroup2 " in line):
+        root, point = words[3].rstrip("/"), words[4]
+        directory = point + path[len(root) :] if path.startswith(root) else point
+        inside = processes.contents(os.path.join(directory, "cgroup.procs")).split()
+        if b"%d" % os.getpid() in inside:
+            return directory
+    return os.devnull
+
+
+def kill_group(path: str) -> None:
+    """Kill all of a group at once, where the kernel can (5.14): nothing is born meanwhile."""
+    with contextlib.suppress(OSError), open(os.path.join(path, "cgroup.kill"), "w") as file:
+        file.write("1")
 
 
 def boot() -> str:
@@ -118,21 +168,27 @@ def orphans(since: float, of_group: str, owner: int) -> list[Process]:
     What runs for a login is left out: a server of SSH is an orphan, too. What began before its
     time namespace seems to begin in the far future.
     """
-    running = processes.everyone()
-    now = time.time()
-    booted = now - time.clock_gettime(time.CLOCK_BOOTTIME)
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    may_be: set[int] = set()
+
+    def examine(process: Process) -> bool:
+        begun = booted + process.started / TICKS
+        if not since - CLOCK_SECONDS < begun < time.time() + CLOCK_SECONDS:
+            return True
+        its_group = group(str(process.pid))
+        if its_group == of_group and owner in (0, processes.owner_of(process.pid)):
+            may_be.add(process.pid)
+        return bool(its_group)
+
+    running = processes.everyone(examine)
     ours, pid = {os.getpid()}, os.getpid()
     while pid in running:
         pid = running[pid].parent
         ours.add(pid)
+    candidates = (running[pid] for pid in may_be - ours)
     return [
         process
-        for process in running.values()
-        if since - CLOCK_SECONDS < booted + process.started / TICKS < now + CLOCK_SECONDS
-        and not process.is_dead
-        and process.pid not in ours
-        and (process.parent == 1 or running.get(process.parent, process).name == "systemd")
+        for process in candidates
+        if (process.parent == 1 or running.get(process.parent, process).name == "systemd")
         and not process.name.startswith("sshd")
-        and owner in (0, processes.owner_of(process.pid))
-        and group(str(process.pid)) == of_group
     ]

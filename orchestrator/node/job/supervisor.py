@@ -137,6 +137,7 @@ class Supervisor:
     def start_agent(self) -> None:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
+        self.register.group = self.processes.group = register.make_group(self.run)
         start = AgentStart(
             command=[*self.spec.command, f"--log-dir={self.run.path}/torchelastic", RANK],
             environment=agent_environment(self.spec, self.run.path, os.environ),
@@ -144,6 +145,7 @@ class Supervisor:
             limits=self.limits,
             directory=self.run.path,
             supervisor=os.getpid(),
+            group=self.register.group,
         )
         self.agent = self.spawn_agent(start, writing)
         os.close(writing)
@@ -429,9 +431,7 @@ class Supervisor:
             self.signal_agent(signal.SIGKILL)
 
     def kill(self) -> None:
-        for process in self.living():
-            if processes.send(process, signal.SIGKILL):
-                self.killed[process.pid] = process.name
+        self.killed.update(self.processes.kill(self.living()))
 
     def living(self) -> list[processes.Process]:
         return self.processes.living()
@@ -519,7 +519,7 @@ class Supervisor:
         if self.spec.attempt is not None and not self.why and not self.agent_code:
             resume_dir.remove(self.run)  # it ended well
         if not ended.left:
-            register.remove(self.run)
+            register.remove(self.run, self.register.group)
         self.event(ended)
         with contextlib.suppress(OSError):
             os.ftruncate(self.events, os.fstat(self.events).st_size)  # the rest of its room

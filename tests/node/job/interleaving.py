@@ -253,9 +253,14 @@ class World:
 
         return then
 
-    def everyone(self) -> dict[int, Process]:
-        running = [processes.find(agent.pid) for agent in self.agents]
-        return {process.pid: process for process in running if process is not None}
+    def everyone(
+        self, examine: Callable[[Process], bool] = bool, _: object = None
+    ) -> dict[int, Process]:
+        found = [processes.find(agent.pid) for agent in self.agents]
+        running = {process.pid: process for process in found if process is not None}
+        for process in running.values():
+            examine(process)
+        return running
 
     def lives(self) -> bool:
         actor = self.supervisor

@@ -266,7 +266,13 @@ def test_a_process_that_ends_meanwhile_disturbs_nothing(
     gone = subprocess.Popen(["true"])
     known = process(gone.pid)
     gone.wait()
-    monkeypatch.setattr(processes, "everyone", lambda: {gone.pid: known, pid: process(pid)})
+
+    def everyone(examine: Callable[[Process], bool], _: object) -> dict[int, Process]:
+        found = {gone.pid: known, pid: process(pid)}
+        assert list(map(examine, found.values())) == [False, True]
+        return found
+
+    monkeypatch.setattr(processes, "everyone", everyone)
     tags = {b"ORCHESTRATOR_JOB=" + job.encode(), b"NODE_RANK=0", b"ORCHESTRATOR_RUN=/run"}
     monkeypatch.setattr(processes, "environment", lambda _: tags)
     assert tagged_jobs() == {Tagged(job, 0, os.getuid(), "/run")}

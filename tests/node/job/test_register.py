@@ -15,7 +15,7 @@ import pytest
 from orchestrator.node.follow import stop_job
 from orchestrator.node.job import job_processes, processes, register
 from orchestrator.protocol.requests.follow import Stop, StopReceipt
-from tests.node.running import Job, alive, script, wait_until
+from tests.node.running import Job, alive, no_group, script, wait_until
 
 NewJob = Callable[..., Job]
 # A process that says nothing of the job, leaves the session, and outlives the one that started it.
@@ -37,7 +37,21 @@ def go(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def job(new_job: NewJob, tmp_path: Path, go: Path) -> Iterator[Job]:
+    """A job on a machine where no control group can be made for it."""
     job = new_job()
+    with no_group(job):
+        yield from running(job, tmp_path, go)
+
+
+@pytest.fixture
+def contained(new_job: NewJob, tmp_path: Path, go: Path) -> Iterator[Job]:
+    """A job in a control group of its own."""
+    if not os.access(register.own_group(), os.W_OK | os.X_OK):
+        pytest.skip("this login may make no control group here")
+    yield from running(new_job(), tmp_path, go)
+
+
+def running(job: Job, tmp_path: Path, go: Path) -> Iterator[Job]:
     job.start(job.spec(script(tmp_path, APART.format(go=str(go)))))
     wait_until(lambda: job.said("ready"))
     yield job
@@ -138,6 +152,50 @@ def test_what_nobody_can_know_is_no_proof(job: Job, go: Path) -> None:
         assert stopped(job).doubtful == {}, "what is proved once is not in doubt any more"
     finally:
         os.kill(other, signal.SIGKILL)
+
+
+def test_in_a_control_group_nothing_is_in_doubt(contained: Job, go: Path) -> None:
+    """Nobody has written it down, and it says nothing of the job; the kernel knows."""
+    wait_until(lambda: registered(contained))
+    signalled(contained, signal.SIGSTOP)
+    child = started_unseen(contained, go)
+    kill_all_but(contained, child)
+    (group,) = [path for path in groups_of(child) if contained.run.job in path]
+    known = register.read(contained.run)
+    assert known is not None and known.own_group.endswith(group)
+    assert job_processes.living([(contained.run.job, 0)])
+    receipt = stopped(contained)
+    assert child in receipt.killed and not alive(child)
+    assert (receipt.left, receipt.doubtful) == ((), {})
+    assert not Path(known.own_group).exists()
+
+
+def test_a_control_group_goes_with_its_job(contained: Job) -> None:
+    wait_until(lambda: registered(contained))
+    known = register.read(contained.run)
+    assert known is not None and Path(known.own_group, "cgroup.procs").exists()
+    contained.end("enough", 0.0).close()
+    contained.wait()
+    assert not Path(known.own_group).exists()
+
+
+def groups_of(pid: int) -> list[str]:
+    return [line.partition("::")[2] for line in register.group(str(pid)).splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("groups", "jobs"),
+    [
+        ("0::/", []),
+        ("0::/user.slice/user-7.slice/session-3.scope\n", []),
+        ("4:memory:/x\n0::/a/orchestrator-lm_2026-ab-12/b", [("lm_2026-ab", "12")]),
+        ("4:memory:/orchestrator-job-0\n1:cpu:/\n0::/x", []),
+        ("0::/orchestrator-a-0/orchestrator-b-1", [("a", "0"), ("b", "1")]),
+        ("", []),
+    ],
+)
+def test_whose_control_groups_a_process_is_in(groups: str, jobs: list[tuple[str, str]]) -> None:
+    assert register.jobs_in(groups) == jobs
 
 
 def test_a_register_of_another_boot_is_none(job: Job) -> None:

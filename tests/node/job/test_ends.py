@@ -1,0 +1,61 @@
+"""Whatever a job leaves, and however it ends: a receipt that says "nothing left" is true."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.job import processes
+from tests.node.job.ends import Ending, random_end
+
+
+@pytest.mark.parametrize(
+    ("kind", "way", "is_ended"),
+    [
+        ("storm", "kill_all_known", True),  # it forks anew each millisecond
+        ("storm_apart", "freeze_supervisor", True),
+        ("storm_apart", "freeze_and_kill", False),
+        ("pid_namespace_daemon", "kill_with_look", True),
+        ("traced", "kill_supervisor_and_rank", False),
+        ("overwritten", "freeze_supervisor", True),
+    ],
+)
+def test_a_proof_is_true(home: Path, kind: str, way: str, is_ended: bool) -> None:
+    home.mkdir()
+    played = Ending(home, 0, kind, way, random.Random(1)).play()
+    assert not played.is_false, played.in_words
+    assert not (is_ended and played.alive), played.in_words
+
+
+@pytest.mark.long
+def test_random_proofs_are_true(home: Path) -> None:
+    """scripts/bench/ends.py plays as many as one likes."""
+    home.mkdir()
+    played = [random_end(home, seed) for seed in range(20)]
+    assert not [one.in_words for one in played if one.is_false]
+
+
+def test_what_ends_before_it_is_read_may_have_left_a_child(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lists = iter([["1", "8"], ["1", "9"], ["1", "9"]])
+    monkeypatch.setattr(processes.os, "listdir", lambda _: next(lists))
+    living = {pid: processes.Process(pid, 1, 1, "S", "sh") for pid in (1, 9)}
+    monkeypatch.setattr(processes, "find", living.get)
+    assert set(processes.everyone()) == {1, 9}
+    assert next(lists, None), "a list in which all could be read is the last"
+
+
+def test_what_ends_while_it_is_examined_may_have_left_a_child(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lists = iter([["8"], ["8", "9"], []])
+    monkeypatch.setattr(processes.os, "listdir", lambda _: next(lists))
+    living = {pid: processes.Process(pid, 1, 1, "S", "sh") for pid in (8, 9)}
+    monkeypatch.setattr(processes, "find", living.get)
+    monkeypatch.setattr(processes, "alive", lambda process: process.pid == 9)
+    examine: Callable[[processes.Process], bool] = lambda process: process.pid == 9  # noqa: E731
+    assert set(processes.everyone(examine)) == {8, 9}
