@@ -214,6 +214,7 @@ LONG = [
     "tests/engine/saving/test_parts.py::test_what_is_nowhere_is_named_and_an_older_whole_one_is_taken",
     "tests/engine/sharding/test_models.py::test_models_train_as_in_a_plain_loop[nodes1]",
     "tests/head/commands/test_prune.py::test_interrupted_anywhere_each_is_whole_or_gone[Ctrl-C]",
+    "tests/end_to_end/test_warm.py::test_ranks_see_the_same",
     "tests/node/job/test_programs.py::test_many_programs",
     "tests/node/warm/test_same_start.py::test_what_a_rank_sees_in_many_draws",
     "tests/node/job/test_supervisor.py::test_with_the_real_torchrun[fork-end]",

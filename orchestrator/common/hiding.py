@@ -42,8 +42,12 @@ UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012
 
 def is_secret(name: str, value: str) -> bool:
     """Tell whether a variable looks like a secret by its name, and its value like no word."""
+    return bool(NAME.search(name)) and is_no_word(value)
+
+
+def is_no_word(value: str) -> bool:
     mixed = re.search(r"\d", value) and re.search(r"[A-Za-z]", value)
-    return bool(NAME.search(name)) and len(value) >= SHORTEST_TOKEN and bool(mixed)
+    return len(value) >= SHORTEST_TOKEN and bool(mixed)
 
 
 def of_environment(env: Mapping[str, str], names: Sequence[str] = ()) -> tuple[str, ...]:

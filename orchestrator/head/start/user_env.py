@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestrator.common import hiding
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments
+from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import EnvSetting
 
 LARGEST_FILE_BYTES = 1 << 20
@@ -34,7 +35,7 @@ def read(arguments: LaunchArguments, environ: Mapping[str, str]) -> tuple[EnvSet
     settings: list[EnvSetting] = []
     for path in arguments.env_file:
         for name, value in read_file(path, environ).items():
-            settings.append(yours(name, value, f"--env-file {path}"))
+            settings.append(of_file(name, value, path))
     for pattern in arguments.env_pass:
         for name in matching(pattern, environ):
             settings.append(yours(name, environ[name], "--env-pass"))
@@ -48,6 +49,13 @@ def read(arguments: LaunchArguments, environ: Mapping[str, str]) -> tuple[EnvSet
 
 def yours(name: str, value: str, reason: str) -> EnvSetting:
     return EnvSetting(name, value, reason, yours=True, secret=hiding.is_secret(name, value))
+
+
+def of_file(name: str, value: str, path: str) -> EnvSetting:
+    """Describe a variable of a file, which is where secrets are kept, whatever they are called."""
+    plain = redact.is_listed(name) or value.startswith("/") or not hiding.is_no_word(value)
+    secret = hiding.is_secret(name, value) or not plain
+    return EnvSetting(name, value, f"--env-file {path}", yours=True, secret=secret)
 
 
 def user_env(variables: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -137,3 +137,21 @@ def test_a_secret_is_asked_for_without_echo() -> None:
             shown += more
     os.close(terminal)
     assert b"hunter2" not in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "secret"),
+    [
+        ("DATABASE=postgres-login-1234", True),
+        ("WANDB_API_KEY=0123456789abcdef", True),
+        ("MODEL=/data/llama-3-8b", False),
+        ("PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128", False),
+        ("WANDB_MODE=offline", False),
+        ("STEPS=100000000", False),
+    ],
+)
+def test_a_file_is_where_secrets_are_kept(tmp_path: Path, line: str, secret: bool) -> None:
+    file = tmp_path / "f.env"
+    file.write_text(line + "\n")
+    (setting,) = user_env.read(LaunchArguments(env_file=(str(file),)), {})
+    assert setting.secret is secret

@@ -281,10 +281,10 @@ if __name__ == "__main__":
         for module in os.environ["ALSO_IMPORTS"].split():
             __import__(module)
     what = {"variables": variables, "process": process(), "interpreter": interpreter()}
-    print(
-        MARK
-        + json.dumps(
-            {**what, "libraries": libraries(), "drawn": drawn(), "imported": sorted(sys.modules)}
-        ),
-        flush=True,
-    )
+    rest = {"libraries": libraries(), "drawn": drawn(), "imported": sorted(sys.modules)}
+    if "SEEN_IN" in os.environ:  # a file, of each rank and attempt its own
+        attempt = os.environ.get("ORCHESTRATOR_ATTEMPT", "1")
+        with open(f"{os.environ['SEEN_IN']}.{attempt}.{os.environ['RANK']}", "w") as file:
+            json.dump({**what, **rest}, file)
+    else:
+        print(MARK + json.dumps({**what, **rest}), flush=True)
