@@ -24,7 +24,7 @@ from orchestrator.config.parse import at_least
 from orchestrator.config.schema import Config
 from orchestrator.engine.core import evaluation, settings, stopping
 from orchestrator.engine.core import loop as training_loop
-from orchestrator.engine.core.kept import ExtraState
+from orchestrator.engine.core.kept import WHAT_TRAINS, ExtraState
 from orchestrator.engine.core.loop import Loop
 from orchestrator.engine.core.optimizer import Factory, LrScheduler, configured, schedule
 from orchestrator.engine.core.parts import (
@@ -282,6 +282,7 @@ class Trainer:
             )
         if extra:
             self.keep("extra state of modules", extra)
+        self.keep(WHAT_TRAINS, self.parts.what_trains)
 
     def _introduce(self) -> None:
         """Say who is there, and which ranks share what."""

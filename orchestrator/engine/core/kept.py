@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import pickle
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.saving.in_memory.memory_checkpoint import decoded
 from orchestrator.engine.sharding.mesh import plain_class
 
+WHAT_TRAINS = "what trains"  # by this name it is kept; earlier checkpoints have none
 # What torch and pickle raise for what is no data, or not safe to be read again.
 NOT_READ = (pickle.PickleError, AttributeError, RuntimeError, TypeError, ValueError)
 
@@ -28,6 +30,7 @@ class AuxiliaryState:
     def __init__(self, stepper: Stepper) -> None:
         self.stepper = stepper
         self.holders: dict[str, Any] = {}
+        self.began: dict[str, set[str]] = {}  # the tensors of dicts, which a resume fills
         self.primed: dict[str, Tensor] | None = None  # what a resume is to fill
 
     def add(self, name: str, holder: Any) -> None:
@@ -45,8 +48,10 @@ class AuxiliaryState:
                 "make all of it first, with the weights as the Trainer has spread them:"
                 " {n: w.detach().clone() for n, w in trainer.bare.named_parameters()}",
             )
-        content_of(name, holder)
+        content = content_of(name, holder)
         self.holders[name] = holder
+        if isinstance(holder, dict):
+            self.began[name] = set(content.tensors)
 
     def _kept(self) -> dict[str, Content]:
         return {name: content_of(name, holder) for name, holder in self.holders.items()}
@@ -118,7 +123,19 @@ class AuxiliaryState:
         optimizer = saved.get("optimizer", {}).get("unsaved", [])
         return [
             *(f"{name} of the optimizer" for name in sorted(set(optimizer))),
-            *(name for name in self.holders if name not in saved.get("kept", {})),
+            *(
+                name
+                for name in self.holders
+                if name not in saved.get("kept", {}) and name != WHAT_TRAINS
+            ),
+        ]
+
+    def unreadable(self) -> list[str]:
+        """Name what is saved now, and what this program could not read when it began."""
+        return [
+            f"{path} (kept as {name!r})"
+            for name, began in self.began.items()
+            for path in sorted(began ^ content_of(name, self.holders[name]).tensors.keys())
         ]
 
 
@@ -126,6 +143,70 @@ def content_of(name: str, holder: Any) -> Content:
     content = Content()
     content.text = content.write(holder if isinstance(holder, dict) else holder.state_dict(), name)
     return content
+
+
+class WhatTrains:
+    """Holds which weights and modules train where hooks have changed that, so that a resume, which
+    begins as the program is written, goes on as it was."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.shapes = {name: w.shape for name, w in plain_names.parameters(model)}
+        self.frozen = self._frozen()
+        self.began = hashlib.sha256("\n".join(sorted(self.frozen)).encode()).hexdigest()
+        self.has_modes = False  # a training has set them
+        self.evaluated: list[str] | None = None  # as a resume will set them
+
+    def _frozen(self) -> frozenset[str]:
+        named = plain_names.parameters(self.model)
+        return frozenset(name for name, weight in named if not weight.requires_grad)
+
+    def unreadable(self) -> list[str]:
+        """Name the weights that are not as in a program that begins anew."""
+        now = {name: w.shape for name, w in plain_names.parameters(self.model)}
+        return sorted(
+            name
+            for name in self.shapes.keys() | now.keys()
+            if self.shapes.get(name) != now.get(name)
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        frozen = self._frozen()
+        changes = {
+            "frozen": sorted(frozen - self.frozen),
+            "unfrozen": sorted(self.frozen - frozen),
+        }
+        modes = self.has_modes and self.model.training
+        evaluated = {"evaluated": list(outermost_evaluated(self.model))} if modes else {}
+        return {"began": self.began, **changes, **evaluated}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take it from the same program; another one has a choice of its own."""
+        if state["began"] != self.began:
+            return
+        for name, weight in plain_names.parameters(self.model):
+            if name in state["frozen"] or name in state["unfrozen"]:
+                weight.requires_grad_(name in state["unfrozen"])
+        self.evaluated = state.get("evaluated")
+
+    def restore_modes(self) -> None:
+        """Set the modes that were saved, after those that a training begins with."""
+        self.has_modes = True
+        if self.evaluated is not None:
+            self.model.train()
+            for name, module in self.model.named_modules():
+                if plain_names.plain(name) in self.evaluated:
+                    module.eval()
+        self.evaluated = None
+
+
+def outermost_evaluated(module: nn.Module, prefix: str = "") -> Iterator[str]:
+    """Name the modules in evaluation mode inside of one that trains."""
+    for name, child in module.named_children():
+        if child.training:
+            yield from outermost_evaluated(child, f"{prefix}{name}.")
+        else:
+            yield plain_names.plain(f"{prefix}{name}")
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

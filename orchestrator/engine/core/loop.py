@@ -30,6 +30,7 @@ from orchestrator.engine.saving import checkpoint as whole_state
 from orchestrator.engine.saving import ownership
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.in_memory.memory import Memory
+from orchestrator.engine.saving.pieces import several
 from orchestrator.engine.sharding import mesh, used_parts
 from orchestrator.engine.sharding.corruption import Comparison
 
@@ -71,6 +72,7 @@ class Loop:
     votes_late: bool = False  # after the step, not at its beginning
     run_id: ownership.Run = field(default_factory=ownership.Run)
     warned: bool = False  # of what no checkpoint will have
+    unreadable: list[str] = field(default_factory=list)  # what a resume could not read, as said
     memory: Memory | None = None  # what outlives the ranks, where the launch has such a place
 
     def run(self) -> None:
@@ -94,6 +96,7 @@ class Loop:
             if self.checkpoints is not None:
                 after.callback(self.checkpoints.close)
             to_train(self.parts.model, self.parts.bare)
+            self.parts.what_trains.restore_modes()
             after.enter_context(self.parts.stepper.training_mode())
             # A hook is heard after its step, so all vote after it; else while the step computes.
             self.votes_late = any(gather(ranks.world == 1 or self.hooks.on_step_end is not None))
@@ -238,6 +241,17 @@ class Loop:
                 f"WARNING: checkpoints will not have {', '.join(names)} of the optimizer"
                 f" ({type(stepper.optimizer).__name__}): they are neither tensors, numbers and"
                 " texts nor lists and dicts of them, and a resume begins without them"
+            )
+
+    def _warn_of_unreadable(self) -> None:
+        """Say at a save, and not after a resume, what this program could not read as it begins."""
+        if (names := self.parts.unreadable()) == self.unreadable:
+            return
+        self.unreadable = names
+        if names:
+            self.reporter.say(
+                f"WARNING: a resume will refuse what is saved now: {several(names)} is not as"
+                " this program begins; have it so before train()"
             )
 
     def _check_names(self) -> None:
@@ -387,6 +401,7 @@ class Loop:
     def save(self) -> None:
         checkpoints, endless = self.checkpoints, self.training.endless
         assert checkpoints is not None
+        self._warn_of_unreadable()
         self.reporter.flush()
         self.state.tokens = self.reporter.tokens
         with self.reporter.estimate.pause():

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from orchestrator.config.schema import Config
-from orchestrator.engine.core.kept import AuxiliaryState
+from orchestrator.engine.core.kept import AuxiliaryState, WhatTrains
 from orchestrator.engine.core.optimizer import LrScheduler
 from orchestrator.engine.core.optimizer_state import HOW
 from orchestrator.engine.core.step import Stepper
@@ -41,6 +41,15 @@ class Parts:
     def auxiliary(self) -> AuxiliaryState:
         """The optimizer's state, and what the program keeps beside it."""
         return AuxiliaryState(self.stepper)
+
+    @functools.cached_property
+    def what_trains(self) -> WhatTrains:
+        """Which of the weights and modules train, beside what the program began with."""
+        return WhatTrains(self.bare)
+
+    def unreadable(self) -> list[str]:
+        """Name what a checkpoint of now has, and a program that begins anew could not read."""
+        return [*self.what_trains.unreadable(), *self.auxiliary.unreadable()]
 
 
 # -- what a checkpoint has of them that is no tensor -----------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,26 @@ def test_buffers_that_change_their_shape_go_on_as_they_were(tmp_path: Path, stra
         assert "model.bank: with the shape that was saved, not that of" in one.output()
         assert "WARNING: model.late is not in this model, and is not read" in one.output()
         assert kept(one) == kept(first[0])
+
+
+@pytest.mark.parametrize("strategy", ["none", "ddp", "full_shard"])
+def test_what_a_hook_has_unfrozen_trains_after_a_resume(tmp_path: Path, strategy: str) -> None:
+    """Also in the mode that the hook, or the training's begin, has set."""
+    nodes, env = [1 if strategy == "none" else 2], {"STRATEGY": strategy}
+    whole = job(tmp_path / "whole", "whole", nodes, STEPS, "thawing", env)
+    first = job(tmp_path / "apart", "first", nodes, SAVED, "thawing", env)
+    again = job(tmp_path / "apart", "again", nodes, STEPS, "thawing", env)
+    for jobs in ([whole, first], [again]):
+        assert run(*jobs) == [[0] * nodes[0]] * len(jobs), jobs[0].output()
+    assert f"resuming after step {SAVED}, from " in again.output()
+    assert kept(again) == kept(whole)
+
+
+def test_what_a_resume_could_not_read_is_said_when_it_is_saved(tmp_path: Path) -> None:
+    asked = Job(str(tmp_path / "job"), [1], {}, call="tests.engine.programs.keeping:pruned")
+    assert run(asked) == [[0]], asked.output()
+    (said,) = re.findall("WARNING: a resume will refuse .*", asked.output())
+    assert "weight_orig" in said and "log['late'] (kept as 'log')" in said
 
 
 def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:

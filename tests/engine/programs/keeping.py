@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader
 
 from orchestrator import Trainer
@@ -142,6 +143,50 @@ def growing(directory: Path) -> None:
     bare = trainer.bare
     values = whole_values([*bare.named_parameters(), *bare.named_buffers()])
     (directory / f"kept_{trainer.ranks.rank}").write_text(json.dumps([[], values]))
+
+
+def thawing(directory: Path) -> None:
+    """Train with a hook that unfreezes a part and freezes another; write down what came of it."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Net(), torch.nn.Dropout(0.5), torch.nn.Linear(3, 3))
+    model[0].requires_grad_(False)
+    parameters = [*model.parameters()]
+
+    def after_step(trainer: Trainer) -> None:
+        if trainer.state.step == SAVED - 1:
+            trainer.bare[0].requires_grad_(True)
+            trainer.bare[2].requires_grad_(False)
+            trainer.bare[1].eval()
+
+    trainer = Trainer(
+        model, torch.optim.AdamW(parameters), torch.nn.CrossEntropyLoss(),
+        strategy=os.environ["STRATEGY"], on_step_end=after_step,
+        find_unused_parameters=os.environ["STRATEGY"] == "ddp",
+    )  # fmt: skip
+    trainer.train(DataLoader(samples(), 8 // world()), max_period=f"{os.environ[PLACE]} steps",
+                  save_to=directory.parent / "saved", save_every="2 steps",
+                  resume=True)  # fmt: skip
+    trains = [weight.requires_grad for weight in trainer.bare.parameters()]
+    modes = [module.training for module in trainer.bare.modules()]
+    values = whole_values(trainer.bare.named_parameters())
+    told = [trains, modes]
+    (directory / f"kept_{trainer.ranks.rank}").write_text(json.dumps([told, values]))
+
+
+def pruned(directory: Path) -> None:
+    """Train with weights that a hook makes into others, and with a dict that grows."""
+    model, log = net(), {"mean": torch.zeros(2)}
+    first = next(name for name, inner in model.named_modules() if hasattr(inner, "weight"))
+
+    def after_step(trainer: Trainer) -> None:
+        if trainer.state.step == 2:
+            prune.l1_unstructured(trainer.bare.get_submodule(first), "weight", 0.5)
+            log["late"] = torch.zeros(1)
+
+    trainer = Trainer(model, optimizer(model), torch.nn.CrossEntropyLoss(), on_step_end=after_step)
+    trainer.keep("log", log)
+    trainer.train(DataLoader(samples(), 8), max_period="4 steps", save_to=directory / "saved",
+                  save_every="1 steps")  # fmt: skip
 
 
 def refusals(directory: Path) -> None:
