@@ -173,6 +173,8 @@ class Trainer:
             lr_factor=lambda step: lr_scale * min(1.0, step / max(1, warmup_steps)),
         )  # fmt: skip
         self._assemble(Parts(self.config, everyone, shape, whole, model, losses, stepper))
+        if (changing := losses.changing()) is not None:
+            self.keep("the loss", changing)
         self._stream, self._hooks = stream, self._bound(on_train_begin, on_step_end, on_epoch_end)
         self._scheduler = LrScheduler(scheduler, stepper.optimizer, scheduler_every)
         self._say_rates(lr_scale, warmup_steps)

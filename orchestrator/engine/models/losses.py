@@ -31,6 +31,7 @@ class Loss(Protocol):
 Step = Callable[[nn.Module, Any], Any]
 Criterion = Callable[[Any, Any], Any]
 
+OF_TORCH = nn.MSELoss.__module__
 FIX = (
     'Return (loss_sum, count): with reduction="sum" in the loss, and how many it summed. Means'
     " of batches that hold unequally many are not the mean of all of them; the engine divides"
@@ -115,6 +116,12 @@ class Losses:
                 'the loss has reduction="sum", which grows with the number of samples and ranks',
                 'leave it at "mean", or give a function that returns (sum, count)',
             )
+        if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
+            raise UsageError(
+                f"the loss ({type(loss).__name__}) has weights of its own, which nothing trains",
+                "put it into the model, whose forward then gives the loss: step=lambda model,"
+                " batch: model(batch)",
+            )
         refuse_taken_names(metrics, "metrics=")
         self.loss, self.step, self.metrics = loss, step, dict(metrics)
         # For these torch knows what a mean is divided by: targets that count, times their weights.
@@ -124,6 +131,13 @@ class Losses:
         """Bring a loss with tensors of its own, such as class weights, to the device."""
         if isinstance(self.loss, nn.Module):
             self.loss.to(device)
+
+    def changing(self) -> nn.Module | None:
+        """Return the loss if it may change as it is used: a centre, a queue. The tensors of
+        torch's own losses are settings."""
+        if not isinstance(self.loss, nn.Module) or type(self.loss).__module__ == OF_TORCH:
+            return None
+        return self.loss if self.loss.state_dict() else None
 
     def __call__(self, model: nn.Module, batch: Any, size: int | None = None) -> Totals:
         if self.step is not None:

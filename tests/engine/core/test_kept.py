@@ -79,13 +79,21 @@ def test_buffers_that_change_their_shape_go_on_as_they_were(tmp_path: Path, stra
         assert kept(one) == kept(first[0])
 
 
-@pytest.mark.parametrize("strategy", ["none", "ddp", "full_shard"])
-def test_what_a_hook_has_unfrozen_trains_after_a_resume(tmp_path: Path, strategy: str) -> None:
-    """Also in the mode that the hook, or the training's begin, has set."""
+@pytest.mark.parametrize(
+    ("program", "strategy"),
+    [
+        *(("thawing", strategy) for strategy in ("none", "ddp", "full_shard")),
+        ("centring", "none"),
+    ],
+)
+def test_what_changed_beside_the_weights_goes_on_as_it_was(
+    tmp_path: Path, program: str, strategy: str
+) -> None:
+    """What a hook has unfrozen, frozen or set to evaluate; the buffers of a loss."""
     nodes, env = [1 if strategy == "none" else 2], {"STRATEGY": strategy}
-    whole = job(tmp_path / "whole", "whole", nodes, STEPS, "thawing", env)
-    first = job(tmp_path / "apart", "first", nodes, SAVED, "thawing", env)
-    again = job(tmp_path / "apart", "again", nodes, STEPS, "thawing", env)
+    whole = job(tmp_path / "whole", "whole", nodes, STEPS, program, env)
+    first = job(tmp_path / "apart", "first", nodes, SAVED, program, env)
+    again = job(tmp_path / "apart", "again", nodes, STEPS, program, env)
     for jobs in ([whole, first], [again]):
         assert run(*jobs) == [[0] * nodes[0]] * len(jobs), jobs[0].output()
     assert f"resuming after step {SAVED}, from " in again.output()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from orchestrator.common.errors import UsageError
-from orchestrator.engine.models.losses import size_of, totals
+from orchestrator.engine.models.losses import Losses, size_of, totals
 
 IMAGE, TARGETS, SCALAR = torch.ones(3, 8, 8), torch.ones(4), torch.tensor(0.5)
 
@@ -53,3 +53,16 @@ def test_what_has_other_rows_than_samples_is_no_matter(batch: Any, size: int) ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert totals("the loss", torch.tensor(1.0), batch, size)["loss"][1] == size
+
+
+def test_a_loss_with_weights_of_its_own_is_refused() -> None:
+    """No optimizer would train them."""
+    with pytest.raises(UsageError, match=r"the loss \(Bilinear\) has weights of its own"):
+        Losses(torch.nn.Bilinear(2, 2, 1), None, {})
+
+
+def test_a_loss_is_kept_where_it_may_change() -> None:
+    weighted = torch.nn.CrossEntropyLoss(weight=torch.ones(3))
+    own: torch.nn.Module = torch.nn.BatchNorm1d(2, affine=False)
+    losses = weighted, own, torch.nn.MSELoss()
+    assert [Losses(loss, None, {}).changing() for loss in losses] == [None, own, None]

@@ -145,6 +145,33 @@ def growing(directory: Path) -> None:
     (directory / f"kept_{trainer.ranks.rank}").write_text(json.dumps([[], values]))
 
 
+class Centred(torch.nn.Module):
+    """A loss with a centre that moves, as DINO's."""
+
+    centre: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(3))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.centre.lerp_(torch.full((3,), float(targets.sum())), 0.1)
+        return torch.nn.functional.cross_entropy(outputs - self.centre, targets)
+
+
+def centring(directory: Path) -> None:
+    """Train with a loss that changes; write down what came of it."""
+    torch.manual_seed(0)
+    model, loss = net(), Centred()
+    trainer = Trainer(model, optimizer(model), loss, strategy=os.environ["STRATEGY"])
+    trainer.train(DataLoader(samples(), 8 // world()), max_period=f"{os.environ[PLACE]} steps",
+                  save_to=directory.parent / "saved", save_every="2 steps",
+                  resume=True)  # fmt: skip
+    values = whole_values([*trainer.bare.named_parameters(), ("centre", loss.centre)])
+    (directory / f"kept_{trainer.ranks.rank}").write_text(json.dumps([[], values]))
+
+
 def thawing(directory: Path) -> None:
     """Train with a hook that unfreezes a part and freezes another; write down what came of it."""
     torch.manual_seed(0)
