@@ -173,8 +173,6 @@ class Trainer:
             lr_factor=lambda step: lr_scale * min(1.0, step / max(1, warmup_steps)),
         )  # fmt: skip
         self._assemble(Parts(self.config, everyone, shape, whole, model, losses, stepper))
-        if (changing := losses.changing()) is not None:
-            self.keep("the loss", changing)
         self._stream, self._hooks = stream, self._bound(on_train_begin, on_step_end, on_epoch_end)
         self._scheduler = LrScheduler(scheduler, stepper.optimizer, scheduler_every)
         self._say_rates(lr_scale, warmup_steps)
@@ -285,6 +283,9 @@ class Trainer:
         if extra:
             self.keep("extra state of modules", extra)
         self.keep(WHAT_TRAINS, self.parts.what_trains)
+        losses = self.parts.losses
+        if isinstance(losses, Losses) and (changing := losses.changing()) is not None:
+            self.keep("the loss", changing)
 
     def _introduce(self) -> None:
         """Say who is there, and which ranks share what."""
