@@ -283,8 +283,9 @@ def stderr_without(text: bytes) -> Iterator[None]:
 def summed_by_ddp(model: DistributedDataParallel, *, last: bool) -> Iterator[None]:
     """Sum in the last micro-batch of a step, and say what helps where torch finds that a gradient
     came twice."""
+    look = model.static_graph and GRAPH_KNOWN not in vars(model)  # ddp wants to sum in its first
     try:
-        with all_summed(model) if last else model.no_sync():
+        with all_summed(model) if last or look else model.no_sync():
             yield
     except RuntimeError as error:
         if "mark a variable ready only once" not in str(error):
@@ -295,6 +296,24 @@ def summed_by_ddp(model: DistributedDataParallel, *, last: bool) -> Iterator[Non
             "torch.utils.checkpoint.checkpoint(..., use_reentrant=False), and of a model of"
             ' transformers: model.gradient_checkpointing_enable({"use_reentrant": False})',
         ) from error
+    if look:
+        vars(model)[GRAPH_KNOWN] = [] if last else taken_away(model)
+    elif last and vars(model).get(GRAPH_KNOWN):
+        for parameter, summed in vars(model)[GRAPH_KNOWN]:
+            parameter.grad = summed if parameter.grad is None else parameter.grad.add_(summed)
+        vars(model)[GRAPH_KNOWN] = []
+
+
+# In a model of ddp whose graph has been seen: gradients that are summed already in this step.
+GRAPH_KNOWN = "_summed_at_first"
+
+
+def taken_away(model: DistributedDataParallel) -> list[tuple[nn.Parameter, Tensor]]:
+    """Take the gradients out of the model, or ddp would sum them once more."""
+    summed = [(p, p.grad.clone()) for p in model.parameters() if p.grad is not None]
+    for parameter, _ in summed:
+        parameter.grad = None
+    return summed
 
 
 @contextlib.contextmanager

@@ -117,6 +117,10 @@ LAYOUTS: dict[str, tuple[list[int], list[dict[str, Any]]]] = {
     "grad_op": ([2, 2], [fsdp("shard_grad_op", forward_prefetch=1, backward_prefetch=2)]),
     "ddp": ([2], [fsdp("ddp")]),
     "ddp 2x2, in three": ([2, 2], [fsdp("no_shard"), accumulate(3)]),
+    "ddp of three, in two, static graph": (
+        [3],
+        [fsdp("ddp"), accumulate(2), {"distributed": {"static_graph": True}}],
+    ),
 }
 
 
