@@ -27,7 +27,15 @@ ABANDONED_SECONDS = 3600.0
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a network file system that has no such call
 NO_SOCKETS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 
+NO_INODES = "`df -i` shows whether inodes are what is missing"
+
 _unfinished: set[str] = set()  # the new files that this process is filling
+
+
+def reason(error: OSError) -> str:
+    """Return why the system refused; a disk that has room, and no inodes, is full as well."""
+    words = error.strerror or str(error)
+    return f"{words} ({NO_INODES})" if error.errno == errno.ENOSPC else words
 
 
 # -- files ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ imports nothing else of ours.
 
 import binascii
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -40,6 +41,7 @@ def install(digest, checksum, nonce):
             os.utime(library)  # those that nobody used for a while are pruned
     except OSError as error:
         what = "its %s cannot be written: %s" % (home, error.strerror)
+        what += " (see `df -h` and `df -i` there)" if error.errno == errno.ENOSPC else ""
         refuse(nonce, what + "; ORCHESTRATOR_HOME, set in its .bashrc, names another place")
     sys.path.insert(0, library)
     from orchestrator.node.server.server import main

@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.clusters.netns import NetnsCluster
 from tests.launching import Head
 
 ALL_REDUCE = """
@@ -63,6 +65,19 @@ def test_ranks_find_each_other_and_the_logs_come_home(head: Head) -> None:
     assert len(report["nodes"]) == 2
     for steps in (report["head"], *report["nodes"]):
         assert all(steps[name] >= 0 for name in steps if name != "node"), report
+
+
+def test_hosts_without_ipv4(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
+    """Ranks, supervisors and heads meet by IPv6, in each spelling of an address."""
+    head = Head(netns_cluster(2, ipv6=True), tmp_path)
+    first, second = head.cluster.addresses
+    head.node_list = head.cluster.write_list([f"[{first}]:22 slots=1", f"{second.upper()} slots=1"])
+    command = head.run(head.script("sum.py", ALL_REDUCE))
+    assert f"master {first}:" in command.text
+    assert b"sum 1 0 0 2 0 2 1 " in head.log(0) and b"sum 1 1 0 2 1 2 1 " in head.log(1)
+    events = map(json.loads, head.node_file(1, "events.jsonl").read_text().splitlines())
+    assert [event["active"] for event in events if event["event"] == "lease"] == [True]
+    assert head.nothing_left()
 
 
 @pytest.mark.parametrize("start", ["fork", "plain"])

@@ -299,7 +299,8 @@ class NodeChannel:
         try:
             self.channel.sendall(data)
         except OSError as error:
-            raise NodeError(f"the connection broke ({error})") from error
+            reason = str(error) or "it takes no more bytes: is the link to it cut?"
+            raise NodeError(f"the connection broke ({reason})") from error
 
     def close(self) -> None:
         self.channel.close()

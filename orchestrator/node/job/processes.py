@@ -301,6 +301,8 @@ def in_words(error: BaseException) -> str:
     """Say what an error of the system means: which limit of the login, or which file and why."""
     import resource  # not for the probe
 
+    from orchestrator.common import files
+
     no_process = none_left(error)
     if no_process or not isinstance(error, OSError) or not error.strerror:
         return no_process or str(error)
@@ -310,7 +312,7 @@ def in_words(error: BaseException) -> str:
     if error.errno == errno.EFBIG:
         return "its login may not write a file as large as that (`ulimit -f`)"
     path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
-    what = f"{path}: {error.strerror}" if path else error.strerror
+    what = f"{path}: {files.reason(error)}" if path else files.reason(error)
     ours = error.errno in NO_PLACE and path.startswith(os.path.join(home(), ""))
     return f"{what}; {ELSEWHERE}" if ours else what
 

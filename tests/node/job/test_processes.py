@@ -282,6 +282,7 @@ def test_a_process_that_ends_meanwhile_disturbs_nothing(
     ("error", "said"),
     [
         (OSError(errno.ENOSPC, "No space left on device", "/a b"), "/a b: No space left on device"),
+        (OSError(errno.ENOSPC, "No space left on device", "/a"), r"device \(`df -i` shows"),
         (OSError(errno.EROFS, "Read-only file system", "/h/o/runs/x"), "; ORCHESTRATOR_HOME, set"),
         (OSError(errno.EROFS, "Read-only file system", "/h/other"), "Read-only file system$"),
         (OSError(errno.EBUSY, "another fetches into it"), "another fetches into it"),

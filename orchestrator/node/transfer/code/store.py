@@ -122,7 +122,7 @@ class Store:
         except OSError as error:
             root = os.fsdecode(self.root)
             where = "" if self.root in os.fsencode(error.filename or b"") else error.filename
-            raise ValueError(f"{where or root} cannot be written: {error.strerror}") from error
+            raise ValueError(f"{where or root} cannot be written: {files.reason(error)}") from error
 
     # -- contents ----------------------------------------------------------------------------
 
