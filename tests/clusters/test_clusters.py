@@ -193,6 +193,29 @@ def test_a_cut_link_loses_packets_and_resets_nothing(netns_cluster: Netns) -> No
     close(opened)
 
 
+def test_a_machine_without_power_has_neither_processes_nor_what_was_in_memory(
+    netns_cluster: Netns, tmp_path: Path
+) -> None:
+    """Its private disk stays, unless it goes as well; and packets can vanish one way alone."""
+    (disk := tmp_path / "disk").mkdir()
+    cluster = netns_cluster(2, tmpfs=[disk])
+    kept, gone = disk / "kept", Path("/dev/shm/state")
+    says(cluster, 0, f"echo 1 > {kept}; echo 1 > {gone}; (setsid sleep 1000 > /dev/null 2>&1 &)")
+    for disk_lost in (False, True):
+        cluster.power_off(0, disk_lost=disk_lost)
+        assert cluster.exec(0, ["pgrep", "-c", "-v", "-x", "pgrep"]) == "1\n"
+        cluster.power_on(0)
+        assert says(cluster, 0, "echo back") == "back\n"
+        assert not cluster.path(0, gone).exists()
+        assert cluster.path(0, kept).exists() is not disk_lost
+    cluster.vanish(0, cluster.addresses[1])
+    ping = f"timeout 0.3 bash -c '</dev/tcp/{cluster.addresses[1]}/22' && echo open || echo shut"
+    assert says(cluster, 0, ping) == "shut\n"
+    assert says(cluster, 1, "echo here") == "here\n"
+    cluster.arrive(0, cluster.addresses[1])
+    assert says(cluster, 0, ping.replace("0.3", "5")) == "open\n"
+
+
 def test_a_second_network_of_their_own(netns_cluster: Netns) -> None:
     cluster = netns_cluster(2, second_nic=True, nics=["eth0", "enp3s0"])
     assert says(cluster, 1, "ls /sys/class/net").split() == ["enp3s0", "fab0", "lo"]
