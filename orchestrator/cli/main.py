@@ -199,12 +199,16 @@ def stop(
     default=True,
     help="Kill your jobs [default], or, as root on the nodes, everyone's.",
 )
+@click.option("--yes", is_flag=True, help="Do not show and ask first, on a terminal.")
+@click.option("--dry-run", is_flag=True, help="Show what would be ended, and end nothing.")
 @json_option
-def emergency_stop_command(where: Where, mine: bool, as_json: bool) -> int:
+def emergency_stop_command(
+    where: Where, mine: bool, yes: bool, dry_run: bool, as_json: bool
+) -> int:
     """Kill every job that this program started on any node of the list, now."""
     from orchestrator.head.commands import stop
 
-    return stop.emergency_stop(where, all_users=not mine, as_json=as_json)
+    return stop.emergency_stop(where, all_users=not mine, as_json=as_json, yes=yes, dry_run=dry_run)
 
 
 @cli.command()

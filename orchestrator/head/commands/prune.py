@@ -152,8 +152,7 @@ def agreed(*, on_nodes: bool) -> bool:
             "nothing was removed: there is no terminal to ask on", "confirm with --yes"
         )
     where = ", here and on their nodes" if on_nodes else ""
-    output.complain(f"remove them{where}? [y/N] ", end="")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return output.agreed(f"remove them{where}?")
 
 
 # -- pins, and the list -----------------------------------------------------------------------

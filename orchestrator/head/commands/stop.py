@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
-from orchestrator.common.errors import EXIT_DONE
+from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE
 from orchestrator.config.launch import Where
 from orchestrator.config.parse import waiting_time
 from orchestrator.head.connect.held.transport import HeldTransport
@@ -70,17 +71,35 @@ def stop(where: Where, wanted: str | None, *, grace: float | None, as_json: bool
     return code
 
 
-def emergency_stop(where: Where, *, all_users: bool, as_json: bool) -> int:
+def emergency_stop(
+    where: Where, *, all_users: bool, as_json: bool, yes: bool = False, dry_run: bool = False
+) -> int:
+    """End all jobs; on a terminal, show them first and ask."""
     ssh = HeldTransport(SshConfig(where.ssh_config))
     nodes = read_nodes(where.node_list)
     # Inside first: from outside, a container's processes are another user's, or not to be seen.
     inside = containers.of_nodes(nodes, where, containers.runs)
-    receipts = [
-        receipt
-        for places in (inside, nodes)
-        for receipt in stopping.stop_everything(ssh, places, all_users=all_users)
-    ]
-    return show_receipts(receipts, as_json=as_json)
+
+    def everywhere(*, only_show: bool) -> list[Receipt]:
+        return [
+            receipt
+            for places in (inside, nodes)
+            for receipt in stopping.stop_everything(
+                ssh, places, all_users=all_users, only_show=only_show
+            )
+        ]
+
+    asks = sys.stdin.isatty() and not (yes or as_json)
+    if dry_run or asks:
+        alive = everywhere(only_show=True)
+        words = stopping.preview(alive, where.experiments)
+        output.result(encode(alive), lambda _: words, as_json=as_json)
+        if dry_run:
+            return EXIT_NODE if any(receipt.error for receipt in alive) else EXIT_DONE
+        if any(receipt.left for receipt in alive) and not output.agreed("end all of these?"):
+            output.complain("nothing was ended")
+            return EXIT_FAILED
+    return show_receipts(everywhere(only_show=False), as_json=as_json)
 
 
 def show_receipts(receipts: list[Receipt], *, as_json: bool) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from orchestrator.common.errors import (
     EXIT_DONE,
@@ -13,6 +14,7 @@ from orchestrator.common.errors import (
     EXIT_STOPPED,
     OrchestratorError,
 )
+from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
@@ -54,9 +56,11 @@ def meanwhile(record: JobRecord) -> str:
     return f"its supervisor will end the job itself when its lease runs out ({after})"
 
 
-def stop_everything(ssh: Transport, nodes: Sequence[Node], *, all_users: bool) -> list[Receipt]:
-    wait = PROOF_SECONDS
-    order = StopAll(why="emergency stop", grace=0.0, wait=wait, all_users=all_users)
+def stop_everything(
+    ssh: Transport, nodes: Sequence[Node], *, all_users: bool, only_show: bool = False
+) -> list[Receipt]:
+    wait, why = PROOF_SECONDS, "emergency stop"
+    order = StopAll(why=why, grace=0.0, wait=wait, all_users=all_users, only_show=only_show)
 
     started = time.monotonic()
     results = fleet.everywhere(nodes, lambda node: ask_once(ssh, node, order, 3 * wait).receipts)
@@ -90,6 +94,26 @@ def to_text(receipts: Sequence[Receipt]) -> str:
     return "\n".join(lines or ["no job runs on these nodes"])
 
 
+def preview(receipts: Sequence[Receipt], experiments: Path) -> str:
+    """Say what an emergency stop would end: jobs by name, where they run, whose they are."""
+    lines = [f"{r.node}: cannot be asked: {r.error}" for r in receipts if r.error]
+    alive = [receipt for receipt in receipts if receipt.left]
+    for receipt in alive:
+        whose = f"{receipt.user}'s {receipt.job}" if receipt.user else receipt.job
+        of = f", of {receipt.experiment}" if receipt.experiment else ""
+        lines.append(f"{receipt.node}: {whose}: {processes(len(receipt.left))}{of}")
+    jobs = {(receipt.user, receipt.job): receipt.experiment for receipt in alive}
+    root = f"{experiments.absolute()}/"
+    others = sum(not experiment.startswith(root) for experiment in jobs.values())
+    total = f"{plural(len(jobs), 'job')} on {plural(len({r.node for r in alive}), 'node')}"
+    lines.append(f"{total}, {others} of these not of {root}" if others else total)
+    return "\n".join(lines if alive or lines[1:] else ["no job runs on these nodes"])
+
+
+def processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
+
+
 def described(receipt: Receipt) -> str:
     if receipt.error:
         return f"NOT ENDED: {receipt.error}"
@@ -111,11 +135,10 @@ def described(receipt: Receipt) -> str:
         held = ", ".join(f"{pid} ({much})" for pid, much in receipt.gpu_memory.items())
         return f"{whose}: GPU MEMORY STILL HELD by dead processes: {held}; it may need a GPU reset"
     parts = ["ended, nothing left"]
-    many = len({**receipt.ended, **receipt.killed})
+    many = processes(len({**receipt.ended, **receipt.killed}))
     if receipt.ended:  # else it had ended before
         how = f", {len(receipt.killed)} of them killed" if receipt.killed else ""
-        noun = "process" if many == 1 else "processes"
-        parts[0] = f"ended {many} {noun}{how} in {receipt.took:.1f} s, nothing left"
+        parts[0] = f"ended {many}{how} in {receipt.took:.1f} s, nothing left"
     if receipt.port:
         state = "free" if receipt.port.free else "in use by a process that is not of this job"
         parts.append(f"port {receipt.port.number} {state}")

@@ -143,6 +143,12 @@ def typed_line() -> str:
         return ""
 
 
+def agreed(question: str) -> bool:
+    """Ask on the terminal; what is not a yes is a no."""
+    complain(f"{question} [y/N] ", end="")
+    return typed_line().strip().lower() in ("y", "yes")
+
+
 def complain(text: str, end: str = "\n") -> None:
     """Print an error, a note or a question on standard error."""
     if sys.stderr is None:  # as above

@@ -120,21 +120,63 @@ def last_event(
 
 def stop_all(request: StopAll) -> list[StopReceipt]:
     """End every job here of this user, or of all; known by its directory or only by its tag."""
+    if request.only_show:
+        shown = (show(job, Looks()) for job in jobs_here(request))
+        return [receipt for receipt in shown if receipt.left]
     with contextlib.suppress(OSError):
         note_stop_of_all()
-    unfinished = job_processes.here(run for run in all_runs() if is_unfinished(run))
-    known = {(run.job, run.node) for run in unfinished}
-    tagged = job_processes.tagged_jobs()
-    known |= {(job.job, job.node) for job in tagged if job.owner == os.getuid()}
     looks = Looks()  # all of /proc is read for all of them together
-    work = [partial(stop, RunDir(job, node), request, looks) for job, node in sorted(known)]
-    if request.all_users:
-        others = {(job.job, job.node): job for job in tagged if job.owner != os.getuid()}
-        work += [partial(stop_of_another, others[key], request) for key in sorted(others)]
+    work = [
+        partial(stop_of_another, job, request)
+        if job.owner != os.getuid()
+        else partial(stop, RunDir(job.job, job.node), request, looks)
+        for job in jobs_here(request)
+    ]
     from concurrent.futures import ThreadPoolExecutor  # not for the probe
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(lambda stopping: stopping(), work))
+
+
+def jobs_here(request: StopAll) -> list[Tagged]:
+    """Return the jobs that an order is about, those of this user first."""
+    us = os.getuid()
+    unfinished = job_processes.here(run for run in all_runs() if is_unfinished(run))
+    jobs = {(run.job, run.node): Tagged(run.job, run.node, us, run.path) for run in unfinished}
+    others = {}
+    for job in job_processes.tagged_jobs():
+        if job.owner == us:
+            jobs.setdefault((job.job, job.node), job)
+        elif request.all_users:
+            others[job.job, job.node] = job
+    return [*(jobs[key] for key in sorted(jobs)), *(others[key] for key in sorted(others))]
+
+
+def show(job: Tagged, looks: Looks) -> StopReceipt:
+    """Say what lives of a job, and end nothing."""
+    us = os.getuid()
+    run, owner = RunDir(job.job, job.node), None if job.owner == us else job.owner
+    ours = JobProcesses(job.job, job.node, owner=owner, looks=looks)
+    alive = ours.living()
+    ours.close()
+    experiment = ""
+    if owner is None:
+        with contextlib.suppress(OSError, ValueError):
+            experiment = run.read_spec().experiment
+    user = "" if owner is None else name_of(job.owner)
+    left = tuple(sorted(process.pid for process in alive))
+    return StopReceipt(
+        job=job.job,
+        node=job.node,
+        ended={},
+        killed={},
+        left=left,
+        gpu_memory={},
+        gpu_unknown="",
+        took=0.0,
+        user=user,
+        experiment=experiment,
+    )
 
 
 def is_unfinished(run: RunDir) -> bool:

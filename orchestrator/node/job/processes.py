@@ -26,6 +26,7 @@ ELSEWHERE = "ORCHESTRATOR_HOME, set in its .bashrc, names another place"
 OPTIONS = ("-IS", "-Xutf8")  # of the Python that runs a supervisor
 LOOK_SECONDS = 0.02  # between two looks where there is no pidfd to wait for
 MOST_LISTS = 50  # of one look
+MOST_LOOKS = 10  # in a row, while what they find is gone before it can be held
 
 
 PF_EXITING = 0x4  # as in linux/sched.h
@@ -156,12 +157,22 @@ class ProcessSet:
         raise NotImplementedError
 
     def living(self) -> list[Process]:
-        """Look again; return what is not gone yet."""
-        self.add(self.find())
-        for key, (process, pidfd) in list(self.seen.items()):
-            if gone(process, pidfd):
-                self.forget(key)
-        return [process for process, _ in self.seen.values()]
+        """Look again; return what is not gone yet.
+
+        What was alive a moment ago and is gone may have started another one since: it is no proof
+        that there is none, and another look follows.
+        """
+        passed: list[Process] = []
+        for _ in range(MOST_LOOKS):
+            found = list(self.find())
+            self.add(found)
+            for key, (process, pidfd) in list(self.seen.items()):
+                if gone(process, pidfd):
+                    self.forget(key)
+            passed = [process for process in found if process.key not in self.seen]
+            if not passed:
+                break
+        return [process for process, _ in self.seen.values()] or passed
 
     def add(self, processes: Iterable[Process]) -> None:
         for process in processes:

@@ -65,6 +65,7 @@ class StopReceipt(Message):
     user: str = ""  # another's job
     # PID -> name: orphans that began when nobody could tell any more what the job starts.
     doubtful: dict[int, str] = NOBODY
+    experiment: str = ""  # its directory, where that was only shown which must end
     known: bool = True  # else this login has neither files nor processes of it: no proof at all
 
 
@@ -101,6 +102,7 @@ class StopAll(Request[StopReceipts], do="stop_all"):
     grace: float
     wait: float
     all_users: bool = False
+    only_show: bool = False  # what lives, which is `left` in the receipts; nothing is ended
 
 
 class JobState(Message):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,8 +32,10 @@ def test_an_emergency_stop_looks_into_containers_first(
     node_list.write_text("a\nb\n")
     order = []
 
-    def end(_: Transport, nodes: Sequence[Node], *, all_users: bool) -> list[Receipt]:
-        assert all_users
+    def end(
+        _: Transport, nodes: Sequence[Node], *, all_users: bool, only_show: bool
+    ) -> list[Receipt]:
+        assert all_users and not only_show
         order.append([node.place for node in nodes])
         return [Receipt(nodes[0].name, "job", 0.1, error="nobody is there")]
 
@@ -53,3 +56,61 @@ def test_what_nobody_can_tell_is_no_proof(capsys: pytest.CaptureFixture[str]) ->
     assert stop.show_receipts([receipt], as_json=False) == 1
     assert "CANNOT BE TOLD" in (said := capsys.readouterr().out) and "9 (sh)" in said
     assert stop.show_receipts([replace(receipt, doubtful={})], as_json=False) == 0
+
+
+LIVES = Receipt("a", "lm-1", left=(7, 8), experiment="/home/me/experiments/lm")
+OTHER = Receipt("b", "lm-2", left=(9,), experiment="/data/experiments/lm")
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "shows", "ends", "code"),
+    [
+        ("y", {}, True, True, 0),
+        ("n", {}, True, False, 1),
+        ("", {}, True, False, 1),
+        (None, {}, False, True, 0),
+        ("n", {"yes": True}, False, True, 0),
+        ("n", {"as_json": True}, False, True, 0),
+        ("y", {"dry_run": True}, True, False, 0),
+        (None, {"dry_run": True}, True, False, 0),
+    ],
+)
+def test_an_emergency_stop_shows_what_it_will_end(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: str | None,
+    options: dict[str, bool],
+    shows: bool,
+    ends: bool,
+    code: int,
+) -> None:
+    """On a terminal it asks, for a script nothing changes; a dry run ends nothing."""
+    node_list, done = tmp_path / "list", list[bool]()
+    node_list.write_text("a\nb\n")
+
+    def everything(*_: object, all_users: bool, only_show: bool) -> list[Receipt]:
+        done.append(only_show)
+        return [LIVES, OTHER] if only_show else [replace(LIVES, left=(), ended={7: "python"})]
+
+    monkeypatch.setattr(stop.stopping, "stop_everything", everything)
+    monkeypatch.setattr(stop.containers, "of_nodes", lambda *_: [])
+    monkeypatch.setattr("sys.stdin", Typed(answer))
+    monkeypatch.setattr("builtins.input", lambda: answer or "")
+    where = Where(nodes=node_list, experiments=Path("/home/me/experiments"))
+    given = {"all_users": False, "as_json": False, **options}
+    assert stop.emergency_stop(where, **given) == code
+    assert (True in done, False in done) == (shows, ends)
+    said = capsys.readouterr()
+    assert ("a: lm-1: 2 processes, of /home/me/experiments/lm" in said.out) == shows
+    assert ("2 jobs on 2 nodes, 1 of these not of /home/me/experiments/" in said.out) == shows
+    assert ("end all of these? [y/N]" in said.err) == (shows and "dry_run" not in options)
+
+
+class Typed(io.StringIO):
+    def __init__(self, answer: str | None) -> None:
+        super().__init__(answer or "")
+        self.answer = answer
+
+    def isatty(self) -> bool:
+        return self.answer is not None

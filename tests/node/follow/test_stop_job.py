@@ -158,6 +158,24 @@ def test_half_an_event_spoils_no_other(new_job: NewJob, tmp_path: Path) -> None:
     assert last is not None and last.swept
 
 
+def test_what_would_be_ended_is_only_shown(
+    new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [new_job(), new_job()]
+    spare_others(monkeypatch, {job.run.job for job in jobs})
+    for job in jobs:
+        job.start(job.spec(script(tmp_path, WAITS)))
+    for job in jobs:
+        wait_until(lambda job=job: job.said("ready"))  # type: ignore[misc]
+    receipts = Visit().answer(ALL.replace(only_show=True)).receipts
+    assert {receipt.job for receipt in receipts} == {job.run.job for job in jobs}
+    assert all(receipt.left and receipt.experiment == "/nowhere" for receipt in receipts)
+    assert all(job.living() and not job.run.start_is_forbidden for job in jobs)
+    receipts = Visit().answer(ALL).receipts
+    assert all(receipt.ended and not receipt.left for receipt in receipts)
+    assert not any(job.living() for job in jobs)
+
+
 DEAD = 2**22 - 7  # no PID of any process
 
 

@@ -11,6 +11,8 @@ import pytest
 from orchestrator.node.job import processes
 from tests.node.job.ends import Ending, random_end
 
+NO_PROCESS = 2**22 - 7
+
 
 @pytest.mark.parametrize(
     ("kind", "way", "is_ended"),
@@ -59,3 +61,19 @@ def test_what_ends_while_it_is_examined_may_have_left_a_child(
     monkeypatch.setattr(processes, "alive", lambda process: process.pid == 9)
     examine: Callable[[processes.Process], bool] = lambda process: process.pid == 9  # noqa: E731
     assert set(processes.everyone(examine)) == {8, 9}
+
+
+def test_what_is_gone_before_it_can_be_held_is_no_proof() -> None:
+    """It may have started another one, after the look that has shown it."""
+
+    class Chain(processes.ProcessSet):
+        looks, length = 0, 1
+
+        def find(self) -> list[processes.Process]:
+            self.looks += 1
+            return [processes.Process(NO_PROCESS, self.looks, 1, "S", "hops")][: self.length]
+
+    chain = Chain()
+    assert [process.name for process in chain.living()] == ["hops"]
+    chain.length = 0
+    assert chain.living() == []
