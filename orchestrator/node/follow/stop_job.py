@@ -90,6 +90,21 @@ def may_be_of(run: RunDir, ours: JobProcesses, ended: Ended | None) -> list[Proc
     return register.orphans(since, group, os.getuid())
 
 
+def in_doubt(run: RunDir) -> list[Process]:
+    """Return what lives and may be of a run whose supervisor was killed, and nobody can tell."""
+    ended = run.last(Ended)
+    if run.last(Started) is None or (ended is not None and not (ended.left or ended.swept)):
+        return []
+    ours = JobProcesses(run.job, run.node)
+    try:
+        ours.living()
+        if ours.supervisors:
+            return []
+        return [p for p in may_be_of(run, ours, ended) if p.key not in ours.seen]
+    finally:
+        ours.close()
+
+
 def forbid_start(run: RunDir) -> OSError | None:
     """Leave the mark; return why that cannot be, on a full disk."""
     try:

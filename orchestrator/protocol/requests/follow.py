@@ -214,6 +214,7 @@ class LivingRuns(Message):
 
     living: tuple[tuple[str, int], ...]
     has_part: bool = True  # what a later attempt begins with is here
+    doubtful: dict[int, str] = NOBODY  # PID -> name: may be of these runs, and nobody can tell
 
 
 class Living(Request[LivingRuns], do="living"):

@@ -14,7 +14,8 @@ import pytest
 
 from orchestrator.node.follow import stop_job
 from orchestrator.node.job import job_processes, processes, register
-from orchestrator.protocol.requests.follow import Stop, StopReceipt
+from orchestrator.node.server.visit import Visit
+from orchestrator.protocol.requests.follow import Living, Stop, StopReceipt
 from tests.node.running import Job, alive, no_group, script, wait_until
 
 NewJob = Callable[..., Job]
@@ -139,12 +140,15 @@ def test_what_nobody_can_know_is_no_proof(job: Job, go: Path) -> None:
     signalled(job, signal.SIGSTOP)
     child = started_unseen(job, go)
     kill_all_but(job, child)
+    question = Living(runs=((job.run.job, 0),))
+    assert Visit().answer(question).doubtful == {child: "sleep"}, "a restart hears of it"
     assert stopped(job).doubtful == {child: "sleep"}
+    assert Visit().answer(question).doubtful == {child: "sleep"}
     assert stopped(job).doubtful == {child: "sleep"}, "a second look knows no more"
     assert f"they live: {child} (sleep)" in job.events[-1]["why"]
     os.kill(child, signal.SIGKILL)
     wait_until(lambda: not alive(child))
-    assert stopped(job).doubtful == {}
+    assert stopped(job).doubtful == Visit().answer(question).doubtful == {}
     assert not Path(job.run.register).exists()
     words = "setsid /bin/sleep 1000 >/dev/null 2>&1 & echo $!"
     other = int(subprocess.check_output(["/bin/sh", "-c", words], env={}))

@@ -185,6 +185,8 @@ class Gathering:
         unable = node.state == NOT_STARTED and verdict and verdict.node_name == node.name
         words = [restarts.rests(node.name), "" if self.has_part(node) else NOTHING_LEFT]
         words += [self.apart.get(node.name, ""), "could not start its part" if unable else ""]
+        answer = self.answers.get(node.name)
+        words.append(doubt(answer.doubtful) if answer is not None else "")
         return next(filter(None, words), "")
 
     def renew(self, names: Sequence[str]) -> bool:
@@ -266,6 +268,14 @@ class Gathering:
                 if receipt.left:
                     left = f"processes {list(receipt.left)} of {job} do not end"
                     raise NodeError(f"{node.name}: {left}", names=[node.name])
+
+
+def doubt(processes: Mapping[int, str]) -> str:
+    """Say what may still hold GPUs, ports and files of a node, in words after its name."""
+    if not processes:
+        return ""
+    names = ", ".join(f"{pid} ({name})" for pid, name in processes.items())
+    return f"may still run processes of an earlier attempt, which nobody can tell: {names}"
 
 
 def refuse_if_stopped(experiment: Experiment) -> None:

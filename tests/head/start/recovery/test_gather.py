@@ -51,14 +51,15 @@ def record(nodes: str, lost: str = "", spares: str = "", nnodes: str | None = No
 class Asking(Gathering):
     """Nodes of which some do not answer."""
 
-    silent = wiped = ""
+    silent = wiped = doubtful = ""
     cut: tuple[str, ...] = ()  # who does not reach whom
 
     def reach(self, node: NodeRecord) -> NodeChannel:
         self.asked = [*getattr(self, "asked", []), node.name]
         if node.name in self.silent:
             raise NodeError("it does not answer")
-        answer = LivingRuns(living=(), has_part=node.name not in self.wiped)
+        doubt = {7: "sh"} if node.name in self.doubtful else {}
+        answer = LivingRuns(living=(), has_part=node.name not in self.wiped, doubtful=doubt)
 
         def ask(request: object, _: float) -> object:
             if isinstance(request, Listen):
@@ -178,6 +179,21 @@ def test_a_node_that_was_named_three_times_is_swapped(tmp_path: Path) -> None:
     asking, said = gathering(tmp_path, job)
     assert [one.name for one in asking.run().nodes] == ["a", "s", "c"]
     assert said == ["b was named as the cause of 3 failures: s takes its place"]
+
+
+@pytest.mark.parametrize(
+    ("spares", "nodes", "then"),
+    [("s", "asc", ": s takes its place"), ("", "abc", "; it stays, as there is no other node")],
+)
+def test_a_node_that_may_still_run_something_gives_its_place_to_a_spare(
+    tmp_path: Path, spares: str, nodes: str, then: str
+) -> None:
+    """That may hold its GPU, port and files; without a spare the job goes on, and says so."""
+    asking, said = gathering(tmp_path, record("abc", spares=spares))
+    asking.doubtful = "b"
+    assert "".join(one.name for one in asking.run().nodes) == nodes
+    doubt = "b may still run processes of an earlier attempt, which nobody can tell: 7 (sh)"
+    assert said == [doubt + then]
 
 
 class Given:
