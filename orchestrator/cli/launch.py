@@ -16,6 +16,7 @@ from orchestrator.cli.options import (
 )
 from orchestrator.common.wings import view
 from orchestrator.config.launch import NODES, LaunchArguments
+from orchestrator.config.launch import PROGRAM as PROGRAM_GROUP
 
 TAKES_PROGRAM = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -29,9 +30,15 @@ def aliases() -> list[click.Parameter]:
     no_check = GroupedOption(
         ["--no-check", "check"], flag_value="none", help="Same as --check none.", group=NODES
     )
+    no_activate = GroupedOption(
+        ["--no-activate", "activate"],
+        flag_value="none",
+        help="Same as --activate none: not in the environment of `orchestrator bootstrap`.",
+        group=PROGRAM_GROUP,
+    )
     kinds = click.Choice(["ssh", "slurm", "accelerate"])
     launcher = click.Option(["--launcher"], type=kinds, multiple=True, hidden=True)
-    return [no_check, launcher]
+    return [no_check, no_activate, launcher]
 
 
 @click.command(

@@ -311,6 +311,7 @@ class Where:
         commands=REACH,
         shown=str(DEFAULT_NODES),
         metavar="FILE",
+        variable="ORCHESTRATOR_NODES",
         file=True,
     )
     ssh_config: Path | None = option(
@@ -319,6 +320,7 @@ class Where:
         NODES,
         commands=REACH,
         metavar="FILE",
+        variable="ORCHESTRATOR_SSH_CONFIG",
         file=True,
     )
     experiments: Path = option(

@@ -8,17 +8,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_NODE, UsageError
-from orchestrator.common.text import plural, size
+from orchestrator.common.text import Say, plural, size
 from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.head.connect import fleet
 from orchestrator.head.environments import build, requirements, wheels
 from orchestrator.head.environments.build import Outcome, Wanted
+from orchestrator.head.nodes import environment
 from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen.output import complain, say, write_out
 from orchestrator.head.start.nodes import Nodes, settled, try_all
 from orchestrator.head.start.request import resolve
 from orchestrator.protocol.requests.environments import PruneEnvironments
+from orchestrator.records.machines import machine_of
 
 PRUNE_SECONDS = 300.0
 USUAL = "~/.orchestrator/environments"
@@ -50,7 +52,9 @@ def bootstrap(arguments: LaunchArguments, asked: Asked) -> int:
     outcomes = [Outcome(n.name, problem=str(error), lost=True) for n, error in nodes.lost]
     if wanted is not None:
         hear = complain if asked.as_json else say
-        outcomes = [*build.make(nodes.reached, wanted, hear), *outcomes]
+        made = build.make(nodes.reached, wanted, hear)
+        outcomes = [*made, *outcomes]
+        remember(nodes, made, hear)
     freed = pruned(nodes, asked.into) if asked.prune else 0
     freed_here = wheels.prune(time.time()) if asked.prune else 0
     differ = build.differences(outcomes)
@@ -81,6 +85,24 @@ def without_environment(node: Node, launch: Launch) -> Node:
     node = settled(node, launch)
     ours = (node.activate or "").startswith(("bootstrap", "venv:"))
     return replace(node, activate=None) if ours else node
+
+
+def remember(nodes: Nodes, made: Sequence[Outcome], say: Say) -> None:
+    """Let launches here use the environment where a node's own Python has no torch."""
+    new, with_torch = {}, []
+    given = {node.name: node for node in nodes.source.nodes}
+    for reached, outcome in zip(nodes.reached, made, strict=True):
+        node, torch = given[outcome.node], reached.facts.torch
+        if torch:
+            with_torch.append(machine_of(node))
+        elif "torch" in outcome.packages and not (node.python or node.activate or node.wrap):
+            new[machine_of(node)] = f"venv:{usual(outcome.path)}"
+    environment.remember(new, tuple(with_torch))
+    if new:
+        say(
+            "launches in this directory use it without --activate, as these nodes have no other"
+            " torch (--no-activate: the login's own Python)"
+        )
 
 
 def pruned(nodes: Nodes, root: str) -> int:

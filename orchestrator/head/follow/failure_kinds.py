@@ -236,6 +236,10 @@ OWN_NETWORK = re.compile(
     r"|gai error|Duplicate GPU|invalid usage|No IB device|Cannot assign requested address",
     re.IGNORECASE,
 )
+NO_SUCH_INTERFACE = re.compile(
+    r"Unable to find (address|interface)|no socket interface found|ifa != nullptr|No IB device",
+    re.IGNORECASE,
+)
 # A rank that never reached another: closer to the cause than one that was abandoned.
 NEVER_MET = re.compile(
     r"connectFullMesh|no route to host|network is unreachable|connection refused"
@@ -310,5 +314,10 @@ def title(kind: str) -> str:
 
 
 def of_a_machine(kind: str, message: str) -> bool:
-    """Tell whether the machine can be the cause of such a failure, and not the program alone."""
+    """Tell whether the machine can be the cause of such a failure, and not the program alone.
+
+    An interface that a variable names and no machine has is a wish that cannot be met.
+    """
+    if NO_SUCH_INTERFACE.search(message):
+        return False
     return kind in OF_MACHINES or bool(OF_DEVICES.search(message))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator.common.errors import UsageError
+from orchestrator.records import machines
+from orchestrator.records.machines import Place, machine_of
 
 NONE = "none"  # in the node list: not what the other nodes have
 MODULE = r"[\w./+][\w./+=:-]*"
@@ -43,3 +47,32 @@ def chosen(of_node: str | None, usual: str | None = None) -> str | None:
     """Return the setting of a node, or that of all; `none` in the list stands for neither."""
     setting = of_node or usual
     return None if setting == NONE else setting
+
+
+# -- remembered ---------------------------------------------------------------------------------
+# What `orchestrator bootstrap` made, by the directory where it was typed, for machines whose own
+# Python has no torch: no launch could run there without.
+
+REMEMBERED = "environments.json"
+MOST_DIRECTORIES = 500  # the oldest go first
+
+Activations = dict[str, dict[str, str]]  # directory -> machine -> how it is activated
+
+
+def remembered(node: Place) -> str:
+    """Return how the environment of this directory is activated on a node; nothing for others."""
+    known = machines.read(REMEMBERED, Activations).get(str(Path.cwd()), {})
+    return known.get(machine_of(node), "")
+
+
+def remember(new: Mapping[str, str], forget: tuple[str, ...] = ()) -> None:
+    """Note machine -> activation for this directory, and forget other machines."""
+    here = str(Path.cwd())
+    with machines.changing(REMEMBERED, Activations) as known:
+        of_here = {**known.pop(here, {}), **new}
+        for machine in forget:
+            of_here.pop(machine, None)
+        if of_here:
+            known[here] = of_here
+        for directory in list(known)[:-MOST_DIRECTORIES]:
+            del known[directory]

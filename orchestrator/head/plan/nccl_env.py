@@ -173,7 +173,10 @@ def vendor(node: ProbedNode, name: str, depth: int = 0) -> str:
 
 def is_unmatched(variable: str, value: str, node: ProbedNode) -> bool:
     """Return whether this variable names interfaces, and one that it needs is not there."""
-    if variable == "GLOO_SOCKET_IFNAME":  # whole names, of which gloo uses each
+    if variable in (
+        "GLOO_SOCKET_IFNAME",
+        "TP_SOCKET_IFNAME",
+    ):  # whole names, of which gloo uses each
         names = {address.interface for address in node.facts.addresses}
         return any(word not in names for word in value.split(",") if word)
     return variable == "NCCL_SOCKET_IFNAME" and unmatched(value, node)

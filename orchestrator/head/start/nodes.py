@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, UsageError
+from orchestrator.common.errors import CheckFailed, NodeError, NoKey, OrchestratorError, UsageError
 from orchestrator.common.text import plural
 from orchestrator.config.launch import Launch
 from orchestrator.head.connect import fleet
@@ -17,8 +18,9 @@ from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.reach import Reached, reach
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.nodes import environment
 from orchestrator.head.nodes.environment import chosen
-from orchestrator.head.nodes.facts import ProbedNode
+from orchestrator.head.nodes.facts import ProbedNode, listed
 from orchestrator.head.nodes.node_list import Node, read_nodes
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.schedulers import queue
@@ -115,8 +117,25 @@ def reach_all(request: Request) -> Nodes:
     if len(nodes.reached) < bounds.least:
         total = len(nodes.reached) + len(nodes.lost)
         table = fleet.failure_table(nodes.lost, total, "; nothing was started")
-        raise NodeError("\n".join([table, *cordoned_lines(bounds)]))
+        more = [f"  {note}" for note in nodes.notes]
+        more += [*cordoned_lines(bounds), *other_config(request, nodes)]
+        raise NodeError("\n".join([table, *more]))
     return replace(nodes, bounds=bounds)
+
+
+def other_config(request: Request, nodes: Nodes) -> list[str]:
+    """Name the ssh_config of the last job here, where this command has none and lacks a key."""
+    where = request.where
+    keyless = any(isinstance(error, NoKey) or "key" in error.what for _, error in nodes.lost)
+    newest = experiments.find(where.experiments, None) if keyless and not where.ssh_config else None
+    try:
+        config = newest.read_record().ssh_config if newest is not None else None
+    except (OrchestratorError, OSError):
+        config = None
+    if not config:
+        return []
+    option = f"--ssh-config {shlex.quote(config)}"
+    return [f"  or, as the last job here had it: {option} (or export ORCHESTRATOR_SSH_CONFIG)"]
 
 
 def try_all(request: Request, settle: Callable[[Node, Launch], Node] | None = None) -> Nodes:
@@ -169,6 +188,7 @@ def reach_these(
     """Reach all of these nodes at once; the first is asked for free ports, as it is the master."""
     launch = request.config.launch
     transport = source.transport(launch.connect_timeout)
+    notes = [] if settle else note_remembered(nodes, launch)
     nodes = [(settle or settled)(node, launch) for node in nodes]
     probe, port = probe_of(request, transport, nodes), port_request(request, len(nodes))
     with marker(Path.cwd()) as path:
@@ -185,6 +205,7 @@ def reach_these(
         lost=tuple(fleet.failures(nodes, results)),
         at=time.time(),
         master=nodes[0].name,
+        notes=tuple(notes),
     )
 
 
@@ -234,9 +255,26 @@ def settled(node: Node, launch: Launch) -> Node:
     return replace(
         node,
         python=node.python or launch.python,
-        activate=chosen(node.activate, launch.activate),
+        activate=remembered(node, launch) or chosen(node.activate, launch.activate),
         wrap=chosen(node.wrap, launch.wrap),
     )
+
+
+def remembered(node: Node, launch: Launch) -> str:
+    """Return the activation that bootstrap left for this node here, where nothing names another."""
+    named = (node.activate, launch.activate, node.python, launch.python, node.wrap, launch.wrap)
+    return "" if any(named) else environment.remembered(node)
+
+
+def note_remembered(nodes: Sequence[Node], launch: Launch) -> list[str]:
+    names = [node.name for node in nodes if remembered(node, launch)]
+    if not names:
+        return []
+    verb = "runs" if len(names) == 1 else "run"
+    return [
+        f"{listed(names)} {verb} in the environment that `orchestrator bootstrap` made for this"
+        " directory (--no-activate: in the login's own)"
+    ]
 
 
 def peers(transport: Transport, active: Sequence[Node]) -> list[str]:

@@ -14,7 +14,7 @@ from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.text import parse_seconds
 from orchestrator.config import load
 from orchestrator.head.nodes.facts import ProbedNode
-from orchestrator.head.plan import accelerate, nccl_env, plan
+from orchestrator.head.plan import accelerate, plan, user_network
 from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import Layout
 from orchestrator.head.start import hook, payload, selection
@@ -97,16 +97,8 @@ def make_plan(
 
 
 def warned(planned: Plan, probed: Sequence[ProbedNode]) -> Plan:
-    """Warn of interfaces that do not exist and of a variable that nothing reads, after the hook."""
-    notes = []
-    for machine, node in zip(probed, planned.nodes, strict=True):
-        for setting in node.settings:
-            name, value = setting.name, setting.value
-            decides = setting.yours and node.env.get(name) == value
-            if decides and nccl_env.is_unmatched(name, value, machine):
-                has = ", ".join(sorted({item.interface for item in machine.facts.addresses}))
-                problem = f"{name}={value} ({setting.why}) fits no interface of {machine.name}"
-                notes.append(f"WARNING: {problem}: {has}")
+    """Warn of variables that fit nothing on a node, or that nothing reads, after the hook."""
+    notes = user_network.warnings(zip(probed, planned.nodes, strict=True))
     environments = [machine.facts.environment for machine in probed]
     if any("NCCL_TIMEOUT" in env for env in (*environments, *(node.env for node in planned.nodes))):
         notes.append(

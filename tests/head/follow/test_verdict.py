@@ -173,6 +173,15 @@ def test_a_module_that_no_node_has() -> None:
     assert "like the others" not in alone.fix and alone.kind == "environment"
 
 
+def test_an_interface_that_was_misspelt_is_no_fault_of_a_machine() -> None:
+    for message in (
+        "Unable to find interface for: [nope0]",
+        "Bootstrap : no socket interface found",
+    ):
+        assert not failure_kinds.of_a_machine("communication", f"RuntimeError: {message}")
+    assert failure_kinds.of_a_machine("communication", "RuntimeError: connection refused")
+
+
 def test_a_hang_that_is_of_no_node() -> None:
     told = conclude([Failure(None, "", None, 0.0, "hang", "no progress for 8 s: all wait")], 0)
     assert told is not None

@@ -1,0 +1,62 @@
+"""The environment of a bootstrap is used where nothing names another, and only in its directory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config.launch import Launch
+from orchestrator.head.nodes import environment
+from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.start.nodes import note_remembered, settled
+
+MADE = "venv:~/.orchestrator/environments/0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path
+
+
+def test_what_is_remembered_is_used_and_said() -> None:
+    environment.remember({"a": MADE})
+    nodes = [Node("a"), Node("b")]
+    assert [settled(node, Launch()).activate for node in nodes] == [MADE, None]
+    (note,) = note_remembered(nodes, Launch())
+    assert note.startswith("a runs in the environment that `orchestrator bootstrap` made")
+    assert "--no-activate" in note and not note_remembered(nodes[1:], Launch())
+
+
+@pytest.mark.parametrize(
+    ("node", "launch", "activate"),
+    [
+        ({"activate": "conda:x"}, {}, "conda:x"),
+        ({"activate": "none"}, {}, None),
+        ({"python": "/p"}, {}, None),
+        ({"wrap": "docker exec -i x"}, {}, None),
+        ({}, {"activate": "bootstrap"}, "bootstrap"),
+        ({}, {"activate": "none"}, None),
+        ({}, {"python": "/p"}, None),
+    ],
+)
+def test_what_is_named_wins(
+    node: dict[str, str], launch: dict[str, str], activate: str | None
+) -> None:
+    environment.remember({"a": MADE})
+    there, asked = replace(Node("a"), **node), replace(Launch(), **launch)
+    assert settled(there, asked).activate == activate
+    assert not note_remembered([there], asked)
+
+
+def test_another_directory_has_its_own(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment.remember({"a": MADE, "b": MADE})
+    environment.remember({}, ("b",))  # whose own Python has torch by now
+    assert (environment.remembered(Node("a")), environment.remembered(Node("b"))) == (MADE, "")
+    monkeypatch.chdir(here)
+    assert environment.remembered(Node("a")) == ""
