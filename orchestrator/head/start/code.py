@@ -37,6 +37,7 @@ from orchestrator.head.transfer.tree import Changed, Tree
 from orchestrator.protocol.requests.machine import ProbeTarget
 from orchestrator.protocol.requests.request import LACKING
 from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, Place
+from orchestrator.records import experiments as experiments_on_disk
 
 CHECK_OUT_SECONDS = 300.0  # 50,000 files on a slow disk
 COMPARE_SECONDS = 1.0  # for a directory that nodes share: a comparison is not worth more
@@ -258,7 +259,8 @@ def bring(
             continue
         break
     prove(wanted, checked, tree)
-    report(wanted, checked, tree, sent, say)
+    first = not experiments_on_disk.every(request.where.experiments)
+    report(wanted, checked, tree, sent, say, first=first)
     return scan, checked
 
 
@@ -362,6 +364,8 @@ def report(
     tree: Tree,
     sent: Sequence[Sent],
     say: Say,
+    *,
+    first: bool,
 ) -> None:
     """Say what was sent to whom, and what of the nodes' own is linked in."""
     files = max((each.files for each in sent), default=0)
@@ -370,6 +374,9 @@ def report(
     )
     about = f"code {tree.digest[:12]} ({plural(tree.files, 'file')}, {size(tree.size)})"
     say(f"{about} on {listed([node.node.name for node in wanted])}{news}")
+    if first:
+        where = checked[0].workdir
+        say(f"it runs there in a copy, {where}; what it writes in it comes home at the end")
     for note in tree.notes:
         say(note)
     linked = zip(

@@ -92,7 +92,7 @@ def imports(program: Program, nodes: Sequence[ProbedNode], here: Path) -> Iterat
             elif item.module in packages.WITH_CUDA:
                 why += ": it comes with torch's CUDA build"
             elif place := own_place(item, here):
-                why += f", and it is in ./{place}".rstrip("/.")
+                why += ", and it is here" if place == "." else f", and it is in ./{place}"
             nodes_of = () if everywhere else lacking
             yield Guess(
                 *("imports", item.module, item.file, item.line, why, nodes_of),
@@ -125,18 +125,36 @@ def fixes(
         if name not in (*own, *sys.stdlib_module_names, *OURS, *packages.WITH_CUDA)
     ]
     install = [item for item in wanted if item.partition(".")[0] in lacking]
+    later = [name for name in install if items[name.partition(".")[0]].when == LATER]
+    surely = [name for name in install if name not in later]
     if not install:
         return
     version = next((node.facts.torch for node in nodes if node.facts.torch), "")
-    words = packages.bootstrap_words(wanted, version)
-    if "torch" in (listed_here := requirements(here)):
-        more = [name for name in install if packages.package_of(name).lower() not in listed_here]
-        extra = [shlex.quote(packages.package_of(name)) for name in more]
-        words = " ".join([packages.BOOTSTRAP, *([REQUIREMENTS, *extra] if extra else [])])
-    yield f"{words}   makes an environment with them: launch with --activate bootstrap"
+    if surely:
+        base = [name for name in wanted if items[name.partition(".")[0]].when == ALWAYS]
+        words = environment_words(base, surely, version, here)
+        yield f"{words}   makes an environment with them: launch with --activate bootstrap"
+        if later:
+            named = [shlex.quote(packages.package_of(name)) for name in later]
+            yield f"if it gets there, with these, too: {' '.join(named)}"
+    else:
+        yield f"if it gets there: {environment_words(wanted, install, version, here)}"
     pythons = {node.facts.python for node in nodes}
     if version and len(pythons) == 1:
-        yield f"or, where nodes have internet: {packages.pip_words(pythons.pop(), install)}"
+        pip = packages.pip_words(pythons.pop(), surely or install)
+        yield f"or, where nodes have internet: {pip}"
+
+
+def environment_words(
+    wanted: Sequence[str], missing: Sequence[str], version: str, here: Path
+) -> str:
+    """Return what to type for an environment: of the requirements here, or of what is imported."""
+    listed_here = requirements(here)
+    if "torch" not in listed_here:
+        return packages.bootstrap_words(wanted, version)
+    more = [name for name in missing if packages.package_of(name).lower() not in listed_here]
+    extra = [shlex.quote(packages.package_of(name)) for name in more]
+    return " ".join([packages.BOOTSTRAP, *([REQUIREMENTS, *extra] if extra else [])])
 
 
 def requirements(here: Path) -> frozenset[str]:

@@ -33,7 +33,7 @@ READING = {
     ),
 }  # fmt: skip
 READING_METHODS = ("read_text", "read_bytes", "iterdir")
-DOWNLOADING = (  # of torchvision and torchaudio: with download=True they write, else they read
+DOWNLOADING = (  # of torchvision and torchaudio: with download=True they make it themselves
     *("MNIST", "FashionMNIST", "KMNIST", "EMNIST", "CIFAR10", "CIFAR100", "STL10", "SVHN"),
     *("ImageNet", "LSUN", "CelebA", "Food101", "Flowers102", "OxfordIIITPet", "Imagenette"),
     *("CocoDetection", "VOCDetection", "VOCSegmentation", "LIBRISPEECH", "SPEECHCOMMANDS"),
@@ -116,7 +116,7 @@ def paths_of(call: ast.Call) -> Iterator[tuple[str, ast.expr | None]]:
         download = keywords.get("download")
         downloads = isinstance(download, ast.Constant) and download.value is True
         if download is None or isinstance(download, ast.Constant):
-            yield WRITES if downloads else READS, first or keywords.get("root")
+            yield ASKS if downloads else READS, first or keywords.get("root")
     elif full in WRITING:
         yield WRITES, argument(call, WRITING[full])
     elif name in WRITING_METHODS and of_self is not None:

@@ -25,7 +25,7 @@ from orchestrator.head.plan.source.values import (
 
 MOST_FILES = 300
 LARGEST_BYTES = 1 << 20
-LONGEST_SECONDS = 5.0
+LONGEST_SECONDS = 5.0  # of this processor
 MAIN = "__main__.py"
 SOURCES = "src"
 
@@ -71,7 +71,7 @@ class Reading:
     files: dict[Path, File] = field(default_factory=dict)
     outside: dict[str, Outside] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    until: float = field(default_factory=lambda: time.monotonic() + LONGEST_SECONDS)
+    until: float = field(default_factory=lambda: time.thread_time() + LONGEST_SECONDS)
 
     def shown(self, path: Path) -> str:
         return str(path.relative_to(self.here)) if path.is_relative_to(self.here) else str(path)
@@ -85,7 +85,7 @@ class Reading:
             known = self.files.get(path)
             if known is not None and known.when <= when:
                 continue
-            if len(self.files) >= MOST_FILES or time.monotonic() > self.until:
+            if len(self.files) >= MOST_FILES or time.thread_time() > self.until:
                 self.problems.append(f"only the first {len(self.files)} files were read")
                 return
             tree = known.tree if known is not None else self.parse(path)
@@ -239,7 +239,7 @@ def of_files(reading: Reading, arguments: Sequence[str]) -> Program:
     found: list[Touch] = []
     moves = False
     for file in files:  # the program itself comes first
-        if time.monotonic() > reading.until:
+        if time.thread_time() > reading.until:
             reading.problems.append("what the other modules open: it took too long")
             break
         of_file = scopes(file.tree, ASKING)
