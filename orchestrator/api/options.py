@@ -32,6 +32,8 @@ class Options(TypedDict, total=False):
     sync: str
     hook: StrPath
     start: str
+    rank_env: str
+    no_torchrun: bool
     warm: str
     node_loss_timeout: float
     on_node_loss: str

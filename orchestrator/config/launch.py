@@ -177,6 +177,22 @@ class Launch:
         commands=EXAMINE,
         choices=("fork", "plain"),
     )
+    rank_env: str = option(
+        "",
+        "Give each rank also what srun or mpirun would set (SLURM_PROCID, OMPI_COMM_WORLD_RANK and"
+        " so on): slurm, mpi, or both with a comma.",
+        PROGRAM,
+        commands=START,
+        shown="torchrun's alone",
+        metavar="KIND",
+    )
+    no_torchrun: bool = option(
+        False,
+        "Run the program once on each node, without torchrun's variables: it starts its ranks by"
+        " itself, with MASTER_ADDR, MASTER_PORT, NODE_RANK and NNODES.",
+        PROGRAM,
+        commands=START,
+    )
     warm: str | None = option(
         None,
         "Leave processes on the nodes that make the next start quick: with torch imported, for TIME"
@@ -293,6 +309,19 @@ class Launch:
             if shown.most is not None:
                 at_most(f"launch.{name}", value, shown.most)
         counts(self.nnodes)
+        for kind in filter(None, self.rank_env.split(",")):
+            one_of("launch.rank_env", kind.strip(), ("slurm", "mpi"))
+        if self.no_torchrun and self.nproc not in (None, 1):
+            raise UsageError(
+                "--no-torchrun runs the program once on each node, and --nproc more often",
+                "leave one of them out: a program without torchrun starts its ranks by itself",
+            )
+
+    @property
+    def variables_of_ranks(self) -> tuple[str, ...]:
+        """Return the kinds of variables that ranks get beside torchrun's, or in their place."""
+        kinds = tuple(kind.strip() for kind in self.rank_env.split(",") if kind.strip())
+        return (*kinds, "own") if self.no_torchrun else kinds
 
     @property
     def node_counts(self) -> tuple[int, int] | None:

@@ -79,13 +79,19 @@ class TargetRecord(TypedDict):
 class AttemptRecord(TypedDict):
     number: int
     restarts: int
+    first_job: str
 
 
 class RankSpec(TypedDict):
     """The part of spec.json that a rank reads."""
 
     attempt: Optional[AttemptRecord]
-
+    rank_env: list[str]
+    hosts: list[str]
+    job: str
+    experiment: str
+    node: int
+    nnodes: int
     start: str
     warm: float
     workdir: str

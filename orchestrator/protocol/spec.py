@@ -60,6 +60,7 @@ class Placement(Message):
     supervisors_port: int = 0  # which listens here; 0: there are no others, or it cannot
     token: str = ""  # known to the supervisors alone
     attempt: Optional[Attempt] = None
+    hosts: tuple[str, ...] = ()  # addresses of all nodes, in order
 
 
 class Spec(Message):
@@ -90,6 +91,8 @@ class Spec(Message):
     umask: int = -1  # of the login, for the ranks; -1: as the supervisor's own
     attempt: Optional[Attempt] = None
     version: Version = Version()  # of the supervisor
+    rank_env: tuple[str, ...] = ()  # variables of ranks beside torchrun's: slurm, mpi, own
+    hosts: tuple[str, ...] = ()  # addresses of all nodes, in order
     machine: str = ""  # that it was started on: others may share its home
 
     @property
@@ -120,6 +123,7 @@ class Spec(Message):
             master=place.master,
             port=place.port,
             attempt=place.attempt,
+            hosts=place.hosts,
             env={**self.env, **names},
             lease=lease,
             fresh=self.fresh and not later,

@@ -310,3 +310,34 @@ def test_if_one_node_cannot_start_the_others_are_ended_again(head: Head) -> None
     assert (head.record["state"], head.record["verdict"]["kind"]) == ("failed", "start")
     assert (head.experiment / "manifest.json").exists()
     assert head.nothing_left()
+
+
+OWN_RANKS = """
+import os, signal
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def work(local, node, nodes):
+    dist.init_process_group("gloo", rank=2 * node + local, world_size=2 * nodes)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print("sum", int(total), "rank", dist.get_rank(), os.environ["SLURM_PROCID"], flush=True)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    left = [n for n in os.environ if n.startswith(("TORCHELASTIC", "LOCAL_"))]
+    print("attempt", os.environ["ORCHESTRATOR_ATTEMPT"], "torchrun's", left, flush=True)
+    mp.spawn(work, (int(os.environ["NODE_RANK"]), int(os.environ["NNODES"])), nprocs=2)
+    if os.environ["ORCHESTRATOR_ATTEMPT"] == "1" and os.environ["NODE_RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_program_that_starts_its_ranks_by_itself(head: Head) -> None:
+    """With what srun would set besides; also in the attempt after a failure."""
+    words = ["--no-torchrun", "--rank-env", "slurm", "--max-restarts", "1"]
+    command = head.run(*words, head.script("own.py", OWN_RANKS))
+    for attempt in (1, 2):
+        assert command.text.count(f"attempt {attempt} torchrun's []") == 2, command.text
+    for rank in range(4):
+        assert command.text.count(f"sum 4 rank {rank} {rank // 2}") == 2, command.text
+    assert head.nothing_left()

@@ -158,6 +158,18 @@ WHOLE = (
 )
 
 FILES = (
+    (
+        re.compile(r"^KeyError: '(SLURM|SLURMD)_"),
+        "the program reads what srun sets: --rank-env slurm sets it for each rank here",
+    ),
+    (
+        re.compile(r"^KeyError: '(OMPI_|PMI_|MPI_)"),
+        "the program reads what mpirun sets: --rank-env mpi sets it for each rank here",
+    ),
+    (
+        re.compile(r"^KeyError: '(LOCAL_RANK|LOCAL_WORLD_SIZE|TORCHELASTIC_\w+)'"),
+        "torchrun sets it: leave --no-torchrun out",
+    ),
     (SHARDED, WHOLE),
     (IN_PARTS, PARTS),
     (

@@ -19,6 +19,7 @@ from orchestrator.records.outcome import Cause, OtherFailure, Verdict
 FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 PACKAGES = re.compile(
     r"/(site|dist)-packages/|/lib/python3[.]\d+/|^<|/orchestrator/node/job/.*[.]py$"
+    r"|/(site|user)customize[.]py$"
 )
 IN_A_WORKER = re.compile(r"^Caught \w+ (in DataLoader worker process \d+)")
 # The first exception of a group: in its traceback each stands behind a bar.
@@ -215,13 +216,18 @@ def before_dump(output: str) -> str:
 
 
 def cause(failures: Sequence[Failure]) -> Failure | None:
-    """Return the earliest of those nearest to the cause, in whatever order they were heard of."""
+    """Return the earliest of those nearest to the cause, or the first heard of that is like it."""
     early = [f.time for f in failures if f.distance > EARLY]
     # A rank that ended without an error explains only the failures of those that missed it later.
     # Its connections are closed before its end is seen: by so much the others may be early.
     latest = min(early, default=0.0) + HEARSAY_SECONDS
     known = [f for f in failures if f.distance != EARLY or (early and f.time < latest)]
-    return min(known, key=lambda failure: (failure.distance, failure.time), default=None)
+    first = min(known, key=lambda failure: (failure.distance, failure.time), default=None)
+    if first is None:
+        return None
+    # Where all ranks fail alike, the one that was named on the screen when it was heard of.
+    what = (OWN, first.kind, first.message)
+    return next((f for f in known[:1] if (f.distance, f.kind, f.message) == what), first)
 
 
 def of_silent(failures: Sequence[Failure], silent: Sequence[tuple[int, str]]) -> Sequence[Failure]:

@@ -91,7 +91,8 @@ def make_plan(
         planned = hook.run(planned, nodes, hook_text, config.launch.hook, request.secrets)
     most = max(node.nproc for node in planned.nodes)
     file = Path(request.target.name)
-    warning = plan.warning(file, planned.nodes[0].target.kind, most)
+    own = config.launch.no_torchrun  # to start ranks by itself is what it is for
+    warning = "" if own else plan.warning(file, planned.nodes[0].target.kind, most)
     notes = [*request.notes, *nodes.notes, *planned.notes, *([warning] if warning else [])]
     return warned(replace(planned, notes=tuple(notes)), probed)
 
@@ -145,6 +146,8 @@ def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
             start=plan.start,
             warm=parse_seconds("--warm", launch.warm) if launch.warm else 0.0,
             fresh=request.fresh,
+            rank_env=launch.variables_of_ranks,
+            hosts=tuple(each.address for each in plan.nodes),
             agent=node.agent,
             placed=node.placed,
             master=plan.master_address,

@@ -19,7 +19,7 @@ from orchestrator.config.schema import Config
 from orchestrator.head.follow.notify import target as notify_target
 from orchestrator.head.follow.notify.target import Target as Told
 from orchestrator.head.nodes import environment
-from orchestrator.head.plan import accelerate
+from orchestrator.head.plan import accelerate, other_launchers
 from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import EnvSetting, Target
 from orchestrator.head.plan.plan import ENGINE
@@ -72,6 +72,11 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
     by = accelerate.asked(arguments.start_with, arguments.accelerate_config, target.kind)
     if by is not None:
         launch = accelerate.settle(launch, by)
+    if launch.no_torchrun:
+        launch = replace(launch, nproc=1)
+        if target.kind == "engine" or by is not None:
+            what = "accelerate" if by is not None else "the built-in engine"
+            raise UsageError(f"{what} needs torchrun's ranks", "leave --no-torchrun out")
     environment.check(launch.activate, launch.wrap)
     if launch.warm is not None:
         parse_seconds("--warm", launch.warm)
@@ -107,11 +112,13 @@ def target_of(arguments: LaunchArguments) -> Target:
     if arguments.payload is not None:
         return Target("engine", CALL, ())
     if arguments.module is not None:
-        accelerate.refuse(("python", "-m", arguments.module, *arguments.program))
+        other_launchers.refuse(("python", "-m", arguments.module, *arguments.program))
         return Target("module", arguments.module, arguments.program)
     if arguments.program:
         refuse_a_setting(arguments.program[0])
-        accelerate.refuse(arguments.program)
+        if not arguments.launch.get("no_torchrun"):
+            other_launchers.refuse(arguments.program)
+            other_launchers.refuse_script(arguments.program)
         return without_python(arguments.program)
     return Target("engine", ENGINE, ())
 

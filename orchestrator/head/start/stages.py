@@ -297,6 +297,7 @@ def places(starting: JobRecord, ports: TakenPorts) -> list[Placement]:
             supervisors=master,
             supervisors_port=ports.peers_port,
             token=token,
+            hosts=tuple(each.address for each in starting.nodes),
             attempt=Attempt(
                 number=len(starting.attempts) + 1,
                 restarts=Restarts(starting).ahead,

@@ -58,6 +58,11 @@ def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
     known = status.find_on_nodes(ssh, read_nodes(where.node_list), wanted)
     if known is None:
         raise experiments.missing(where.experiments, wanted, nor="nor on the nodes")
+    if wanted is None:
+        complain(
+            f"orchestrator: no job was launched in {where.experiments.absolute().parent}: this is"
+            f" the newest on its nodes, {known.experiment or known.job}"
+        )
     return RemoteJob(known, ssh, backend_of(known))
 
 

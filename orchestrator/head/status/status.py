@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,8 @@ def job_now(record: JobRecord, states: Sequence[JobState]) -> str:
     if record.over:
         return record.state
     if states and all(state.state == "ended" for state in states):
-        return "ended (its logs and its verdict: orchestrator attach)"
+        name = shlex.quote(record.experiment or record.job)
+        return f"ended (its logs and its verdict: orchestrator attach {name})"
     return record.state
 
 

@@ -560,9 +560,36 @@ def test_a_library_that_may_not_be_mapped_is_told_from_one_that_is_not_there() -
     assert "noexec" in fix and "ulimit -v" in fix
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("SLURM_PROCID", "--rank-env slurm"),
+        ("OMPI_COMM_WORLD_RANK", "--rank-env mpi"),
+        ("LOCAL_RANK", "--no-torchrun"),
+        ("SLURM", "the line that is named"),
+    ],
+)
+def test_a_variable_of_another_launcher_names_the_option(name: str, option: str) -> None:
+    assert option in failure_kinds.fix_of("exception", f"KeyError: '{name}'")
+
+
 def test_a_torch_without_cuda_is_named_as_that() -> None:
     for message in (
         "AssertionError: Torch not compiled with CUDA enabled",
         "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'",
     ):
         assert "built without CUDA" in failure_kinds.fix_of("environment", message)
+
+
+def test_of_failures_that_are_alike_the_first_that_was_said_is_named() -> None:
+    said = Failure(0, "a", 1, 12.0, "exception", "ValueError: x")
+    earlier = Failure(1, "b", 3, 11.0, "exception", "ValueError: x")
+    other = Failure(1, "b", 2, 11.5, "exception", "KeyError: 1")
+    assert verdict.cause([said, earlier, other]) == said
+    assert verdict.cause([other, said, earlier]) == earlier
+
+
+def test_what_wraps_every_program_is_nobodys_line() -> None:
+    frames = [("/w/train.py", 3, "step"), ("/w/sitecustomize.py", 51, "__torch_function__")]
+    trace = "".join(f'  File "{file}", line {line}, in {name}\n' for file, line, name in frames)
+    assert verdict.users_line(trace) == "/w/train.py:3 in step"

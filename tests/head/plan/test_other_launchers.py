@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.head.plan.accelerate import refuse
+from orchestrator.head.plan.other_launchers import refuse, refuse_script
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,49 @@ def test_a_file_with_such_a_name_is_the_users(
     (tmp_path / "bin/torchrun").touch()
     with pytest.raises(UsageError):
         refuse(["bin/torchrun", "train.py"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("srun", "python", "train.py"),
+        ("sbatch", "job.slurm"),
+        ("lightning", "run", "model", "train.py"),
+        ("ray", "start", "--head"),
+        ("uv", "run", "train.py"),
+    ],
+)
+def test_programs_that_have_no_ranks(words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match=words[0]):
+        refuse(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "typed"),
+    [
+        ("torchrun --nproc_per_node=2 train.py --lr 1 \"$@\"", "run.sh --x 3",
+         "master_launch --nproc 2 train.py --lr 1 --x 3 "),
+        ("set -e\nNCCL_DEBUG=INFO python -m torch.distributed.launch \\\n  --nproc_per_node 2 a.py",
+         "bash run.sh", "master_launch --nproc 2 a.py "),
+        ("exec accelerate launch --num_processes 4 a.py 2>&1 | tee log", "./run.sh",
+         "master_launch a.py "),
+        ("#!/usr/bin/env bash\nmpirun -np 4 ./sim > out", "run", "master_launch ./sim "),
+        ("torchrun --nproc_per_node=${NGPU} -m pkg.train", "run.sh", "master_launch -m pkg.train "),
+        ("# torchrun a.py\npip install deepspeed\npython train.py", "run.sh", ""),
+        ("if false; then\n  torchrun a.py\nfi\npython a.py", "run.sh", ""),
+        ("#!/usr/bin/python3\ntorchrun (1)", "run", ""),
+    ],
+)  # fmt: skip
+def test_a_script_around_a_launcher_is_answered(
+    text: str, command: str, typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("run.sh", "run"):
+        (tmp_path / name).write_text(text + "\n")
+    if not typed:
+        refuse_script(command.split())
+        return
+    with pytest.raises(UsageError) as refused:
+        refuse_script(command.split())
+    assert f"type: {typed}" in str(refused.value) + " "
+    assert f"master_launch --no-torchrun {command}" in str(refused.value)

@@ -4,8 +4,8 @@ torchrun's own child (the keeper) forks the real rank and waits for it, so that 
 is known exactly (exit code, signal, peak memory) whatever killed it; to torchrun the keeper ends
 the same way. The rank sends its output down its own FIFO, so every line is known to be its own, and
 runs the program as `python program args` would. It shares a process with the user's code, so at run
-time it imports nothing of ours; interpreter.py, process_title.py and torch_env.py, in the same
-directory, are loaded by their paths.
+time it imports nothing of ours; interpreter.py, process_title.py, rank_env.py and torch_env.py, in
+the same directory, are loaded by their paths.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from orchestrator.node.job.ranks import interpreter, process_title, torch_env
+    from orchestrator.node.job.ranks import interpreter, process_title, rank_env, torch_env
     from orchestrator.protocol.reports import ErrorRecord, RankSpec, Report
 else:
     interpreter = types.ModuleType("interpreter")
     process_title = types.ModuleType("process_title")
+    rank_env = types.ModuleType("rank_env")
     torch_env = types.ModuleType("torch_env")
-    for module in (interpreter, process_title, torch_env):
+    for module in (interpreter, process_title, rank_env, torch_env):
         path = os.path.join(os.path.dirname(__file__), module.__name__ + ".py")
         module.__name__ = "orchestrator_" + module.__name__
         importlib.machinery.SourceFileLoader(module.__name__, path).exec_module(module)
@@ -55,6 +56,7 @@ IMPORTS = b"i"  # as in node/job/hang.py
 NO_RESTART = 93  # as in common/errors.py
 LEAVING_SECONDS = 60.0  # that a program which has failed takes to end: a tracker may still send
 CALL = os.path.join(os.path.dirname(__file__), "run_function.py")  # the program of Cluster.run
+HOOKS = ("sitecustomize.py", "usercustomize.py")  # what wraps calls of every program
 OURS = (__file__, os.path.join(os.path.dirname(__file__), "interpreter.py"), CALL, runpy.__file__)
 
 
@@ -158,7 +160,7 @@ class Rank:
         prctl(PR_SET_NAME, f"rank{self.rank}".encode())
         answer_by_default()
         code = 0
-        self.name_attempt()
+        self.complete_environment()
         try:
             if self.forked:
                 interpreter.forget_the_parent()
@@ -174,12 +176,13 @@ class Rank:
             code = NO_RESTART if is_no_restart(error) else 1
         self.leave(code)
 
-    def name_attempt(self) -> None:
-        """Tell the program which attempt it is, as torchrun would with restarts of its own."""
+    def complete_environment(self) -> None:
+        """Say which attempt it is, as torchrun would with restarts of its own, and what rank."""
         attempt = self.spec.get("attempt")
         if attempt:
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt["number"] - 1)
             os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(attempt["restarts"])
+        rank_env.complete(os.environ, self.spec)
 
     def leave(self, code: int) -> NoReturn:
         """End as the interpreter does. A forked rank cannot: torchrun's code is beneath us."""
@@ -453,6 +456,7 @@ def users_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
         if "site-packages" not in frame.filename
         and "dist-packages" not in frame.filename
         and not frame.filename.startswith((library, "<"))
+        and os.path.basename(frame.filename) not in HOOKS
     ]
     return lines[-1] if lines else (frames[-1] if frames else None)
 

@@ -1,0 +1,54 @@
+"""The variables that a rank has beside torchrun's, or in their place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.node.job.ranks import rank_env
+
+TORCHRUN = {
+    **{"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2"},
+    **{"GROUP_RANK": "2", "ROLE_RANK": "5", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
+    **{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "none", "NODE_RANK": "2"},
+    "HOME": "/home/u",
+}
+SPEC: dict[str, Any] = {
+    **{"job": "e-abc", "experiment": "e", "node": 2, "nnodes": 3, "attempt": None},
+    "hosts": ["10.0.0.1", "10.0.0.2", "10.0.0.3"],
+}
+
+
+def seen(*kinds: str, **changes: Any) -> dict[str, str]:
+    environ = dict(TORCHRUN)
+    rank_env.complete(environ, {**SPEC, "rank_env": list(kinds), **changes})  # type: ignore[typeddict-item]
+    return environ
+
+
+def test_nothing_changes_unasked() -> None:
+    assert seen() == TORCHRUN
+
+
+def test_what_srun_sets() -> None:
+    env = seen("slurm")
+    expected = {
+        **{"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "6", "SLURM_NODEID": "2"},
+        **{"SLURM_NNODES": "3", "SLURM_NTASKS_PER_NODE": "2", "SLURMD_NODENAME": "10.0.0.3"},
+        "SLURM_JOB_NODELIST": "10.0.0.1,10.0.0.2,10.0.0.3",
+    }
+    assert expected.items() <= env.items() and TORCHRUN.items() <= env.items()
+    first = {"first_job": "e-abc", "number": 2, "restarts": 3}
+    again = seen("slurm", job="e-abc-2", attempt=first)
+    assert again["SLURM_JOB_ID"] == env["SLURM_JOB_ID"] and env["SLURM_JOB_ID"].isdigit()
+    assert seen("slurm", job="e-xyz")["SLURM_JOB_ID"] != env["SLURM_JOB_ID"]
+
+
+def test_what_mpirun_sets() -> None:
+    env = seen("mpi", "slurm")
+    assert (env["OMPI_COMM_WORLD_RANK"], env["OMPI_COMM_WORLD_SIZE"]) == ("5", "6")
+    assert (env["OMPI_COMM_WORLD_LOCAL_RANK"], env["PMI_RANK"]) == ("1", "5")
+    assert env["SLURM_PROCID"] == "5"
+
+
+def test_a_program_that_starts_its_ranks_has_nothing_of_torchrun() -> None:
+    kept = {"RANK": "5", "WORLD_SIZE": "6", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"}
+    assert seen("own") == {**kept, "NODE_RANK": "2", "HOME": "/home/u"}
