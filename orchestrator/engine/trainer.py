@@ -365,6 +365,7 @@ class Trainer:
             best: also save, and keep, the best by a metric: "min val_loss", "max val_accuracy".
             patience: end when so many epochs have brought nothing better.
             save_to: the directory; else the experiment's outputs/checkpoints, or ./checkpoints.
+                Without save_every it is saved at the end, and when it is stopped.
             keep: how many checkpoints stay there; 3.
             resume: go on from the newest checkpoint that verifies, if there is one.
             verbose: False says nothing.
@@ -382,7 +383,7 @@ class Trainer:
         least, saving = stopping.parse("min_period", min_period), self._saving(save_every)
         at_least("patience", patience, 1)
         best = best or self.config.checkpoint.best
-        saves = bool(saving or best)
+        saves = bool(saving or best or save_to)
         checkpoints = self._resumed(save_to, keep, resume, self._kept(), saving=saves)
         watched = Best(best, patience or self.config.training.patience, self.state)
         training, held_out = self._data(train_loader, val_loader)
@@ -395,12 +396,23 @@ class Trainer:
         if self.state.position < 0:  # an earlier version counted batches
             self.state.position = self.state.batch * training.round_size
         self._say(f"training on {training.description}")
+        self._say_where(checkpoints)
         if policy.nothing_to_do():
             self._say_nothing_to_do(checkpoints)
             return self.state.history
         self._loop(training, held_out, policy, checkpoints, watched, saves=saves).run()
         self._policy = None
         return self.state.history
+
+    def _say_where(self, checkpoints: Checkpoints | None) -> None:
+        """Say where it saves, or that it does not; of a launched job the head says where all is."""
+        if training_loop.outputs_directory() is not None:
+            return
+        if checkpoints is not None:
+            self._say(f"checkpoints go to {checkpoints.directory}")
+        elif self._training is None:
+            self._say("nothing of it is saved: train(..., save_to=DIR) saves at the end and when it"
+                      " is stopped")  # fmt: skip
 
     def _say_nothing_to_do(self, checkpoints: Checkpoints | None) -> None:
         self._say(f"nothing to do: {self.state.epoch} epochs and {self.state.step} steps are"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,15 @@ def other_rate(directory: Path) -> None:
         trainer.train(fit(), epochs=epochs, save_every="1 epoch", save_to=directory, resume=True)
 
 
+def by_hand(directory: Path) -> list[str]:
+    """Train without a launch around it; return what is in the directory that was named, if any."""
+    experiment = os.environ.pop("ORCHESTRATOR_EXPERIMENT")
+    trainer_of(Net()).train(fit(), epochs=1)
+    trainer_of(Net()).train(fit(), epochs=1, save_to=directory)
+    os.environ["ORCHESTRATOR_EXPERIMENT"] = experiment
+    return sorted(each.name for each in directory.glob("step_*"))
+
+
 def first_week(directory: Path) -> None:
     distributed.setup_distributed()
     results = {
@@ -199,6 +209,7 @@ def first_week(directory: Path) -> None:
         "compiled": compiled(directory / "compiled"),
         "dtypes": in_full_precision(),
         "own scheduler": own_scheduler(directory / "own_scheduler"),
+        "by hand": by_hand(directory / "by_hand"),
         "counted": counted(),
         "other rate": other_rate(directory / "other_rate"),
     }
