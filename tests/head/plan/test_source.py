@@ -147,10 +147,13 @@ open("/scratch/log.txt", "w")
 open("/dev/null", "w")
 datasets.MNIST("../data", download=True)
 Trainer(output_dir="~/runs")
+place = Path("../runs")
+place = place / args.name
+torch.save({}, place / "model.pt")
 """,
     )
     result = guess(tmp_path, "train.py")
-    assert names(result, "writes") == ["../outputs", "/scratch/log.txt", "~/runs"]
+    assert names(result, "writes") == ["../outputs", "/scratch/log.txt", "~/runs", "../runs"]
     source = read(Target("auto", "train.py", ()), tmp_path)
     assert not foreseen.foresee(source, found("a"), Sent(), tmp_path).guesses  # a shared disk
 

@@ -37,13 +37,18 @@ class Scope:
     calls: list[tuple[ast.Call, bool]] = field(default_factory=list)  # and whether it is guarded
 
     def value(self, name: str) -> tuple[ast.expr, Scope] | None:
-        """Return the only expression that a name is bound to, and where that is."""
+        """Return the only expression that a name is bound to, and where that is.
+
+        Of one that is made longer later (`place = place / name`) it is the first.
+        """
         scope: Scope | None = self
         while scope is not None:
             if name in scope.bound:
-                values = scope.bound[name]
-                only = values[0] if len(values) == 1 else None
-                return (only, scope) if only is not None else None
+                values = [value for value in scope.bound[name] if value is not None]
+                if not values or len(values) < len(scope.bound[name]):
+                    return None
+                first, *others = sorted(values, key=lambda value: value.lineno)
+                return (first, scope) if all(extends(more, name) for more in others) else None
             scope = scope.outer
         return None
 
@@ -87,7 +92,9 @@ class Values:
             return None
         if name in self.typed and only[1].outer is None:  # as nanoGPT's configurator takes them
             return Text(self.typed[name])
-        return self.of(only[0], only[1], depth)
+        text = self.of(only[0], only[1], depth)
+        longer = len(only[1].bound[name]) > 1
+        return Text(posixpath.join(text.text, ""), whole=False) if text and longer else text
 
     def of_attribute(self, value: ast.Attribute, scope: Scope, depth: int) -> Text | None:
         holder = value.value
@@ -121,6 +128,12 @@ class Values:
         if name in ("getcwd", "cwd"):
             return Text(".")
         return arguments[0] if name in SAME_TEXT and arguments else None
+
+
+def extends(value: ast.expr | None, name: str) -> bool:
+    """Tell whether an expression is a path below the one that this name has."""
+    left = value.left if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div) else None
+    return isinstance(left, ast.Name) and left.id == name
 
 
 def joined(parts: Sequence[Text | None], between: str) -> Text | None:
