@@ -77,7 +77,7 @@ def touches(found: list[Scope], values: Values) -> Iterator[Touch]:
             for how, expression in paths_of(call):
                 text = values.of(expression, scope)
                 if text is not None and is_path(text):
-                    path = text.text if text.text == "/" else text.text.rstrip("/")
+                    path = text.text.rstrip("/") or "/" if text.whole else text.text
                     line = call.lineno
                     yield Touch(path, how, values.file, line, whole=text.whole, guarded=guarded)
 
