@@ -248,8 +248,10 @@ def sweep(ours: JobProcesses) -> tuple[dict[int, str], bool]:
         others = ours.members()
         spared = SWEEP_PATIENCE_SECONDS / 2 if others else LAST_WORD_SECONDS
         last = time.monotonic() - began >= spared
-        alone = alone or (last and not others)
-        killed.update(ours.kill(ours.living() if last else others))
+        wanted = ours.living() if last else others
+        keys = {process.key for process in wanted}
+        alone = alone or (last and bool(keys) and keys <= ours.supervisors)
+        killed.update(ours.kill(wanted))
         ours.wait(KILL_SECONDS)
     return killed, alone
 
