@@ -139,7 +139,7 @@ def test_writes_that_do_not_come_home(tmp_path: Path) -> None:
         """
 import os, torch
 from torchvision import datasets
-save_dir = "../outputs"
+save_dir = "../../../../outputs"
 os.makedirs(save_dir, exist_ok=True)
 torch.save({}, os.path.join(save_dir, f"step_{step}.pt"))
 torch.save({}, "here/model.pt")
@@ -147,13 +147,16 @@ open("/scratch/log.txt", "w")
 open("/dev/null", "w")
 datasets.MNIST("../data", download=True)
 Trainer(output_dir="~/runs")
-place = Path("../runs")
+place = Path("../../../../runs")
 place = place / args.name
 torch.save({}, place / "model.pt")
+torch.save({}, "../../../near/model.pt")
 """,
     )
     result = guess(tmp_path, "train.py")
-    assert names(result, "writes") == ["../outputs", "/scratch/log.txt", "~/runs", "../runs"]
+    assert names(result, "writes") == [
+        *("../../../../outputs", "/scratch/log.txt", "~/runs", "../../../../runs")
+    ]
     source = read(Target("auto", "train.py", ()), tmp_path)
     assert not foreseen.foresee(source, found("a"), Sent(), tmp_path).guesses  # a shared disk
 

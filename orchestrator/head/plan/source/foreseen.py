@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from orchestrator.common.hiding import redacted_text
+from orchestrator.common.program import MOST_ABOVE
 from orchestrator.head.nodes import packages
 from orchestrator.head.nodes.facts import ProbedNode, listed
 from orchestrator.head.plan.model import Foreseen, Guess
@@ -221,9 +222,9 @@ def writes(program: Program, sent: Sent) -> Iterator[Guess]:
             why = "it stays on each node"
         elif program.moves:
             continue
-        elif path.startswith(".."):
-            why = "it is above the directory that is sent, and does not come home"
-        elif any(part.startswith(".") and part != "." for part in path.split("/")):
+        elif path.split("/").count("..") > MOST_ABOVE:
+            why = "it is too far above the directory that is sent, and does not come home"
+        elif any(part.startswith(".") and part not in (".", "..") for part in path.split("/")):
             why = "hidden files do not come home"
         else:
             continue
