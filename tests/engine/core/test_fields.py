@@ -585,6 +585,17 @@ def test_a_launch_that_sends_its_code(head: Head) -> None:
     assert off.finish() == 0, off.text
 
 
+@shows("launch.rank_env")
+@shows("launch.no_torchrun")
+def test_a_launch_that_leaves_the_ranks_to_the_program(head: Head) -> None:
+    variables = ("NODE_RANK", "SLURM_NODEID", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
+    program = f"import os; print('sees', *[os.environ.get(n) for n in {variables}])"
+    own = ["--set", "launch.no_torchrun=true", "--set", "launch.rank_env=slurm"]
+    command = head.run(*own, head.script("sees.py", program))
+    for node in ("0", "1"):
+        assert f"sees {node} {node} None None" in command.text, command.text
+
+
 @shows("sync.largest_file")
 @shows("sync.largest_tree")
 def test_a_launch_that_refuses_what_is_too_large(head: Head) -> None:
