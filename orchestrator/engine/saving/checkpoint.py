@@ -268,8 +268,7 @@ class Checkpoints:
         many of them are the same as in the one that was linked.
         """
         writers, directory = self.writers, writer.directory
-        records, files = self._digests(writer)
-        written = writer.written(checkpoint_store.final(self.directory, step), records)
+        written, files = self._digests(writer, checkpoint_store.final(self.directory, step))
         copied: Mapping[str, parts.Written] = {}
         linkable = self._linkable
         if writers.apart:
@@ -352,22 +351,26 @@ class Checkpoints:
         return checkpoint.complete or (checkpoint.part and ours)
 
     def _digests(
-        self, writer: parts.Writer
-    ) -> tuple[Mapping[str, FileRecord], Mapping[str, FileRecord]]:
-        """Return the digests of the files that this rank wrote, and those of all."""
+        self, writer: parts.Writer, final: Path
+    ) -> tuple[parts.Written | None, Mapping[str, FileRecord]]:
+        """Return what later checkpoints may link of this rank's files, and the digests of all.
+
+        Once all have answered, the first may publish: then no file has its name here any more.
+        """
         names = sorted(path.name for path in writer.directory.glob(f"__{self.writers.index}_*"))
         if self.writers.first:
             names.append(".metadata")
         records: Mapping[str, FileRecord] = {}
-        problem = ""
+        written, problem = None, ""
         try:
             records = writer.digests(names)
+            written = writer.written(final, records)
         except OSError as error:
             problem = str(error)
         answers = gather((problem, records), self.writers.group)
         if problem := next((problem for problem, _ in answers if problem), ""):
             raise OSError(problem)
-        return records, {name: record for _, some in answers for name, record in some.items()}
+        return written, {name: record for _, some in answers for name, record in some.items()}
 
 
 def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks) -> Writers:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from torch.nn.utils import prune
 from torch.utils.data import DataLoader
 
 from orchestrator import Trainer
+from orchestrator.engine.saving import parts
 from tests.engine.programs.basics import (
     Net,
     message,
@@ -143,6 +146,24 @@ def growing(directory: Path) -> None:
     bare = trainer.bare
     values = whole_values([*bare.named_parameters(), *bare.named_buffers()])
     (directory / f"kept_{trainer.ranks.rank}").write_text(json.dumps([[], values]))
+
+
+def saved_by_a_late_rank(directory: Path) -> None:
+    """Save frozen weights where rank 1 takes longer to look at its file than rank 0 to publish."""
+    model = net()
+    next(model.parameters()).requires_grad_(False)
+    trainer = Trainer(model, optimizer(model), torch.nn.CrossEntropyLoss(), strategy="full_shard")
+    in_time = parts.Writer.written
+
+    def late(writer: parts.Writer, final: Path, records: Any) -> Any:
+        end = time.monotonic() + 1.0
+        while trainer.ranks.rank == 1 and not final.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        return in_time(writer, final, records)
+
+    with mock.patch.object(parts.Writer, "written", late):
+        trainer.train(DataLoader(samples(), 8), max_period="2 steps", save_to=directory / "saved",
+                      save_every="1 steps")  # fmt: skip
 
 
 class Centred(torch.nn.Module):

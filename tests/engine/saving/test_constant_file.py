@@ -40,6 +40,15 @@ def until(steps: int) -> list[dict[str, Any]]:
     return [{"training": {"max_steps": steps}}, {"scheduler": {"total_steps": STEPS}}]
 
 
+def test_a_checkpoint_that_is_published_before_a_rank_has_seen_its_file_is_saved(
+    tmp_path: Path,
+) -> None:
+    call = "tests.engine.programs.keeping:saved_by_a_late_rank"
+    late = Job(str(tmp_path / "late"), [2], {}, call=call)
+    assert run(late) == [[0, 0]], late.output()
+    assert late.output().count("saved step ") == 2, late.output()
+
+
 @pytest.mark.parametrize("strategy", ["full_shard", "ddp"])
 def test_each_checkpoint_has_them_and_stands_for_itself(tmp_path: Path, strategy: str) -> None:
     """Whatever becomes of the others: the next run goes on from the last one alone."""
