@@ -60,6 +60,12 @@ def test_the_beginning_of_a_secret_is_seen(secret: bytes, cut: int, more: bytes)
         ("TOKENIZER", "gpt2-medium-v3", False),
         ("MAX_TOKENS", "100000000", False),
         ("MY_LR", "abcdefgh12345678", False),
+        ("WANDB_API_KEY", "0a1b2c3d4e", True),
+        ("HF_TOKEN", "hf_abcdefgh1", True),
+        ("SORT_KEY", "loss", False),
+        ("USE_AUTH", "true", False),
+        ("PASS", "12345678", False),
+        ("MODEL", "llama-3-8b", False),
     ],
 )
 def test_what_looks_like_a_secret(name: str, value: str, wanted: bool) -> None:

@@ -283,9 +283,9 @@ def stderr_without(text: bytes) -> Iterator[None]:
 def summed_by_ddp(model: DistributedDataParallel, *, last: bool) -> Iterator[None]:
     """Sum in the last micro-batch of a step, and say what helps where torch finds that a gradient
     came twice."""
-    look = model.static_graph and GRAPH_KNOWN not in vars(model)  # ddp wants to sum in its first
+    first = model.static_graph and GRAPH_KNOWN not in vars(model)  # ddp wants to sum in it
     try:
-        with all_summed(model) if last or look else model.no_sync():
+        with all_summed(model) if last or first else model.no_sync():
             yield
     except RuntimeError as error:
         if "mark a variable ready only once" not in str(error):
@@ -296,7 +296,7 @@ def summed_by_ddp(model: DistributedDataParallel, *, last: bool) -> Iterator[Non
             "torch.utils.checkpoint.checkpoint(..., use_reentrant=False), and of a model of"
             ' transformers: model.gradient_checkpointing_enable({"use_reentrant": False})',
         ) from error
-    if look:
+    if first:
         vars(model)[GRAPH_KNOWN] = [] if last else taken_away(model)
     elif last and vars(model).get(GRAPH_KNOWN):
         for parameter, summed in vars(model)[GRAPH_KNOWN]:

@@ -30,7 +30,7 @@ def cache() -> Path:
 
 @dataclass(frozen=True)
 class Requirements:
-    """What to install, and where from."""
+    """Says what to install, and where from."""
 
     file: Path
     text: bytes

@@ -18,7 +18,6 @@ INSTALLED_AS = {
     "OpenSSL": "pyOpenSSL",
     "PIL": "pillow",
     "absl": "absl-py",
-    "ale_py": "ale-py",
     "attr": "attrs",
     "bs4": "beautifulsoup4",
     "community": "python-louvain",
@@ -43,14 +42,12 @@ INSTALLED_AS = {
     "psycopg2": "psycopg2-binary",
     "pylab": "matplotlib",
     "pynvml": "nvidia-ml-py",
-    "rich_argparse": "rich-argparse",
     "ruamel": "ruamel.yaml",
     "serial": "pyserial",
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
     "skopt": "scikit-optimize",
     "slugify": "python-slugify",
-    "tensorflow_datasets": "tensorflow-datasets",
     "umap": "umap-learn",
     "websocket": "websocket-client",
     "yaml": "pyyaml",
@@ -64,7 +61,6 @@ INSTALLED_AS = {
 }
 OF_TORCH = ("torch", "functorch", "torchgen")
 WITH_CUDA = ("triton",)  # comes with torch's CUDA build
-NEEDS_TORCH_THERE = ("flash_attn", "apex", "transformer_engine")  # which are built on each node
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # at the beginning of a requirement
 MODULE = re.compile(r"No module named ['\"]?([A-Za-z_]\w*)")
 
@@ -87,11 +83,10 @@ def bootstrap_words(modules: Iterable[str], torch: str = "") -> str:
     `torch` is the version that nodes have now; its build is that of the index.
     """
     packages = dict.fromkeys(package_of(module) for module in modules if module not in WITH_CUDA)
-    packages = {name: None for name in packages if not name.startswith(("torch=", "git+"))}
-    packages.pop("torch", None)
+    others = (name for name in packages if name != "torch" and not name.startswith("git+"))
     release = torch.partition("+")[0]
     first = f"torch=={release}" if release else "torch"
-    return " ".join([BOOTSTRAP, *map(shlex.quote, [first, *packages])])
+    return " ".join([BOOTSTRAP, *map(shlex.quote, [first, *others])])
 
 
 def pip_words(python: str, modules: Sequence[str]) -> str:
@@ -111,7 +106,7 @@ def missing(message: str, *, everywhere: bool) -> str:
     who = "no node has it" if everywhere else f"{module or 'it'} is missing there, if nowhere else"
     if module in WITH_CUDA:
         return f"{who}: it comes with torch's CUDA build"
-    words = bootstrap_words([module] if module else [], "").replace(" torch", " torch numpy", 1)
+    words = bootstrap_words(["numpy", module] if module else ["numpy"])
     return (
         f"{who}: `{words}`, with what else the program imports, makes the same environment"
         " on all nodes (--activate bootstrap); or install it there for the Python that the job"

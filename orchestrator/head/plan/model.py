@@ -81,7 +81,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """What a program will lack or lose on the nodes: a guess, because it was read and not run."""
+    """Says what a program will lack or lose on the nodes: a guess, as it was read and not run."""
 
     files: tuple[str, ...] = ()  # that were read
     guesses: tuple[Guess, ...] = ()

@@ -21,6 +21,7 @@ from orchestrator.head.plan.nccl_transport import Fabric
 if TYPE_CHECKING:
     from orchestrator.protocol.facts import IpNetwork
 
+WHOLE_NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # hold no beginnings of names
 FAST = 25_000  # Mb/s from which one TCP connection, which carries 10 to 20 Gb/s, is not enough
 VERY_FAST = 100_000
 TUNNELS = ("tailscale", "wg", "tun", "tap", "zt", "ppp", "nebula")  # a VPN's interfaces
@@ -173,10 +174,7 @@ def vendor(node: ProbedNode, name: str, depth: int = 0) -> str:
 
 def is_unmatched(variable: str, value: str, node: ProbedNode) -> bool:
     """Return whether this variable names interfaces, and one that it needs is not there."""
-    if variable in (
-        "GLOO_SOCKET_IFNAME",
-        "TP_SOCKET_IFNAME",
-    ):  # whole names, of which gloo uses each
+    if variable in WHOLE_NAMES:  # gloo uses each of them
         names = {address.interface for address in node.facts.addresses}
         return any(word not in names for word in value.split(",") if word)
     return variable == "NCCL_SOCKET_IFNAME" and unmatched(value, node)

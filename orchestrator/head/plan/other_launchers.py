@@ -36,14 +36,12 @@ ALONE = (  # options without a value
 )
 MODULE = ("-m", "--module", "--module-mode")
 
-
 # Programs of another launcher that have their own way to be typed here, or none.
 OTHERS = {
     ("srun",): "type the program behind it: master_launch PROGRAM; in an allocation of Slurm its"
     " nodes are used, and --rank-env slurm sets SLURM_PROCID",
-    (
-        "sbatch",
-    ): "orchestrator submit slurm --nnodes N PROGRAM writes the batch file and submits it",
+    ("sbatch",): "orchestrator submit slurm --nnodes N PROGRAM writes the batch file and submits"
+    " it",
     ("lightning", "run"): "type: master_launch SCRIPT; Lightning finds torchrun's variables",
     ("ray", "start"): "Ray starts its own processes, and its head is one node alone: orchestrator"
     " exec -- ray start ...",

@@ -6,6 +6,7 @@ cloudpickle replaces the file's name from 3.1.3 on, so that equal functions are 
 from __future__ import annotations
 
 import io
+from types import CodeType
 from typing import IO, Any
 
 
@@ -15,7 +16,7 @@ def dump(what: object, file: IO[bytes]) -> None:
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # its base is untyped
         def reducer_override(self, obj: Any) -> Any:
-            if type(obj) is type(dump.__code__):
+            if type(obj) is CodeType:
                 return with_file(obj, cloudpickle.CloudPickler.dispatch_table[type(obj)](obj))
             return super().reducer_override(obj)
 

@@ -76,7 +76,7 @@ class Look:
 
     @functools.cached_property
     def supervisors(self) -> dict[int, tuple[str, str]]:
-        """Whose supervisors there are, also those that have only just been started."""
+        """Return whose supervisors there are, also those that have only just been started."""
         found = {p.pid: supervised(p.pid) for p in self.running.values() if not p.is_dead}
         return {pid: names for pid, names in found.items() if names[0]}
 

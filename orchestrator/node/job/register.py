@@ -118,10 +118,14 @@ def remove(run: RunDir, own_group: str) -> None:
 # -- the control group of a job ---------------------------------------------------------------
 
 
+def path_of(groups: str) -> str:
+    """Return the path of the group of version 2 among the groups of a process, or nothing."""
+    return next((line[3:] for line in groups.splitlines() if line.startswith("0::")), "")
+
+
 def jobs_in(groups: str) -> list[tuple[str, str]]:
     """Return the runs (job and node) in whose control groups a process with these groups is."""
-    path = next((line[3:] for line in groups.splitlines() if line.startswith("0::")), "")
-    found = (GROUP.fullmatch(name) for name in path.split("/"))
+    found = (GROUP.fullmatch(name) for name in path_of(groups).split("/"))
     return [(match[1], match[2]) for match in found if match]
 
 
@@ -137,7 +141,7 @@ def make_group(run: RunDir) -> str:
 
 def own_group() -> str:
     """Return the directory of this process's control group of version 2, or one that is not."""
-    path = next((line[3:] for line in group().splitlines() if line.startswith("0::")), "")
+    path = path_of(group())
     mounts = processes.contents("/proc/self/mountinfo").decode("utf-8", "replace").splitlines()
     for words in (line.split() for line in mounts if " - cgroup2 " in line):
         root, point = words[3].rstrip("/"), words[4]

@@ -46,7 +46,7 @@ LOOK_SECONDS = 0.05  # for a manifest that is still to come from another node
 
 
 class Moving(RoomState):
-    """What this visit moves, whoever asks."""
+    """Holds what this visit moves, whoever asks."""
 
     def __init__(self, visit: Visit) -> None:
         super().__init__(visit)

@@ -1,4 +1,4 @@
-"""What a visit leaves ready: processes for the next attempt of its job, or for the next launch."""
+"""Leaves processes ready for the next attempt of a job, or for the next launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a head asks about Python environments on a node."""
+"""Names what a head asks about Python environments on a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a head asks about a job that runs or ran: its files, its state, its end, its removal."""
+"""Names what a head asks about a job: its files, its state, its end, its removal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a head asks about a machine: facts, a closer examination, ports and links, the hook."""
+"""Names what a head asks about a machine: facts, an examination, ports and links, the hook."""
 
 from __future__ import annotations
 

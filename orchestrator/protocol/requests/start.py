@@ -1,4 +1,4 @@
-"""What a head asks to start a node's part of a job, the first time and again."""
+"""Names what a head asks to start a node's part of a job, the first time and again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a head asks to move files: from it to a node, from node to node, and home.
+"""Names what a head asks to move files: from it to a node, from node to node, and home.
 
 Whoever has files describes them in a manifest (protocol/manifest.py); whoever is to have them says
 which are lacking. From then on a file is its number in that manifest.

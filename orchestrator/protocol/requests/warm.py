@@ -1,4 +1,4 @@
-"""What a head asks about processes that wait for a job."""
+"""Names what a head asks about processes that wait for a job."""
 
 from __future__ import annotations
 

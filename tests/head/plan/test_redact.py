@@ -8,7 +8,6 @@ from orchestrator.common.hiding import hide
 from orchestrator.head.plan.model import EnvSetting
 from orchestrator.head.plan.redact import (
     env_apart,
-    is_secret,
     listed,
     redacted,
     redacted_command,
@@ -137,18 +136,3 @@ def test_the_values_of_env_apart() -> None:
         *("--env", "A", "--name", "B=3", "--env=C", "--env", "D", "x.py", "--env", "E=5")
     ]
     assert values == {"A": "1=2", "C": "4"}
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "secret"),
-    [
-        ("WANDB_API_KEY", "0a1b2c3d4e", True),
-        ("HF_TOKEN", "hf_abcdefgh1", True),
-        ("SORT_KEY", "loss", False),
-        ("USE_AUTH", "true", False),
-        ("PASS", "12345678", False),
-        ("MODEL", "llama-3-8b", False),
-    ],
-)
-def test_what_looks_like_a_secret_is_one(name: str, value: str, *, secret: bool) -> None:
-    assert is_secret(name, value) is secret

@@ -1,4 +1,4 @@
-"""What a program will need, read from its source: nothing of it is imported or run.
+"""Reads from its source what a program will need: nothing of it is imported or run.
 
 `program.read` parses the program and the modules of its own that it imports (imports.py says which,
 values.py what its paths are, paths.py what it opens); `foreseen.py` compares that with the nodes.

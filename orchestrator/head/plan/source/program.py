@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import time
 import warnings
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ from orchestrator.head.plan.source.values import (
     Options,
     Scope,
     Values,
+    dotted,
     last_name,
     options_of,
     scopes,
@@ -28,6 +30,7 @@ LARGEST_BYTES = 1 << 20
 LONGEST_SECONDS = 5.0  # of this processor
 MAIN = "__main__.py"
 SOURCES = "src"
+ADD_TO_PATH = ("sys.path.append", "sys.path.insert")
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Outside:
 
 @dataclass(frozen=True)
 class Program:
-    """What was read: the files, what they import from elsewhere, and what they open."""
+    """Holds what was read: the files, what they import from elsewhere, and what they open."""
 
     files: tuple[str, ...] = ()
     imports: tuple[Outside, ...] = ()
@@ -60,6 +63,10 @@ class File:
     name: str  # as it is shown: relative to the directory of the launch
     tree: ast.Module
     when: int
+
+    @functools.cached_property
+    def scopes(self) -> list[Scope]:
+        return scopes(self.tree, ASKING)
 
 
 @dataclass
@@ -91,8 +98,9 @@ class Reading:
             tree = known.tree if known is not None else self.parse(path)
             if tree is None:
                 continue
-            self.files[path] = File(path, self.shown(path), tree, when)
-            self.add_roots(path, tree)
+            file = File(path, self.shown(path), tree, when)
+            self.files[path] = file
+            self.add_roots(file)
             for item in imports_of(tree, is_main=path in main):
                 then = max(when, item.when)
                 todo += [(found, then) for found in self.follow(path, item, then)]
@@ -135,22 +143,12 @@ class Reading:
             self.outside[top] = Outside(top, self.shown(path), line, when, full)
         return []
 
-    def add_roots(self, path: Path, tree: ast.Module) -> None:
+    def add_roots(self, file: File) -> None:
         """Look also where the program adds to sys.path, as far as that can be seen."""
-        for node in ast.walk(tree):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-                continue
-            if (
-                node.func.attr in ("append", "insert")
-                and (
-                    ast.unparse(node.func.value)
-                    if isinstance(node.func.value, ast.Attribute)
-                    else ""
-                )
-                == "sys.path"
-            ):
-                scope = scopes(tree, ASKING)[0]
-                text = Values(str(path), {}, {}).of(node.args[-1] if node.args else None, scope)
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.Call) and dotted(node.func) in ADD_TO_PATH:
+                place = node.args[-1] if node.args else None
+                text = Values(str(file.path), {}, {}).of(place, file.scopes[0])
                 if text is not None and text.whole:
                     self.roots.append(self.here / text.text)
 
@@ -242,9 +240,8 @@ def of_files(reading: Reading, arguments: Sequence[str]) -> Program:
         if time.thread_time() > reading.until:
             reading.problems.append("what the other modules open: it took too long")
             break
-        of_file = scopes(file.tree, ASKING)
-        found += touches(of_file, Values(file.name, options, typed))
-        moves = moves or any(map(changes_directory, of_file))
+        found += touches(file.scopes, Values(file.name, options, typed))
+        moves = moves or any(map(changes_directory, file.scopes))
     order = {file.name: number for number, file in enumerate(files)}
     return Program(
         files=tuple(file.name for file in files),

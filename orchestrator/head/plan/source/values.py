@@ -21,7 +21,7 @@ HOLDERS = ("args", "opt", "opts", "options", "flags", "FLAGS", "params", "hparam
 
 @dataclass(frozen=True)
 class Text:
-    """What an expression stands for; not `whole` where more follows that is not known."""
+    """Holds what an expression stands for; not `whole` where more follows that is not known."""
 
     text: str
     whole: bool = True
@@ -230,7 +230,6 @@ def bind(scope: Scope, node: ast.AST) -> None:
         scope.bound.setdefault(node.target.id, []).append(node.value)
     elif isinstance(node, ast.AugAssign | ast.NamedExpr) and isinstance(node.target, ast.Name):
         scope.bound.setdefault(node.target.id, []).append(None)
-        scope.bound[node.target.id].append(None)
     elif isinstance(node, ast.Tuple | ast.List) and isinstance(node.ctx, ast.Store):
         for name in (element for element in node.elts if isinstance(element, ast.Name)):
             scope.bound.setdefault(name.id, []).append(None)

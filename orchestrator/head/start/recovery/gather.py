@@ -88,9 +88,7 @@ class Gathering:
             node.name: channels[node.index] for node in record.nodes if node.index in channels
         }
         self.answers: dict[str, LivingRuns] = {}  # of the nodes that are there, by name
-        self.apart: dict[
-            str, str
-        ] = {}  # nodes that others cannot reach, in words after their names
+        self.apart: dict[str, str] = {}  # nodes that others cannot reach, in words after a name
         self.renewed: dict[str, NodeRecord] = {}  # those that were given their part anew
         self.unable: dict[str, str] = {}  # and why others could not be, in words after their names
 

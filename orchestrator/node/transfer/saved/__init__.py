@@ -1,1 +1,1 @@
-"""What a program saved in files of its own: list it, and take copies of what others saved."""
+"""Lists what a program saved in files of its own, and takes copies of what others saved."""
