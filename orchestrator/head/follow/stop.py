@@ -100,14 +100,24 @@ def preview(receipts: Sequence[Receipt], experiments: Path) -> str:
     alive = [receipt for receipt in receipts if receipt.left]
     for receipt in alive:
         whose = f"{receipt.user}'s {receipt.job}" if receipt.user else receipt.job
-        of = f", of {receipt.experiment}" if receipt.experiment else ""
+        of = f", of {receipt.experiment}" if receipt.experiment.startswith("/") else ""
         lines.append(f"{receipt.node}: {whose}: {processes(len(receipt.left))}{of}")
-    jobs = {(receipt.user, receipt.job): receipt.experiment for receipt in alive}
+    jobs = {(receipt.user, receipt.job) for receipt in alive}
     root = f"{experiments.absolute()}/"
-    others = sum(not experiment.startswith(root) for experiment in jobs.values())
+    others = len({(r.user, r.job) for r in alive if is_elsewhere(r.experiment, experiments)})
     total = f"{plural(len(jobs), 'job')} on {plural(len({r.node for r in alive}), 'node')}"
     lines.append(f"{total}, {others} of these not of {root}" if others else total)
     return "\n".join(lines if alive or lines[1:] else ["no job runs on these nodes"])
+
+
+def is_elsewhere(experiment: str, experiments: Path) -> bool:
+    """Tell whether an experiment is known, and in another directory than this one.
+
+    A node that shares no disk with its head knows the name alone.
+    """
+    if experiment.startswith("/"):
+        return not Path(experiment).is_relative_to(experiments.absolute())
+    return bool(experiment) and not (experiments / experiment).is_dir()
 
 
 def processes(count: int) -> str:

@@ -107,6 +107,22 @@ def test_an_emergency_stop_shows_what_it_will_end(
     assert ("end all of these? [y/N]" in said.err) == (shows and "dry_run" not in options)
 
 
+@pytest.mark.parametrize(
+    ("experiment", "elsewhere"),
+    [("lm", False), ("other", True), ("", False), ("/data/lm", True), ("HERE/gone", False)],
+)
+def test_a_job_is_of_this_directory_where_its_experiment_is(
+    tmp_path: Path, experiment: str, *, elsewhere: bool
+) -> None:
+    """Nodes that share no disk with the head know its name alone, or nothing."""
+    (tmp_path / "lm").mkdir()
+    lives = replace(LIVES, experiment=experiment.replace("HERE", str(tmp_path)))
+    unknown = replace(lives, experiment="", left=(9,))
+    shown = stop.stopping.preview([lives, unknown], tmp_path)
+    assert shown.count("a: lm-1: ") == 2
+    assert ("1 of these not of" in shown) is elsewhere
+
+
 class Typed(io.StringIO):
     def __init__(self, answer: str | None) -> None:
         super().__init__(answer or "")
