@@ -9,6 +9,7 @@ import re
 import shutil
 import stat
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -59,29 +60,34 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
     listing.walk("", () if checkpoints else ("checkpoints",))
     if beside:
         add_outputs_beside_code(listing, run, time.monotonic() + beside)
-    listing.files = without_copies(root, listing.files)
+    listing.files = without_copies([root, *listing.roots], listing.files)
     return listing.answer(checkpoints=has_checkpoints(run))
 
 
-def without_copies(root: str, found: list[OutputFile]) -> list[OutputFile]:
-    """Leave out what was brought here from another node, which has it."""
+def without_copies(roots: Sequence[str], found: list[OutputFile]) -> list[OutputFile]:
+    """Leave out what was brought here from another node, which has it.
+
+    What is known of that lies in one of these directories: the innermost that a file is in.
+    """
     from orchestrator.node.transfer.saved.copies import (
         Copies,
         stamp_of,
     )  # the end of a job needs it
 
-    known = {place: Copies(place) for place in {root, *(file.place or root for file in found)}}
+    known = {root: Copies(root) for root in roots}
 
     def is_copy(file: OutputFile) -> bool:
-        copies = known[file.place or root]
-        if file.kind == "directory" or file.path not in copies.known:
+        path = os.path.join(file.place or roots[0], file.path)
+        root = max((r for r in roots if path.startswith(os.path.join(r, ""))), key=len)
+        name = os.path.relpath(path, root)
+        if file.kind == "directory" or name not in known[root].known:
             return False
         try:
-            status = os.lstat(os.path.join(file.place or root, file.path))
+            status = os.lstat(path)
         except OSError:
             return False
         target = os.path.normpath(file.target) if file.target else ""
-        return copies.of(file.path, stamp_of(status, target)) is not None
+        return known[root].of(name, stamp_of(status, target)) is not None
 
     return [file for file in found if not is_copy(file)]
 
@@ -99,6 +105,8 @@ def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
     try:
         beside.root = whole.workdir = run.read_spec().workdir
         above.root = os.fsdecode(snapshot.snapshot_of(store, whole.workdir))
+        around = snapshot.above(store, os.fsencode(whole.workdir))
+        whole.roots = [whole.workdir, *map(os.fsdecode, around)]
         if above.root:
             for name in snapshot.written(store, os.fsencode(whole.workdir), until):
                 path = os.path.normpath(os.path.join(whole.workdir, os.fsdecode(name)))
@@ -205,6 +213,7 @@ class Listing:
         self.files: list[OutputFile] = []
         self.left_out: list[str] = []
         self.workdir = ""
+        self.roots: list[str] = []  # where more than in its root is listed
 
     def answer(self, *, checkpoints: bool = False) -> OutputFiles:
         more = len(self.left_out) - MOST_LEFT_OUT
