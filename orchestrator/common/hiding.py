@@ -1,6 +1,6 @@
 """Take secrets out of what is written down or sent: by their values, and by what gives them away.
 
-The one border: what a node writes down or sends home goes through `hide` or `masked`, with the
+The one border: what a node writes down or sends home goes through `hide` or `Mask`, with the
 values `of_environment`; what the head writes does so with those of the launch. Shipped to the
 nodes: the standard library alone, and Python 3.9. node/job/ranks/rank.py loads it by its path.
 """
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import binascii
 import json
+import os
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -19,6 +21,7 @@ REDACTED = "(redacted)"
 SHORTEST = 4
 SHORTEST_TOKEN = 8
 LONG_LINE = 16
+FEW = 40  # so many texts are searched for one by one in the time of a search by blocks
 # Names of variables and options that hold a secret.
 NAME = re.compile(
     r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|COOKIE|WEBHOOK|CONNECTION|DSN|KEY$|_PWD$"
@@ -116,20 +119,57 @@ def _hide(data: Any, secrets: Sequence[str]) -> Any:
     return data
 
 
-def masked(output: bytes, secrets: Sequence[bytes]) -> bytes:
-    """Put as many asterisks in the place of each secret: the places of all other bytes stay."""
-    for secret in secrets:
-        if len(secret) >= SHORTEST:
+class Mask:
+    """Puts as many asterisks in the place of each secret: the places of all other bytes stay.
+
+    What it costs does not grow with their number: which of them may be in an output is known by
+    blocks of a word. A text of n bytes has, wherever it stands, a whole block in its last bytes,
+    so each block of the output is looked up among those that texts can have there.
+    """
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        values = {os.fsencode(secret) for secret in secrets}
+        # The longest first: one may be a part of another.
+        self.secrets = sorted((v for v in values if len(v) >= SHORTEST), key=len, reverse=True)
+        self.longest = max(map(len, self.secrets), default=0)
+        self.always = set(self.secrets)
+        self.blocks: dict[str, dict[int, list[bytes]]] = {}  # kind of array -> block -> of whom
+        for kind in ("Q", "I"):
+            last = 2 * array(kind).itemsize - 1
+            of_kind = {secret for secret in self.always if len(secret) >= last}
+            if len(of_kind) > FEW:  # fewer are searched one by one in less time
+                self.always -= of_kind
+                self.blocks[kind] = blocks_of(kind, [(s, s[-last:]) for s in of_kind])
+
+    def masked(self, output: bytes) -> bytes:
+        maybe = set(self.always)
+        for kind, blocks in self.blocks.items():
+            whole = len(output) - len(output) % array(kind).itemsize
+            for block in frozenset(blocks).intersection(array(kind, output[:whole])):
+                maybe.update(blocks[block])
+        for secret in sorted(maybe, key=len, reverse=True):
             output = output.replace(secret, b"*" * len(secret))
-    return output
+        return output
+
+    def begun(self, output: bytes) -> int:
+        """Return how many bytes at the end may be the beginning of a secret that goes on later."""
+        most = 0
+        end = output[-self.longest :]
+        for secret in self.secrets:
+            if secret[:SHORTEST] not in end:
+                continue
+            for size in range(min(len(secret) - 1, len(end)), max(most, SHORTEST - 1), -1):
+                if end.endswith(secret[:size]):
+                    most = size
+                    break
+        return most
 
 
-def begun(output: bytes, secrets: Sequence[bytes]) -> int:
-    """Return how many bytes at the end may be the beginning of a secret, whose rest comes later."""
-    most = 0
-    for secret in secrets:
-        for size in range(min(len(secret) - 1, len(output)), max(most, SHORTEST - 1), -1):
-            if output.endswith(secret[:size]):
-                most = size
-                break
-    return most
+def blocks_of(kind: str, ends: Iterable[tuple[bytes, bytes]]) -> dict[int, list[bytes]]:
+    """Return each block that lies anywhere in one of these ends, and of which secrets it is one."""
+    size = array(kind).itemsize
+    blocks: dict[int, list[bytes]] = {}
+    for secret, end in ends:
+        for at in range(len(end) - size + 1):
+            blocks.setdefault(array(kind, end[at : at + size])[0], []).append(secret)
+    return blocks

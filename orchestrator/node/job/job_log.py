@@ -33,9 +33,7 @@ class JobLog:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self.log = os.open(log, flags, 0o600)
         self.ranks = os.open(ranks, flags, 0o600)
-        # The longest first: one may be a part of another.
-        self.secrets = [os.fsencode(secret) for secret in sorted(secrets, key=len, reverse=True)]
-        self.longest = max(map(len, self.secrets), default=0)
+        self.mask = hiding.Mask(secrets)
         self.before = before  # bytes of earlier attempts, which stand before these at the head
         self.size = os.fstat(self.log).st_size
         self.stream = ""
@@ -54,7 +52,7 @@ class JobLog:
         data = partial.data + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if len(data) - end > PARTIAL_BYTES:
-            end = len(data) - hiding.begun(data, self.secrets)
+            end = len(data) - self.mask.begun(data)
         if end:
             self._write(stream, self._masked(partial, data[:end]))
         partial.data = data[end:]
@@ -75,7 +73,7 @@ class JobLog:
                 continue
             left = partial.since + PARTIAL_SECONDS - now
             if everything or left <= 0:
-                held = 0 if everything else hiding.begun(partial.data, self.secrets)
+                held = 0 if everything else self.mask.begun(partial.data)
                 end = len(partial.data) - held  # the rest of a secret comes, or another word
                 if end:
                     self._write(stream, self._masked(partial, partial.data[:end]))
@@ -85,12 +83,12 @@ class JobLog:
         return due
 
     def _masked(self, partial: Partial, data: bytes) -> memoryview:
-        if not self.secrets:
+        if not self.mask.secrets:
             return memoryview(data)
         before = len(partial.written)
         whole = partial.written + data
-        partial.written = whole[-self.longest :]
-        return memoryview(hiding.masked(whole, self.secrets))[before:]
+        partial.written = whole[-self.mask.longest :]
+        return memoryview(self.mask.masked(whole))[before:]
 
     def _write(self, stream: str, data: memoryview) -> None:
         """Write if possible: the job goes on without its log, and a gap is reported later."""
