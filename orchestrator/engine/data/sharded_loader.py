@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 EPOCHS = 1 << 40  # beyond any step, whose seeds are others
 DRAWN_AT_ONCE = 1 << 14  # of what a sampler draws: sent to all ranks at a time
+PLACES_AT_ONCE = 1 << 11  # whose samples are computed at a time
 DRAWS_COMPARED = 1 << 10  # of the first piece
 
 
@@ -242,20 +243,13 @@ class MapShard(Shard):
         else:
             yield from self._drawn(epoch, position)
             return
-        dealt = self._dealt(len(self.sampler), position)
-        for index in range(dealt.rounds):
-            yield Round(samples(dealt.places(index)), dealt.real(index))
+        yield from self._dealt(len(self.sampler), position).of(samples)
 
     def _drawn(self, epoch: int, position: int) -> Iterator[Round]:
         """Deal out what rank 0's sampler draws from a position on."""
         at_once = math.lcm(self.first, self.ranks.world) * (self.batch_size or 1)
-        first: list[Any] = []  # shown by a rank for which nothing is left
         for items in whole_rounds(self._pieces(epoch), position, at_once):
-            first = first or items[:1]
-            dealt = self._dealt(len(items))
-            for index in range(dealt.rounds):
-                real = dealt.real(index)
-                yield Round(picked(items, dealt.places(index)) if real else first, real)
+            yield from self._dealt(len(items)).of(functools.partial(picked, items))
 
     def _pieces(self, epoch: int) -> Iterator[list[Any]]:
         """Draw by rank 0's sampler, piece by piece: it may have no end."""
@@ -384,15 +378,20 @@ class Dealt:
         self.size, self.rank, self.world = size, rank, world
         self.rounds = -(-(self.items - start) // at_once)
 
-    def places(self, index: int) -> range:
-        return self._share_of(index) or range(1)
+    def of(self, samples: Callable[[range], list[T]]) -> Iterator[Round]:
+        """Give this rank's batches of the samples at some places, which takes about as long for
+        hundreds of them as for one."""
+        at_once = max(1, PLACES_AT_ONCE // self.size)
+        for index in range(0, self.rounds, at_once):
+            many = min(at_once, self.rounds - index)
+            items = samples(self._share_of(index, many))
+            for first in range(0, many * self.size, self.size):
+                share = items[first : first + self.size]
+                yield Round(share or samples(range(1)), bool(share))
 
-    def real(self, index: int) -> bool:
-        return bool(self._share_of(index))
-
-    def _share_of(self, index: int) -> range:
+    def _share_of(self, index: int, many: int) -> range:
         first = self.start + index * self.size * self.world
-        stop = min(first + self.size * self.world, self.items)
+        stop = min(first + many * self.size * self.world, self.items)
         return range(first + self.rank, stop, self.world)
 
 

@@ -10,6 +10,7 @@ import re
 import signal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -520,18 +521,24 @@ def test_periods(text: str, seconds: float, unit: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(0, 60), st.integers(1, 5), st.booleans(), st.integers(1, 5))
+@given(
+    *(st.integers(0, 60), st.integers(1, 5), st.booleans(), st.integers(1, 5)),
+    st.sampled_from([1, 7, sharded_loader.PLACES_AT_ONCE]),
+)
 def test_the_nth_batches_of_all_ranks_are_the_nth_of_one(
-    size: int, batch: int, drop: bool, world: int
+    size: int, batch: int, drop: bool, world: int, at_once: int
 ) -> None:
-    """None twice, none left out, and as many batches on every rank."""
-    ranks = [sharded_loader.Dealt(size, batch, drop, rank, world) for rank in range(world)]
-    assert len({dealt.rounds for dealt in ranks}) == 1
+    """None twice, none left out, and as many batches on every rank, however many are computed at
+    a time."""
+    with mock.patch.object(sharded_loader, "PLACES_AT_ONCE", at_once):
+        ranks = [
+            list(sharded_loader.Dealt(size, batch, drop, rank, world).of(list))
+            for rank in range(world)
+        ]
     kept = size // (batch * world) * batch * world if drop else size
-    assert ranks[0].rounds == -(-kept // (batch * world))
-    for number in range(ranks[0].rounds):
-        assert all(dealt.real(number) or dealt.places(number) == range(1) for dealt in ranks)
-        real = [dealt.places(number) for dealt in ranks if dealt.real(number)]
+    assert {len(rounds) for rounds in ranks} == {-(-kept // (batch * world))}
+    for number, together in enumerate(zip(*ranks, strict=True)):
+        assert all(share.real or share.items == [0] for share in together)
         first = number * batch * world
-        together = sorted(directory for places in real for directory in places)
-        assert together == list(range(first, min(first + batch * world, kept)))
+        drawn = sorted(place for share in together if share.real for place in share.items)
+        assert drawn == list(range(first, min(first + batch * world, kept)))
