@@ -248,8 +248,10 @@ class MapShard(Shard):
     def _drawn(self, epoch: int, position: int) -> Iterator[Round]:
         """Deal out what rank 0's sampler draws from a position on."""
         at_once = math.lcm(self.first, self.ranks.world) * (self.batch_size or 1)
+        first: list[Any] = []  # shown by a rank for which nothing is left
         for items in whole_rounds(self._pieces(epoch), position, at_once):
-            yield from self._dealt(len(items)).of(functools.partial(picked, items))
+            first = first or items[:1]
+            yield from self._dealt(len(items)).of(functools.partial(picked, items), first)
 
     def _pieces(self, epoch: int) -> Iterator[list[Any]]:
         """Draw by rank 0's sampler, piece by piece: it may have no end."""
@@ -378,16 +380,16 @@ class Dealt:
         self.size, self.rank, self.world = size, rank, world
         self.rounds = -(-(self.items - start) // at_once)
 
-    def of(self, samples: Callable[[range], list[T]]) -> Iterator[Round]:
+    def of(self, samples: Callable[[range], list[T]], idle: Sequence[T] = ()) -> Iterator[Round]:
         """Give this rank's batches of the samples at some places, which takes about as long for
-        hundreds of them as for one."""
+        hundreds of them as for one. `idle`: of a batch that counts as none."""
         at_once = max(1, PLACES_AT_ONCE // self.size)
         for index in range(0, self.rounds, at_once):
             many = min(at_once, self.rounds - index)
             items = samples(self._share_of(index, many))
             for first in range(0, many * self.size, self.size):
                 share = items[first : first + self.size]
-                yield Round(share or samples(range(1)), bool(share))
+                yield Round(share or [*idle] or samples(range(1)), bool(share))
 
     def _share_of(self, index: int, many: int) -> range:
         first = self.start + index * self.size * self.world
