@@ -295,6 +295,13 @@ INSTEAD = {
     " accelerate",
     "--multi-gpu": "leave it out: there is a rank for each GPU",
 }
+_INDEX = "pip's own settings count: PIP_EXTRA_INDEX_URL=URL orchestrator bootstrap ..."
+OF_PIP = {  # for `orchestrator bootstrap`
+    **dict.fromkeys(("-r", "--requirement"), "name the file: orchestrator bootstrap FILE"),
+    **dict.fromkeys(("-i", "--index-url", "--extra-index-url"), _INDEX),
+    **dict.fromkeys(("-U", "--upgrade"), "leave it out, and name the version: NAME==VERSION"),
+    "-f": "type --find-links DIR",
+}
 
 
 def ours(command: click.Command, arguments: Sequence[str]) -> list[str]:
@@ -341,6 +348,7 @@ def translated(flag: str, known: dict[str, click.Option]) -> str:
     dashed = SAME.get(dashed, dashed)
     if dashed in known:
         return dashed
-    if dashed in INSTEAD:
-        raise UsageError(f"unknown option {flag}", INSTEAD[dashed])
+    instead = {**INSTEAD, **(OF_PIP if "--from-index" in known else {})}
+    if dashed in instead:
+        raise UsageError(f"unknown option {flag}", instead[dashed])
     return flag

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.head.environments import refusals
 from orchestrator.head.transfer.index import cache as index_cache
 
 LOCK = "uv.lock"
@@ -19,9 +22,17 @@ NAMES = (LOCK, "requirements.txt", PROJECT)
 READ_BY_PIP = (".txt", ".in")
 SUFFIXES = (*READ_BY_PIP, ".toml", ".lock")
 # A package as pip takes it: torch, torch==2.13.0, ray[train]>=2, name @ https://..., a wheel.
+PROJECT_NAME = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?\s*(?:\[[\w,. -]*\])?"
+VERSION = r"(?:===|==|~=|!=|<=|>=|<|>)\s*[\w.*+!-]+"
 PACKAGE = re.compile(
-    r"[A-Za-z0-9][\w.-]*\s*(\[[\w,. -]*\])?\s*([=<>!~]=?[^/\\\n]*|@\s*\S+)?(;.*)?|\S+\.whl|git\+\S+"
+    rf"{PROJECT_NAME}\s*({VERSION}(\s*,\s*{VERSION})*|@\s*\S*(/\S*|\.whl))?\s*(;.*)?"
+    r"|\S+\.whl|git\+\S+"
 )
+# What people type instead, of one package and its version; and before the packages.
+NO_VERSION = re.compile(rf"({PROJECT_NAME})\s*(?:=|@|:|\s)\s*v?(\d[\w.*+]*)")
+RANGES = re.compile(rf"({PROJECT_NAME})\s*({VERSION}(?:[\s,]+{VERSION})+)")
+AS_FOR_PIP = "write packages as for pip, in quotes: orchestrator bootstrap torch 'numpy>=2'"
+INSTALLERS = (("uv", "pip", "install"), ("pip", "install"), ("conda", "install"), ("install",))
 
 
 def cache() -> Path:
@@ -84,6 +95,12 @@ def of_words(words: Sequence[str], find_links: tuple[str, ...], *, index: bool) 
 
     Its name is that of the usual file: the same packages make the same environment.
     """
+    refuse_redirection(words)
+    for installer in INSTALLERS:
+        if tuple(words[: len(installer)]) == installer:
+            raise UsageError(
+                f"{' '.join(installer)} is no package", type_words(words[len(installer) :])
+            )
     lines = []
     for word in words:
         if is_file(word):
@@ -96,9 +113,12 @@ def of_words(words: Sequence[str], find_links: tuple[str, ...], *, index: bool) 
             local = word.endswith(".whl") and "://" not in word
             lines.append(str(Path(word).absolute()) if local else word)
         else:
+            if Path(word).is_dir():
+                raise CheckFailed(*refusals.of_directory(word))
+            instead = [new for old in words for new in ([old] if old != word else as_for_pip(word))]
             raise UsageError(
                 f"{word!r} is neither a file here nor a package",
-                "write packages as for pip, in quotes: orchestrator bootstrap torch 'numpy>=2'",
+                type_words(instead) if as_for_pip(word) else AS_FOR_PIP,
             )
     text = "".join(f"{line}\n" for line in sorted(set(lines)))
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -110,6 +130,29 @@ def of_words(words: Sequence[str], find_links: tuple[str, ...], *, index: bool) 
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
     return Requirements(file, content, links_of(find_links), index, words=", ".join(words))
+
+
+def as_for_pip(word: str) -> list[str]:
+    """Return what was probably meant by a word that is no package; nothing if it is unknown."""
+    if lacks := NO_VERSION.fullmatch(word):
+        return [f"{lacks[1].rstrip()}=={lacks[2]}"]
+    if ranges := RANGES.fullmatch(word):
+        return [ranges[1].rstrip() + ",".join(re.findall(VERSION, ranges[2]))]
+    parts = re.split(r"\s*[,\s]\s*", word.strip())
+    return parts if len(parts) > 1 and all(map(PACKAGE.fullmatch, parts)) else []
+
+
+def refuse_redirection(words: Sequence[str]) -> None:
+    """Refuse what a shell makes of numpy>=2 without quotes: numpy, and our output in a file =2."""
+    with contextlib.suppress(OSError):
+        file = Path("/proc/self/fd/1").readlink()
+        if file.name.startswith("="):
+            meant = type_words([*words[:-1], f"{words[-1]}>{file.name}"])
+            raise UsageError(f"the shell takes >{file.name} for a file, {file}", meant)
+
+
+def type_words(words: Sequence[str]) -> str:
+    return f"type: {shlex.join(['orchestrator', 'bootstrap', *words])}"
 
 
 def links_of(find_links: Sequence[str]) -> tuple[str, ...]:
@@ -144,7 +187,7 @@ def hashes_of(text: bytes) -> Hashes:
         name = NAME.match(line)
         allowed = frozenset(f"{kind}:{value.lower()}" for kind, value in HASH.findall(line))
         if name and allowed:
-            key = normal(name[1])
+            key = refusals.normal(name[1])
             found[key] = found.get(key, frozenset()) | allowed
     return found
 
@@ -154,16 +197,12 @@ def lines_of(text: str) -> list[str]:
     return [line for line in re.sub(r"\\\r?\n", " ", text).splitlines() if line.strip()]
 
 
-def normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def keep_hashes(pinned: str, allowed: Hashes, what: str) -> str:
     """Leave of the hashes that an index names for each version those that the user allows."""
     lines = []
     for line in lines_of(pinned):
         name = NAME.match(line)
-        theirs = allowed.get(normal(name[1])) if name else None
+        theirs = allowed.get(refusals.normal(name[1])) if name else None
         if theirs is None:
             lines.append(line)
             continue

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from urllib.parse import unquote
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
+from orchestrator.head.environments import refusals
 from orchestrator.head.environments.requirements import (
     LOCK,
     READ_BY_PIP,
@@ -37,10 +37,6 @@ LAST_LINES = 8
 UNUSED_SECONDS = 30 * 86400.0  # after which downloads are old
 LOCKED = "locked.txt"
 PINNED = "pinned.txt"  # exact versions, with hashes
-BUILD = (
-    "build one: python -m pip wheel --no-deps -w wheels {}; and write the path of the wheel in its"
-    " place"
-)
 EDITABLE = re.compile(r"(?:-e|--editable)[ =]\s*(\S.*?)\s*$")
 PLACE = re.compile(r"^(?:[\w.-]+(?:\[[^]]*\])?\s*@\s*)?(?:file://)?")
 
@@ -100,7 +96,7 @@ def run(words: Sequence[str], what: str) -> str:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         last = "\n    ".join(lines[-LAST_LINES:])
-        raise CheckFailed(f"{what}:\n    {last}")
+        raise CheckFailed(f"{what}:\n    {last}", refusals.fix_of(done.stderr))
     return done.stdout
 
 
@@ -203,7 +199,10 @@ def wheels_for(kind: Kind, key: str, sources: Requirements, say: Say) -> Path:
             run(pip("download", *options, "-r", pinned), what)
         for path in new.iterdir():
             if path.suffix not in (".whl", ".txt"):
-                raise CheckFailed(f"{what}:\n    {path.name} is no wheel", BUILD.format("PROJECT"))
+                raise CheckFailed(
+                    f"{what}:\n    {path.name} is no wheel",
+                    refusals.build("PROJECT"),
+                )
             if path.suffix == ".txt" and not (sources.from_index and path.name == PINNED):
                 path.unlink()
         program = uv_for(kind.machine, kind.libc, sources)
@@ -255,10 +254,7 @@ def check_projects(pinned: Path, say: Say) -> None:
         place = PLACE.sub("", bare).partition("[")[0]
         place = unquote(place) if "file://" in bare else place
         if place and not place.startswith("-") and Path(place).is_dir():
-            raise CheckFailed(
-                f"{place} is a directory, and the nodes are sent wheels",
-                f"{BUILD.format(shlex.quote(place))}, or -e {place} where what it needs is enough",
-            )
+            raise CheckFailed(*refusals.of_directory(place))
         lines.append(line)
     pinned.write_text("".join(lines))
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from orchestrator.common.errors import CheckFailed, NodeError, UsageError
-from orchestrator.head.environments import build, requirements, wheels
+from orchestrator.head.environments import build, refusals, requirements, wheels
 from orchestrator.head.environments.build import Outcome
 from orchestrator.head.environments.command import how_to_activate
 from orchestrator.head.environments.wheels import Kind
@@ -92,12 +94,72 @@ def test_packages_that_are_typed_are_told_from_files(
     for words, error in (
         (("requirments.txt",), r"requirments\.txt cannot be read"),
         (("uv.lock", "numpy"), r"uv\.lock cannot stand beside packages"),
-        (("./torch",), "neither a file here nor a package"),
+        (("./ torch",), "neither a file here nor a package"),
         (("to rch",), "neither a file here nor a package"),
         (("$(reboot)",), "neither a file here nor a package"),
     ):
         with pytest.raises(UsageError, match=error):
             read(*words)
+    with pytest.raises(CheckFailed, match="is a directory"):
+        read("./torch")
+
+
+@pytest.mark.parametrize(
+    ("typed", "instead"),
+    [
+        ("torch=2.13 numpy", "torch==2.13 numpy"),
+        ("ray[train]=2", "'ray[train]==2'"),
+        ("torch@2.13", "torch==2.13"),
+        ("numpy>=1<2", "AS_FOR_PIP"),
+        ("numpy,six", "numpy six"),
+        ("pip install numpy", "numpy"),
+        ("numpy=>2", "AS_FOR_PIP"),
+    ],
+)
+def test_a_mistake_in_a_package_is_answered_with_what_to_type(typed: str, instead: str) -> None:
+    words = f"type: orchestrator bootstrap {instead}"
+    fix = requirements.AS_FOR_PIP if instead == "AS_FOR_PIP" else words
+    with pytest.raises(UsageError) as refused:
+        requirements.read(typed.split(), (), index=True)
+    assert refused.value.fix == fix
+
+
+def test_spaces_in_quotes_are_no_package() -> None:
+    for typed, instead in (("numpy >=1 <2", "'numpy>=1,<2'"), ("numpy 2.1", "numpy==2.1")):
+        with pytest.raises(UsageError) as refused:
+            requirements.read((typed,), (), index=True)
+        assert refused.value.fix == f"type: orchestrator bootstrap {instead}"
+
+
+def test_a_shell_that_takes_a_version_for_a_file_is_seen(tmp_path: Path) -> None:
+    """`bootstrap six>=1` without quotes."""
+    program = (
+        "import orchestrator.head.environments.requirements as r; r.refuse_redirection(['six'])"
+    )
+    words = [sys.executable, "-c", program]
+    with (tmp_path / "=1.16").open("w") as file:
+        done = subprocess.run(words, stdout=file, stderr=subprocess.PIPE, text=True, check=False)
+    assert "type: orchestrator bootstrap 'six>=1.16'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ("Because siix was not found in the package registry and you require siix", "siix"),
+        ("Because cv2 was not found in the package\n    registry and", "opencv-python-headless"),
+        ("all versions of sklearn have no usable wheels", "package scikit-learn"),
+        ("Because numpy==1.19.5 has no usable wheels and", "versions numpy` lists"),
+        ("Because there is no version of six==9.9 and you", "versions six` lists"),
+        ("Because six was not found in the provided package locations", "no index was asked"),
+        ("cause: Failed to fetch: http://127.0.0.1:9/simple/six/", "does not reach that index"),
+        ("ERROR: No matching distribution found for siix==2", "versions siix` lists"),
+        ("error: Couldn't parse requirement in `x` at\n position 0", "name==1.2"),
+        ("disk full", ""),
+    ],
+)
+def test_what_uv_and_pip_refuse_is_answered_with_what_to_type(said: str, fix: str) -> None:
+    told = refusals.fix_of(said)
+    assert fix in told if fix else not told
 
 
 def test_what_fits_a_libc() -> None:
