@@ -13,6 +13,7 @@ from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.verdict import Failure
+from orchestrator.head.nodes import packages
 from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import RESIZED, JobRecord
 from orchestrator.records.outcome import Verdict
@@ -63,7 +64,8 @@ def cause_of(job: FollowedJob) -> Verdict | None:
     cause = verdict.conclude(failures, bad)
     if cause is None:
         return None
-    if of_a_machine(cause.kind, cause.message):
+    # What is not installed is no fault of a machine, even if only one was asked for it.
+    if of_a_machine(cause.kind, cause.message) and not packages.is_missing(cause.message):
         job.remember(cause.node, cause.time, cause.kind, cause.message)
     return replace(cause, fix=manifest.not_sent(job.experiment, cause.message) or cause.fix)
 

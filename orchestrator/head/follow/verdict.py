@@ -24,6 +24,7 @@ PACKAGES = re.compile(
 IN_A_WORKER = re.compile(r"^Caught \w+ (in DataLoader worker process \d+)")
 # The first exception of a group: in its traceback each stands behind a bar.
 IN_A_GROUP = re.compile(r"^ *\| +File .*\n(?: *\|  +.*\n)* *\| (\S.*)$", re.MULTILINE)
+OF_A_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch begins lines of a traceback so
 WHAT = re.compile(r"^\s*what\(\):\s+(.+)$", re.MULTILINE)
 TRACEBACK = "Traceback (most recent call last):"
 SAYS_ALL = ("ended with exit code", "no progress")  # messages that need no title
@@ -128,7 +129,7 @@ def described(kind: str, text: str, trace: str) -> str:
 
 
 def _of_signal(begun: Failure, event: RankEnded, number: int) -> Failure:
-    name, output = signal_name(number), event.said
+    name, output = signal_name(number), OF_A_RANK.sub("", event.said)
     message, kind, evidence = f"killed by signal {number} ({name})", "signal", ""
     if name == "SIGKILL" and event.oom_kills:
         kind = "out_of_memory"
@@ -147,7 +148,7 @@ def _of_signal(begun: Failure, event: RankEnded, number: int) -> Failure:
 
 
 def _of_exit(begun: Failure, event: RankEnded, exit_text: str) -> Failure:
-    code, output = event.code, event.said
+    code, output = event.code, OF_A_RANK.sub("", event.said)
     if exit_text and not exit_text.lstrip("-").isdigit():
         first, _, rest = exit_text.partition("\n")
         fix = rest.strip() if rest.startswith("  ") else ""  # as our own errors have it
@@ -286,12 +287,12 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> Verdict | None:
         same
         and not also
         and ended_badly <= len(first_failures) + 1
-        and "No module named" in first.message
+        and packages.is_missing(first.message)
     ):
         # No machine's fault: none of them is named in its history, or given up for a spare.
         fix = packages.missing(first.message, everywhere=True)
         first = replace(first, kind="exception", fix=fix)
-    elif first.kind == "environment" and "No module named" in first.message:
+    elif first.kind == "environment" and packages.is_missing(first.message):
         first = replace(first, fix=packages.missing(first.message, everywhere=False))
     known = len(first_failures) + (first.rank is not None and first.kind != "ended_early")
     of_first = {field.name: getattr(first, field.name) for field in fields(Cause)}

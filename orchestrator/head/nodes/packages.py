@@ -63,6 +63,18 @@ OF_TORCH = ("torch", "functorch", "torchgen")
 WITH_CUDA = ("triton",)  # comes with torch's CUDA build
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # at the beginning of a requirement
 MODULE = re.compile(r"No module named ['\"]?([A-Za-z_]\w*)")
+# What packages say of those that they need, with the words that would install them.
+NEEDS = re.compile(
+    r"^(ModuleNotFoundError: |ImportError: (?!cannot import name).*(not installed|requires|pip ))"
+)
+PIP_INSTALL = re.compile(
+    r"pip3? install (?:-\S+ )*['\"`]?([A-Za-z0-9][\w.-]*(?:\[[\w,-]+\])?(?:[=<>~!]=?[\w.*,<>=]+)?)"
+)
+
+
+def is_missing(message: str) -> bool:
+    """Tell whether an error says that a package is not installed."""
+    return "No module named" in message or NEEDS.search(message) is not None
 
 
 def package_of(module: str) -> str:
@@ -103,10 +115,12 @@ def missing(message: str, *, everywhere: bool) -> str:
     """
     match = MODULE.search(message)
     module = match[1] if match else ""
+    asked = None if match else PIP_INSTALL.search(message)
     who = "no node has it" if everywhere else f"{module or 'it'} is missing there, if nowhere else"
     if module in WITH_CUDA:
         return f"{who}: it comes with torch's CUDA build"
     words = bootstrap_words(["numpy", module] if module else ["numpy"])
+    words += f" {shlex.quote(asked[1])}" if asked else ""
     return (
         f"{who}: `{words}`, with what else the program imports, makes the same environment"
         " on all nodes (--activate bootstrap); or install it there for the Python that the job"

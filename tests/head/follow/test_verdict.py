@@ -173,6 +173,26 @@ def test_a_module_that_no_node_has() -> None:
     assert "like the others" not in alone.fix and alone.kind == "environment"
 
 
+def test_a_package_that_asks_for_another() -> None:
+    words = "Requirement 'jsonargparse' not met. Try `pip install -U 'jsonargparse[urls]>=4.27'`"
+    asked = error(words, type="ModuleNotFoundError")
+    told = conclude([of_rank(n, "a", ended(1, asked, rank=n), 1000.0) for n in (0, 1)], 2)
+    assert told is not None and told.kind == "exception" and "like the others" not in told.fix
+    assert "bootstrap torch numpy 'jsonargparse[urls]>=4.27'`" in told.fix
+
+
+def test_the_traceback_of_a_program_that_a_shell_started() -> None:
+    """torch begins its lines with the rank."""
+    lines = ["Traceback (most recent call last):", '  File "/w/train.py", line 9, in <module>']
+    lines += ["    f()", "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'"]
+    said = "".join(f"[rank1]: {line}\n" for line in lines)
+    failure = of_rank(0, "a", {**ended(1), "said": said}, 1000.0)
+    assert failure.message == f"ended with exit code 1, after {lines[-1]}"
+    assert failure.where == "/w/train.py:9 in <module>" and failure.kind == "environment"
+    told = conclude([failure], 1)
+    assert told is not None and "built without CUDA" in told.fix
+
+
 def test_an_interface_that_was_misspelt_is_no_fault_of_a_machine() -> None:
     for message in (
         "Unable to find interface for: [nope0]",
