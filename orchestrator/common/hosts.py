@@ -66,6 +66,10 @@ def in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def out_of_url(host: str) -> str:
+    return host[1:-1] if re.fullmatch(r"\[[^]]*:[^]]*\]", host) else host
+
+
 # -- this machine ------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from orchestrator.common import interrupt
 from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.common.hosts import out_of_url
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.config.parse import waiting_time
 from orchestrator.head.commands.follow import follow_launched
@@ -100,6 +101,7 @@ def part(environ: Mapping[str, str]) -> Part:
     world = number("WORLD_SIZE", 1, 0)
     number("NPROC_PER_NODE", 1, 0)  # read again with the other options
     master = environ.get("MASTER_ADDR", "").strip() or ("127.0.0.1" if nnodes == 1 else "")
+    master = out_of_url(master)  # torch and the resolver take an IPv6 address without brackets
     if not master:
         wrong.append(f"MASTER_ADDR is not set{misspelt('MASTER_ADDR', environ)}")
     if nnodes and rank >= nnodes:

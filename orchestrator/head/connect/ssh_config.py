@@ -24,6 +24,8 @@ from orchestrator.common.errors import UsageError
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 MOST_HOPS = 8
+# One machine of a ProxyJump: host, host:port, [v6] or [v6]:port.
+HOP = re.compile(r"(?:\[(?P<v6>[^][]+)\]|(?P<host>[^][:]+))(?::(?P<port>[0-9]+))?")
 
 
 @dataclass(frozen=True)
@@ -116,12 +118,11 @@ class SshConfig:
         before, _, last = jump.rpartition(",")
         text = last.strip().removeprefix("ssh://")
         user, _, rest = text.rpartition("@")
-        host, colon, port = rest.rpartition(":")
-        if not colon or (host.count(":") and not rest.startswith("[")):
-            host, port = rest, ""
-        if not host or (port and not port.isdigit()):
+        hop = HOP.fullmatch(rest)
+        if hop is None:
             raise UsageError(f"ProxyJump {jump} of your ssh_config: {last!r} is no host")
-        return self.destination(host.strip("[]"), user or None, int(port) if port else None, before)
+        host, port = hop["v6"] or hop["host"], hop["port"]
+        return self.destination(host, user or None, int(port) if port else None, before)
 
     def route_to(self, destination: Destination) -> Route | None:
         """Resolve the way to a machine; None for one whose connections cannot be held.

@@ -441,6 +441,9 @@ def _check_unboxed(host: Word) -> None:
         also = f", or [{host.text}] if {port} belongs to the address" if whole else ""
         raise Mistake(host.column + len(address), what, f"[{address}]:{port}{also}")
     if not whole:
+        if re.search(r"::?\[|\[[0-9-,]+\].*:", host.text):
+            what = "ranges are of names; an IPv6 address has none"
+            raise Mistake(host.column, what, "each address on a line of its own")
         what = f"{_cut(host.text)} is neither host:port nor an IPv6 address"
         raise Mistake(host.column, what, "host:22, fe80::1 or [fe80::1]:22")
 

@@ -61,7 +61,7 @@ def to_text(plan: Plan) -> str:
         blocks.append("\n".join([head, *shell_lines(plan, node)]))
     ranks = f"{plural(len(plan.nodes), 'node')}, {plural(plan.world_size, 'rank')}"
     heading = [
-        comment(f"{ranks}, {plan.start} start, master {plan.master_address}:{plan.master_port}"),
+        comment(f"{ranks}, {plan.start} start, master {plan.master}"),
         *(comment(f"note: {note}") for note in plan.notes),
         *(comment(f"spare: {name}") for name in plan.spares),
         *(f"# {line}" for line in foreseen_lines(plan.foreseen)),
@@ -130,7 +130,7 @@ def explained(plan: Plan) -> str:
     rows = setting_rows(plan.nodes)
     lines = [
         f"{plural(len(plan.nodes), 'node')}, {plan.world_size} ranks, {plan.start} start, "
-        f"master {plan.master_address}:{plan.master_port}; {TRANSPORTS[plan.transport]}",
+        f"master {plan.master}; {TRANSPORTS[plan.transport]}",
         "",
         *table([("NODE", "NAME", "ADDRESS", "RANKS"), *map(node_row, plan.nodes)], widest=WIDEST),
         "",

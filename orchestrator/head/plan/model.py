@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.common.hosts import in_url
 from orchestrator.head.nodes.node_list import Node
 
 
@@ -104,3 +105,8 @@ class Plan:
     transport: str = "ethernet"  # how NCCL's data travels: Fabric.kind
     hints: tuple[str, ...] = ()  # printed by `plan --explain`
     foreseen: Foreseen = Foreseen()  # of a plan that is only shown
+
+    @property
+    def master(self) -> str:
+        """Show where ranks meet, as host:port or [v6]:port."""
+        return f"{in_url(self.master_address)}:{self.master_port}"

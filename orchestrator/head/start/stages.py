@@ -184,7 +184,7 @@ def announce(plan: Plan, say: Say) -> None:
     """Say what is about to start."""
     for note in plan.notes:
         say(note)
-    node, master = plan.nodes[0], f"master {plan.master_address}:{plan.master_port}"
+    node, master = plan.nodes[0], f"master {plan.master}"
     count = int(node.env["NNODES"])
     last = f" to {node.last_rank}" if node.nproc > 1 else ""
     ranks_of_node = f"rank{'s' if last else ''} {node.first_rank}{last}"

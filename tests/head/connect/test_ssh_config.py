@@ -126,6 +126,28 @@ ProxyCommand nc -x %r@%h:%p %n %%
 
 
 @pytest.mark.parametrize(
+    ("jump", "hop"),
+    [
+        ("bob@jump:2222", ("bob", "jump", 2222)),
+        ("other,jump", (ME, "jump", 22)),
+        ("[::1]", (ME, "::1", 22)),
+        ("bob@[fe80::1%eth0]", ("bob", "fe80::1%eth0", 22)),
+        ("a,bob@[2001:db8::1]:2222", ("bob", "2001:db8::1", 2222)),
+    ],
+)
+def test_the_last_jump_host(tmp_path: Path, jump: str, hop: tuple[str, str, int]) -> None:
+    (tmp_path / "config").write_text("")
+    last = SshConfig(tmp_path / "config").last_hop(jump)
+    assert (last.user, last.host, last.port) == hop
+
+
+@pytest.mark.parametrize("jump", ["", "bob@", "[::1", "::1", "jump:ssh", "[::1]:"])
+def test_what_is_no_jump_host(tmp_path: Path, jump: str) -> None:
+    with pytest.raises(UsageError, match="is no host"):
+        SshConfig(tmp_path / "config").last_hop(jump)
+
+
+@pytest.mark.parametrize(
     ("line", "field", "value"),
     [
         ("ProxyJump bob@jump:2222,other", "jump", "bob@jump:2222,other"),

@@ -187,6 +187,8 @@ def test_not_duplicates() -> None:
         ("fe80::1^:2222", "needs brackets", "[fe80::1]:2222, or [fe80::1:2222]"),
         ("[^fe80::1::2]:22", "not an IPv6 address", "[fe80::1]:2222"),
         ("[^fe80::1%$(x)]:22", "not an IPv6 address", "[fe80::1]:2222"),
+        ("^2001:db8::[1-3]", "ranges are of names", "a line of its own"),
+        ("^[fe80::[1-3]%eth0]:22", "ranges are of names", "a line of its own"),
         ("^gpu01:22:23", "neither host:port nor an IPv6", "host:22"),
         ("^10.0.0.256", "not an IPv4 address", "0 to 255"),
         ("^10.0.0.[254-300]", "'10.0.0.256' is not an IPv4", "0 to 255"),
