@@ -22,7 +22,7 @@ import pytest
 from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces, require_sshd
-from tests.gears import EXAMPLES, FIRST_GEAR_SHARE, dealt, gear
+from tests.gears import EXAMPLES, FIRST_GEAR_SHARE, WHOLE_FILES, dealt, gear
 from tests.launching import Head
 
 Cluster = FaultyLoopback | NetnsCluster
@@ -49,6 +49,13 @@ for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
 
 def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("first gear" if config.option.markexpr == "fast" else "all")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The first gear does not import modules that it runs nothing of."""
+    name = collection_path.relative_to(config.rootpath).as_posix()
+    none_of_it = config.option.markexpr == "fast" and name.startswith(tuple(WHOLE_FILES))
+    return True if none_of_it else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -236,6 +236,9 @@ LONG = [
 ]
 
 
+WHOLE_FILES = [entry for entry in (*SLOW, *LONG) if "::" not in entry]  # and whole folders
+
+
 def examples(number: int) -> int:
     """How many examples of a property are tried, where the gears with clusters try `number`."""
     return max(number * hypothesis.settings().max_examples // EXAMPLES, 1)

@@ -83,8 +83,10 @@ NOT_OURS = {
 
 
 def remarks(path: Path) -> Iterator[str]:
-    """The docstrings and comments of a file."""
+    """The docstrings and comments of a file that names files."""
     text = path.read_text(encoding="utf-8")
+    if not re.search(r"[a-z_]\.py\b", text):
+        return  # no file is named in it: most are done with here
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield ast.get_docstring(node) or ""

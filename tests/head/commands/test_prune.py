@@ -334,22 +334,25 @@ def open_below(root: Path) -> list[str]:
     return [str(path) for path in paths if path.is_relative_to(root) and not path.is_dir()]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [None, "", "{}", "[]", "null", "5", '{"job": 1}', "\xff", '{"nodes": ["x"]}', "[" * 100_000,
-     '{"nodes": [{"index": "../..", "name": "", "host": "", "user": null, "port": null,'
-     ' "address": "", "python": "", "first_rank": 0, "nproc": 1}], "job": "a", "experiment": "",'
-     ' "state": "done", "command": [], "started": 0, "head": {}}'],
-)  # fmt: skip
-def test_what_is_not_ours_stays(root: Path, typed: Typed, text: str | None) -> None:
-    other = root / "other_20250101_000000"
-    other.mkdir()
-    (other / "thesis.tex").write_text("precious")
-    if text is not None:
-        (other / "job.json").write_bytes(text.encode("latin-1"))
+NOT_OURS = (
+    *(None, "", "{}", "[]", "null", "5", '{"job": 1}', "\xff", '{"nodes": ["x"]}', "[" * 100_000),
+    '{"nodes": [{"index": "../..", "name": "", "host": "", "user": null, "port": null,'
+    ' "address": "", "python": "", "first_rank": 0, "nproc": 1}], "job": "a", "experiment": "",'
+    ' "state": "done", "command": [], "started": 0, "head": {}}',
+)
+
+
+def test_what_is_not_ours_stays(root: Path, typed: Typed) -> None:
+    for number, text in enumerate(NOT_OURS):
+        other = root / f"other{number}_20250101_000000"
+        other.mkdir()
+        (other / "thesis.tex").write_text("precious")
+        if text is not None:
+            (other / "job.json").write_bytes(text.encode("latin-1"))
+    others = sorted(set(names(root)) - {f"m_2026010{day}_000000" for day in (1, 2, 3)})
     code, out, _ = typed("--keep", "0", "--yes", "-v")
-    assert (code, names(root)) == (0, ["other_20250101_000000"])
-    assert "not ours: other_20250101_000000: it" in out
+    assert (code, names(root), len(others)) == (0, others, len(NOT_OURS))
+    assert [name for name in others if f"not ours: {name}: it" not in out] == []
     assert "not ours" not in typed("--keep", "0")[1]
 
 

@@ -21,6 +21,7 @@ from orchestrator.records.experiment import Experiment
 from orchestrator.views.dashboard import app, logs
 from orchestrator.views.dashboard.app import MOST_STREAMS, MOST_TOPICS, listen
 from orchestrator.views.dashboard.hub import Topic, following
+from orchestrator.views.places import Places
 from tests.views.dashboard.client import PATIENCE, Got, Site
 from tests.views.report.stories import experiment, line
 from tests.views.report.test_page import EVIL, Parts
@@ -97,6 +98,7 @@ def test_a_number_that_no_node_has_is_not_found(site: Site) -> None:
 
 # -- whoever else can connect ------------------------------------------------------------------
 
+MOST = 20  # strangers, and as many clients
 HALF = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
 SLOW_BODY = b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nx"
 UPGRADE = HALF + (
@@ -126,7 +128,10 @@ class Served:
 
 
 @pytest.fixture
-def served(site: Site) -> Iterator[Served]:
+def served(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(app.Connection, "strangers", Places(MOST))
+    monkeypatch.setattr(app, "MOST_STRANGERS", MOST)
+    monkeypatch.setattr(app, "MOST_CLIENTS", MOST)
     listening = listen("127.0.0.1", 0)
     server = app.server(site.app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -162,9 +167,9 @@ def test_strangers_are_counted_apart_from_the_owner(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "TOKEN_SECONDS", 600.0)
-    first, *_ = [served.stranger(HALF) for _ in range(app.MOST_STRANGERS + 1)]
+    first, *_ = [served.stranger(HALF) for _ in range(MOST + 1)]
     assert hung_up(first), "the oldest makes room"
-    for _ in range(420):
+    for _ in range(2 * MOST):
         served.stranger(HALF)
     assert b"200 OK" in served.owner("/api/experiments").recv(1 << 16)
 
