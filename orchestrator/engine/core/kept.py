@@ -7,6 +7,7 @@ import hashlib
 import io
 import pickle
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,12 +17,21 @@ from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.core.optimizer_state import Content, tensors_of
 from orchestrator.engine.core.step import Stepper
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.saving.in_memory.memory_checkpoint import decoded
+from orchestrator.engine.saving.in_memory.encoding import decoded
 from orchestrator.engine.sharding.mesh import plain_class
 
 WHAT_TRAINS = "what trains"  # by this name it is kept; earlier checkpoints have none
 # What torch and pickle raise for what is no data, or not safe to be read again.
 NOT_READ = (pickle.PickleError, AttributeError, RuntimeError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Holds what is beside the model at one moment: the very tensors, and JSON that names them."""
+
+    tensors: Mapping[str, Tensor]
+    progress: Mapping[str, Any]
+    unreadable: list[str]  # what this program could not read when it began
 
 
 class AuxiliaryState:
@@ -58,23 +68,20 @@ class AuxiliaryState:
 
     # -- as a checkpoint asks for it, together with the optimizer -------------------------------
 
-    def state(self) -> Iterator[tuple[str, Tensor]]:
-        if self.primed is not None:
-            yield from self.primed.items()
-            return
-        yield from prefixed("optim", self.stepper.state.content().tensors).items()
-        for content in self._kept().values():
-            yield from prefixed("kept", content.tensors).items()
-
-    def progress(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
+        """Ask each holder once: an optimizer may gather its state for that."""
         own, kept = self.stepper.state.content(), self._kept()
+        tensors = prefixed("optim", own.tensors)
+        for content in kept.values():
+            tensors |= prefixed("kept", content.tensors)
         forms = {path: form for content in kept.values() for path, form in content.forms.items()}
         texts = {"kept": {name: content.text for name, content in kept.items()}, "forms": forms}
         optimizer = {"text": own.text, "forms": own.forms, "unsaved": own.unsaved}
-        return {**self.stepper.progress(), "optimizer": optimizer, **(texts if kept else {})}
+        progress = {**self.stepper.progress(), "optimizer": optimizer, **(texts if kept else {})}
+        return Snapshot(tensors, progress, self._unreadable(kept))
 
-    def prime(self, progress: Mapping[str, Any]) -> None:
-        """Find the tensors that a checkpoint is to be read into."""
+    def prime(self, progress: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        """Give the tensors that a checkpoint is to be read into."""
         self.stepper.refuse_other_class(progress)
         self.primed = prefixed("optim", self.stepper.state.targets(progress))
         for name, content in self._kept().items():
@@ -82,6 +89,7 @@ class AuxiliaryState:
                 wanted = tensors_of(progress["kept"][name])
                 tensors = self._targets(name, set(wanted), content, progress.get("forms", {}))
                 self.primed |= prefixed("kept", tensors)
+        return self.primed
 
     def _targets(
         self, name: str, wanted: set[str], content: Content, forms: Mapping[str, Any]
@@ -130,12 +138,11 @@ class AuxiliaryState:
             ),
         ]
 
-    def unreadable(self) -> list[str]:
-        """Name what is saved now, and what this program could not read when it began."""
+    def _unreadable(self, kept: Mapping[str, Content]) -> list[str]:
         return [
             f"{path} (kept as {name!r})"
             for name, began in self.began.items()
-            for path in sorted(began ^ content_of(name, self.holders[name]).tensors.keys())
+            for path in sorted(began ^ kept[name].tensors.keys())
         ]
 
 

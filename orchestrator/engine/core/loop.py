@@ -71,7 +71,7 @@ class Loop:
     modes: dict[nn.Module, bool] = field(default_factory=dict)  # of its parts: do they train?
     votes_late: bool = False  # after the step, not at its beginning
     run_id: ownership.Run = field(default_factory=ownership.Run)
-    warned: bool = False  # of what no checkpoint will have
+    savable: bool = False  # a checkpoint has all of the optimizer's state
     unreadable: list[str] = field(default_factory=list)  # what a resume could not read, as said
     memory: Memory | None = None  # what outlives the ranks, where the launch has such a place
 
@@ -189,7 +189,7 @@ class Loop:
         with phases("optimizer"):
             report = stepper.step(state.step, self.names, total)
         self.reporter.ledger.close(report)
-        self._warn_of_unsaved()
+        self._refuse_unsaved()
         self.sums = {}
         self.scheduler.after_step()
         self._call(self.hooks.on_step_end)
@@ -230,22 +230,24 @@ class Loop:
     def _restore_randomness(self) -> None:
         self.users.restore()
 
-    def _warn_of_unsaved(self) -> None:
-        """Say at the first step, and not after a resume, what no checkpoint will have."""
+    def _refuse_unsaved(self) -> None:
+        """Refuse at the first step, and not at a resume, what no checkpoint would have."""
         stepper, saves = self.parts.stepper, self.checkpoints is not None or self.memory is not None
-        if self.warned or not saves or not stepper.optimizer.state:
+        if self.savable or not saves or not stepper.optimizer.state:
             return
-        self.warned = True
+        self.savable = True
         if names := sorted(set(stepper.state.content().unsaved)):
-            self.reporter.say(
-                f"WARNING: checkpoints will not have {', '.join(names)} of the optimizer"
-                f" ({type(stepper.optimizer).__name__}): they are neither tensors, numbers and"
-                " texts nor lists and dicts of them, and a resume begins without them"
+            raise UsageError(
+                f"no checkpoint can hold {', '.join(names)} of the optimizer"
+                f" ({type(stepper.optimizer).__name__}), and a resume would begin without",
+                "have it keep tensors, numbers, texts, lists and dicts of them, or objects of its"
+                " package with such attributes; or train without save_to=, save_every= and"
+                " --max-restarts",
             )
 
-    def _warn_of_unreadable(self) -> None:
+    def _warn_of_unreadable(self, names: list[str]) -> None:
         """Say at a save, and not after a resume, what this program could not read as it begins."""
-        if (names := self.parts.unreadable()) == self.unreadable:
+        if names == self.unreadable:
             return
         self.unreadable = names
         if names:
@@ -394,18 +396,21 @@ class Loop:
         parts, state = self.parts, self.state
         self.reporter.flush()
         state.tokens = self.reporter.tokens
-        progress = progress_of(parts, state, self.scheduler, self.training.endless, self.run_id)
-        tensors = whole_state.state_of(parts.bare, parts.auxiliary)
+        snapshot = parts.auxiliary.snapshot()
+        progress = progress_of(
+            parts, snapshot, state, self.scheduler, self.training.endless, self.run_id
+        )
+        tensors = whole_state.state_of(parts.bare, snapshot.tensors)
         memory.save(state.step, tensors, json.dumps(progress), whole_state.frozen_of(parts.bare))
 
     def save(self) -> None:
         checkpoints, endless = self.checkpoints, self.training.endless
         assert checkpoints is not None
-        self._warn_of_unreadable()
         self.reporter.flush()
         self.state.tokens = self.reporter.tokens
         with self.reporter.estimate.pause():
-            save_checkpoint(checkpoints, self.parts, self.state, self.scheduler, endless)
+            names = save_checkpoint(checkpoints, self.parts, self.state, self.scheduler, endless)
+        self._warn_of_unreadable(names)
 
 
 def refuse_detached(loss: Tensor) -> None:

@@ -7,6 +7,7 @@ spread over the ranks as it is, whatever the ranks are; everything else is kept 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from torch.distributed.tensor import empty as empty_sharded
 from torch.optim import Optimizer
 
 from orchestrator.common.errors import CheckFailed, UsageError
-from orchestrator.engine.saving.in_memory.memory_checkpoint import decoded, encoded
+from orchestrator.engine.saving.in_memory.encoding import decoded, encoded, packages_of
 from orchestrator.engine.saving.pieces import DTYPES
 from orchestrator.engine.sharding.mesh import Mesh
 
@@ -40,11 +41,12 @@ class Content:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     forms: dict[str, list[Any]] = field(default_factory=dict)  # where it isn't the parameter's
     unsaved: list[str] = field(default_factory=list)
+    packages: frozenset[str] = frozenset()  # objects of their classes are kept, too
 
     def write(self, value: Any, path: str, parameter: Tensor | None = None) -> Any:
         """Give a value as JSON, and note its tensors."""
         tensors: dict[str, Tensor] = {}
-        text = encoded(value, tensors, path, sharded=True)
+        text = encoded(value, tensors, path, sharded=True, packages=self.packages)
         for name, tensor in zip(tensors, map(summed, tensors.values()), strict=True):
             self.tensors[name] = tensor
             if parameter is None or not alike(tensor, parameter):
@@ -61,7 +63,7 @@ class Content:
                 with contextlib.suppress(UsageError):
                     written[key] = self.write(value, f"{path}{key}", parameter)
             if key not in written:
-                self.unsaved.append(str(key))
+                self.unsaved.append(f"{key} ({type(value).__name__})")
         return written
 
 
@@ -74,9 +76,8 @@ def summed(tensor: Tensor) -> Tensor:
 
 
 def alike(tensor: Tensor, parameter: Tensor) -> bool:
-    same = tensor.shape == parameter.shape and tensor.dtype == parameter.dtype
-    sharded = isinstance(tensor, DTensor) == isinstance(parameter, DTensor)
-    return same and sharded and tensor.device == parameter.device
+    mine, other = form_of(tensor, parameter), form_of(parameter, parameter)
+    return mine == other and tensor.stride() == parameter.stride()
 
 
 def form_of(tensor: Tensor, parameter: Tensor | None) -> list[Any]:
@@ -84,10 +85,14 @@ def form_of(tensor: Tensor, parameter: Tensor | None) -> list[Any]:
     what is multiplied in another order comes to other bits."""
     axis: int | str | None = WHOLE if isinstance(parameter, DTensor) else None
     if isinstance(tensor, DTensor):
-        last = tensor.placements[-1]
-        axis = last.dim if isinstance(last, Shard) else -1
+        axis = axis_of(tensor)
     strides = None if tensor.is_contiguous() else list(tensor.stride())
     return [str(tensor.dtype), list(tensor.shape), tensor.device.type, axis, strides]
+
+
+def axis_of(tensor: DTensor) -> int:
+    last = tensor.placements[-1]
+    return last.dim if isinstance(last, Shard) else -1
 
 
 @dataclass(frozen=True)
@@ -100,8 +105,10 @@ class TensorFactory:
     def empty(self, form: Sequence[Any], parameter: Tensor | None) -> Tensor:
         """Make a tensor of this form, spread as the ranks of today are."""
         dtype, shape, device, axis, strides = DTYPES[form[0]], *form[1:]
-        if parameter is not None and shape and axis != WHOLE and shape == [*parameter.shape]:
-            return torch.empty_like(parameter.detach(), dtype=dtype)
+        if parameter is not None and shape == [*parameter.shape] and shape:
+            spread = isinstance(parameter, DTensor) and axis in (None, axis_of(parameter))
+            if spread or (not isinstance(parameter, DTensor) and strides is None):
+                return torch.empty_like(parameter.detach(), dtype=dtype)
         if isinstance(axis, int) and self.mesh.mesh is not None:
             placements: list[Placement] = [Replicate()] * self.mesh.mesh.ndim
             if axis >= 0:
@@ -144,14 +151,15 @@ class OptimizerState:
         keeps_settings: bool,
     ) -> None:
         self.optimizer, self.parameters, self.factory = optimizer, dict(named), factory
-        self.keeps_settings = keeps_settings
+        self.keeps_settings, self.packages = keeps_settings, packages_of(optimizer)
         known = {id(parameter): name for name, parameter in named}
         own = (known[id(p)] for group in optimizer.param_groups for p in group["params"])
         self.names = dict(enumerate(own))
 
     def content(self) -> Content:
         """Give all of it as JSON and tensors: the very tensors that train."""
-        content, settings, more = Content(), Content(), dict(self.optimizer.state_dict())
+        content, settings = Content(packages=self.packages), Content()
+        more = dict(self.optimizer.state_dict())
         numbered = is_numbered(more)
         state = more.pop("state") if numbered else {}
         groups = more.pop("param_groups") if numbered else []
@@ -194,17 +202,18 @@ class OptimizerState:
                 f"the checkpoint's optimizer has {len(text['groups'])} groups of parameters,"
                 f" this one {len(groups)}"
             )
-        now |= values_of(text["more"], tensors)
+        values = functools.partial(values_of, tensors=tensors, packages=self.packages)
+        now |= values(text["more"])
         state = {
-            number: values_of(text["state"][name], tensors)
+            number: values(text["state"][name])
             for number, name in self.names.items()
             if name in text["state"]
         }
         if groups:
-            settings = [values_of(group, tensors) for group in text["groups"]]
+            settings = [values(group) for group in text["groups"]]
             pairs = zip(groups, settings, strict=True)
             now["param_groups"] = [self._settings(*pair) for pair in pairs]
-            now["state"] = state | values_of(text["shared"], tensors)
+            now["state"] = state | values(text["shared"])
         self.optimizer.load_state_dict(now)
         self._as_they_were(state)
 
@@ -230,8 +239,10 @@ def is_numbered(state: Mapping[str, Any]) -> bool:
     return {"state", "param_groups"} <= state.keys()
 
 
-def values_of(text: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {key: decoded(value, tensors) for key, value in text.items()}
+def values_of(
+    text: Mapping[str, Any], tensors: Mapping[str, Tensor], packages: frozenset[str]
+) -> dict[str, Any]:
+    return {key: decoded(value, tensors, packages) for key, value in text.items()}
 
 
 def saved(progress: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list[Any]]]:

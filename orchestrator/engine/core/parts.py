@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from orchestrator.config.schema import Config
-from orchestrator.engine.core.kept import AuxiliaryState, WhatTrains
+from orchestrator.engine.core.kept import AuxiliaryState, Snapshot, WhatTrains
 from orchestrator.engine.core.optimizer import LrScheduler
 from orchestrator.engine.core.optimizer_state import HOW
 from orchestrator.engine.core.step import Stepper
@@ -47,10 +47,6 @@ class Parts:
         """Which of the weights and modules train, beside what the program began with."""
         return WhatTrains(self.bare)
 
-    def unreadable(self) -> list[str]:
-        """Name what a checkpoint of now has, and a program that begins anew could not read."""
-        return [*self.what_trains.unreadable(), *self.auxiliary.unreadable()]
-
 
 # -- what a checkpoint has of them that is no tensor -----------------------------------------------
 
@@ -61,27 +57,35 @@ def save_checkpoint(
     state: TrainState,
     scheduler: LrScheduler,
     endless: bool,
-) -> None:
+) -> list[str]:
+    """Save, and name what a program that begins anew could not read of it."""
     agreement.take_buffers_of_first(parts.bare)
     best = state.best is not None and state.best_step == state.step
     with parts.stepper.evaluating():
+        snapshot = parts.auxiliary.snapshot()
         progress = {
-            **progress_of(parts, state, scheduler, endless, checkpoints.run),
+            **progress_of(parts, snapshot, state, scheduler, endless, checkpoints.run),
             "aliases": aliases_of(parts.bare),
             "configs": configs_of(parts.bare) if checkpoints.writers.first else {},
         }
-        checkpoints.save(state.step, parts.bare, parts.auxiliary, progress, best=best)
+        checkpoints.save(state.step, parts.bare, snapshot.tensors, progress, best=best)
+    return [*parts.what_trains.unreadable(), *snapshot.unreadable]
 
 
 def progress_of(
-    parts: Parts, state: TrainState, scheduler: LrScheduler, endless: bool, run: ownership.Run
+    parts: Parts,
+    snapshot: Snapshot,
+    state: TrainState,
+    scheduler: LrScheduler,
+    endless: bool,
+    run: ownership.Run,
 ) -> dict[str, Any]:
     """Give all of the state that is no tensor, as JSON keeps it."""
     return {
         "step": state.step,
         "position": state.position,
         "tokens": state.tokens,
-        "stepper": parts.auxiliary.progress(),
+        "stepper": snapshot.progress,
         "state": dataclasses.asdict(state),
         "scheduler": scheduler.state(),
         "given": {

@@ -243,6 +243,7 @@ class Stepper:
             yield
         finally:
             self.in_training = False
+            self._call("eval")
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

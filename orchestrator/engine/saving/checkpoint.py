@@ -17,10 +17,10 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -46,16 +46,6 @@ from orchestrator.records.checkpoint_store import Checkpoint, FileRecord
 MODEL = "model."  # before the names of parameters and buffers in a checkpoint
 PROBE_BYTES = 1 << 16
 SEEN_WITHIN_SECONDS = 3.0  # a file of another node shows up on a shared disk (NFS caches)
-
-
-class Auxiliary(Protocol):
-    """Give what is saved beside the model: the optimizer's state, and what a program keeps."""
-
-    def state(self) -> Iterable[tuple[str, Tensor]]: ...
-
-    def prime(self, progress: Mapping[str, Any]) -> None: ...
-
-    def restore(self, progress: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -143,7 +133,7 @@ class Checkpoints:
         self,
         step: int,
         model: nn.Module,
-        auxiliary: Auxiliary,
+        auxiliary: Mapping[str, Tensor],
         progress: Any,
         *,
         best: bool = False,
@@ -452,15 +442,15 @@ def seen(mark: Path) -> bool:
 # -- the state ------------------------------------------------------------------------------------
 
 
-def state_of(model: nn.Module, auxiliary: Auxiliary) -> dict[str, Tensor]:
-    """Return all that is saved, by name: the very tensors that train."""
+def state_of(model: nn.Module, auxiliary: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return all that is saved, by name: the very tensors that train, and what is beside them."""
     shards_again(model)
     state: dict[str, Tensor] = {}
     for name, parameter in plain_names.parameters(model):
         state[f"model.{name}"] = parameter.detach()
     kept = plain_names.state_dict(model).keys()  # of the buffers, those that are to be kept
     state.update({f"model.{name}": b for name, b in plain_names.buffers(model) if name in kept})
-    state.update(auxiliary.state())
+    state.update(auxiliary)
     return state
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from orchestrator.common import text
 from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
@@ -33,7 +33,6 @@ from orchestrator.engine.saving import node_disks, reader
 from orchestrator.engine.saving.checkpoint import (
     MODEL,
     SEEN_WITHIN_SECONDS,
-    Auxiliary,
     first_cause,
     state_of,
 )
@@ -54,6 +53,14 @@ Accept = Callable[[Any], None]
 Find = Callable[[], list[Checkpoint]]
 
 
+class Auxiliary(Protocol):
+    """What is beside the model: the optimizer's state, and what a program keeps."""
+
+    def prime(self, progress: Mapping[str, Any]) -> Mapping[str, Tensor]: ...
+
+    def restore(self, progress: Mapping[str, Any]) -> None: ...
+
+
 @dataclass(frozen=True)
 class Target:
     """The model and optimizer that a state is loaded into, and what their program thinks of it."""
@@ -67,11 +74,11 @@ class Target:
     def parts(self, progress: Any, kept: Kept) -> Parts:
         """Accept a state by its progress, and give the tensors that it is read into."""
         self.accept(progress)
-        self.auxiliary.prime(progress["stepper"])
+        primed = self.auxiliary.prime(progress["stepper"])
         places = {place.name: place for of_shard in kept.values() for place in of_shard}
         if changed := take_shapes(self.model, places, self.ranks.device):
             self.say(f"{several(changed)}: with the shape that was saved, not that of this model")
-        state = state_of(self.model, self.auxiliary)
+        state = state_of(self.model, primed)
         if strange := [name for name in places if name.startswith(MODEL) and name not in state]:
             self.say(f"WARNING: {several(strange)} is not in this model, and is not read")
         pairs = zip(places_of(state), state.values(), strict=True)

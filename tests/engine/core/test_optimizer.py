@@ -4,29 +4,55 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
-from torch.optim import SGD, AdamW, Optimizer
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from orchestrator import Trainer
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.core.optimizer import FUSED, can_fuse
+from orchestrator.engine.saving.in_memory.encoding import decoded, packages_of
 from tests.engine import pair
-from tests.engine.programs.optimizers import OWN, Closed, Closing, Finer, Rateless, Switching
+from tests.engine.by_hand import (
+    BATCH,
+    STEPS,
+    Make,
+    adamw,
+    by_hand,
+    clamp_by_assignment,
+    clipping,
+    data,
+    far,
+    going_on,
+    litter,
+    made,
+    momentum,
+    net,
+    thaw,
+    trained,
+    whole,
+)  # fmt: skip
+from tests.engine.programs.optimizers import (
+    OWN,
+    Closed,
+    Closing,
+    Finer,
+    Objects,
+    Opaque,
+    Rateless,
+    Switching,
+)  # fmt: skip
 from tests.engine.worlds import Job, run
 
 CLOSE = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-STEPS, BATCH = 8, 8
 LIFE = "STEPS_OF_THIS_LIFE"
-Make = Callable[[Any], Optimizer]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,102 +89,6 @@ def test_a_choice_of_the_user_stays() -> None:
 
 
 # -- one training, by hand and by the Trainer ------------------------------------------------------
-
-
-def net(*, frozen: bool = False) -> nn.Module:
-    torch.manual_seed(0)
-    layers = (nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
-    layers[2].requires_grad_(not frozen)
-    return nn.Sequential(*layers)
-
-
-def data(poisoned: int = 0) -> TensorDataset:
-    """Samples, of which the first ones are no numbers."""
-    draw = torch.Generator().manual_seed(1)
-    x = torch.randn(STEPS * BATCH, 6, generator=draw)
-    y = torch.sin(x @ torch.randn(6, 4, generator=draw))
-    x[:poisoned] = float("nan")
-    return TensorDataset(x, y)
-
-
-def litter() -> None:
-    """Leave in freed memory what any program leaves there."""
-    for shape in ((8, 6), (8, 8), (4, 8), (8,), (4,)):
-        _ = [torch.full(shape, 1e3) for _ in range(50)]
-
-
-def by_hand(
-    make: Make, after: Callable[[nn.Module, int], None] | None = None, poisoned: int = 0
-) -> dict[str, Tensor]:
-    model = net(frozen=after is thaw)
-    optimizer = make(model.parameters())
-    for number, (x, y) in enumerate(DataLoader(data(poisoned), BATCH), 1):
-        optimizer.zero_grad()
-        loss = functional.mse_loss(model(x), y)
-        loss.backward()
-        if loss.isfinite():
-            optimizer.step()
-        if after is not None:
-            after(model, number)
-    return dict(model.state_dict())
-
-
-def made(make: Make, *, frozen: bool = False, later: bool = False, **more: Any) -> Trainer:
-    """Make a Trainer, which makes the optimizer later, from the parameters as it spreads them."""
-    model = net(frozen=frozen)
-    optimizer = make if later else make(model.parameters())
-    return Trainer(model, optimizer, functional.mse_loss, **more)
-
-
-def whole(trainer: Trainer) -> dict[str, Tensor]:
-    """All of the weights, on every rank."""
-    return {
-        name: (w.full_tensor() if hasattr(w, "full_tensor") else w).detach()
-        for name, w in trainer.bare.named_parameters()
-    }
-
-
-def trained(trainer: Trainer, poisoned: int = 0, **more: Any) -> dict[str, Tensor]:
-    batch = BATCH // (trainer.ranks.world * trainer.config.training.gradient_accumulation)
-    trainer.train(DataLoader(data(poisoned), batch), epochs=1, verbose=False, **more)
-    return whole(trainer)
-
-
-def far(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
-
-
-def momentum(parameters: Any) -> Optimizer:
-    return SGD(parameters, lr=0.05, momentum=0.9)
-
-
-def adamw(parameters: Any) -> Optimizer:
-    return AdamW(parameters, lr=1e-2)
-
-
-def clipping(make: Make) -> Make:
-    """An optimizer with a hook, which clips gradients by value, as many programs do."""
-
-    def hooked(parameters: Any) -> Optimizer:
-        optimizer = make(parameters)
-        optimizer.register_step_pre_hook(clip)
-        return optimizer
-
-    def clip(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for group in optimizer.param_groups:
-            nn.utils.clip_grad_value_(group["params"], 1e-3)
-
-    return hooked
-
-
-def thaw(model: nn.Module, step: int) -> None:
-    """Have the second layer trained from the third step on."""
-    model.get_submodule("2").requires_grad_(step >= 2)
-
-
-def clamp_by_assignment(model: nn.Module, step: int) -> None:
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clamp(-0.2, 0.2)
 
 
 def every(strategies: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
@@ -199,14 +129,6 @@ def train_on_two_ranks(rank: int, directory: Path) -> None:
 
 
 # -- what a checkpoint has of it -------------------------------------------------------------------
-
-
-def going_on(make: Make, place: Path, **more: Any) -> float:
-    """Train half, and the rest from a checkpoint; compare with all at once, to the bit."""
-    at_once = trained(made(make, **more))
-    saved = {"save_to": place, "save_every": "4 steps"}
-    trained(made(make, **more), max_period="4 steps", **saved)
-    return far(trained(made(make, **more), resume=True, **saved), at_once)
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -293,6 +215,58 @@ def test_state_that_is_finer_than_its_weights_is_not_rounded(tmp_path: Path) -> 
         assert one["mean"].equal(other["mean"])
 
 
+class Counting:
+    """Is kept, and counts how often it is asked for its state."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked += 1
+        return {"asked": torch.tensor(self.asked)}
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+def test_a_save_asks_for_each_state_once(tmp_path: Path) -> None:
+    """Both may be costly: an optimizer may gather its state, a replay buffer is large."""
+    trainer, holder, asked = made(adamw), Counting(), []
+    trainer.keep("counting", holder)
+    trainer.optimizer.register_state_dict_pre_hook(asked.append)
+    before = holder.asked
+    more = {"save_to": tmp_path, "save_every": "2 steps"}
+    trained(trainer, **more)
+    assert holder.asked - before == len(asked) - 1 == STEPS // 2  # the first step asks, too
+
+
+def test_an_object_keeps_how_its_tensors_lie(tmp_path: Path) -> None:
+    """A matrix that is multiplied in another order comes to other bits."""
+    first, again = made(Objects), made(Objects)
+    trained(first)
+    first.save_checkpoint(tmp_path)
+    again.load_checkpoint(tmp_path)
+    for saved, found in zip(*(one.optimizer.state.values() for one in (first, again)), strict=True):
+        assert found["past"].limits == saved["past"].limits
+        if saved["past"].turned is not None:
+            assert found["past"].turned.stride() == saved["past"].turned.stride()
+
+
+def test_what_no_checkpoint_can_hold_is_refused_in_the_first_step(tmp_path: Path) -> None:
+    trainer = made(Opaque)
+    with pytest.raises(UsageError, match=r"no checkpoint can hold how \(function\)"):
+        trained(trainer, save_to=tmp_path)
+    assert trainer.state.step == 1
+    trained(made(Opaque))
+
+
+@pytest.mark.parametrize("name", ["os.system", "subprocess.Popen", "collections.OrderedDict"])
+def test_a_checkpoint_names_no_class_of_others(name: str) -> None:
+    module, _, kind = name.rpartition(".")
+    content = {"object": [module, kind, {"tuple": []}, None]}
+    with pytest.raises(ValueError, match="no class of this program"):
+        decoded(content, {}, packages_of(Objects([torch.zeros(1)])))
+
+
 # -- what has modes, and what cannot work ----------------------------------------------------------
 
 
@@ -304,9 +278,9 @@ def test_what_tells_training_from_evaluation_is_told(tmp_path: Path) -> None:
     optimizer = trainer.optimizer
     assert isinstance(optimizer, Switching)
     turns = "".join(optimizer.turns)
-    assert turns == "T" + "s" * 4 + "ET" + "s" * 4 + "ET" * 2
+    assert turns == "T" + "s" * 4 + "ET" + "s" * 4 + "ET" * 2 + "E"
     trainer.evaluate(loader)
-    assert optimizer.turns[-1] == "E", "nobody trains any more"
+    assert "T" not in optimizer.turns[len(turns) :], "nobody trains any more"
 
 
 @pytest.mark.parametrize("make", [torch.optim.LBFGS, Closing])

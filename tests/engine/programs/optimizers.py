@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,6 +40,43 @@ class Lists(Own):
         for other in state["last"][1:]:
             total = total + other
         return total
+
+
+class Past:
+    """What an optimizer has of a parameter, as an object of a class of its own."""
+
+    def __init__(self, grad: Tensor) -> None:
+        self.count, self.mean, self.limits = 0, torch.zeros_like(grad), Limits(0.5, 0.9)
+        self.turned = torch.ones_like(grad).T if grad.dim() > 1 else None
+
+    def seen(self, grad: Tensor) -> Tensor:
+        self.count += 1
+        self.mean = self.mean.lerp(grad, self.limits.low / self.count)
+        return self.mean
+
+
+@dataclass(frozen=True)
+class Limits:
+    low: float
+    high: float
+
+
+class Objects(Own):
+    """Keeps objects, as Conda keeps its projections."""
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        if not state:
+            state["past"] = Past(grad)
+        past: Past = state["past"]
+        return past.seen(grad)
+
+
+class Opaque(Own):
+    """Keeps what no file can hold."""
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        state["how"] = lambda grad: grad
+        return grad
 
 
 class Attribute(Own):
@@ -146,6 +184,7 @@ class Closed(Own):
 
 OWN = {
     "lists": Lists,
+    "objects": Objects,
     "attribute": Attribute,
     "shared": Shared,
     "inner": Inner,

@@ -9,21 +9,17 @@ It works without the Trainer, under any launcher that sets ORCHESTRATOR_RESUME_D
 
 from __future__ import annotations
 
-import base64
-import functools
 import json
 import sys
-from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.engine.saving.in_memory.encoding import decoded, encoded
 from orchestrator.engine.saving.in_memory.memory import (
     VARIABLE,
     Memory,
@@ -33,8 +29,6 @@ from orchestrator.engine.saving.in_memory.memory import (
 from orchestrator.engine.saving.in_memory.search import Found
 
 TIMEOUT_SECONDS = 600.0  # that a rank waits for the others
-ORDERED: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "count": Counter}
-LISTS: dict[str, type[Any]] = {"list": list, "tuple": tuple, "deque": deque}
 
 
 def memory_checkpoint(
@@ -115,61 +109,3 @@ def _open(rank: int, world: int, replicated: bool) -> tuple[Memory, Found | None
     if found is not None:
         say(f"going on after step {found.notes.step}, from memory ({where})")
     return memory, found
-
-
-# -- a state as JSON and tensors ------------------------------------------------------------------
-
-
-def encoded(value: Any, tensors: dict[str, Tensor], path: str, *, sharded: bool = False) -> Any:
-    """Write a value as JSON; its tensors go into `tensors`, and it names them.
-
-    Tensors may be in shards where whoever keeps them knows what to do with those.
-    """
-    within = functools.partial(encoded, tensors=tensors, sharded=sharded)
-    if isinstance(value, Tensor):
-        if (isinstance(value, DTensor) and not sharded) or value.layout is not torch.strided:
-            raise UsageError(
-                f"{path} is a {type(value).__name__} ({value.layout}), which cannot be kept",
-                "give this rank's part of it: value.to_local(), or value.to_dense()",
-            )
-        tensors[path] = value.detach()
-        return {"tensor": path}
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, (int, float, str)):  # numpy's float64 is one
-        return json.loads(json.dumps(value))
-    if isinstance(value, bytes):
-        return {"bytes": base64.b64encode(value).decode()}
-    for name, kind in LISTS.items():
-        if type(value) is kind:
-            return {name: [within(v, path=f"{path}[{i}]") for i, v in enumerate(value)]}
-    for name, codec in ORDERED.items():
-        if type(value) is codec:
-            items = [
-                [within(key, path=path), within(inner, path=f"{path}[{key!r}]")]
-                for key, inner in value.items()
-            ]
-            return {name: items}
-    if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
-        return {"array": within(torch.from_numpy(value.copy()), path=path)}
-    raise UsageError(
-        f"{path} is a {type(value).__name__}, which cannot be kept",
-        "give tensors, arrays, numbers, texts, bytes, and lists, tuples and dicts of them",
-    )
-
-
-def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Read such JSON again."""
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "array":
-        return decoded(content, tensors).numpy()
-    if kind == "bytes":
-        return base64.b64decode(content)
-    if kind in LISTS:
-        return LISTS[kind](decoded(inner, tensors) for inner in content)
-    items = ((decoded(key, tensors), decoded(inner, tensors)) for key, inner in content)
-    return ORDERED[kind](dict(items)) if kind == "count" else ORDERED[kind](items)

@@ -1,0 +1,412 @@
+"""Try what a training does to an optimizer, with many optimizers, in every layout of the ranks.
+
+    python scripts/zoo.py [--only REGEX] [--layouts one,fs2] [--results FILE] [--limit SECONDS]
+
+Each answer is a line of FILE, and what is answered there is not tried again. Libraries that can be
+imported are tried: pytorch_optimizer, schedulefree, prodigyopt, timm, transformers, torchao,
+bitsandbytes. The summary at the end counts the answers:
+
+    to the bit     as the same training without the interruption, or as the loop by hand
+    parity         no further from the loop by hand than ten times what the order of a sum changes
+    as torch       plain torch cannot do it either: its own state_dict() loses something, or the
+                   optimizer draws numbers, so that no two loops are alike
+    refused        with a sentence, before the first step was done
+    WRONG          further away, or refused after the first step
+    BARE           an error that is none of ours, or no end within the limit
+    none           the loop by hand fails, too (it needs a closure, another constructor ...)
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import importlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from orchestrator import Trainer  # noqa: E402
+from orchestrator.common.errors import OrchestratorError  # noqa: E402
+from tests.engine import worlds  # noqa: E402
+from tests.engine.by_hand import (  # noqa: E402
+    BATCH,
+    STEPS,
+    Make,
+    by_hand,
+    clipping,
+    litter,
+    made,
+    resumed_by_hand,
+    thaw,
+    trained,
+)  # fmt: skip
+from tests.engine.programs import optimizers as own  # noqa: E402
+
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "one": (1, {}),
+    "ddp2": (2, {"strategy": "ddp"}),
+    "fs2": (2, {"strategy": "full_shard"}),
+    "hybrid22": (4, {"strategy": "hybrid_shard", "config": {"fsdp": {"shard_size": 2}}}),
+}
+CASES = ("restart", "train", "resume", "skip", "hook", "unfreeze")
+WORST = ("BARE", "WRONG", "refused", "none", "as torch", "parity", "to the bit")
+LEAST = 1e-5  # relative, of what always counts as equal to a loop by hand
+BY_FUNCTION = "by a function of the parameters"  # as a refusal says that it works
+CELL = "ZOO_CELL"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one case of an optimizer in a layout."""
+
+    optimizer: str
+    layout: str
+    case: str
+    kind: str
+    distance: float = 0.0
+    said: str = ""
+
+
+# -- the optimizers --------------------------------------------------------------------------------
+
+
+def catalogue() -> dict[str, Make]:
+    """Give each optimizer by name, as a function of the parameters."""
+    found: dict[str, Make] = {}
+    for add in (of_torch, of_programs, of_small_libraries, of_timm, of_pytorch_optimizer):
+        try:
+            found |= add()
+        except Exception as error:  # noqa: BLE001 (code of libraries)
+            print(f"{add.__name__} is left out: {sentence(error)}", file=sys.stderr)
+    return found
+
+
+def of_torch() -> dict[str, Make]:
+    names = sorted(name for name in torch.optim.__all__ if name not in ("Optimizer", "SparseAdam"))
+    kinds = {name: getattr(torch.optim, name) for name in names}
+    made = {
+        f"torch.{name}": functools.partial(kind, lr=1e-2)
+        for name, kind in kinds.items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+    }
+    sgd, adamw = torch.optim.SGD, torch.optim.AdamW
+    return made | {
+        "torch.Muon": lambda p: torch.optim.Muon([q for q in p if q.dim() == 2], lr=1e-2),
+        "torch.SGD nesterov": functools.partial(sgd, lr=1e-2, momentum=0.9, nesterov=True),
+        "torch.SGD dampening": functools.partial(sgd, lr=1e-2, momentum=0.9, dampening=0.5),
+        "torch.SGD maximize": functools.partial(sgd, lr=1e-3, momentum=0.9, maximize=True),
+        "torch.AdamW amsgrad, lr a tensor": lambda p: adamw(p, torch.tensor(1e-2), amsgrad=True),
+        "torch.AdamW foreach": functools.partial(adamw, lr=1e-2, foreach=True),
+        "torch.Adadelta lr 1": functools.partial(torch.optim.Adadelta, lr=1.0),
+        "torch.RMSprop centered": functools.partial(
+            torch.optim.RMSprop, lr=1e-3, momentum=0.9, centered=True
+        ),
+    }
+
+
+def of_programs() -> dict[str, Make]:
+    kinds = (own.Switching, own.Finer, own.Rateless, own.Closed, own.Closing)
+    more = {f"own.{kind.__name__}": kind for kind in kinds}
+    return {f"own.{name}": make for name, make in own.OWN.items()} | more
+
+
+def of_small_libraries() -> dict[str, Make]:
+    found: dict[str, Make] = {}
+    wanted: dict[str, dict[str, dict[str, Any]]] = {
+        "schedulefree": {
+            "AdamWScheduleFree": {"lr": 1e-2, "warmup_steps": 3},
+            "SGDScheduleFree": {"lr": 1e-1, "warmup_steps": 3},
+            "RAdamScheduleFree": {"lr": 1e-2},
+            "AdamWScheduleFreeReference": {"lr": 1e-2},
+        },
+        "prodigyopt": {"Prodigy": {"lr": 1.0}},
+        "transformers.optimization": {"Adafactor": {"lr": 1e-2, "relative_step": False}},
+        "torchao.optim": {
+            name: {"lr": 1e-2} for name in ("AdamW8bit", "AdamW4bit", "AdamWFp8", "_AdamW")
+        },
+        "bitsandbytes.optim": {
+            **{name: {"lr": 1e-3} for name in ("AdamW", "AdamW8bit", "Lion", "Lion8bit", "Adagrad",
+                                               "RMSprop", "LAMB", "AdEMAMix")},
+            **{name: {"lr": 1e-3, "momentum": 0.9} for name in ("SGD", "SGD8bit", "LARS")},
+        },
+    }  # fmt: skip
+    for module, kinds in wanted.items():
+        with contextlib.suppress(ImportError):
+            library = importlib.import_module(module)
+            for name, settings in kinds.items():
+                if hasattr(library, name):
+                    more = (
+                        {"momentum": 0.9} if "bits" in module and name[:3] in ("SGD", "LAR") else {}
+                    )
+                    make = functools.partial(getattr(library, name), **settings, **more)
+                    found[f"{module.partition('.')[0]}.{name}"] = make
+    return found
+
+
+def of_timm() -> dict[str, Make]:
+    from timm.optim import create_optimizer_v2
+
+    def make(parameters: Any, name: str) -> Any:
+        return create_optimizer_v2(list(parameters), opt=name, lr=1e-2)
+
+    return {f"timm.{name}": functools.partial(make, name=name) for name in OF_TIMM}
+
+
+def of_pytorch_optimizer() -> dict[str, Make]:
+    from pytorch_optimizer import get_supported_optimizers, load_optimizer
+
+    def make(parameters: Any, name: str) -> Any:
+        return load_optimizer(name)(list(parameters), lr=1e-2, **CONSTRUCTED.get(name, {}))
+
+    names = get_supported_optimizers()
+    return {f"po.{name}": functools.partial(make, name=name) for name in names}
+
+
+# Those that pytorch_optimizer has not, or has in another way.
+OF_TIMM = ("lookahead_adamw", "lamb", "madgrad", "nadamw", "adopt", "laprop", "mars", "lion",
+           "adabelief", "novograd", "adan", "lars", "sgdw", "adafactorbv", "muon", "cautious",
+           "cadamw", "kron")  # fmt: skip
+CONSTRUCTED: dict[str, dict[str, Any]] = {"ranger21": {"num_iterations": STEPS}}
+
+
+# -- on a rank -------------------------------------------------------------------------------------
+
+
+def cell(directory: Path) -> None:
+    """Answer some cases of one optimizer in one layout, on every rank by itself."""
+    warnings.simplefilter("ignore")
+    name, layout, life, *cases = json.loads(os.environ[CELL])
+    out = directory / f"answers_{os.environ['RANK']}"
+    subject = Subject(name, catalogue()[name], layout, directory)
+    for case in cases:
+        litter()
+        if answer := subject.answer(case, life):  # none to a half of one
+            with out.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(answer)) + "\n")
+
+
+class Subject:
+    """One optimizer in one layout."""
+
+    def __init__(self, name: str, make: Make, layout: str, directory: Path) -> None:
+        self.name, self.make, self.layout, self.directory = name, make, layout, directory
+        self.done = 0  # the last step of the Trainer of today, of those that were not skipped
+        self.began = -1  # the step after which it began
+        self.later = False  # the Trainer makes the optimizer, as a refusal has asked for
+        self.whole: dict[str, Tensor] | None = None
+
+    def answer(self, case: str, life: int) -> Answer | None:
+        answered = functools.partial(Answer, self.name, self.layout, case)
+        try:
+            by_hand(self.make)
+        except BaseException as error:  # noqa: BLE001 (code of libraries)
+            return answered("none", said=sentence(error))
+        try:
+            found = self._tried(case, life)
+        except OrchestratorError as error:
+            if BY_FUNCTION in error.fix and not self.later:
+                self.later = True
+                return self.answer(case, life)
+            kind = "WRONG" if self.done else "refused"
+            return answered(kind, said=f"{error.what}; {error.fix}")
+        except BaseException as error:  # noqa: BLE001
+            return answered("BARE", said=sentence(error))
+        return found and answered(*found)
+
+    def _tried(self, case: str, life: int) -> tuple[str, float] | None:
+        if case == "restart":
+            return self._restarted(life)
+        if case == "resume":
+            place = {"save_to": self.directory / "saved", "save_every": "4 steps"}
+            self._train(self.make, max_period="4 steps", **place)
+            return self._same(self._train(self.make, resume=True, **place))
+        after, poisoned = (thaw if case == "unfreeze" else None), BATCH * (case == "skip")
+        make = clipping(self.make) if case == "hook" else self.make
+        reference = functools.partial(by_hand, make, after, poisoned)
+        found = self._train(make, after, poisoned)
+        if case == "train":
+            self.whole = found
+        return compared(found, reference)
+
+    def _restarted(self, life: int) -> tuple[str, float] | None:
+        """Keep half a training in memory in one life of the ranks; go on from it in the next."""
+        keys = {"checkpoint": {"memory_every": 1}}
+        if life == 0:
+            self._train(self.make, max_period="4 steps", keys=keys)
+            return None
+        found = self._train(self.make, keys=keys)
+        if self.began != STEPS // 2:
+            return "WRONG", float("inf")
+        return self._same(found)
+
+    def _same(self, found: dict[str, Tensor]) -> tuple[str, float]:
+        if self.whole is None:
+            self.whole = self._train(self.make)
+        distance = relative(found, self.whole)
+        if distance:  # a save shows what evaluation would see, and going back from that rounds
+            saves = {"save_to": self.directory / "whole", "save_every": "4 steps"}
+            distance = relative(found, self._train(self.make, **saves))
+        if not distance:
+            return "to the bit", distance
+        lost = relative(resumed_by_hand(self.make), by_hand(self.make))
+        return ("as torch" if lost else "WRONG"), distance
+
+    def _train(
+        self,
+        make: Make,
+        after: Any = None,
+        poisoned: int = 0,
+        keys: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> dict[str, Tensor]:
+        layout = dict(LAYOUTS[self.layout][1])
+        layout["config"] = {**layout.get("config", {}), **(keys or {})}
+        self.done, self.began = 0, -1
+
+        def begins(trainer: Trainer) -> None:
+            self.began = trainer.state.step
+
+        def step_done(trainer: Trainer) -> None:
+            self.done = trainer.state.step - int(trainer.parts.stepper.skipped)
+            if after is not None:
+                after(trainer.bare, trainer.state.step)
+
+        trainer = made(
+            make, frozen=after is thaw, later=self.later, accumulate=2, on_step_end=step_done,
+            on_train_begin=begins, **layout,
+        )  # fmt: skip
+        return trained(trainer, poisoned, **more)
+
+
+def compared(
+    found: dict[str, Tensor], reference: Callable[..., dict[str, Tensor]]
+) -> tuple[str, float]:
+    expected = reference()
+    distance = relative(found, expected)
+    if not distance:
+        return "to the bit", distance
+    if relative(reference(seed=1), expected):
+        return "as torch", distance
+    most = max(LEAST, 10 * relative(reference(turned=True), expected))
+    return ("parity" if distance <= most else "WRONG"), distance
+
+
+def relative(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """Give the largest difference, as a part of the largest weight of its tensor."""
+    worst = 0.0
+    for name, expected in other.items():
+        both_lost = ~expected.isfinite() & ~one[name].isfinite()
+        apart = (one[name] - expected).abs().masked_fill(both_lost, 0.0).max()
+        size = expected.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-3)
+        worst = max(worst, float((apart / size).nan_to_num(float("inf"))))
+    return worst
+
+
+def sentence(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".strip()[:300]
+
+
+# -- here ------------------------------------------------------------------------------------------
+
+
+def ask(name: str, layout: str, place: Path, limit: float) -> list[Answer]:
+    """Have ranks answer all cases; a case that ends them is told from those after it."""
+    ranks, answers = LAYOUTS[layout][0], list[Answer]()
+    left = list(CASES)
+    while left:
+        for life in (0, 1):
+            answered = {answer.case for answer in answers}
+            cases = left if life == 0 else sorted({"restart"} & {*left} - answered)
+            if not cases:
+                continue
+            where = place / f"{len(left)} {life}"
+            job = worlds.Job(
+                str(where), [ranks], {}, env={CELL: json.dumps([name, layout, life, *cases])},
+                memory=str(place / "memory"), timeout=limit, call="scripts.zoo:cell",
+            )  # fmt: skip
+            worlds.finish(job, worlds.start(job))
+            answers += merged(where, ranks)
+        answered = {answer.case for answer in answers}
+        unanswered = [case for case in left if case not in answered]
+        if unanswered:
+            last = (where / "out_0").read_text()[-200:] if where.exists() else ""
+            answers.append(Answer(name, layout, unanswered[0], "BARE", said=f"no end: {last}"))
+        left = unanswered[1:]
+    return answers
+
+
+def merged(where: Path, ranks: int) -> Iterator[Answer]:
+    """Give the worst answer of all ranks to each case that all of them have answered."""
+    of_ranks = []
+    for rank in range(ranks):
+        path = where / f"answers_{rank}"
+        lines = path.read_text().splitlines() if path.exists() else []
+        of_ranks.append({line["case"]: Answer(**line) for line in map(json.loads, lines)})
+    for case in CASES:
+        answers = [found[case] for found in of_ranks if case in found]
+        bad = any(answer.kind in ("BARE", "WRONG") for answer in answers)
+        if len(answers) == ranks or bad:
+            yield min(answers, key=lambda answer: WORST.index(answer.kind))
+
+
+def summary(answers: list[Answer]) -> str:
+    kinds = list(reversed(WORST))
+    lines = ["| layout | case | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 2) + "|"]
+    for layout in LAYOUTS:
+        for case in CASES:
+            counts = Counter(a.kind for a in answers if (a.layout, a.case) == (layout, case))
+            if counts:
+                row = " | ".join(str(counts[kind]) for kind in kinds)
+                lines.append(f"| {layout} | {case} | {row} |")
+    for answer in answers:
+        if answer.kind in ("WRONG", "BARE"):
+            lines.append(" ".join(str(value) for value in dataclasses.astuple(answer)))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Try optimizers in every layout of the ranks.")
+    parser.add_argument("--only", default="", help="a regular expression of names")
+    parser.add_argument("--layouts", default=",".join(LAYOUTS))
+    parser.add_argument("--results", type=Path, default=Path("zoo.jsonl"))
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for each optimizer")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    sys.modules["scripts.zoo"] = sys.modules["__main__"]  # for the ranks, which are forked
+    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    answers = [Answer(**json.loads(line)) for line in lines]
+    known = {(answer.optimizer, answer.layout) for answer in answers}
+    names = [name for name in catalogue() if re.search(options.only, name)]
+    for layout in options.layouts.split(","):
+        for name in names:
+            if (name, layout) in known:
+                continue
+            place = Path(tempfile.mkdtemp(prefix="zoo_"))
+            new = ask(name, layout, place, options.limit)
+            shutil.rmtree(place)
+            answers += new
+            with options.results.open("a") as file:
+                file.writelines(json.dumps(dataclasses.asdict(a)) + "\n" for a in new)
+    print(summary(answers))
+
+
+if __name__ == "__main__":
+    main()

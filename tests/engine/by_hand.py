@@ -1,0 +1,157 @@
+"""One small training, as a loop by hand and as a Trainer's: what an optimizer does is compared."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, AdamW, Optimizer
+from torch.utils.data import DataLoader, TensorDataset
+
+from orchestrator import Trainer
+
+STEPS, BATCH = 8, 8
+Make = Callable[[Any], Optimizer]
+
+
+def net(*, frozen: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    layers[2].requires_grad_(not frozen)
+    return nn.Sequential(*layers)
+
+
+def data(poisoned: int = 0) -> TensorDataset:
+    """Samples, of which the first ones are no numbers."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(STEPS * BATCH, 6, generator=draw)
+    y = torch.sin(x @ torch.randn(6, 4, generator=draw))
+    x[:poisoned] = float("nan")
+    return TensorDataset(x, y)
+
+
+def litter() -> None:
+    """Leave in freed memory what any program leaves there."""
+    for shape in ((8, 6), (8, 8), (4, 8), (8,), (4,)):
+        _ = [torch.full(shape, 1e3) for _ in range(50)]
+
+
+def by_hand(
+    make: Make,
+    after: Callable[[nn.Module, int], None] | None = None,
+    poisoned: int = 0,
+    *,
+    turned: bool = False,  # the samples of each batch the other way round: sums round differently
+    seed: int = 0,  # of what the optimizer draws
+) -> dict[str, Tensor]:
+    model = net(frozen=after is thaw)
+    torch.manual_seed(seed)
+    optimizer = make(model.parameters())
+    switch(optimizer, "train")
+    for number, (x, y) in enumerate(DataLoader(data(poisoned), BATCH), 1):
+        optimizer.zero_grad()
+        loss = functional.mse_loss(model(x.flip(0) if turned else x), y.flip(0) if turned else y)
+        loss.backward()
+        if loss.isfinite():
+            optimizer.step()
+        if after is not None:
+            after(model, number)
+    switch(optimizer, "eval")
+    return dict(model.state_dict())
+
+
+def resumed_by_hand(make: Make) -> dict[str, Tensor]:
+    """Train half, and the rest with a new model and optimizer that take their state_dict()s."""
+    states: tuple[Any, Any] | None = None
+    for half in range(2):
+        model = net()
+        torch.manual_seed(0)
+        optimizer = make(model.parameters())
+        if states is not None:
+            model.load_state_dict(states[0])
+            optimizer.load_state_dict(states[1])
+        switch(optimizer, "train")
+        for number, (x, y) in enumerate(DataLoader(data(), BATCH)):
+            if number // (STEPS // 2) == half:
+                optimizer.zero_grad()
+                functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+        switch(optimizer, "eval")
+        states = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    return dict(model.state_dict())
+
+
+def switch(optimizer: Optimizer, mode: str) -> None:
+    """Say it to an optimizer that tells training from evaluation."""
+    getattr(optimizer, mode, lambda: None)()
+
+
+def made(make: Make, *, frozen: bool = False, later: bool = False, **more: Any) -> Trainer:
+    """Make a Trainer, which makes the optimizer later, from the parameters as it spreads them."""
+    model = net(frozen=frozen)
+    optimizer = make if later else make(model.parameters())
+    return Trainer(model, optimizer, functional.mse_loss, **more)
+
+
+def whole(trainer: Trainer) -> dict[str, Tensor]:
+    """All of the weights, on every rank."""
+    return {
+        name: (w.full_tensor() if hasattr(w, "full_tensor") else w).detach()
+        for name, w in trainer.bare.named_parameters()
+    }
+
+
+def trained(trainer: Trainer, poisoned: int = 0, **more: Any) -> dict[str, Tensor]:
+    batch = BATCH // (trainer.ranks.world * trainer.config.training.gradient_accumulation)
+    trainer.train(DataLoader(data(poisoned), batch), epochs=1, verbose=False, **more)
+    return whole(trainer)
+
+
+def far(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def momentum(parameters: Any) -> Optimizer:
+    return SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def adamw(parameters: Any) -> Optimizer:
+    return AdamW(parameters, lr=1e-2)
+
+
+def clipping(make: Make) -> Make:
+    """An optimizer with a hook, which clips gradients by value, as many programs do."""
+
+    def hooked(parameters: Any) -> Optimizer:
+        optimizer = make(parameters)
+        optimizer.register_step_pre_hook(clip)
+        return optimizer
+
+    def clip(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            nn.utils.clip_grad_value_(group["params"], 1e-3)
+
+    return hooked
+
+
+def thaw(model: nn.Module, step: int) -> None:
+    """Have the second layer trained from the third step on."""
+    model.get_submodule("2").requires_grad_(step >= 2)
+
+
+def clamp_by_assignment(model: nn.Module, step: int) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clamp(-0.2, 0.2)
+
+
+def going_on(make: Make, place: Path, **more: Any) -> float:
+    """Train half, and the rest from a checkpoint; compare with all at once, to the bit."""
+    at_once = trained(made(make, **more))
+    saved = {"save_to": place, "save_every": "4 steps"}
+    trained(made(make, **more), max_period="4 steps", **saved)
+    return far(trained(made(make, **more), resume=True, **saved), at_once)
