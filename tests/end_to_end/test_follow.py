@@ -252,7 +252,11 @@ def test_a_disk_that_is_full_already_starts_nothing(head: Head, small: Path) -> 
     with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as file:
         while file.write(bytes(1 << 12)):
             pass
-    command = head.launch("--experiments", str(small), head.script("x.py", "print('never')"))
+    words = ["--experiments", str(small), head.script("x.py", "print('never')")]
+    command = head.launch(*words)
+    assert command.finish() == 3
+    assert "nothing was started" in command.text and "0 B free of" in command.text
+    command = head.launch("--no-check", *words)
     assert command.finish() == 2
     assert "cannot be written: No space left on device; nothing was started" in command.text
     assert [path.name for path in small.iterdir()] == ["filler"]

@@ -21,6 +21,7 @@ from orchestrator.protocol.facts import Disk
 SHM_DEFAULT = 64 << 20  # of a container; DataLoader workers and NCCL die of it with a bus error
 SHM_LEAST_BYTES = 16 << 20
 DISK_LEAST, DISK_LITTLE = 16 << 20, 2 << 30
+INODES_LITTLE = 1000
 NOFILE_LEAST = 1024
 CLOCK_OFF_SECONDS = 1.0
 FATAL_XIDS = {48, 63, 64, 74, 79, 92, 94, 95, 119, 120}  # memory, NVLink, lost from the bus, GSP
@@ -137,8 +138,10 @@ def disk(case: Case) -> Iterator[Finding]:
             reason = facts.problems.get("disk", "it does not answer")
             what = f"{node.name}: the disk of {facts.workdir}: {reason}"
             yield Finding("disk", BAD if "answer" in reason else UNKNOWN, (node.name,), what)
-            continue
-        yield from space(node, facts.disk)
+        for place in {disk.mounted: disk for disk in (facts.home, facts.disk) if disk}.values():
+            yield from space(node, place)
+    if case.head is not None:
+        yield from space_at_head(case.head)
 
 
 def space(node: Examined, disk: Disk) -> Iterator[Finding]:
@@ -148,9 +151,22 @@ def space(node: Examined, disk: Disk) -> Iterator[Finding]:
         level = BAD if disk.free < DISK_LEAST else WARN
         what = f"{where}: {memory(disk.free)} free of {memory(disk.total)}"
         yield Finding("disk", level, (node.name,), what, fix)
-    elif disk.inodes and disk.inodes_free < 1000:
+    if disk.inodes and disk.inodes_free < INODES_LITTLE:
         what = f"{where}: {disk.inodes_free} inodes left: no more files"
         yield Finding("disk", BAD, (node.name,), what, on(node, "df", "-i", disk.mounted))
+
+
+def space_at_head(disk: Disk) -> Iterator[Finding]:
+    """Judge the disk of the experiments, where logs and records need little, and need it all."""
+    where = f"{disk.mounted} on this machine, of {disk.path}"
+    if disk.free < DISK_LEAST:
+        what = f"{where}: {memory(disk.free)} free of {memory(disk.total)}"
+        fix = f"{shlex.join(['df', '-h', disk.mounted])}; orchestrator prune --keep 5"
+        yield Finding("disk", WARN if disk.free else BAD, (), what, fix)
+    if disk.inodes and disk.inodes_free < INODES_LITTLE:
+        what = f"{where}: {disk.inodes_free} inodes left: no more files"
+        fix = f"{shlex.join(['df', '-i', disk.mounted])}; orchestrator prune --keep 5"
+        yield Finding("disk", WARN if disk.inodes_free else BAD, (), what, fix)
 
 
 def shm(case: Case) -> Iterator[Finding]:

@@ -30,7 +30,7 @@ from orchestrator.head.plan import addresses as node_addresses
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import PLAIN, Cell, Terminal
-from orchestrator.protocol.facts import Checkup
+from orchestrator.protocol.facts import Checkup, Disk
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.machine import (
     CheckedUp,
@@ -112,6 +112,7 @@ def diagnose(
     needs: Needs,
     ask: Ask | None = None,
     cordoned: Mapping[str, str] = NOBODY,
+    head: Disk | None = None,
 ) -> Diagnosis:
     """Judge the nodes by their facts, and with `ask` by a closer look; `lost` were not reached."""
     began = time.monotonic()
@@ -128,6 +129,7 @@ def diagnose(
         needs=needs,
         addresses=addresses,
         network_error=error,
+        head=head,
         silent=silent,
     )
     return judge(case, began)

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.head.nodes.facts import Facts, by_value, listed
 from orchestrator.head.plan.model import NodeAddress
-from orchestrator.protocol.facts import Checkup
+from orchestrator.protocol.facts import Checkup, Disk
 
 BAD, WARN, UNKNOWN = "bad", "warn", "unknown"
 
@@ -66,6 +66,7 @@ class Case:
     needs: Needs = Needs()
     addresses: Mapping[str, NodeAddress] = field(default_factory=dict)  # by node
     network_error: tuple[str, str] | None = None  # what, fix
+    head: Disk | None = None  # of the experiments
     silent: Mapping[tuple[str, str, int], str] = field(default_factory=dict)  # from, to, port: why
 
     @property

@@ -21,6 +21,7 @@ from orchestrator.head.plan import nccl_transport, plan
 from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
 from orchestrator.head.start.nodes import Bounds, Nodes, with_master
 from orchestrator.head.start.request import Request
+from orchestrator.node.machine.disks import disk
 from orchestrator.records import cordons
 
 IN_THE_PLAN = ("port",)  # what the notes of the plan say anyhow
@@ -140,7 +141,8 @@ def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
     known = cordons.read()
     listed = [*(node.node for node in nodes.reached), *(node for node, _ in nodes.lost)]
     cordoned = {node.name: reason for node in listed if (reason := cordons.words_of(node, known))}
-    return examination.diagnose(nodes.probed, lost, needs, ask if full else None, cordoned)
+    head = disk(str(request.where.experiments))
+    return examination.diagnose(nodes.probed, lost, needs, ask if full else None, cordoned, head)
 
 
 def fabric_of(request: Request, nodes: Nodes) -> str:

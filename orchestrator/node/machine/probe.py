@@ -49,6 +49,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
             **asked_for(request, workdir),
             "disk": lambda: disks.disk(place_of_files(workdir), root),
             "software": lambda: software.software(root),
+            "home": lambda: disks.disk(home(), root),
             "shm": lambda: disks.shared_memory(root=root),
             "leftovers": leftovers,
             "cards": lambda: cards(root),
@@ -60,7 +61,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
     torch, installed = facts["software"]
     total, available = memory_kb(root)
     return {
-        **{name: facts.get(name) for name in ("disk", "shm")},
+        **{name: facts.get(name) for name in ("disk", "home", "shm")},
         **{name: facts.get(name, ()) for name in LISTS},
         **(software.accelerate() if request.accelerate else {}),
         "hostname": socket.gethostname(),

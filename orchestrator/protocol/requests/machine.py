@@ -67,6 +67,7 @@ class Probed(Message):
     rdma: tuple[RdmaPort, ...]
     time: Moment
     library: str = ""  # where our program is on the node
+    home: Optional[Disk] = None  # of what we keep there: code, logs, checkpoints of nodes
     firewall: str = ""  # ufw or firewalld, where it runs
     accelerate: str = ""  # its version, where it was asked for and is there
     accelerate_keys: tuple[str, ...] = ()  # that this version knows in its files

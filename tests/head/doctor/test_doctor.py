@@ -145,6 +145,7 @@ def gpu(**fields: Any) -> Checkup:
 
 DISK_FULL = Disk("/job", 100 * GIB, 1 << 20, 10**6, 10**6, "/", "ext4", "/dev/sda1", writable=True)
 NO_INODES = Disk("/job", 100 * GIB, 50 * GIB, 10**6, 3, "/", "ext4", "/dev/sda1", writable=True)
+SMALL_HOME = DISK_FULL.replace(path="/home/me/.orchestrator", mounted="/home")
 READ_ONLY = Disk("/job", 100 * GIB, 50 * GIB, 10**6, 9**6, "/", "ext4", "/dev/sda1", writable=False)
 CONTAINER = Disk(
     "/dev/shm", 64 << 20, 64 << 20, 9**6, 9**6, "/dev/shm", "tmpfs", "shm", writable=True
@@ -196,6 +197,7 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"disk": READ_ONLY}, "workdir", WARN, "gpu4: /job cannot be written"),
     ({"disk": DISK_FULL}, "disk", BAD, "/ on gpu4: 1 MiB free of 100 GiB"),
     ({"disk": NO_INODES}, "disk", BAD, "3 inodes left"),
+    ({"home": SMALL_HOME}, "disk", BAD, "/home on gpu4: 1 MiB free of 100 GiB"),
     ({"disk": None, "problems": {"disk": "it did not answer within 3 s"}}, "disk", BAD,
      "did not answer"),
     ({"shm": CONTAINER}, "shm", WARN, "/dev/shm has 64 MiB in all"),
@@ -225,6 +227,26 @@ def test_one_thing_wrong(change: dict[str, Any], check: str, level: str, words: 
     assert (found.check, found.level, found.nodes) == (check, level, ("gpu4",))
     assert words in found.what
     assert "{" not in found.fix
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "words"),
+    [
+        ({"free": 1 << 20}, WARN, "1 MiB free of 100 GiB"),
+        ({"free": 0}, BAD, "0 B free of 100 GiB"),
+        ({"inodes_free": 3}, WARN, "3 inodes left"),
+        ({"inodes_free": 0}, BAD, "0 inodes left"),
+    ],
+)
+def test_the_disk_of_the_experiments(change: dict[str, int], level: str, words: str) -> None:
+    (found,) = findings(case(head=ROOM.replace(**change)))
+    assert (found.check, found.level, found.nodes) == ("disk", level, ())
+    assert words in found.what and "on this machine, of /job" in found.what
+
+
+def test_a_disk_may_lack_both_room_and_inodes() -> None:
+    both = findings(case({"disk": DISK_FULL.replace(inodes_free=3)}))
+    assert [finding.level for finding in both] == [BAD, BAD]
 
 
 def test_the_fix_names_the_version_of_most() -> None:
