@@ -14,6 +14,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 
+from orchestrator.common.permissions import user_name
 from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import JOB_NAME, RunDir, all_runs
 from orchestrator.protocol.events import Ended
@@ -57,6 +58,21 @@ def is_ours(path: str) -> bool:
     status = os.lstat(path)
     private = not stat.S_IMODE(status.st_mode) & 0o077
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and private
+
+
+def refused() -> str:
+    """Say why our directory in memory is not used, as the end of a sentence; it is: nothing."""
+    try:
+        status = os.lstat(root())
+        if is_ours(root()):
+            return ""
+    except OSError:
+        return ""
+    if not stat.S_ISDIR(status.st_mode):
+        return "is no directory"
+    if status.st_uid != os.getuid():
+        return f"belongs to {user_name(status.st_uid)}"
+    return f"is open to others (mode {stat.S_IMODE(status.st_mode):04o})"
 
 
 def remove(run: RunDir) -> bool:

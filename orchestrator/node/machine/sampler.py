@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from orchestrator.common.text import size
+from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.machine import counters as machine
 from orchestrator.node.machine.disks import Disks, paths_of
@@ -39,6 +40,7 @@ class Sampler:
         self.machine = machine.Machine(root)
         self.disks = Disks(paths_of(spec.workdir, experiment), seconds)
         self.gpus = Gpus(seconds, root)
+        self.resumes = "ORCHESTRATOR_RESUME_DIR" in spec.env
         self.root = root
 
     def go_on(self) -> None:
@@ -76,7 +78,13 @@ class Sampler:
             self.write({"about": about})
 
     def stuck(self) -> Iterator[Notice]:
-        """Tell what does not answer: its values are old, or missing."""
+        """Tell what does not answer, so that its values are old or missing, or is not ours."""
+        if self.resumes and "memory_refused" not in self.causes.known:
+            self.causes.known.add("memory_refused")
+            if why := resume_dir.refused():
+                words = f"{resume_dir.root()} {why}: what attempts share in memory is on a disk"
+                fix = f"ls -ld {resume_dir.root()}; its owner or root may remove it"
+                yield Notice("memory_refused", words, fix)
         if self.disks.stuck and "disk_stuck" not in self.causes.known:
             self.causes.known.add("disk_stuck")
             yield Notice("disk_stuck", f"the disk of {self.disks.stuck} does not answer", "")

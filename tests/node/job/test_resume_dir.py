@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,13 +46,47 @@ def test_it_is_private_stays_and_goes(memory: Path) -> None:
     assert resume_dir.remove(run), "again does nothing"
 
 
-def test_a_directory_that_somebody_else_made_is_not_used(memory: Path) -> None:
+def by_another(place: Path) -> None:
+    place.mkdir(mode=0o700)
+    os.chown(place, 65534, 65534)
+
+
+def linked(place: Path) -> None:
+    place.with_name("elsewhere").mkdir(mode=0o700)
+    place.symlink_to("elsewhere")
+
+
+def listed(place: Path) -> None:
+    place.mkdir()
+    place.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("squat", "why"),
+    [
+        pytest.param(
+            by_another,
+            "belongs to nobody",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="giving away needs root"),
+        ),
+        (linked, "is no directory"),
+        (os.mkfifo, "is no directory"),
+        (Path.touch, "is no directory"),
+        (listed, "is open to others (mode 0755)"),
+    ],
+)
+def test_a_name_that_somebody_else_took_is_not_used(
+    squat: Callable[[Path], object], why: str, memory: Path
+) -> None:
     run = run_of("e-abc", None)
-    (memory / f"orchestrator-{os.getuid()}").mkdir(mode=0o777)
-    (memory / f"orchestrator-{os.getuid()}").chmod(0o777)
+    assert resume_dir.refused() == ""
+    squat(Path(resume_dir.root()))
     path = resume_dir.make(run)
-    assert path.startswith(run.path)
+    assert path.startswith(run.path) and resume_dir.refused() == why
+    before = sorted(memory.rglob("*"))
     assert resume_dir.remove(run) and not Path(path).exists()
+    resume_dir.remove_forgotten(time.time() + 1e6)
+    assert sorted(memory.rglob("*")) == before, "what is not ours stays"
 
 
 def test_what_nobody_takes_up_again_is_forgotten(memory: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.job import processes
+from orchestrator.node.job import processes, resume_dir
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.sampling import SamplerProcess
 from orchestrator.node.machine import sampler
@@ -77,9 +77,11 @@ def test_a_sampler_that_hangs_holds_nobody_up(new_job: Callable[..., Job], tmp_p
     assert not alive(own.pid)
 
 
-def sampled(tmp_path: Path, **fields: object) -> Sampler:
+def sampled(tmp_path: Path, resume: str | None = None, **fields: object) -> Sampler:
     (tmp_path / "outputs").mkdir(exist_ok=True)
     env = {"ORCHESTRATOR_EXPERIMENT": str(tmp_path)}
+    if resume is not None:
+        env["ORCHESTRATOR_RESUME_DIR"] = resume
     return Sampler(bare_spec(env=env, **fields), seconds=0.01)
 
 
@@ -132,6 +134,19 @@ def test_a_disk_that_never_answers_is_told(tmp_path: Path) -> None:
     wait_until(lambda: own.disks.known)  # its thread sleeps now
     own.disks.at = Look("/nfs", time.monotonic() - 1000)
     assert [notice.cause for notice in own.stuck()] == ["disk_stuck"]
+    assert list(own.stuck()) == []
+
+
+def test_a_name_in_memory_that_somebody_took_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume_dir, "MEMORY", str(tmp_path))
+    place = tmp_path / f"orchestrator-{os.getuid()}"
+    place.touch()
+    own = sampled(tmp_path, resume="/home/me/resume")
+    assert [(each.cause, each.text) for each in own.stuck()] == [
+        ("memory_refused", f"{place} is no directory: what attempts share in memory is on a disk")
+    ]
     assert list(own.stuck()) == []
 
 
