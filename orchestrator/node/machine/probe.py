@@ -47,10 +47,8 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
             "workdir_exists": lambda: os.path.isdir(workdir),
             "target": lambda: resolve_target(request.target, workdir),
             **asked_for(request, workdir),
-            "disk": lambda: disks.disk(place_of_files(workdir), root),
             "software": lambda: software.software(root),
-            "home": lambda: disks.disk(home(), root),
-            "shm": lambda: disks.shared_memory(root=root),
+            **disks_of(workdir, root),
             "leftovers": leftovers,
             "cards": lambda: cards(root),
             "interfaces": lambda: network.interfaces(root),
@@ -61,7 +59,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
     torch, installed = facts["software"]
     total, available = memory_kb(root)
     return {
-        **{name: facts.get(name) for name in ("disk", "home", "shm")},
+        **{name: facts.get(name) for name in disks_of(workdir, root)},
         **{name: facts.get(name, ()) for name in LISTS},
         **(software.accelerate() if request.accelerate else {}),
         "hostname": socket.gethostname(),
@@ -100,6 +98,14 @@ def asked_for(request: Probe, workdir: str) -> dict[str, Work]:
         "marker_seen": lambda: bool(request.marker) and os.path.lexists(request.marker),
         "missing_modules": lambda: tuple(filter(software.is_missing, request.modules)),
         "missing_paths": lambda: missing_paths(request.paths, workdir),
+    }
+
+
+def disks_of(workdir: str, root: str) -> dict[str, Work]:
+    return {
+        "disk": lambda: disks.disk(place_of_files(workdir), root),
+        "home": lambda: disks.disk(home(), root),
+        "shm": lambda: disks.shared_memory(root=root),
     }
 
 
