@@ -243,17 +243,24 @@ def sweep(ours: JobProcesses) -> tuple[dict[int, str], bool]:
     killed: dict[int, str] = {}
     alone = False
     began = time.monotonic()
-    while ours.living() and time.monotonic() - began < SWEEP_PATIENCE_SECONDS:
+    while (alive := ours.living()) and time.monotonic() - began < SWEEP_PATIENCE_SECONDS:
         # Its supervisor goes last: orphans fall to it, and it may still say how all have ended.
-        others = ours.members()
-        spared = SWEEP_PATIENCE_SECONDS / 2 if others else LAST_WORD_SECONDS
+        others = [process for process in alive if process.key not in ours.supervisors]
+        spared = SWEEP_PATIENCE_SECONDS / 2 if others else last_word_seconds(alive)
         last = time.monotonic() - began >= spared
-        wanted = ours.living() if last else others
+        wanted = alive if last else others
         keys = {process.key for process in wanted}
         alone = alone or (last and bool(keys) and keys <= ours.supervisors)
         killed.update(ours.kill(wanted))
         ours.wait(KILL_SECONDS)
     return killed, alone
+
+
+def last_word_seconds(supervisors: Sequence[Process]) -> float:
+    """Return how long supervisors may take to say how all has ended; stopped, they say nothing."""
+    now = (processes.find(process.pid) for process in supervisors)
+    speaks = any(process is not None and process.state not in "Tt" for process in now)
+    return LAST_WORD_SECONDS if speaks else 0.0
 
 
 def last_words(run: RunDir) -> str:

@@ -22,6 +22,7 @@ from orchestrator.node.job.processes import Process, ProcessSet
 from orchestrator.node.job.run_directory import JOB_NAME, RunDir, machine
 
 CHASE_SECONDS = 1.0  # in which what forks anew all the time is run after
+CATCHES = 20  # of the newest process, before each look
 
 
 def of_job(job: str, node: int) -> list[Process]:
@@ -187,6 +188,7 @@ class JobProcesses(ProcessSet):
                 processes.send(process, signal.SIGSTOP)
                 still.append(process)
                 tried.add(process.key)
+            self.stop_newest()
             look = Look(look)
             found = self.family(look, supervisors)
             self.add(found)
@@ -195,6 +197,20 @@ class JobProcesses(ProcessSet):
         if self.group:
             register.kill_group(self.group)
         return killed
+
+    def stop_newest(self) -> None:
+        """Stop the newest process of the machine while it is a child of this job.
+
+        What forks anew all the time has ended before a list of all processes is read to its end.
+        """
+        for _ in range(CATCHES):
+            process = processes.newest()
+            parent = processes.find(process.parent) if process is not None else None
+            if process is not None and parent is not None and self.is_known(parent.key):
+                processes.send(process, signal.SIGSTOP)
+
+    def is_known(self, key: tuple[int, int]) -> bool:
+        return key in self.seen or key in self.supervisors
 
     def find_supervisors(self, look: Look) -> list[Process]:
         """Return its supervisor, also one that has only just been started."""

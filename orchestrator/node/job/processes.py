@@ -69,6 +69,12 @@ def find(pid: int) -> Process | None:
     return Process(pid, int(fields[19]), int(fields[1]), state, name, own, waited, memory, flags)
 
 
+def newest() -> Process | None:
+    """Return the process that was started last, if it lives."""
+    last = contents("/proc/loadavg").split()[-1:]
+    return find(int(last[0])) if last else None
+
+
 def stat_of(pid: int) -> tuple[str, list[str]] | None:
     """Return the name of a process and the fields of its stat that follow, from the state on."""
     try:

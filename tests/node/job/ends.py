@@ -145,7 +145,8 @@ class Ending:
 
     def stopped(self) -> StopReceipt:
         grace = 0.0 if self.way == "stop_now" else self.chance.choice([0.2, 0.6])
-        order = Stop(job=self.job.run.job, node=0, why="test", grace=grace, wait=grace + 2.5)
+        wait = grace + (0.5 if self.way == "freeze_supervisor" else 2.5)  # it does not answer
+        order = Stop(job=self.job.run.job, node=0, why="test", grace=grace, wait=wait)
         if self.way != "two_stops":
             return stop_job.stop(self.job.run, order)
         other = threading.Thread(target=stop_job.stop, args=(self.job.run, order))

@@ -18,12 +18,19 @@ from pathlib import Path
 from typing import Any
 
 LIVES = "while [ -e {0} ]; do sleep 0.2; done; exit # {0}"
+STORM_SECONDS = 120  # whoever takes the mark away may have been killed
+MOST_TASKS = 6_000  # of the machine: what nobody waits for stays in its table of processes
 # Each generation forks the next one and ends.
-HOPS = """
+HOPS = f"""
 import os, sys, time
 os.closerange(3, 4096)
-while os.path.exists(sys.argv[1]):
+ends = time.monotonic() + {STORM_SECONDS}
+while os.path.exists(sys.argv[1]) and time.monotonic() < ends:
     time.sleep(float(sys.argv[2]))
+    with open("/proc/loadavg") as file:
+        if int(file.read().split()[3].partition("/")[2]) > {MOST_TASKS}:
+            time.sleep(0.2)
+            continue
     if os.fork():
         os._exit(0)
     if len(sys.argv) > 3:
@@ -142,7 +149,9 @@ def overwritten(lives: str, _: str) -> None:
 
 def forks_shells(mark: str) -> None:
     os.closerange(0, 4096)
-    words = f"while [ -e {mark} ]; do (sleep 0.05 &); sleep 0.01; done; exit # {mark}"
+    turns = STORM_SECONDS * 100
+    words = f"n=0; while [ -e {mark} ] && [ $n -lt {turns} ]; do n=$((n + 1));"
+    words += f" (sleep 0.05 &); sleep 0.01; done; exit # {mark}"
     os.execve("/bin/sh", ["sh", "-c", words], BARE)
 
 

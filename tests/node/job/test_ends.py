@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from orchestrator.node.follow import stop_job
 from orchestrator.node.job import processes
+from orchestrator.node.job.job_processes import JobProcesses
 from tests.node.job.ends import Ending, random_end
+from tests.node.running import wait_until
 
 NO_PROCESS = 2**22 - 7
 
@@ -32,7 +38,6 @@ def test_a_proof_is_true(home: Path, kind: str, way: str, is_ended: bool) -> Non
     assert not (is_ended and played.alive), played.in_words
 
 
-@pytest.mark.long
 def test_random_proofs_are_true(home: Path) -> None:
     """scripts/bench/ends.py plays as many as one likes."""
     home.mkdir()
@@ -77,3 +82,34 @@ def test_what_is_gone_before_it_can_be_held_is_no_proof() -> None:
     assert [process.name for process in chain.living()] == ["hops"]
     chain.length = 0
     assert chain.living() == []
+
+
+def test_the_newest_child_is_stopped_before_it_forks_once_more() -> None:
+    """Others may start processes meanwhile: another child is the newest, then."""
+    ours = JobProcesses("job", 0)
+    here = processes.find(os.getpid())
+    assert here is not None
+    ours.add([here])
+
+    def is_caught() -> bool:
+        with subprocess.Popen(["sleep", "100"]) as child:
+            try:
+                ours.stop_newest()
+                return (processes.find(child.pid) or here).state == "T"
+            finally:
+                child.kill()
+
+    wait_until(is_caught)
+    ours.close()
+
+
+def test_a_stopped_supervisor_is_not_waited_for() -> None:
+    with subprocess.Popen(["sleep", "100"]) as supervisor:
+        try:
+            there = processes.find(supervisor.pid)
+            assert there is not None
+            assert stop_job.last_word_seconds([there]) == stop_job.LAST_WORD_SECONDS
+            supervisor.send_signal(signal.SIGSTOP)
+            wait_until(lambda: not stop_job.last_word_seconds([there]))
+        finally:
+            supervisor.kill()
