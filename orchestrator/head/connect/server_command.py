@@ -257,6 +257,13 @@ def quote(word: str) -> str:
     return shlex.quote(word).replace("!", "'\\!'")
 
 
+OF_BOOTSTRAP = "/.orchestrator/environments/"
+MAKE_ANEW = (
+    "orchestrator bootstrap, typed as it was for this environment, makes it where it is missing;"
+    " what is whole stays"
+)
+
+
 def activation_problem(activate: str, reason: str, errors: str) -> tuple[str, str]:
     """Say why an environment is not active, with the last lines of its shell, and what to try."""
     last = " / ".join([line.strip() for line in errors.splitlines() if line.strip()][-3:])[-300:]
@@ -270,4 +277,6 @@ def activation_problem(activate: str, reason: str, errors: str) -> tuple[str, st
         "bootstrap": "ls ~/.orchestrator/environments",
     }
     said = f" ({last})" if last else ""
+    if kind == "venv" and OF_BOOTSTRAP in value and reason.startswith("there is no "):
+        return f"{activate}: {reason}{said}", MAKE_ANEW
     return f"{activate}: {reason}{said}", f"try in a shell there: {by_hand[kind]}"

@@ -163,6 +163,11 @@ FILES = (
         "the program reads what srun sets: --rank-env slurm sets it for each rank here",
     ),
     (
+        re.compile(r"Error: .*\bscontrol\b"),
+        "scontrol needs a Slurm there: SLURM_JOB_NODELIST is the addresses with commas between"
+        " them, and MASTER_ADDR the first",
+    ),
+    (
         re.compile(r"^KeyError: '(OMPI_|PMI_|MPI_)"),
         "the program reads what mpirun sets: --rank-env mpi sets it for each rank here",
     ),

@@ -114,6 +114,12 @@ def where_torch_is(without: Mapping[str, Facts]) -> str:
     first = next(iter(found.values()), [])
     if first and all(of_bootstrap(found_here) for found_here in found.values()):
         return "orchestrator bootstrap made an environment with it there: --activate bootstrap"
+    of_ours = [name for name, pythons in found.items() if of_bootstrap(pythons)]
+    if of_ours:
+        return (
+            f"orchestrator bootstrap made an environment with it on {listed(of_ours)}: type that"
+            " command again, which makes it on the others, too; and then --activate bootstrap"
+        )
     everywhere = [python for python in first if all(python in others for others in found.values())]
     if everywhere:
         # In quotes, a shell here leaves it the home of each node.

@@ -224,8 +224,14 @@ def probe_of(request: Request, transport: Transport, active: Sequence[Node]) -> 
 
 def port_request(request: Request, nodes: int) -> PortWish:
     """Return the question for a port on the first of so many nodes."""
-    chosen = request.config.launch.master_port
-    return PortWish(wanted=chosen or DEFAULT_PORT, exact=chosen is not None, peers=nodes > 1)
+    launch = request.config.launch
+    chosen = launch.master_port
+    return PortWish(
+        wanted=chosen or DEFAULT_PORT,
+        exact=chosen is not None,
+        peers=nodes > 1,
+        two=launch.no_torchrun,
+    )
 
 
 def with_master(request: Request, nodes: Nodes, chosen: Sequence[Reached]) -> list[Reached]:

@@ -274,7 +274,10 @@ def take_ports(ended: JobRecord, gathered: Gathered) -> TakenPorts:
     before = int(ended.master.rpartition(":")[2] or DEFAULT_PORT)
     after = before + 1 if before < LAST_PORT else DEFAULT_PORT
     wanted = PortWish(
-        wanted=chosen or after, exact=chosen is not None, peers=len(gathered.nodes) > 1
+        wanted=chosen or after,
+        exact=chosen is not None,
+        peers=len(gathered.nodes) > 1,
+        two=ended.launch.no_torchrun,
     )
     ports = gathered.channels[0].ask(TakePorts(port=wanted), PORT_SECONDS)
     if not ports.port:

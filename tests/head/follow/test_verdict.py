@@ -148,6 +148,8 @@ GROUP_TRACE = """  + Exception Group Traceback (most recent call last):
          "launch it as a module, `-m"),
         ({"type": "RuntimeError", "message": "got mixed torch.Tensor and DTensor"},
          "RuntimeError: got mixed torch.Tensor and DTensor", "trainer.save(PATH)"),
+        ({"type": "FileNotFoundError", "message": "[Errno 2] No such file or directory: 'scontrol'"},
+         "FileNotFoundError: [Errno 2] No such file or directory: 'scontrol'", "MASTER_ADDR"),
         ({"type": "ValueError", "message": "Can't find a valid checkpoint at /a/checkpoint-30"},
          "ValueError: Can't find a valid checkpoint at /a/checkpoint-30", "copy_to_nodes(path)"),
     ],

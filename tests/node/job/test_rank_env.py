@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from orchestrator.node.job.ranks import rank_env
 
 TORCHRUN = {
@@ -40,6 +42,18 @@ def test_what_srun_sets() -> None:
     again = seen("slurm", job="e-abc-2", attempt=first)
     assert again["SLURM_JOB_ID"] == env["SLURM_JOB_ID"] and env["SLURM_JOB_ID"].isdigit()
     assert seen("slurm", job="e-xyz")["SLURM_JOB_ID"] != env["SLURM_JOB_ID"]
+
+
+def test_what_a_user_or_an_allocation_has_set_of_the_job_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank's place among the others is always that of this job."""
+    monkeypatch.setitem(TORCHRUN, "SLURM_JOB_ID", "4711")
+    monkeypatch.setitem(TORCHRUN, "SLURM_CPUS_PER_TASK", "3")
+    monkeypatch.setitem(TORCHRUN, "SLURM_PROCID", "0")
+    env = seen("slurm")
+    assert (env["SLURM_JOB_ID"], env["SLURM_CPUS_PER_TASK"]) == ("4711", "3")
+    assert env["SLURM_PROCID"] == "5" and env["SLURM_JOB_NAME"] == "e"
 
 
 def test_what_mpirun_sets() -> None:

@@ -17,13 +17,13 @@ from orchestrator.node.server.ports import Port
 def ports() -> Iterator[Any]:
     made: list[Port] = []
 
-    def hold(wanted: int, *, exact: bool = False) -> int:
-        made.append(Port(wanted, exact))
+    def hold(wanted: int, *, exact: bool = False, two: bool = False) -> int:
+        made.append(Port(wanted, exact, two=two))
         return made[-1].number
 
     yield hold
     for port in made:
-        port.holder.close()
+        port.close()
 
 
 BASE = 42000 + os.getpid() % 5000  # where nobody else listens, most likely
@@ -36,12 +36,23 @@ def test_ports_are_held_until_their_holder_is_gone(ports: Any) -> None:
     assert ports(first) > first
     # A supervisor inherits it: the port stays held when the link that took it is gone.
     port = Port(first + 60, False)
-    child = subprocess.Popen(["sleep", "1000"], pass_fds=[port.holder.fileno()])
-    port.holder.close()
+    child = subprocess.Popen(["sleep", "1000"], pass_fds=[port.holders[0].fileno()])
+    port.close()
     assert ports(port.number, exact=True) == 0
     child.kill()
     child.wait()
     assert ports(port.number, exact=True) == port.number
+
+
+def test_a_program_that_starts_its_ranks_has_two_ports(ports: Any) -> None:
+    """It meets at the second one, as the first is torchrun's."""
+    first = ports(BASE + 200, two=True)
+    assert ports(first + 1, exact=True) == 0
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        assert ports(number - 1, exact=True, two=True) == 0
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.1", "127.0.0.9", "::", "::1"])

@@ -18,6 +18,10 @@ SLURM, MPI, OWN = "slurm", "mpi", "own"  # OWN: the program starts its ranks by 
 OF_TORCHRUN = re.compile(
     r"TORCHELASTIC_.*|(LOCAL|GROUP|ROLE)_.*|TORCH_NCCL_ASYNC_ERROR_HANDLING|NPROC_PER_NODE"
 )
+# Of Slurm's, what a user or an allocation has set stays: it is no place among the ranks.
+OF_A_JOB = tuple(
+    f"SLURM_{name}" for name in ("JOB_ID", "JOBID", "JOB_NAME", "CPUS_PER_TASK", "GPUS_ON_NODE")
+)
 LAST_PORT = 65535
 
 
@@ -25,7 +29,8 @@ def complete(environ: MutableMapping[str, str], spec: RankSpec) -> None:
     """Give a rank the environment that its launch asked for."""
     wanted = spec.get("rank_env", ())
     if SLURM in wanted:
-        environ.update(of_slurm(environ, spec))
+        of_job = {name: environ[name] for name in OF_A_JOB if name in environ}
+        environ.update({**dict(of_slurm(environ, spec)), **of_job})
     if MPI in wanted:
         environ.update(of_mpi(environ))
     if OWN in wanted:
@@ -36,8 +41,12 @@ def leave_alone(environ: MutableMapping[str, str]) -> None:
     """Leave what says where the nodes meet, at a port where torchrun does not listen itself."""
     for name in [name for name in environ if OF_TORCHRUN.fullmatch(name)]:
         del environ[name]
-    port = int(environ["MASTER_PORT"])
-    environ["MASTER_PORT"] = str(port + 1 if port < LAST_PORT else port - 1)
+    environ["MASTER_PORT"] = str(own_port(int(environ["MASTER_PORT"])))
+
+
+def own_port(port: int) -> int:
+    """Return where a program that starts its ranks by itself lets them meet."""
+    return port + 1 if port < LAST_PORT else port - 1
 
 
 def of_slurm(environ: Mapping[str, str], spec: RankSpec) -> Iterator[tuple[str, str]]:
