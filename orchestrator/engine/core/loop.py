@@ -67,7 +67,7 @@ class Loop:
     comparison: Comparison | None = None  # of the copies of the weights, bit by bit
     names: tuple[str, ...] = ()  # of the losses and metrics
     sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # this step's, this rank's
-    used: int = 0  # stands for the parts of the model that this rank used in this step
+    used: int | None = None  # stands for the parts of the model that this rank used in this step
     modes: dict[nn.Module, bool] = field(default_factory=dict)  # of its parts: do they train?
     votes_late: bool = False  # after the step, not at its beginning
     run_id: ownership.Run = field(default_factory=ownership.Run)
@@ -183,11 +183,11 @@ class Loop:
         self._check_names()
         state.step += 1
         with phases("exposed_comm"):
-            total = stepper.add_up(self.sums, self.used)
+            total, apart = stepper.add_up(self.sums, self.used)
         if self.memory is not None:
             self.memory.settle()
         with phases("optimizer"):
-            report = stepper.step(state.step, self.names, total)
+            report = stepper.step(state.step, self.names, total, apart)
         self.reporter.ledger.close(report)
         self._refuse_unsaved()
         self.sums = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -91,10 +91,10 @@ class Stepper:
         self.proved = False  # its step() has come to an end once
         self.scaling = training.mixed_precision == "fp16"
         self.nominal = nominal
-        self.scale = torch.tensor(FIRST_SCALE if self.scaling else 1.0, device=self.device)
-        self.good, self.skipped, self.bad_in_a_row = (
-            torch.zeros((), device=self.device) for _ in range(3)
-        )
+        self.scale: Tensor | float = 1.0
+        if self.scaling:
+            self.scale = torch.tensor(FIRST_SCALE, device=self.device)
+        self.good, self.skipped = (torch.zeros((), device=self.device) for _ in range(2))
         if mesh.mesh is not None:
             carry_assignments()
 
@@ -110,7 +110,7 @@ class Stepper:
         """Bring a sum of losses to a size whose gradients low precision can hold."""
         if self.nominal is None:
             self.nominal = self._usual_count(count)
-        return loss * (self.scale.to(loss.device) * (real / self.nominal))
+        return loss * (self.scale * (real / self.nominal))
 
     def _usual_count(self, count: Tensor) -> float:
         """Take once what rank 0 counts in its first micro-batch.
@@ -124,19 +124,24 @@ class Stepper:
         total = usual * dist.get_world_size() * self.training.gradient_accumulation
         return float(2.0 ** math.ceil(math.log2(max(1.0, total))))
 
-    def add_up(self, sums: Sums, used: int = 0) -> Tensor:
-        """Add up over all ranks: squares of the gradients, then a sum and a count per name; last, 1
-        if the ranks used other parts of the model, so that they were summed with each other."""
+    def add_up(self, sums: Sums, used: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """Add up over all ranks: squares of the gradients, then a sum and a count per name.
+
+        Besides, where ranks could use other parts of the model: 1.0 if they did, so that these
+        were summed with each other.
+        """
         self._refuse_new_groups()
         sum_whole(self.whole)
         flat = [value.to(self.device) for pair in sums.values() for value in pair]
-        squared = torch.tensor([used, used**2], dtype=torch.float64).to(self.device)
-        total = torch.cat([torch.stack([self._squares(), *flat]), squared])
-        if dist.get_world_size() > 1:
+        if used is not None:
+            flat += torch.tensor([used, used**2], dtype=torch.float64).to(self.device)
+        total, world = torch.stack([self._squares(), *flat]), dist.get_world_size()
+        if world > 1:
             dist.all_reduce(total)
+        if used is None:
+            return total, None
         # Equal numbers alone have the mean of their squares for the square of their mean.
-        apart = (total[-1] * dist.get_world_size() != total[-2] ** 2).double()
-        return torch.cat([total[:-2], apart[None]])
+        return total[:-2], (total[-1] * world != total[-2] ** 2).float()
 
     def _refuse_new_groups(self) -> None:
         if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self.named):
@@ -146,29 +151,32 @@ class Stepper:
                 " stay as they are until a hook unfreezes them",
             )
 
-    def step(self, step: int, names: tuple[str, ...], total: Tensor) -> StepReport:
-        squares, loss, count = total[:3].unbind()
+    def step(
+        self, step: int, names: tuple[str, ...], total: Tensor, apart: Tensor | None = None
+    ) -> StepReport:
+        squares, loss, count, *_ = total.unbind()
         # What was summed is scale / nominal times the gradient of the sum of all losses.
-        to_mean = (self.nominal or 1.0) / (self.scale.double() * count)
-        norm = (squares / self.mesh.copies).sqrt() * to_mean  # every copy has counted them all
-        most = self.training.grad_clip_norm
-        factor = to_mean * (most / (norm + 1e-6)).clamp(max=1.0) if most else to_mean
-        apart = total[-1].float()
-        bad = torch.maximum(1.0 - (norm.isfinite() & loss.isfinite()).float(), apart)
-        lr = self._apply(factor, bad, self.lr_factor(step))
+        divisor = count * self.scale / (self.nominal or 1.0)
+        norm = (squares / self.mesh.copies).sqrt() / divisor  # every copy has counted them all
+        if most := self.training.grad_clip_norm:
+            divisor = divisor * ((norm + 1e-6) / most).clamp(min=1.0)
+        bad = (norm + loss).isfinite().logical_not().float()
+        if apart is not None:
+            bad = torch.maximum(bad, apart)
+        lr = self._apply(divisor, bad, self.lr_factor(step))
         self._forget()
+        report = StepReport(step, names, total, norm, bad, apart, self.scale, lr)
         self._count(bad, count)
-        in_a_row = self.bad_in_a_row.clone()
-        return StepReport(step, names, total[1:-1], norm, bad, in_a_row, apart, lr)
+        return report
 
-    def _apply(self, factor: Tensor, bad: Tensor, lr_factor: float) -> float | Tensor:
+    def _apply(self, divisor: Tensor, bad: Tensor, lr_factor: float) -> float | Tensor:
         lr = copy_of(self.optimizer.param_groups[0].get("lr"))
         with lr_multiplied(self.optimizer, lr_factor), self.on_shards():
             if self.fused and not is_watched(self.optimizer) and not makes_state(self.optimizer):
-                with left_to_kernels(self.optimizer, 1.0 / factor, bad):
+                with left_to_kernels(self.optimizer, divisor, bad):
                     self.optimizer.step()
             elif not bad.item():
-                self._multiply(factor.item())
+                self._multiply(1.0 / divisor.item())
                 self._step_explained()
         first: float | Tensor = math.nan if lr is None else lr * lr_factor
         return first
@@ -205,14 +213,13 @@ class Stepper:
 
     def _squares(self) -> Tensor:
         whole = {id(parameter) for parameter in self.whole}
-        grads = {p: local_tensor(p.grad) for _, p in self.named if p.grad is not None}
-        sharded = squares_of([grad for p, grad in grads.items() if id(p) not in whole])
+        trained = [p for _, p in self.named if p.grad is not None]
+        sharded = squares_of([p.grad for p in trained if id(p) not in whole]).to(self.device)
         if not whole:
-            return sharded.to(self.device)
+            return sharded
         # Each copy counts its shards once, but all ranks have these.
-        once = squares_of([grad for p, grad in grads.items() if id(p) in whole])
-        share = self.mesh.copies / dist.get_world_size()
-        return sharded.to(self.device) + once.to(self.device) * share
+        once = squares_of([p.grad for p in trained if id(p) in whole]).to(self.device)
+        return sharded + once * (self.mesh.copies / dist.get_world_size())
 
     def _forget(self) -> None:
         self.optimizer.zero_grad()
@@ -221,13 +228,9 @@ class Stepper:
 
     def _count(self, bad: Tensor, count: Tensor) -> None:
         self.skipped += bad
-        lost = bad * (count > 0)  # else nothing was wrong: none of its targets counts
-        if not self.scaling:
-            self.bad_in_a_row = (self.bad_in_a_row + lost) * bad
+        if not isinstance(self.scale, Tensor):
             return
-        # An overflow only says that the scale is too large, until there is nothing left to halve.
-        curable = lost * (self.scale > 1.0)
-        self.bad_in_a_row = (self.bad_in_a_row + lost - curable) * (bad - curable)
+        lost = bad * (count > 0)  # else nothing was wrong: none of its targets counts
         self.good = (self.good + 1) * (1 - bad)
         grow = 1.0 + (self.good >= GROW_AFTER).float()
         self.good *= self.good < GROW_AFTER
@@ -266,7 +269,7 @@ class Stepper:
         """Give what is no state of the optimizer, as JSON keeps it."""
         return {
             "class": type(self.optimizer).__name__,
-            "scale": self.scale.item() if self.scaling else None,
+            "scale": self.scale.item() if isinstance(self.scale, Tensor) else None,
             "nominal": self.nominal,
             "good": self.good.item(),
             "bad": self.skipped.item(),
@@ -282,16 +285,18 @@ class Stepper:
             )
 
     def restore(self, progress: Mapping[str, Any]) -> None:
-        if self.scaling and (progress["scale"] or 1.0) != 1.0:  # 1.0 was that of fp32
+        # 1.0 was that of fp32.
+        if isinstance(self.scale, Tensor) and (progress["scale"] or 1.0) != 1.0:
             self.scale.fill_(progress["scale"])
         self.nominal = self.nominal or progress.get("nominal")
         self.good.fill_(progress["good"])
         self.skipped.fill_(progress.get("bad", progress.get("skipped", 0)))
 
 
-def squares_of(grads: list[Tensor]) -> Tensor:
-    grads = [grad for grad in grads if grad.numel()]
-    if not grads:
+def squares_of(grads: Iterable[Tensor | None]) -> Tensor:
+    local = (local_tensor(grad) for grad in grads if grad is not None)
+    values = [grad.coalesce().values() if grad.is_sparse else grad for grad in local]
+    values = [value for value in values if value.numel()]
+    if not values:
         return torch.zeros((), dtype=torch.float64)
-    values = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
     return torch.stack(torch._foreach_norm(values)).double().square().sum()

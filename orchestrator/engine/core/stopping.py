@@ -40,7 +40,8 @@ class StopVote:
         self.alone = dist.get_world_size() == 1
         self.group = ranks.host_group()
         self.requested: dict[int, int] = {}
-        self.sent = torch.zeros(6, dtype=torch.int32)
+        self.voted = [0] * 6
+        self.sent = torch.zeros(6)  # kept while it is on its way
         self.work: dist.Work | None = None
 
     def request(self, what: int, amount: int = 1) -> None:
@@ -52,9 +53,10 @@ class StopVote:
 
     def post(self) -> None:
         """Send this rank's requests; result() has the answer."""
-        self.sent = torch.tensor([self.requested.get(what, 0) for what in range(6)])
+        self.voted = [self.requested.get(what, 0) for what in range(6)]
         self._take_once()
         if not self.alone:
+            self.sent = torch.tensor(self.voted)
             self.work = dist.all_reduce(
                 self.sent, dist.ReduceOp.MAX, group=self.group, async_op=True
             )
@@ -63,8 +65,8 @@ class StopVote:
         """Return the votes by STOP, TIME, ...: the highest of all ranks, the same on all."""
         if self.work is not None:
             self.work.wait()
-            self.work = None
-        return [int(value) for value in self.sent.tolist()]
+            self.work, self.voted = None, self.sent.tolist()
+        return self.voted
 
     def poll(self) -> list[int]:
         """Vote at once, between steps; what is done after a step waits for the next one."""

@@ -7,7 +7,6 @@ divided once, by the count of all ranks and micro-batches.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -150,20 +149,24 @@ class Losses:
         else:
             assert self.loss is not None
             result = totals("the loss", self.loss(outputs, targets), sized_by, size)
-        with torch.no_grad():
-            for name, metric in self.metrics.items():
+        for name, metric in self.metrics.items():
+            with torch.no_grad():
                 value = metric(outputs, targets)
                 result[name] = totals(f"the metric {name!r}", value, sized_by, size)["loss"]
         return result
 
     def _counted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Sum instead of averaging, and count on the device: the host must not wait for it."""
-        adding: Any = copy.copy(self.loss)
-        adding.reduction = "sum"
-        counts = targets != adding.ignore_index
-        if adding.weight is None:
-            return adding(outputs, targets), counts.sum()
-        return adding(outputs, targets), (adding.weight[targets.where(counts, 0)] * counts).sum()
+        loss: Any = self.loss
+        counts, reduction = targets != loss.ignore_index, loss.reduction
+        vars(loss)["reduction"] = "sum"
+        try:
+            total = loss(outputs, targets)
+        finally:
+            vars(loss)["reduction"] = reduction
+        if loss.weight is None:
+            return total, counts.sum()
+        return total, (loss.weight[targets.where(counts, 0)] * counts).sum()
 
 
 def totals(giver: str, result: Any, batch: Any, size: int | None) -> Totals:

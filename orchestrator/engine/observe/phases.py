@@ -22,7 +22,6 @@ from orchestrator.traces.rank import PHASE
 
 Phase = Literal["data", "forward_backward", "exposed_comm", "optimizer"]
 PHASES: tuple[Phase, ...] = ("data", "forward_backward", "exposed_comm", "optimizer")
-UNMARKED: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 
 class Phases:
@@ -52,29 +51,35 @@ class Phases:
         if self._waits == "fsdp" and not profiling and device.type == "cuda":
             self._waits = None
         self._marked = False
-        self._open: list[Phase] = []
+        self._spans = {phase: _Span(self, phase) for phase in PHASES}
+        self._open: list[tuple[Phase, Any, contextlib.ExitStack | None]] = []
         self._done: deque[tuple[Phase, Phase | None, Any, Any]] = deque()
         self._ms = dict.fromkeys(PHASES, 0.0)
         self._inside = 0.0  # exposed communication within forward and backward
         self._ever = dict.fromkeys(PHASES, 0.0)  # seconds, since the beginning
 
-    @contextlib.contextmanager
-    def __call__(self, phase: Phase) -> Iterator[None]:
-        outer = self._open[-1] if self._open else None
-        fsdp = phase == "forward_backward" and self._waits == "fsdp"
-        self._open.append(phase)
+    def __call__(self, phase: Phase) -> contextlib.AbstractContextManager[None]:
+        return self._spans[phase]
+
+    def begin(self, phase: Phase) -> None:
+        fsdp, around = phase == "forward_backward" and self._waits == "fsdp", None
         began = self._clock.mark()
-        try:
-            with (
-                self._clock.fsdp_waits(self._exposed) if fsdp else contextlib.nullcontext(),
-                torch.profiler.record_function(PHASE + phase) if self._marked else UNMARKED,
-            ):
-                yield
-        finally:
-            self._open.pop()
-            self._done.append((phase, outer, began, self._clock.mark()))
-            if len(self._done) > 1000:  # many steps between two flushes: events are used again
-                self._add_up()
+        if fsdp or self._marked:
+            around = contextlib.ExitStack()
+            if fsdp:
+                around.enter_context(self._clock.fsdp_waits(self._exposed))
+            if self._marked:
+                around.enter_context(torch.profiler.record_function(PHASE + phase))
+        self._open.append((phase, began, around))
+
+    def end(self) -> None:
+        phase, began, around = self._open.pop()
+        if around is not None:
+            around.close()
+        outer = self._open[-1][0] if self._open else None
+        self._done.append((phase, outer, began, self._clock.mark()))
+        if len(self._done) > 1000:  # many steps between two flushes: events are used again
+            self._add_up()
 
     def mark(self, on: bool) -> None:
         """Let the phases be seen in a trace, or not."""
@@ -127,6 +132,19 @@ class Phases:
                 self._ms[outer] -= ms
                 self._ever[outer] -= ms / 1e3
                 self._inside += ms if outer == "forward_backward" else 0.0
+
+
+class _Span(contextlib.AbstractContextManager[None]):
+    """One phase of every step."""
+
+    def __init__(self, phases: Phases, phase: Phase) -> None:
+        self._phases, self._phase = phases, phase
+
+    def __enter__(self) -> None:
+        self._phases.begin(self._phase)
+
+    def __exit__(self, *error: object) -> None:
+        self._phases.end()
 
 
 def _how_it_waits(model: nn.Module) -> Literal["fsdp", "ddp", "never"] | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +30,11 @@ class StepReport:
 
     step: int
     names: tuple[str, ...]  # "loss" first
-    sums: Tensor  # the sum and the count of each name
+    total: Tensor  # the squares of the gradients, then the sum and the count of each name
     grad_norm: Tensor  # of the mean loss, before clipping
     bad: Tensor  # 1.0 where the step was skipped
-    bad_in_a_row: Tensor
-    apart: Tensor  # 1.0 where the ranks used other parts of the model; then it was skipped, too
+    apart: Tensor | None  # 1.0 where the ranks used other parts of the model: skipped, too
+    scale: float | Tensor  # of the losses, in fp16
     lr: float | Tensor
 
 
@@ -58,7 +57,10 @@ class StepResult:
 class Ledger:
     ids: list[list[int] | None] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
-    steps: list[Any] = field(default_factory=list)
+    steps: list[tuple[StepReport, list[list[int] | None], list[Tensor]]] = field(
+        default_factory=list
+    )
+    in_a_row: int = 0  # bad steps, for no reason that goes away by itself
 
     def add(self, ids: list[int] | None, loss: Tensor) -> None:
         """Note a micro-batch of this rank."""
@@ -75,12 +77,14 @@ class Ledger:
         if not self.steps:
             return
         steps, self.steps = self.steps, []
-        rows = [
-            torch.cat([torch.stack([r.grad_norm, r.bad, r.bad_in_a_row, r.apart]).double(), r.sums])
-            for r, _, _ in steps
-        ]
-        for (report, ids, losses), row in zip(steps, torch.stack(rows).tolist(), strict=True):
-            norm, bad, in_a_row, apart, *sums = row
+        reports = [report for report, _, _ in steps]
+        columns = (
+            torch.stack([report.total for report in reports]).tolist(),
+            *(on_host([getattr(r, name) for r in reports]) for name in MEASURED),
+        )
+        for (report, ids, losses), row in zip(steps, zip(*columns, strict=True), strict=True):
+            (_, *sums), norm, bad, apart, scale, lr = row
+            self._count(bool(bad and sums[1]), curable=scale > 1.0, bad=bool(bad))
             finite = torch.stack(losses).isfinite().tolist() if bad and losses else []
             culprits = [own for own, good in zip(ids, finite, strict=False) if not good]
             pairs = zip(sums[::2], sums[1::2], strict=True)
@@ -89,12 +93,27 @@ class Ledger:
                 dict(zip(report.names, pairs, strict=True)),
                 norm,
                 bool(bad),
-                int(in_a_row),
+                self.in_a_row,
                 bool(apart),
                 bool(culprits),
                 [i for own in culprits for i in own or ()],
-                float(report.lr),
+                lr,
             )
+
+    def _count(self, lost: bool, *, curable: bool, bad: bool) -> None:
+        """Count bad steps in a row. One without targets is no loss, and an overflow in fp16 only
+        says that the scale is too large, until there is nothing left to halve."""
+        self.in_a_row = self.in_a_row + lost if bad and not (lost and curable) else 0
+
+
+MEASURED = ("grad_norm", "bad", "apart", "scale", "lr")
+
+
+def on_host(values: Sequence[Tensor | float | None]) -> list[float]:
+    """Read many numbers at once, those that are on a device; none is zero."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    read = iter(torch.stack(tensors).tolist() if tensors else ())
+    return [next(read) if isinstance(value, Tensor) else value or 0.0 for value in values]
 
 
 @dataclass(frozen=True)

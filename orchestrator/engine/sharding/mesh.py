@@ -391,14 +391,18 @@ def as_forward(model: nn.Module, compute: Callable[[nn.Module], T]) -> T:
     return result
 
 
-@contextlib.contextmanager
-def sharding_explained(mesh: Mesh, what: str) -> Iterator[None]:
+def sharding_explained(mesh: Mesh, what: str) -> contextlib.AbstractContextManager[None]:
     """Say what helps where torch finds that sharded and whole tensors do not go together."""
+    return contextlib.nullcontext() if mesh.mesh is None else explained(what)
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, NotImplementedError) as error:
         lines = str(error).splitlines() or [""]
-        if mesh.mesh is None or not any(word in str(error) for word in ("DTensor", "harding")):
+        if not any(word in str(error) for word in ("DTensor", "harding")):
             raise
         raise UsageError(
             f"torch cannot compute {what} with sharded parameters: {lines[0]}",
@@ -445,8 +449,8 @@ def plain_class(model: nn.Module) -> type:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local: Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return local.detach()
 
 
 def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
