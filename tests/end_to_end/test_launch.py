@@ -73,7 +73,7 @@ def test_hosts_without_ipv4(netns_cluster: Callable[..., NetnsCluster], tmp_path
     first, second = head.cluster.addresses
     head.node_list = head.cluster.write_list([f"[{first}]:22 slots=1", f"{second.upper()} slots=1"])
     command = head.run(head.script("sum.py", ALL_REDUCE))
-    assert f"master {first}:" in command.text
+    assert f"master [{first}]:" in command.text
     assert b"sum 1 0 0 2 0 2 1 " in head.log(0) and b"sum 1 1 0 2 1 2 1 " in head.log(1)
     events = map(json.loads, head.node_file(1, "events.jsonl").read_text().splitlines())
     assert [event["active"] for event in events if event["event"] == "lease"] == [True]

@@ -471,13 +471,19 @@ if rank == 1:
         file.write(b"0")  # HERE
 dist.all_reduce(torch.ones(1))
 """
-    _, verdict = launch(head, "import contextlib\n" + text)
+    script = head.script("train.py", BEGIN + "import contextlib\n" + text)
+    anyway = ("--no-check", "--nproc", "2", script)  # 16 MiB are too few for a check
+    filled = head.launch(*anyway)
+    assert filled.finish() == 1, filled.text
+    verdict = head.record["verdict"]
     assert (verdict["kind"], verdict["rank"]) == ("disk_full", 1), verdict
     assert verdict["message"] == "OSError: [Errno 28] No space left on device"
     assert "train.py:" in verdict["where"]
     assert head.nothing_left()
     cluster.fill_disk(0, home)  # what the job itself had kept
-    again = head.launch("--nproc", "2", "train.py")
+    refused = head.launch(*anyway[1:])
+    assert refused.finish() == 3 and f"BAD   disk: {home} on" in refused.text, refused.text
+    again = head.launch(*anyway)
     assert again.finish() == 4, again.text
     assert f"{home}/.orchestrator/runs/" in again.text and "No space left on device" in again.text
     verdict = head.record["verdict"]

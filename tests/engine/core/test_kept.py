@@ -115,7 +115,7 @@ def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:
         "each thing needs a name of its own",
         "the dict is empty, and a resume fills what is there",
         "a int cannot be saved",
-        "sets['x'] is a set, which cannot be kept",
+        "plain['x'] is a frozenset, which cannot be kept",
         "other tensors than in the checkpoint: counts['more']",
         "nothing was refused",
     ]

@@ -246,7 +246,7 @@ def refusals(directory: Path) -> None:
         message(trainer.keep, "counts", {"steps": 0}),
         message(trainer.keep, "average", {}),
         message(trainer.keep, "number", 3),
-        message(trainer.keep, "sets", {"x": {1}}),
+        message(trainer.keep, "plain", {"x": frozenset({1})}),
     ]
     for content in ({"steps": 0, "more": torch.zeros(1)}, None):
         model = net()

@@ -7,6 +7,7 @@ that it names, as far as they are imported.
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import json
 import operator
@@ -62,7 +63,10 @@ def encoded(
             ]
             return {name: items}
     if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
-        return {"array": within(torch.from_numpy(value.copy()), path=path)}
+        with contextlib.suppress(TypeError):  # of texts, dates, objects
+            tensor = torch.from_numpy(value.reshape(-1).copy()).reshape(value.shape)
+            kind = "array" if hasattr(value, "__setitem__") else "scalar"
+            return {kind: within(tensor, path=path)}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value)}
     if isinstance(value, (int, float, str)):  # numpy's float64 is one
@@ -94,6 +98,8 @@ def decoded(value: Any, tensors: Mapping[str, Tensor], packages: Collection[str]
         return tensors[content]
     if kind == "array":
         return within(content).numpy()
+    if kind == "scalar":
+        return within(content).numpy()[()]
     if kind == "bytes":
         return base64.b64decode(content)
     if kind == "dtype":

@@ -97,6 +97,7 @@ def of_every_kind() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "plain": [1, 2.5, "text", None, True, b"bytes", float("inf"), np.float64(0.1), (), {}],
+        "more": [np.int64(3), np.bool_(True), np.array(2.5), {1, "x"}],
         "empty": torch.empty(0, 2, dtype=torch.bfloat16),
     }
 
@@ -104,8 +105,12 @@ def of_every_kind() -> dict[str, Any]:
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other) and one.dtype == other.dtype
-    if isinstance(one, np.ndarray):
-        return bool(np.array_equal(one, other)) and one.dtype == other.dtype
+    if isinstance(one, (np.ndarray, np.integer, np.bool_)):
+        return (
+            type(one) is type(other)
+            and bool(np.array_equal(one, other))
+            and one.dtype == other.dtype
+        )
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
@@ -145,7 +150,7 @@ def test_what_scripts_save_comes_back(
             "state['x'] is a Tensor (torch.sparse_coo), which cannot be kept",
         ),
         (lambda: 0, "state['x'] is a function, which cannot be kept"),
-        ([{1}], "state['x'][0] is a set, which cannot be kept"),
+        ([frozenset()], "state['x'][0] is a frozenset, which cannot be kept"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_its_name(value: Any, words: str) -> None:
