@@ -239,7 +239,7 @@ class Cluster:
     # -- finding again ---------------------------------------------------------------------------
 
     def attach(self, experiment: StrPath | None = None) -> Job:
-        """Follow a job again, by its name or directory; without, the newest.
+        """Follow a job again, by its name or directory; without, the one that runs, or the newest.
 
         Another process or machine may have started it.
         """
@@ -253,7 +253,9 @@ class Cluster:
         return job
 
     def _find(self, wanted: str | None) -> Path | None:
-        known = experiments.find(self._where.experiments, wanted)
+        from orchestrator.head.status.find_job import find_experiment
+
+        known = find_experiment(self._where, wanted)
         return known.path if known else None
 
     def jobs(self) -> list[Job]:

@@ -98,6 +98,18 @@ def every(root: Path, *, trusted: bool = False) -> list[Experiment]:
     ]
 
 
+def unfinished(root: Path, *, trusted: bool = False) -> list[Experiment]:
+    """Return the experiments that are not over by their records, the newest last."""
+
+    def is_unfinished(experiment: Experiment) -> bool:
+        try:
+            return not experiment.read_record().over
+        except UsageError:  # a record that is none is no job that runs
+            return False
+
+    return list(filter(is_unfinished, every(root, trusted=trusted)))
+
+
 def passed_over(root: Path) -> list[Untrusted]:
     """Say why each experiment is passed over that somebody else may have written."""
     return [Untrusted(path, problem) for path, problem in _entries(root) if problem]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
 from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.ssh_config import SshConfig
@@ -42,7 +44,7 @@ class FoundJob(RemoteJob):
 
 
 def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
-    experiment = experiments.find(where.experiments, wanted, trusted=where.trust_record)
+    experiment = find_experiment(where, wanted)
     if wanted is None and not where.trust_record:
         report_passed_over(where.experiments, experiment)
     if experiment is not None:
@@ -55,15 +57,64 @@ def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
     if not where.node_list.exists():
         raise experiments.missing(where.experiments, wanted)
     ssh = HeldTransport(SshConfig(where.ssh_config))
-    known = status.find_on_nodes(ssh, read_nodes(where.node_list), wanted)
-    if known is None:
+    found = status.find_on_nodes(ssh, read_nodes(where.node_list), wanted)
+    if not found:
         raise experiments.missing(where.experiments, wanted, nor="nor on the nodes")
+    if len(found) > 1:
+        raise several([record.experiment or record.job for record in found])
+    known = found[0]
     if wanted is None:
         complain(
             f"orchestrator: no job was launched in {where.experiments.absolute().parent}: this is"
-            f" the newest on its nodes, {known.experiment or known.job}"
+            f" the one on its nodes, {known.experiment or known.job}"
         )
     return RemoteJob(known, ssh, backend_of(known))
+
+
+def find_experiment(where: Where, wanted: str | None) -> Experiment | None:
+    """Find an experiment by its name; without one, the only one that runs, else the newest.
+
+    A record may say for ever that a job runs whose head was killed: then its nodes are asked.
+    """
+    newest = experiments.find(where.experiments, wanted, trusted=where.trust_record)
+    if wanted is not None or newest is None:
+        return newest
+    candidates = [
+        candidate
+        for candidate in experiments.unfinished(where.experiments, trusted=where.trust_record)
+        if not candidate.elsewhere and candidate.is_launched_here(candidate.read_record())
+    ]
+    if [candidate.path for candidate in candidates] in ([], [newest.path]):
+        return newest
+    known = [(candidate, runs(candidate, where)) for candidate in candidates]
+    most = max(certainty for _, certainty in known)
+    running = [candidate for candidate, certainty in known if certainty == most > NOT]
+    if len(running) > 1:
+        raise several([candidate.name for candidate in running])
+    return running[0] if running else newest
+
+
+def several(names: Sequence[str]) -> UsageError:
+    listed = "".join(f"\n  {name}" for name in names)
+    return UsageError(f"{len(names)} jobs run:{listed}", f"name one of them, such as {names[-1]}")
+
+
+NOT, MAYBE, SURELY = range(3)
+
+
+def runs(experiment: Experiment, where: Where) -> int:
+    """Tell whether a job waits or runs; on nodes that do not answer it may."""
+    if experiment.followed:
+        return SURELY
+    record = experiment.read_record()
+    backend = backend_of(record)
+    record = backend.settle(experiment, record)
+    if record.over or record.state == "queued":
+        return NOT if record.over else SURELY
+    states = status.ask_nodes(backend.transport(record, where.ssh_config), record)
+    if any(status.lives(state) for state in states):
+        return SURELY
+    return MAYBE if any(state.state == "unreachable" for state in states) else NOT
 
 
 def report_passed_over(root: Path, taken: Experiment | None) -> None:

@@ -197,8 +197,15 @@ def to_json(
 # -- jobs of another head ---------------------------------------------------------------------
 
 
-def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> JobRecord | None:
-    """Find a job known to the nodes of the list only; the newest where no name is given."""
+def lives(state: JobState) -> bool:
+    return state.state == "running" or bool(state.processes)
+
+
+def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> list[JobRecord]:
+    """Find a job known to the nodes of the list only.
+
+    Without a name, all that run there, the newest last; where none does, the newest.
+    """
 
     results = fleet.everywhere(nodes, lambda node: jobs_at(ssh, node))
     seen = [
@@ -210,14 +217,19 @@ def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> 
     ]
     if not seen:
         fleet.all_or_table(nodes, results, "")  # a node that is down may be the one that knows it
-        return None
-    newest = newest_of([state for _, state in seen], time.time())
-    mine = {state.node: (node, state) for node, state in seen if state.job == newest.job}
-    return _record(newest, [mine[index] for index in sorted(mine)], ssh)
+        return []
+    by_age = in_order([state for _, state in seen], time.time())
+    living = [state for state in by_age if wanted is None and lives(state)]
+    jobs = {state.job: state for state in living or by_age[-1:]}
+    parts = {job: {s.node: (node, s) for node, s in seen if s.job == job} for job in jobs}
+    return [
+        _record(state, [parts[job][index] for index in sorted(parts[job])], ssh)
+        for job, state in jobs.items()
+    ]
 
 
-def newest_of(states: Sequence[JobState], now: float) -> JobState:
-    """Return the job that began last, by the clock of its head; else by that of its node.
+def in_order(states: Sequence[JobState], now: float) -> list[JobState]:
+    """Sort jobs by their beginning, by the clock of their head; else by that of their node.
 
     What begins tomorrow began on a clock that is wrong.
     """
@@ -229,7 +241,7 @@ def newest_of(states: Sequence[JobState], now: float) -> JobState:
         when = (by_head or state.started) or 0.0
         return when if when < tomorrow else 0.0
 
-    return max(states, key=began)
+    return sorted(states, key=began)
 
 
 def _record(newest: JobState, parts: Sequence[tuple[Node, JobState]], ssh: Transport) -> JobRecord:

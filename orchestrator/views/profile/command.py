@@ -29,6 +29,7 @@ from orchestrator.head.nodes.clock import Clock
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Progress
+from orchestrator.head.status.find_job import find_experiment
 from orchestrator.head.transfer.fetch.fetch import Fetch, plain
 from orchestrator.protocol import profiling
 from orchestrator.protocol.profiling import ProfileNews, ProfileWish
@@ -56,7 +57,7 @@ class ProfileOptions:
 def profile(where: Where, wanted: str | None, options: ProfileOptions) -> int:
     """Ask a running job, or read the traces that are there; say what they say."""
     say = (lambda _: None) if options.as_json else output.say
-    experiment = experiments.find(where.experiments, wanted, trusted=where.trust_record)
+    experiment = find_experiment(where, wanted)
     if experiment is None and wanted is not None and found.paths_in(Path(wanted)):
         directory = Path(wanted)
     else:

@@ -15,6 +15,7 @@ from orchestrator.common.text import plural
 from orchestrator.config.launch import Where
 from orchestrator.config.parse import one_of
 from orchestrator.head.screen.output import say
+from orchestrator.head.status.find_job import find_experiment
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.trackers.known import KNOWN, module
@@ -35,7 +36,9 @@ def track(where: Where, wanted: str | None, names: Sequence[str], options: Seque
         one_of("--to", name, tuple(KNOWN))
         module(KNOWN[name].package, KNOWN[name].imports)
     parameters = parsed(options, names)
-    experiment = experiments.known(where.experiments, wanted, trusted=where.trust_record)
+    experiment = find_experiment(where, wanted)
+    if experiment is None:
+        raise experiments.missing(where.experiments, wanted)
     record = experiment.read_record()
     if not experiment.hold(TRACKING):
         raise UsageError(f"{experiment.name} is tracked already, by another process")

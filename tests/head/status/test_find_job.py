@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
 from orchestrator.head.status.find_job import find_job
-from orchestrator.records.experiment import Experiment, Untrusted
+from orchestrator.records.experiment import Experiment, Untrusted, this_head
 from tests.records.test_experiment import record
 
 
@@ -23,7 +24,9 @@ def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def launched(root: Path, day: int, state: str = "done") -> Path:
     path = root / f"run_202601{day:02d}_000000"
     path.mkdir(parents=True, mode=0o700)
-    Experiment(path).write_record(replace(record(), state=state, job=path.name))
+    experiment = Experiment(path)
+    begun = replace(record(), state=state, job=path.name, part_of=2, head=this_head())
+    (experiment.write_record if state == "done" else experiment.write_signed)(begun)
     return path
 
 
@@ -36,6 +39,27 @@ def test_no_other_job_in_the_place_of_ones_own(tmp_path: Path) -> None:
         find_job(where, None)
     assert find_job(where, "run_20260101_000000").record.job == "run_20260101_000000"
     assert find_job(replace(where, trust_record=True), None).record.job == "run_20260102_000000"
+
+
+def test_the_one_that_runs_is_meant(tmp_path: Path) -> None:
+    """Else a stop without a name ends nothing while a job runs, or one of several by chance."""
+    where = Where(experiments=tmp_path)
+    heads = [Experiment(launched(tmp_path, day, "running")) for day in (1, 2)]
+    launched(tmp_path, 3)
+    assert heads[0].lock() is None
+    assert find_job(where, None).record.job == heads[0].name
+    assert heads[1].lock() is None
+    with pytest.raises(UsageError, match=f"2 jobs run:\n  {heads[0].name}\n  {heads[1].name}"):
+        find_job(where, None)
+    assert find_job(where, heads[0].name).record.job == heads[0].name
+
+
+def test_a_record_alone_is_no_job_that_runs(tmp_path: Path) -> None:
+    """A head was killed: it never wrote that its job ended. The nodes know."""
+    stale = Experiment(launched(tmp_path, 1, "running"))
+    assert find_job(Where(experiments=tmp_path), None).record.job == stale.name
+    newest = launched(tmp_path, 2)
+    assert find_job(Where(experiments=tmp_path), None).record.job == newest.name
 
 
 def test_a_job_that_is_over_is_trusted_once_too(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ def encoded(
     if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
         with contextlib.suppress(TypeError):  # of texts, dates, objects
             tensor = torch.from_numpy(value.reshape(-1).copy()).reshape(value.shape)
-            kind = "array" if hasattr(value, "__setitem__") else "scalar"
-            return {kind: within(tensor, path=path)}
+            form = "array" if hasattr(value, "__setitem__") else "scalar"
+            return {form: within(tensor, path=path)}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value)}
     if isinstance(value, (int, float, str)):  # numpy's float64 is one

@@ -271,16 +271,8 @@ def part_of_job(where: Where, wanted: str | None, target: NumberedNode) -> JobPa
                 f"orchestrator status {experiment.name} lists its nodes",
             )
         return part
-    newest_first = reversed(experiments.every(where.experiments))
-    running = next(filter(is_running, newest_first), None)
-    return part_in(running, target) if running else None
-
-
-def is_running(experiment: Experiment) -> bool:
-    try:
-        return experiment.read_record().state == "running"
-    except UsageError:  # a record that is none is no running job
-        return False
+    running = experiments.unfinished(where.experiments)
+    return part_in(running[-1], target) if running else None
 
 
 def part_in(experiment: Experiment, target: NumberedNode) -> JobPart | None:
