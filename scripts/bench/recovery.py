@@ -17,13 +17,14 @@ import json
 import os
 import random
 import re
+import shutil
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from ground import require_root
@@ -271,6 +272,8 @@ class Trial(UnderFire):
                 reference = self.bench.undisturbed(self.name, self.poisoned)
             end.wrong += self.compare(reference, end)
         end.wrong += self.left_on_hosts()
+        if end.wrong or any(blow.wrong for blow in self.blows):
+            self.keep()
         if end.state in ("lost", "killed", "running", "restarting") or end.wrong:
             self.clean()
         self.bench.report(end)
@@ -431,6 +434,21 @@ class Trial(UnderFire):
             words = "ls -d /dev/shm/orchestrator-*/*/* 2> /dev/null; true"
             if states := self.cluster.exec(host, ["sh", "-c", words]).split():
                 yield f"host {host}: states are left in memory: {states}"
+
+    def keep(self) -> None:
+        """Copy what is known of a job that went wrong, where the results are."""
+        if self.bench.out is None:
+            return
+        place = self.bench.out.with_suffix("") / self.number
+        leave = shutil.ignore_patterns("checkpoints", "*.pt", "filler", "programs")
+        copy = partial(shutil.copytree, ignore=leave, symlinks=True, ignore_dangling_symlinks=True)
+        with contextlib.suppress(OSError, shutil.Error):
+            copy(self.head.directory, place / "head")
+        (place / "screen.txt").write_text(self.command.text)
+        for host in range(NODES + 1):
+            runs = self.cluster.path(host, f"{self.cluster.home_path}/.orchestrator/runs")
+            with contextlib.suppress(OSError, shutil.Error):
+                copy(runs, place / f"host_{host}")
 
     def clean(self) -> None:
         """Let the next job begin on whole hosts."""
