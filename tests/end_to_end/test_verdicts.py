@@ -106,6 +106,17 @@ rows = bytearray(2**31)  # HERE
 """),
         "out_of_memory", "^MemoryError", "ulimit -v",
     ),
+    "no more processes": Planted(
+        together("""
+if os.getuid() == 0: os.setresuid(65534, 65534, 0)  # of root no processes are counted
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+try:
+    subprocess.run(['true'])  # HERE
+finally:
+    if os.getresuid()[2] == 0: os.setresuid(0, 0, 0)
+"""),
+        "no_processes", r"^BlockingIOError: \[Errno 11\]", "ulimit -u",
+    ),
     "CUDA out of memory": Planted(
         together("""
 raise torch.OutOfMemoryError(  # HERE

@@ -31,6 +31,12 @@ KINDS = {
         "no space left on a disk",
         "free some space on that node (`df -h`, `df -i`, `quota`), or write elsewhere",
     ),
+    "no_processes": (
+        "no further process or thread could be started",
+        "that node allows this login or container no more of them: `ulimit -u`, `cat"
+        " /sys/fs/cgroup/pids.max`; `ps -u $USER -L | wc -l` counts them; or fewer DataLoader"
+        " workers and threads (OMP_NUM_THREADS)",
+    ),
     "environment": (
         "the node's environment",
         "make that node like the others: the same packages, driver and CUDA; `--python` or"
@@ -80,8 +86,8 @@ KINDS = {
 
 # What a machine can be the cause of; the rest is the program's, on whatever rank it happens.
 OF_MACHINES = (
-    *("lost", "signal", "out_of_memory", "shared_memory", "disk_full", "environment"),
-    *("communication", "link", "corruption", "torchrun", "supervisor", "hang"),
+    *("lost", "signal", "out_of_memory", "shared_memory", "disk_full", "no_processes"),
+    *("environment", "communication", "link", "corruption", "torchrun", "supervisor", "hang"),
 )
 OF_DEVICES = re.compile(r"CUDA error|HIP error|NCCL error|\bNVML|\bECC\b|Input/output error")
 
@@ -101,12 +107,6 @@ LIMITS = (
         "the login's limit of open files is low there (`ulimit -n`): as root, '* - nofile 65536' in"
         " /etc/security/limits.conf; or fewer DataLoader workers, or"
         " torch.multiprocessing.set_sharing_strategy('file_system')",
-    ),
-    (
-        re.compile(r"can't start new thread|(Errno 11\b|fork).*Resource temporarily unavailable"),
-        "that node allows this login or container no more processes: `ulimit -u`, `cat"
-        " /sys/fs/cgroup/pids.max`; `ps -u $USER -L | wc -l` counts them; or fewer DataLoader"
-        " workers and threads (OMP_NUM_THREADS)",
     ),
 )
 
@@ -231,6 +231,12 @@ TEXTS = tuple(
             r"|DefaultCPUAllocator: (can't|not enough)",
         ),
         (
+            "no_processes",
+            r"can't start new thread|no further process or thread can be started"
+            r"|(fork|pthread_create|thread creation|spawn).*Resource temporarily unavailable"
+            r"|OMP: System error #11\b|^(std::system_error: )?Resource temporarily unavailable$",
+        ),
+        (
             "environment",
             r"^(ImportError|ModuleNotFoundError)|No module named|cannot open shared object file"
             r"|NVIDIA driver|CUDA driver version|no kernel image is available"
@@ -280,6 +286,17 @@ BROKEN = re.compile(
 HELPER_DIED = re.compile(
     r"killed by signal: Killed|exited unexpectedly|terminated abruptly|died with <Signals.SIGKILL",
 )
+
+# An innermost frame in which a process is made: EAGAIN has the same words where a file is locked.
+MAKES_A_PROCESS = re.compile(r", in (_execute_child|_launch|fork\w*)$|\bos\.fork", re.MULTILINE)
+NO_PROCESS = re.compile(r"^BlockingIOError: \[Errno 11\]", re.MULTILINE)
+
+
+def of_trace(trace: str) -> str:
+    """Return the kind that the place of a failure identifies, or nothing."""
+    frame = trace.rpartition('\n  File "')[2]
+    makes = MAKES_A_PROCESS.search(frame) and NO_PROCESS.search(frame)
+    return "no_processes" if makes else ""
 
 
 def of_text(text: str) -> str:

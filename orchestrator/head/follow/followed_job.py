@@ -135,11 +135,11 @@ class FollowedJob:
             what = f"it lost the others ({what[:100]})" if failure.echo else what
             self.say(f"{failure.who}: {what}; ending the job everywhere")
 
-    def give_up_on(self, node: NodeState, reason: str, when: float) -> None:
+    def give_up_on(self, loss: Failure) -> None:
         self.end.outcome = Outcome.LOST
-        self.failures.append(node.failure(when, "lost", reason))
-        self.say(f"{node.who}: {reason}; ending the job everywhere")
-        self.end_all(f"node {node.record.index} was lost", PEER_GRACE)
+        self.failures.append(loss)
+        self.say(f"{loss.who}: {loss.message}; ending the job everywhere")
+        self.end_all(f"node {loss.node} was lost", PEER_GRACE)
 
     def end_all(self, reason: str, grace: float) -> None:
         self.end.ordered(grace, time.monotonic())

@@ -25,6 +25,7 @@ from orchestrator.head.follow.streams.follower import (
     WroteWithCode,
 )
 from orchestrator.head.follow.streams.printed import LostLoss
+from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
@@ -108,6 +109,8 @@ class Reports:
             node.grace, node.asked_at = event.grace, event.time
             if self.job.end.open:
                 self.ending(node, event, when)
+            elif self.job.end.outcome is Outcome.FAILED:
+                self.lost_before(event, when)
         elif isinstance(event, events.Ended):
             self.ended(node, event, when)
         self.job.changed = True
@@ -133,12 +136,28 @@ class Reports:
             self.job.say(f"{node.who} ended its part: {event.why}")
         elif self.has_other_heads:
             self.ended_elsewhere(node, event, when)
-        elif event.lost is not None and 0 <= event.lost < len(self.job.nodes):
-            lost, since = self.job.nodes[event.lost], when - event.silent
-            if event.gone:
-                self.job.failed(lost.failure(since, "supervisor", event.why))
-            else:
-                self.job.give_up_on(lost, event.why, since)
+        elif (loss := self.loss_of(event, when)) is None:
+            return
+        elif event.gone:
+            self.job.failed(loss)
+        else:
+            self.job.give_up_on(loss)
+
+    def loss_of(self, event: events.Ending, when: float) -> Failure | None:
+        """Return the node that a supervisor took for lost, as a failure that began in silence."""
+        if event.lost is None or not 0 <= event.lost < len(self.job.nodes):
+            return None
+        kind = "supervisor" if event.gone else "lost"
+        return self.job.nodes[event.lost].failure(when - event.silent, kind, event.why)
+
+    def lost_before(self, event: events.Ending, when: float) -> None:
+        """Take the loss of a node that is heard of after a rank that failed by it, as the cause."""
+        loss = self.loss_of(event, when)
+        if loss is None or self.has_other_heads:
+            return
+        self.job.failures.append(loss)
+        if not event.gone and verdict.cause(self.job.failures) is loss:
+            self.job.end.outcome = Outcome.LOST
 
     def ended_elsewhere(self, node: NodeState, event: events.Ending, when: float) -> None:
         """Handle a failure on a node that another head follows (run-node)."""

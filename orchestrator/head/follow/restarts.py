@@ -43,6 +43,7 @@ PASSING = {
     "corruption": "bits had changed by themselves",
     "out_of_memory": "the host had no memory left",
     "shared_memory": "/dev/shm was full",
+    "no_processes": "the node allowed no more processes",
     "supervisor": "a supervisor was killed",
     "torchrun": "torchrun failed",
     "start": "it could not be started",

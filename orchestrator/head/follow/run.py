@@ -236,7 +236,7 @@ class Run:
             late = away > max(limit, 2 * node.awaited)
             if (late or (gone and not waits)) and self.end.open:
                 if not waits:
-                    self.job.give_up_on(node, reason, since)
+                    self.job.give_up_on(node.failure(since, "lost", reason))
                 else:
                     node.awaited = away
                     self.job.say(f"{node.who}: {reason}; still waiting (--on-node-loss wait)")

@@ -26,6 +26,8 @@ IN_A_WORKER = re.compile(r"^Caught \w+ (in DataLoader worker process \d+)")
 IN_A_GROUP = re.compile(r"^ *\| +File .*\n(?: *\|  +.*\n)* *\| (\S.*)$", re.MULTILINE)
 OF_A_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch begins lines of a traceback so
 WHAT = re.compile(r"^\s*what\(\):\s+(.+)$", re.MULTILINE)
+# What the runtimes of OpenMP say as they end the process.
+NO_THREAD = re.compile(r"^(?:libgomp: Thread creation failed|OMP: System error #11\b).*", re.M)
 TRACEBACK = "Traceback (most recent call last):"
 SAYS_ALL = ("ended with exit code", "no progress")  # messages that need no title
 # Why a job was stopped, as it is ordered and as job.json has it.
@@ -103,7 +105,7 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
     if worker:
         message = f"{(last_lines(text) or [message])[-1]} ({worker[1]})"
         evidence = "\n".join([message, *last_lines(text)])
-    kind = failure_kinds.of_text(evidence) or "exception"
+    kind = failure_kinds.of_text(evidence) or failure_kinds.of_trace(trace) or "exception"
     if event.oom_kills and failure_kinds.HELPER_DIED.search(evidence):
         kind = "out_of_memory"
         message += "; the kernel's out-of-memory killer was at work on this node"
@@ -139,7 +141,7 @@ def _of_signal(begun: Failure, event: RankEnded, number: int) -> Failure:
         kind = "shared_memory"
         message += ": /dev/shm is full on this node"
     elif name == "SIGABRT":
-        what = WHAT.findall(output)
+        what = WHAT.findall(output) or NO_THREAD.findall(output)
         message += f": {what[-1]}" if what else ""
         evidence = before_dump(output)
         kind = failure_kinds.of_text("\n".join(what)) or kind
@@ -159,11 +161,11 @@ def _of_exit(begun: Failure, event: RankEnded, exit_text: str) -> Failure:
     if code > 128 and signal_name(code - 128) != "unknown":
         message += f", as after {signal_name(code - 128)}"
     trace = TRACEBACK + output.rpartition(TRACEBACK)[2] if TRACEBACK in output else ""
-    last = last_lines(trace)
+    last = last_lines(trace) or NO_THREAD.findall(output)
     if not last:
         return replace(begun, message=message)
     message += f", after {last[0]}"
-    kind = failure_kinds.of_text(last[0]) or "exit"
+    kind = failure_kinds.of_text(last[0]) or failure_kinds.of_trace(trace) or "exit"
     failure = replace(begun, kind=kind, message=message, evidence=last[0])
     return replace(failure, traceback=trace, where=users_line(trace))
 
@@ -183,7 +185,7 @@ def of_torchrun(node: int, name: str, event: Ended, time: float) -> Failure:
     if not last:
         return begun
     message = f"{begun.message}: {last[-1]}"
-    kind = failure_kinds.of_text(last[-1]) or "torchrun"
+    kind = failure_kinds.of_text(last[-1]) or failure_kinds.of_trace(trace) or "torchrun"
     return replace(begun, kind=kind, message=message, evidence=last[-1])
 
 

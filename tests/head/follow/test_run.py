@@ -14,12 +14,12 @@ import pytest
 from orchestrator.config.launch import Launch
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.run import Larger, Run
-from orchestrator.head.follow.streams.follower import Answer, LossLost, Lost
+from orchestrator.head.follow.streams.follower import Answer, Happened, LossLost, Lost
 from orchestrator.head.follow.streams.printed import LostLoss
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen.screen import Display, Screen
-from orchestrator.protocol.events import Ended, RankState
+from orchestrator.protocol.events import Ended, Ending, RankState
 from orchestrator.protocol.requests.machine import Dialed, Listening
 from orchestrator.protocol.timing import HEARSAY_SECONDS
 from orchestrator.records import experiment, experiments
@@ -133,6 +133,37 @@ def test_a_printed_loss_that_is_lost_is_said_for_the_rank_where_it_began(tmp_pat
     ]
 
 
+@pytest.mark.parametrize("failure_first", [True, False])
+def test_a_loss_is_the_cause_whether_it_is_heard_of_before_what_it_did(
+    tmp_path: Path, *, failure_first: bool
+) -> None:
+    """Node 2 ends its ranks as it hears nothing of node 0: node 1's rank misses them at once."""
+    directory = experiments.create(tmp_path, "run")
+    nodes = [
+        NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1, 2)
+    ]
+    run = run_of(directory, replace(job(directory), nodes=nodes))
+    broke = (
+        "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:691"
+    )
+    run.job.followers = [Deaf() for _ in nodes]  # type: ignore[misc]
+    failure = Failure(1, "n1", 1, 1010.1, "communication", broke)
+    why = "no word between node 2 and node 0 for 10 s"
+    ending = Ending(time=1010.0, why=why, grace=0.5, lost=2, silent=10.0)
+    reports = [
+        lambda: run.job.failed(failure),
+        lambda: run.reports.handle(Happened(2, ending)),
+    ]
+    for report in reports if failure_first else reversed(reports):
+        report()
+    for node in run.job.nodes:
+        node.over = True
+    run.conclude()
+    assert (run.record.state, run.record.exit_code) == ("lost", 4)
+    assert run.record.verdict is not None
+    assert (run.record.verdict.node, run.record.verdict.message) == (2, why)
+
+
 def test_a_record_that_cannot_be_written_is_said_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +219,9 @@ def test_a_lost_node_is_not_waited_for_longer_than_it_was_silent(
     run.job.followers = [Deaf(), Deaf()]  # type: ignore[list-item]
     run.reports.lost(run.job.nodes[1], Lost(1, "no word", silent))
     if over:
-        run.job.give_up_on(run.job.nodes[1], "no word between node 1 and node 0", 0.0)
+        run.job.give_up_on(
+            run.job.nodes[1].failure(0.0, "lost", "no word between node 1 and node 0")
+        )
     run.check_patience()
     assert [node.given_up for node in run.job.nodes] == [False, given_up]
 

@@ -255,6 +255,10 @@ Current thread 0x00007f0 (most recent call first):
             "out_of_memory", ": std::bad_alloc", "/w/model.py:30 in forward",
         ),
         ({"code": -11, "said": DUMP}, "signal", "(SIGSEGV)", "/w/model.py:30 in forward"),
+        ({"code": -6, "said": DUMP.format("std::system_error", "Resource temporarily unavailable")},
+         "no_processes", ": Resource temporarily", "/w/model.py:30 in forward"),
+        ({"code": 1, "said": "libgomp: Thread creation failed: Resource temporarily unavailable"},
+         "no_processes", "1, after libgomp: Thread creation failed", ""),
         ({"code": 137}, "exit", "exit code 137, as after SIGKILL", ""),
         ({"code": 1, "words": "loss is nan\n  try a smaller lr"}, "exit", "loss is nan", ""),
         ({"code": 3, "words": "3"}, "exit", "ended with exit code 3", ""),
@@ -305,6 +309,9 @@ def test_the_rank_with_the_wrong_bits_is_the_cause_however_late_it_is_heard() ->
         ("disk_full", "OSError: [Errno 122] Disk quota exceeded: '/home/u/x'"),
         ("disk_full", "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704"
          " vs 598"),
+        ("no_processes", "RuntimeError: can't start new thread"),
+        ("no_processes", "OSError: pthread_create failed: Resource temporarily unavailable"),
+        ("exception", "BlockingIOError: [Errno 11] Resource temporarily unavailable"),
         ("environment", "ModuleNotFoundError: No module named 'apex'"),
         ("environment", "RuntimeError: The NVIDIA driver on your system is too old (found 11040)"),
         ("environment", "RuntimeError: CUDA error: no kernel image is available for execution"),
@@ -330,6 +337,28 @@ def test_what_words_tell(kind: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("frame", "kind"),
+    [
+        (
+            'subprocess.py", line 1901, in _execute_child\n    self.pid = _fork_exec(',
+            "no_processes",
+        ),
+        ('popen_fork.py", line 66, in _launch\n    self.pid = os.fork()', "no_processes"),
+        ('train.py", line 4, in <module>\n    fcntl.flock(file, LOCK_EX | LOCK_NB)', "exception"),
+    ],
+)
+def test_a_lock_that_is_held_is_no_lack_of_processes(frame: str, kind: str) -> None:
+    """Both have the same words: where they come from tells them apart."""
+    told = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
+    trace = f'Traceback (most recent call last):\n  File "/lib/{frame}\n{told}\n'
+    name, _, text = told.partition(": ")
+    raised = ended(1, error(text, type=name, traceback=trace))
+    assert of_rank(0, "a", raised, 0.0).kind == kind
+    printed = {**ended(1), "said": trace}
+    assert of_rank(0, "a", printed, 0.0).kind == kind.replace("exception", "exit")
+
+
+@pytest.mark.parametrize(
     ("words", "kind", "fix"),
     [
         ("No module named 'a.b'; 'a' is not a package", "exception", "a.py is imported"),
@@ -349,7 +378,6 @@ def test_a_file_in_the_place_of_a_package(words: str, kind: str, fix: str) -> No
     [
         ("OSError", "[Errno 24] Too many open files", "ulimit -n"),
         ("RuntimeError", "Too many open files. Communication with the workers is no", "ulimit -n"),
-        ("BlockingIOError", "[Errno 11] Resource temporarily unavailable", "ulimit -u"),
         ("RuntimeError", "can't start new thread", "ulimit -u"),
     ],
 )
