@@ -110,6 +110,7 @@ def checkpoint_verify(where: Where, experiment: str | None, as_json: bool) -> in
     default="file",
     help="OUT is one file, or a directory for from_pretrained. [default: file]",
 )
+@click.option("--ema", is_flag=True, help="The average of the weights, where one was kept.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def checkpoint_export(where: Where, **options: Any) -> int:
     """Write the weights of a checkpoint to OUT: a safetensors file, or a directory of them."""

@@ -36,6 +36,7 @@ class Training:
     mixed_precision: str = "fp32"  # compute in fp32, bf16 or fp16; weights stay fp32
     activation_checkpointing: str = "none"  # none; selective: keep costly activations; full
     grad_clip_norm: float = 1.0  # largest norm of the whole gradient; 0: no clipping
+    ema: float | None = None  # evaluate an average of the weights: decay per step, such as 0.999
     seed: int = 0  # for weights, sample order and dropout
     deterministic: bool = False  # use only operations that give the same bits every time
     max_bad_steps: int = 10  # end after this many steps in a row with NaN or inf
@@ -53,6 +54,9 @@ class Training:
         for name in ("max_minutes", "eval_seconds"):
             above(f"training.{name}", getattr(self, name), 0)
         at_least("training.grad_clip_norm", self.grad_clip_norm, 0)
+        if self.ema is not None:
+            above("training.ema", self.ema, 0)
+            part("training.ema", self.ema)
         one_of("training.mixed_precision", self.mixed_precision, ("fp32", "bf16", "fp16"))
         kept = ("none", "selective", "full")
         one_of("training.activation_checkpointing", self.activation_checkpointing, kept)

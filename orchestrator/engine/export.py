@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,8 @@ from orchestrator.records.checkpoint_store import shown
 
 # What engine/saving/checkpoint.py puts before the names of parameters and buffers.
 WEIGHTS = "model."
+# And engine/core/average.py before those of an average, which stands for the weights it is of.
+AVERAGES = re.compile(r"kept\.ema(?: [^\[]+)?\['weights'\]\['(.+)'\]")
 LAYOUTS = ("file", "huggingface")
 
 
@@ -49,12 +52,14 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--dtype", choices=DTYPES, help="of floating-point tensors")
     parser.add_argument("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="what OUT becomes")
+    parser.add_argument("--ema", action="store_true", help="the average of the weights")
     parser.add_argument("--force", action="store_true", help="replace OUT")
     options = parser.parse_args()
     try:
         report = export(
-            options.checkpoint, options.out, options.dtype, options.force, options.layout
-        )
+            options.checkpoint, options.out, options.dtype, options.force, options.layout,
+            ema=options.ema,
+        )  # fmt: skip
     except OrchestratorError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
@@ -65,7 +70,13 @@ def main() -> int:
 
 
 def export(
-    path: Path, out: Path, dtype: str | None = None, force: bool = False, layout: str = "file"
+    path: Path,
+    out: Path,
+    dtype: str | None = None,
+    force: bool = False,
+    layout: str = "file",
+    *,
+    ema: bool = False,
 ) -> str:
     """Write OUT, whole or not at all, and report it in a sentence.
 
@@ -74,7 +85,7 @@ def export(
     refuse_target(out, force=force, layout=layout)
     wanted = DTYPES[dtype] if dtype else None
     try:
-        source = Source.of(path, wanted)
+        source = Source.of(path, wanted, ema=ema)
         if layout == "file":
             source.write(out, source.entries)
             size, comment = out.stat().st_size, ""
@@ -142,7 +153,7 @@ class Source:
     configs: dict[str, str]  # texts of config.json and the like, by their names
 
     @staticmethod
-    def of(path: Path, wanted: torch.dtype | None) -> Source:
+    def of(path: Path, wanted: torch.dtype | None, *, ema: bool = False) -> Source:
         checkpoint = checkpoint_store.load(path, exposed=checkpoint_store.exposure(path))
         problems = checkpoint_store.verify(checkpoint)
         if problems:
@@ -151,7 +162,7 @@ class Source:
             raise JobFailed(f"{shown(path)} is not exported: it has no {METADATA}")
         metadata = reader.metadata_of(path)
         progress = checkpoint.progress if isinstance(checkpoint.progress, dict) else {}
-        weights = weights_of(metadata, wanted, progress.get("aliases", {}))
+        weights = weights_of(metadata, wanted, progress.get("aliases", {}), ema=ema)
         if not weights:
             raise JobFailed(f"{shown(path)} is not exported: nothing in it is called {WEIGHTS}*")
         try:
@@ -200,16 +211,33 @@ class Weight(NamedTuple):
 
 
 def weights_of(
-    metadata: Metadata, wanted: torch.dtype | None, aliases: Mapping[str, str]
+    metadata: Metadata,
+    wanted: torch.dtype | None,
+    aliases: Mapping[str, str],
+    *,
+    ema: bool = False,
 ) -> dict[str, Weight]:
     """Give the tensors of OUT by their names there.
 
     A tied weight is saved once and written under each of its names, as load_state_dict wants it.
     """
+    keys = {
+        key.removeprefix(WEIGHTS): key
+        for key in metadata.state_dict_metadata
+        if key.startswith(WEIGHTS)
+    }
+    if ema:
+        averages = map(AVERAGES.fullmatch, metadata.state_dict_metadata)
+        found = {match[1]: match[0] for match in averages if match and match[1] in keys}
+        if not found:
+            raise UsageError(
+                "--ema asks for an average of the weights, and the checkpoint has none",
+                "Trainer(..., ema=0.999), or training.ema, keeps one",
+            )
+        keys |= found
     weights = {}
-    for key, stored in metadata.state_dict_metadata.items():
-        if not key.startswith(WEIGHTS):
-            continue
+    for name, key in keys.items():
+        stored = metadata.state_dict_metadata[key]
         if not isinstance(stored, TensorStorageMetadata):
             sys.stderr.write(f"left out: {shown(key)} is not a tensor\n")
             continue
@@ -217,9 +245,7 @@ def weights_of(
         kind = wanted if wanted and own.is_floating_point else own
         if kind not in NAMES:
             raise JobFailed(f"{shown(key)} is {kind}, which safetensors files cannot hold")
-        weights[key.removeprefix(WEIGHTS)] = Weight(
-            key, kind, tuple(stored.size), converted=kind != own
-        )
+        weights[name] = Weight(key, kind, tuple(stored.size), converted=kind != own)
     return weights | {alias: weights[name] for alias, name in aliases.items() if name in weights}
 
 

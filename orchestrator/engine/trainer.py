@@ -24,6 +24,7 @@ from orchestrator.config.parse import at_least
 from orchestrator.config.schema import Config
 from orchestrator.engine.core import evaluation, settings, stopping
 from orchestrator.engine.core import loop as training_loop
+from orchestrator.engine.core.average import KEPT
 from orchestrator.engine.core.kept import WHAT_TRAINS, ExtraState
 from orchestrator.engine.core.loop import Loop
 from orchestrator.engine.core.optimizer import Factory, LrScheduler, configured, schedule
@@ -89,6 +90,8 @@ class Trainer:
             is ddp where the model fits, else hybrid_shard, and says which.
         accumulate: micro-batches per step.
         clip_grad_norm: the largest norm of the whole gradient; None leaves it as it is.
+        ema: the decay of an exponential average of the weights, such as 0.999, which is evaluated
+            and saved beside them.
         precision: fp32, bf16 or fp16, of the computation; weights stay as they are.
         warmup_steps: let the learning rates rise from zero over so many steps.
         scale_lr: multiply the learning rates by the number of ranks, at the start of the job.
@@ -138,6 +141,7 @@ class Trainer:
         strategy: str = "auto",
         accumulate: int = 1,
         clip_grad_norm: float | None = None,
+        ema: float | None = None,
         precision: str = "fp32",
         warmup_steps: int = 0,
         scale_lr: bool = False,
@@ -158,7 +162,7 @@ class Trainer:
     ) -> None:
         settings.check_arguments(strategy, scheduler_every, stream, warmup_steps, log_every)
         losses = Losses(loss, step, metrics or {})
-        self._keys = config or {}
+        self._keys = settings.with_average(config or {}, ema)
         arguments = settings.arguments(precision, accumulate, clip_grad_norm, seed, log_every)
         everyone = self._join(arguments, strategy, find_unused_parameters, backend, device)
         losses.to(everyone.device)
@@ -170,8 +174,7 @@ class Trainer:
         lr_scale = ranks_of_batch(self.config, everyone, accumulate) if scale_lr else 1.0
         stepper = Stepper(
             optimizer, names, model, shape, self.config.training,
-            lr_factor=lambda step: lr_scale * min(1.0, step / max(1, warmup_steps)),
-        )  # fmt: skip
+            lr_factor=lambda step: lr_scale * min(1.0, step / max(1, warmup_steps)))  # fmt: skip
         self._assemble(Parts(self.config, everyone, shape, whole, model, losses, stepper))
         self._stream, self._hooks = stream, self._bound(on_train_begin, on_step_end, on_epoch_end)
         self._scheduler = LrScheduler(scheduler, stepper.optimizer, scheduler_every)
@@ -283,6 +286,8 @@ class Trainer:
         if extra:
             self.keep("extra state of modules", extra)
         self.keep(WHAT_TRAINS, self.parts.what_trains)
+        if (average := self.parts.stepper.average) is not None:
+            self.keep(KEPT, average)
         losses = self.parts.losses
         if isinstance(losses, Losses) and (changing := losses.changing()) is not None:
             self.keep("the loss", changing)
@@ -486,18 +491,32 @@ class Trainer:
         with randomness_kept(), used_parts.watched(self.model):
             return evaluation.predict(self.parts, self._shared(loader, "loader"), output)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Give the whole weights, on the CPU of rank 0; {} on the others. Every rank calls it."""
-        with self.parts.stepper.evaluating():
+    def state_dict(self, *, ema: bool | None = None) -> dict[str, Any]:
+        """Give the whole weights, on the CPU of rank 0; {} on the others. Every rank calls it.
+
+        With ema= they are the average, if there has been a step; ema=False gives the weights
+        themselves.
+        """
+        with self._shown(ema):
             return whole_weights.state_dict(self.bare)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, ema: bool | None = None) -> None:
         """Write the whole weights, and nothing else, from rank 0. Every rank calls it.
 
-        NAME.safetensors, NAME.pt, or a directory, which gets the layout of Hugging Face.
+        NAME.safetensors, NAME.pt, or a directory, which gets the layout of Hugging Face. `ema` as
+        in state_dict().
         """
-        with self.parts.stepper.evaluating():
+        with self._shown(ema):
             whole_weights.save(self.bare, Path(path).expanduser().absolute(), self.state.step)
+
+    def _shown(self, ema: bool | None) -> contextlib.AbstractContextManager[None]:
+        """Have the model hold the weights that are asked for."""
+        if ema and self.parts.stepper.average is None:
+            raise UsageError(
+                "ema=True asks for an average of the weights, and this Trainer has none",
+                "Trainer(..., ema=0.999) keeps one",
+            )
+        return self.parts.stepper.evaluating(average=ema is not False)
 
     def stop(self) -> None:
         """End on all ranks, once min_period is over: as a hook that returns True.
@@ -634,6 +653,9 @@ class Trainer:
             self._say_not_taken(loaded.progress)
             for name in self.parts.auxiliary.lacking(loaded.progress):
                 self._say(f"WARNING: nothing of {name!r} was saved there: it stays as it is")
+            for name in self.parts.auxiliary.unread(loaded.progress):
+                self._say(f"WARNING: {name!r} was kept there, and this program keeps none: it is"
+                          " not read")  # fmt: skip
             self.state = state_of(loaded.progress)
             self._scheduler.restore(loaded.progress.get("scheduler"))
             if before := ownership.run_of(loaded.progress):

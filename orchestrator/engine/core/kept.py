@@ -138,6 +138,10 @@ class AuxiliaryState:
             ),
         ]
 
+    def unread(self, progress: Mapping[str, Any]) -> list[str]:
+        """Name what a checkpoint has, and this program does not keep."""
+        return [name for name in progress["stepper"].get("kept", {}) if name not in self.holders]
+
     def _unreadable(self, kept: Mapping[str, Content]) -> list[str]:
         return [
             f"{path} (kept as {name!r})"

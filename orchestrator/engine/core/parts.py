@@ -61,7 +61,7 @@ def save_checkpoint(
     """Save, and name what a program that begins anew could not read of it."""
     agreement.take_buffers_of_first(parts.bare)
     best = state.best is not None and state.best_step == state.step
-    with parts.stepper.evaluating():
+    with parts.stepper.evaluating(average=False):
         snapshot = parts.auxiliary.snapshot()
         progress = {
             **progress_of(parts, snapshot, state, scheduler, endless, checkpoints.run),

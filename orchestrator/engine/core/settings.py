@@ -66,6 +66,11 @@ def arguments(
     return {"training": training, "logging": {"interval": log_every or 50}}
 
 
+def with_average(keys: Mapping[str, Any], ema: float | None) -> Mapping[str, Any]:
+    """Give the keys of config= with what the argument ema= stands for."""
+    return keys if ema is None else {**keys, "training": {**keys.get("training", {}), "ema": ema}}
+
+
 def refuse_unread(keys: Mapping[str, Any]) -> None:
     """Refuse by name what a Trainer does not read: a key that is accepted is honoured."""
     for section, values in keys.items():
@@ -122,7 +127,8 @@ def choose(model: nn.Module, ranks: Ranks, keys: Mapping[str, Any]) -> tuple[str
     """Return the strategy, the same on all ranks, and a sentence that says why."""
     if "fsdp" in keys:
         return "hybrid_shard", "strategy: hybrid_shard, because config= has keys of fsdp"
-    needed = sum(p.nbytes * (TRAINED if p.requires_grad else 1) for p in model.parameters())
+    trained = TRAINED + bool(keys.get("training", {}).get("ema"))
+    needed = sum(p.nbytes * (trained if p.requires_grad else 1) for p in model.parameters())
     needed += sum(buffer.nbytes for buffer in model.buffers())
     memory = min(gather(memory_of(ranks)))
     sizes = f"training takes {needed / 1e9:,.1f} of a device's {memory / 1e9:,.1f} GB"

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import Training
 from orchestrator.engine.core.assignment import carry_assignments
+from orchestrator.engine.core.average import Average, refuse_two_averages
 from orchestrator.engine.core.optimizer import (
     Factory,
     OnShards,
@@ -87,6 +88,10 @@ class Stepper:
             *(self.optimizer, self.named, TensorFactory(mesh, self.device)),
             keeps_settings=keeps_settings,
         )
+        self.average: Average | None = None
+        if training.ema is not None:
+            refuse_two_averages(self.optimizer)
+            self.average = Average(training.ema, self.named)
         self.in_training = False  # else an evaluation need not end
         self.proved = False  # its step() has come to an end once
         self.scaling = training.mixed_precision == "fp16"
@@ -164,6 +169,8 @@ class Stepper:
         if apart is not None:
             bad = torch.maximum(bad, apart)
         lr = self._apply(divisor, bad, self.lr_factor(step))
+        if self.average is not None:
+            self.average.update(bad)
         self._forget()
         report = StepReport(step, names, total, norm, bad, apart, self.scale, lr)
         self._count(bad, count)
@@ -249,11 +256,14 @@ class Stepper:
             self._call("eval")
 
     @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Have it show the weights to evaluate and to save, as schedule-free ones ask for."""
+    def evaluating(self, *, average: bool = True) -> Iterator[None]:
+        """Have it show the weights to evaluate and to save, as schedule-free ones ask for; or the
+        average of the weights, if there is one."""
         self._call("eval")
+        shown = self.average.shown() if self.average and average else contextlib.nullcontext()
         try:
-            yield
+            with shown:
+                yield
         finally:
             if self.in_training:
                 self._call("train")

@@ -132,6 +132,7 @@ def export(
     dtype: str | None,
     layout: str,
     *,
+    ema: bool,
     force: bool,
 ) -> int:
     """Export in a process of its own, so that this one never imports torch."""
@@ -147,6 +148,7 @@ def export(
         )
     arguments = [str(out.absolute()), "--layout", layout]
     arguments += ["--dtype", dtype] if dtype else []
+    arguments += ["--ema"] if ema else []
     arguments += ["--force"] if force else []
     left = candidates(where, next(iter(experiment), None), step)
     while True:

@@ -149,6 +149,7 @@ ENGINE: dict[str, Change] = {
     "training.mixed_precision": Change("alone", "bf16"),
     "training.activation_checkpointing": Change("alone", "full", "recomputed"),
     "training.grad_clip_norm": Change("sgd", 0.01),
+    "training.ema": Change("evaluating", 0.5, "evaluated"),
     "training.seed": Change("alone", 1),
     "training.deterministic": Change("alone", True, "deterministic"),
     "training.max_bad_steps": Change("NaN", 2, "codes"),

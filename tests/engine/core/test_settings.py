@@ -17,7 +17,7 @@ from tests.engine.worlds import Job, run
 READ: dict[str, tuple[str, dict[str, Any]]] = {
     "training": (
         "max_steps max_minutes gradient_accumulation mixed_precision activation_checkpointing"
-        " grad_clip_norm seed deterministic max_bad_steps eval_steps eval_seconds eval_batches"
+        " grad_clip_norm ema seed deterministic max_bad_steps eval_steps eval_seconds eval_batches"
         " patience",
         {"eval_steps": 7},
     ),

@@ -1,0 +1,110 @@
+"""Keep an exponential average of the weights beside them, which is evaluated in their place.
+
+It is what torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn() holds: each rank averages
+its own shards. Buffers, and weights that are in no optimizer, are those of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from orchestrator.common.errors import UsageError
+from orchestrator.engine.sharding.mesh import local_tensor
+
+KEPT = "ema"  # by this name a checkpoint has it
+WEIGHTS = "weights"
+
+
+class Average:
+    """The average of what one optimizer trains."""
+
+    def __init__(self, decay: float, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+        for name, parameter in named:
+            refuse_odd(name, parameter)
+        self.decay, self.parameters = decay, dict(named)
+        self.weights = {name: parameter.detach().clone() for name, parameter in named}
+        device = local_tensor(named[0][1]).device if named else None
+        self.updates = torch.zeros((), device=device)
+        self.is_shown = False
+
+    def _pairs(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Give what this rank has of the average, and of the weights."""
+        mine = [local_tensor(weight) for weight in self.weights.values()]
+        return mine, [local_tensor(parameter) for parameter in self.parameters.values()]
+
+    @torch.no_grad()
+    def update(self, bad: Tensor) -> None:
+        """Take the weights after a step; those of a step that was left out are none (bad is 1.0).
+
+        The first ones are taken as they are. The host waits for nothing that is on a GPU.
+        """
+        mine, theirs = self._pairs()
+        if bad.device.type == "cpu":
+            if not bad.item():
+                first = not self.updates.item()
+                torch._foreach_lerp_(mine, theirs, 1.0 if first else 1.0 - self.decay)
+        else:
+            part = torch.where(self.updates == 0, 1.0, 1.0 - self.decay) * (1.0 - bad)
+            for average, weight in zip(mine, theirs, strict=True):
+                average.lerp_(weight, part.to(average.dtype))
+        self.updates += 1.0 - bad.to(self.updates.device)
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Let the model have the average for its weights meanwhile; before a step there is none."""
+        if self.is_shown or not self.updates.item():
+            yield
+            return
+        self._swap()
+        self.is_shown = True
+        try:
+            yield
+        finally:
+            self.is_shown = False
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for average, weight in zip(*self._pairs(), strict=True):
+            before = weight.clone()
+            weight.copy_(average)
+            average.copy_(before)
+
+    # -- as a checkpoint asks for it ---------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates, WEIGHTS: self.weights}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.updates.copy_(state["updates"])
+        for name, weight in self.weights.items():
+            if (saved := state[WEIGHTS].get(name)) is not None and saved is not weight:
+                weight.copy_(saved)
+
+
+def refuse_odd(name: str, parameter: Tensor) -> None:
+    """Refuse weights of which torch has no average."""
+    local = local_tensor(parameter)
+    numbers = local.is_floating_point() or local.is_complex()
+    if not numbers or is_traceable_wrapper_subclass(local):
+        raise UsageError(
+            f"ema= averages weights, and {name} is a {type(local).__name__} of {local.dtype}",
+            "leave it out of the optimizer, or leave out ema= (training.ema)",
+        )
+
+
+def refuse_two_averages(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that shows other weights for evaluation by itself."""
+    if all(callable(getattr(optimizer, name, None)) for name in ("train", "eval")):
+        raise UsageError(
+            f"ema= averages the weights, and {type(optimizer).__name__} does so itself: it shows"
+            " its average when it is told to evaluate",
+            "leave out ema= (training.ema), or use another optimizer",
+        )

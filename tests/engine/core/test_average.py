@@ -1,0 +1,225 @@
+"""The average of the weights is torch's own, on every layout, and is evaluated in their place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import AdamW
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader
+
+from orchestrator import Trainer
+from orchestrator.common.errors import UsageError
+from orchestrator.engine.export import export
+from tests.engine import pair
+from tests.engine.by_hand import BATCH, STEPS, adamw, data, far, made, momentum, net, whole
+from tests.engine.programs.optimizers import Switching
+from tests.engine.worlds import Job, run
+
+DECAY, LIFE = 0.9, "STEPS_OF_THIS_LIFE"
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ddp": {"strategy": "ddp"},
+    "full_shard": {"strategy": "full_shard"},
+    "copies": {"strategy": "hybrid_shard", "config": {"fsdp": {"shard_size": 1}}},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _groups() -> Iterator[None]:
+    """Leave no process group to other tests: a Trainer makes one of this process."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def by_torch(make: Any, model: nn.Module, poisoned: int = 0) -> nn.Module:
+    """What torch's own average is after a loop by hand."""
+    optimizer = make(model.parameters())
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+    for x, y in DataLoader(data(poisoned), BATCH):
+        optimizer.zero_grad()
+        loss = functional.mse_loss(model(x), y)
+        loss.backward()
+        if loss.isfinite():
+            optimizer.step()
+            average.update_parameters(model)
+    return average.module.eval()
+
+
+def averaged(trainer: Trainer) -> dict[str, Tensor]:
+    """Give all of the average, on every rank."""
+    with trainer.parts.stepper.evaluating():
+        return {name: weight.detach().clone() for name, weight in whole(trainer).items()}
+
+
+def trained(
+    trainer: Trainer, poisoned: int = 0, *, verbose: bool = False, **more: Any
+) -> dict[str, Tensor]:
+    batch = BATCH // (trainer.ranks.world * trainer.config.training.gradient_accumulation)
+    trainer.train(DataLoader(data(poisoned), batch), epochs=1, verbose=verbose, **more)
+    return averaged(trainer)
+
+
+def apart(layouts: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Compare with torch's average: fused and not, with a first step that is skipped."""
+    found = {}
+    for kind, make, poisoned in (
+        ("fused", adamw, BATCH),
+        ("not fused", lambda parameters: AdamW(parameters, lr=1e-2, fused=False), 0),
+        ("momentum", momentum, BATCH),
+    ):
+        expected = dict(by_torch(make, net(), poisoned).named_parameters())
+        for name, more in layouts.items():
+            trainer = made(make, ema=DECAY, **more)
+            own = trained(trainer, poisoned)
+            found[f"{kind}, {name}"] = far(own, expected)
+            assert far(own, whole(trainer)) > 1e-3, "the weights are other ones"
+    return found
+
+
+def test_it_is_torchs_average() -> None:
+    found = apart({"one": {}, "in four": {"accumulate": 4}})
+    assert max(found.values()) < 2e-6, found
+
+
+def test_it_is_torchs_average_on_two_ranks(tmp_path: Path) -> None:
+    said = pair.run(average_on_two_ranks, tmp_path)
+    assert said.count("equal") == 2, said
+
+
+def average_on_two_ranks(rank: int, directory: Path) -> None:
+    found = apart({name: {**more, "accumulate": 2} for name, more in LAYOUTS.items()})
+    wrong = {name: distance for name, distance in found.items() if distance > 2e-6}
+    for name, more in LAYOUTS.items():
+        wrong |= goes_on(directory / name, **more)
+    print(wrong or "equal", flush=True)
+
+
+def goes_on(place: Path, **more: Any) -> dict[str, float]:
+    """Train half, and the rest from a checkpoint: to the bit."""
+    at_once = trained(made(adamw, ema=DECAY, **more))
+    saved = {"save_to": place, "save_every": "4 steps"}
+    trained(made(adamw, ema=DECAY, **more), max_period="4 steps", **saved)
+    again = trained(made(adamw, ema=DECAY, **more), resume=True, **saved)
+    return {f"resumed, {more}": distance} if (distance := far(again, at_once)) else {}
+
+
+def test_it_goes_on_as_it_was_on_two_by_two_and_from_memory(tmp_path: Path) -> None:
+    call, memory = f"{__name__}:live", {"memory": str(tmp_path / "memory")}
+    whole_job = Job(str(tmp_path / "whole"), [2, 2], {}, call=call, env={LIFE: str(STEPS)})
+    first = Job(str(tmp_path / "first"), [2, 2], {}, call=call, env={LIFE: "4"}, **memory)
+    again = Job(str(tmp_path / "again"), [2, 2], {}, call=call, env={LIFE: str(STEPS)}, **memory)
+    assert run(whole_job, first, again) == [[0] * 4] * 3, first.output() + again.output()
+    assert "resuming after step 4, from memory" in again.output()
+    expected, found = (torch.load(job.path / "weights") for job in (whole_job, again))
+    assert far(found, expected) == 0
+    assert far(expected, dict(by_torch(adamw, net()).named_parameters())) < 2e-6
+
+
+def live(directory: Path) -> None:
+    config = {"checkpoint": {"memory_every": 1}, "training": {"ema": DECAY}}
+    trainer = made(adamw, strategy="hybrid_shard", config=config)
+    own = trained(trainer, verbose=True, max_period=f"{os.environ[LIFE]} steps")
+    if trainer.ranks.rank == 0:
+        torch.save(own, directory / "weights")
+
+
+# -- where it is seen ------------------------------------------------------------------------------
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = net(), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.inner(x))
+        return out
+
+
+def test_it_is_evaluated_saved_and_exported_with_the_buffers_of_the_model(tmp_path: Path) -> None:
+    expected = by_torch(momentum, Normed())
+    x, y = data().tensors
+    losses = []
+
+    def note(trainer: Trainer) -> None:
+        losses.append(trainer.state.val_metrics["loss"])
+
+    model = Normed()
+    trainer = Trainer(
+        model, momentum(model.parameters()), functional.mse_loss, ema=DECAY, on_epoch_end=note
+    )
+    loader = DataLoader(data(), BATCH)
+    trainer.train(loader, loader, epochs=1, verbose=False, save_to=tmp_path / "saved")
+    wanted = functional.mse_loss(expected(x), y).item()
+    assert losses == [pytest.approx(wanted, abs=1e-6)]
+    assert trainer.evaluate(loader)["loss"] == losses[0]
+    torch.testing.assert_close(trainer.predict(loader), expected(x).detach())
+    torch.testing.assert_close(trainer.state_dict(), expected.state_dict())
+    raw = trainer.state_dict(ema=False)
+    assert far(whole(trainer), raw) == 0
+    assert far(raw, trainer.state_dict()) > 1e-3
+    trainer.save(tmp_path / "model.pt")
+    torch.testing.assert_close(torch.load(tmp_path / "model.pt"), expected.state_dict())
+    plain = exported(tmp_path, "plain.safetensors")
+    torch.testing.assert_close(plain, raw)
+    average = exported(tmp_path, "average.safetensors", ema=True)
+    torch.testing.assert_close(average, trainer.state_dict())
+
+
+def exported(place: Path, name: str, **more: Any) -> dict[str, Tensor]:
+    export(place / "saved" / f"step_{STEPS:08d}", place / name, **more)
+    model = Normed()
+    trainer = Trainer(model, adamw(model.parameters()), functional.mse_loss, weights=place / name)
+    return trainer.state_dict()
+
+
+def test_an_evaluation_that_fails_leaves_the_weights_as_they_were() -> None:
+    trainer = made(adamw, ema=DECAY)
+    trained(trainer)
+    before = {name: weight.detach().clone() for name, weight in whole(trainer).items()}
+    average = averaged(trainer)
+
+    def fails(model: nn.Module, batch: Any) -> Tensor:
+        assert far(dict(model.named_parameters()), average) == 0
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        trainer.predict(DataLoader(data(), BATCH), fails)
+    assert far(whole(trainer), before) == 0
+    assert far(averaged(trainer), average) == 0
+
+
+def test_a_resume_says_what_there_is_no_average_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that begins later begins with the weights that it goes on from."""
+    saved = {"save_to": tmp_path / "saved", "save_every": "4 steps"}
+    trained(made(adamw), max_period="4 steps", **saved)
+    trainer = made(adamw, ema=DECAY)
+    trained(trainer, resume=True, max_period="4 steps", save_to=tmp_path / "saved", verbose=True)
+    assert "nothing of 'ema' was saved there" in capsys.readouterr().out
+    assert far(averaged(trainer), whole(trainer)) == 0
+    loader = DataLoader(data(), BATCH)
+    trainer.train(loader, epochs=1, **saved)
+    made(adamw).load_checkpoint(tmp_path / "saved")
+    assert "'ema' was kept there, and this program keeps none" in capsys.readouterr().out
+
+
+def test_what_cannot_be_averaged_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"training.ema is 1; it must be from 0 to below 1"):
+        made(adamw, ema=1.0)
+    with pytest.raises(UsageError, match=r"training.ema is 0; it must be above 0"):
+        made(adamw, ema=0.0)
+    with pytest.raises(UsageError, match=r"Switching does so itself"):
+        made(Switching, ema=DECAY)
+    with pytest.raises(UsageError, match=r"this Trainer has none"):
+        made(adamw).state_dict(ema=True)
