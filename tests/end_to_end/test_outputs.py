@@ -74,7 +74,7 @@ def test_a_running_job_is_profiled_and_its_traces_come_home(apart: Head) -> None
 
 
 PROGRAM = """
-import os
+import os, torch
 place = os.path.join(os.environ["ORCHESTRATOR_EXPERIMENT"], "outputs")
 rank = os.environ["RANK"]
 os.makedirs(os.path.join(place, "a b", "c"))
@@ -88,6 +88,7 @@ os.makedirs("lightning_logs/version_0", exist_ok=True)
 for name in (f"lightning_logs/version_0/{rank}.ckpt", "same.txt"):
     with open(name, "w") as file:
         file.write(rank)
+torch.save({"rank": 0}, os.path.expanduser("~/best.pt"))
 """
 
 
@@ -107,6 +108,12 @@ def test_any_program_may_leave_files(apart: Head) -> None:
     assert found == {"a b/c/it's 0.bin", "a b/c/it's 1.bin", "empty 0", "empty 1", *left}
     told = "the program wrote lightning_logs, same.txt beside its code on 2 nodes (4 files, 4 B)"
     assert f"{told}: now in {place}; for the next launch" in command.text
+    both, best = ", ".join(apart.cluster.addresses), apart.cluster.home_path + "/best.pt"
+    (line,) = (line for line in command.lines if "ranks wrote to" in line)
+    assert f"ranks wrote to {best} on {both} (2 files, " in line
+    assert line.endswith(f"which stays there: orchestrator pull {best} fetches it")
+    (elsewhere,) = apart.record["elsewhere"]
+    assert (elsewhere["path"], elsewhere["nodes"]) == (best, apart.cluster.addresses)
     assert (place / "a b/c/it's 1.bin").read_bytes() == bytes(range(256)) * 5000
     assert "node 1: large 1 (67.1 MB) stay on the node, in /" in command.text
     assert apart.command("orchestrator", "pull", "--node", "1").finish() == 0  # of any size

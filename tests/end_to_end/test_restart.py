@@ -142,6 +142,7 @@ dist.barrier()
 if rank == 0:
     os.makedirs("../outputs", exist_ok=True)
     open("../outputs/model.pt", "w").write(f"that of {attempt}")
+    open(os.path.expanduser("~/of_all.pt"), "w").write("x")
     os.makedirs(f"runs/step-{attempt}")
     open(f"runs/step-{attempt}/model.pt", "w").write(f"of {attempt}")
     if attempt > 1:
@@ -173,6 +174,9 @@ def test_all_nodes_find_what_rank_0_alone_has_saved(apart: Head) -> None:
     assert (kept / "model.pt").read_text() == "that of 3"
     assert f"../outputs in {kept}" in command.text
     assert command.text.count("it now, too, in ") == 2 and "WARNING" not in command.text
+    first, last = (line for line in command.lines if "/of_all.pt on " in line)
+    assert "which other nodes do not find in the next attempt: write below the" in first
+    assert "which stays there: orchestrator pull" in last
 
 
 MEETS_AGAIN = """

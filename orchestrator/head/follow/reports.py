@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.common.text import size
@@ -22,13 +23,14 @@ from orchestrator.head.follow.streams.follower import (
     OutputsStay,
     Over,
     Unknown,
-    WroteWithCode,
+    Wrote,
 )
 from orchestrator.head.follow.streams.printed import LostLoss
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
+from orchestrator.protocol.requests.transfer import WrittenPlace
 from orchestrator.records.outcome import SlowRank
 
 CONTAINER_SECONDS = 10.0  # a daemon that starts anew keeps its containers, and lets nobody in
@@ -46,6 +48,7 @@ class Reports:
         self.not_forked: set[str] = set()  # reasons that were said
         self.lost_loss: LostLoss | None = None  # the earliest that was said
         self.code_outputs: dict[int, CodeOutputs] = {}  # node -> what was written beside the code
+        self.elsewhere: dict[str, Sequence[WrittenPlace]] = {}  # by name: what does not come home
 
     def handle(self, news: News) -> None:
         node = next(state for state in self.job.nodes if state.record.index == news.node)
@@ -64,8 +67,8 @@ class Reports:
             self.job.say(f"node {news.node}: {news.what}")
         elif isinstance(news, LossLost):
             self.loss_lost(node, news.what)
-        elif isinstance(news, WroteWithCode):
-            self.code_outputs[news.node] = news.what
+        elif isinstance(news, Wrote):
+            self.wrote(node, news)
         elif isinstance(news, DiskFull):
             self.job.disk_full()
         elif isinstance(news, Over):
@@ -223,6 +226,12 @@ class Reports:
             self.job.say(
                 f"node {node.record.index}: processes {left} do not end (stuck in the kernel?)"
             )
+
+    def wrote(self, node: NodeState, news: Wrote) -> None:
+        if news.with_code is not None:
+            self.code_outputs[news.node] = news.with_code
+        if news.elsewhere:
+            self.elsewhere[node.record.name] = news.elsewhere
 
     def set_clock(self, node: NodeState, offset: float) -> None:
         if abs(offset) > CLOCK_IS_OFF_SECONDS and abs(offset - node.clock) > CLOCK_IS_OFF_SECONDS:

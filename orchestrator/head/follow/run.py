@@ -24,10 +24,10 @@ from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.streams.follower import Answer, Grew, News, NodeFollower
 from orchestrator.head.screen.keyboard import KEYS, Keys
 from orchestrator.head.screen.screen import Display
-from orchestrator.head.transfer.fetch import home
+from orchestrator.head.transfer.fetch import elsewhere, home
 from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord, NodeRecord
-from orchestrator.records.outcome import Head, SlowRank
+from orchestrator.records.outcome import Elsewhere, Head, SlowRank
 
 SUCCESSOR_SECONDS = 0.5  # between two looks whether another head wants to take over
 LEAVE_SECONDS = 3.0
@@ -306,6 +306,7 @@ class Run:
         return (self.out_of_time or self.taken_back) and self.record.state == "stopped"
 
     def conclude(self) -> None:
+        new = self.note_elsewhere()
         self.job.record = conclusion.conclude(
             self.job,
             self.backend.why_terminated if self.terminated else lambda _: "",
@@ -314,6 +315,21 @@ class Run:
         )
         if self.terminated and self.record.state == "stopped":
             self.taken_back = self.backend.is_taken_back(self.record)
+        goes_on = self.record.goes_on
+        for line in elsewhere.sentences(new if goes_on else self.record.elsewhere, goes_on=goes_on):
+            self.job.say(line)
         # What can be queued again has not ended: whoever reads the record would leave it.
         if not self.stopped_in_time:
             self.job.save()
+
+    def note_elsewhere(self) -> list[Elsewhere]:
+        """Note in the record which places stay on nodes; return those that are new in it."""
+        if not self.reports.elsewhere:
+            return []
+        from orchestrator.head.transfer.bring.saved import outputs_of  # most jobs have no need
+
+        kept, before = outputs_of(self.experiment), self.record.elsewhere
+        found = elsewhere.merged(before, elsewhere.staying(self.reports.elsewhere, kept))
+        self.job.record = replace(self.record, elsewhere=found)
+        known = {place.path for place in before}
+        return [place for place in found if place.path not in known]

@@ -26,6 +26,7 @@ from orchestrator.protocol.requests.transfer import (
     OutputPiece,
     OutputSum,
     SumOutput,
+    WrittenPlace,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ MOST_READ_BYTES = 1000  # files whose checksums are known in part
 OWN = os.path.join("outputs", "checkpoints")  # of an experiment
 STEP = re.compile(r"step_[0-9]+|\.step_[0-9]+\..+\.partial", re.DOTALL)
 PUBLISHED = "checkpoints/step_"  # torch's .metadata belongs to it
+# Hidden names that are no results: of caches, environments and tools, and what we keep ourselves.
+STAY_HIDDEN = re.compile(
+    r"\.(cache|git|hg|svn|venv|env|tox|nox|\w+_cache|ipynb_checkpoints|locks?|triton|nv|config|local"
+    r"|DS_Store|nfs\w+|.*\.(swp|tmp|lock|part|partial|before)|step_.*|orchestrator.*)",
+    re.DOTALL,
+)
 
 
 def directory(run: RunDir) -> str:
@@ -58,10 +65,17 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
     root = directory(run)
     listing = Listing(root, hidden=False)
     listing.walk("", () if checkpoints else ("checkpoints",))
+    elsewhere: tuple[WrittenPlace, ...] = ()
     if beside:
-        add_outputs_beside_code(listing, run, time.monotonic() + beside)
+        from orchestrator.node.transfer.saved.elsewhere import written  # the end of a job needs it
+
+        until = time.monotonic() + beside
+        add_outputs_beside_code(listing, run, until)
+        with contextlib.suppress(OSError, ValueError):  # it was pruned meanwhile
+            elsewhere = written(run, until)
     listing.files = without_copies([root, *listing.roots], listing.files)
-    return listing.answer(checkpoints=has_checkpoints(run))
+    answer = listing.answer(checkpoints=has_checkpoints(run))
+    return answer.replace(elsewhere=elsewhere)
 
 
 def without_copies(roots: Sequence[str], found: list[OutputFile]) -> list[OutputFile]:
@@ -111,7 +125,7 @@ def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
             for name in snapshot.written(store, os.fsencode(whole.workdir), until):
                 path = os.path.normpath(os.path.join(whole.workdir, os.fsdecode(name)))
                 names = os.fsdecode(name).split("/")
-                if not any(part.startswith(".") and part != ".." for part in names):
+                if not any(map(STAY_HIDDEN.fullmatch, names)):
                     listing = above if names[0] == ".." else beside
                     listing.add(os.path.relpath(path, listing.root), os.lstat(path))
     except TimeoutError:
@@ -235,7 +249,7 @@ class Listing:
                 self.left_out.append(f"{below} ({error.strerror})")
             return
         for entry in entries:
-            hidden = entry.name.startswith(".") and not below.startswith(PUBLISHED)
+            hidden = STAY_HIDDEN.fullmatch(entry.name) and not below.startswith(PUBLISHED)
             if entry.name in without or (hidden and not self.hidden) or is_half(entry.name):
                 continue
             path = os.path.join(below, entry.name)

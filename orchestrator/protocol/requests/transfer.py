@@ -227,6 +227,18 @@ class OutputFile(Message):
     place: str = ""  # where that is not the one that was listed
 
 
+class WrittenPlace(Message):
+    """A directory or a file that ranks wrote to, and that does not come home by itself."""
+
+    path: str
+    files: Count = 0  # that are new in it
+    size: Count = 0
+    more: bool = False  # not all of it was looked at
+    through: str = ""  # the link in the program's directory that leads there
+    inode: Count = 0  # it is this very one where the head, or another node, sees the same
+    changed: Count = 0  # nanoseconds
+
+
 class OutputFiles(Message):
     """The files of a node that may be fetched."""
 
@@ -235,6 +247,7 @@ class OutputFiles(Message):
     checkpoints: bool = False  # there are some; they stay unless they are asked for
     workdir: str = ""  # of the program, where files are listed that lie in its snapshot
     left_out: tuple[str, ...] = ()  # what is neither of these, or cannot be read
+    elsewhere: tuple[WrittenPlace, ...] = ()
 
 
 class Outputs(Request[OutputFiles], do="outputs"):
@@ -243,7 +256,7 @@ class Outputs(Request[OutputFiles], do="outputs"):
     job: str
     node: int
     checkpoints: bool = False
-    # Look so many seconds for what they wrote beside the code that was sent.
+    # Look so many seconds for what they wrote beside the code that was sent, and elsewhere.
     beside: float = 0.0
 
 

@@ -15,6 +15,7 @@ from orchestrator.common.text import plural, size
 from orchestrator.config import resolved
 from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.screen.log_reader import tail
+from orchestrator.head.transfer.fetch import elsewhere
 from orchestrator.records import checkpoint_store, goodput, manifest
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord
 from orchestrator.records.metrics import curves, samples, trainers
@@ -171,6 +172,8 @@ def moments(
             title = attempt.verdict.title if attempt.verdict else attempt.state
             what = f"attempt {attempt.number} ended: {title}; started again: {attempt.why}"
             found.append(Moment(attempt.ended, what, attempt.step, bad=attempt.state != RESIZED))
+    for line in elsewhere.sentences(record.elsewhere):
+        found.append(Moment(record.ended or 0.0, line))
     verdict = record.verdict
     if verdict and record.state != "stopped":
         found.append(Moment(verdict.time, verdict.title, bad=True))

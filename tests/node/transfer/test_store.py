@@ -341,7 +341,15 @@ def test_what_a_job_wrote_beside_its_code_is_listed_with_its_outputs(store: Stor
     (Path(outputs.directory(run))).mkdir(parents=True)
     (Path(outputs.directory(run)) / "loss.csv").write_text("1")
     above = ("../outputs/a", "../.cache/b", "../../c", "../../../d")
-    paths = ("runs/a/model.pt", "runs/.cache/x", "pkg/__pycache__/b.pyc", ".secret", "new\ndf")
+    hydra = "runs/.hydra/config.yaml"
+    paths = (
+        "runs/a/model.pt",
+        "runs/.cache/x",
+        "pkg/__pycache__/b.pyc",
+        ".git/x",
+        "new\ndf",
+        hydra,
+    )
     for path in (*paths, *above):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text("xy")
@@ -353,7 +361,7 @@ def test_what_a_job_wrote_beside_its_code_is_listed_with_its_outputs(store: Stor
         files = outputs.of_job(run, checkpoints=False, beside=seconds).files
         return {file.path: file.place for file in files}
 
-    beside = dict.fromkeys(("a.py", "new\ndf", "runs/a/model.pt"), str(root))
+    beside = dict.fromkeys(("a.py", "new\ndf", "runs/a/model.pt", hydra), str(root))
     assert listed(0.0) == {"loss.csv": ""}
     whole = os.fsdecode(snapshot.snapshot_of(store, str(root)))
     beside |= dict.fromkeys(("u/w/outputs/a", "u/c", "d"), whole)

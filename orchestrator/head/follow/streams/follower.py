@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ from orchestrator.protocol.requests.request import (
     Request,
     SupervisorGone,
 )
+from orchestrator.protocol.requests.transfer import WrittenPlace
 from orchestrator.protocol.timing import (
     HEAD_BEAT_SECONDS,
     HEAD_PATIENCE_SECONDS,
@@ -202,9 +203,8 @@ class NodeFollower(threading.Thread):
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
             since = (self.former_end, self.former_end + self.clock.offset)
-            said, with_code = home.bring(channel, self.growing, since)
-            if with_code is not None:
-                self.post(WroteWithCode(self.node.index, with_code))
+            said, with_code, elsewhere = home.bring(channel, self.growing, since)
+            self.post(Wrote(self.node.index, with_code, elsewhere))
         except OSError as error:
             said = [f"its outputs stay there: {self.outputs}: {error.strerror}"]
         except Declined as error:
@@ -415,10 +415,11 @@ class LossLost(News):
 
 
 @dataclass(frozen=True)
-class WroteWithCode(News):
-    """The program wrote where it ran, into a snapshot of its code."""
+class Wrote(News):
+    """The program wrote into the snapshot of its code, or to places that do not come home."""
 
-    what: CodeOutputs
+    with_code: CodeOutputs | None
+    elsewhere: Sequence[WrittenPlace]
 
 
 @dataclass(frozen=True)

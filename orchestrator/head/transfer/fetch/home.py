@@ -8,25 +8,34 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator.common import text
 from orchestrator.common.text import plural, size
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.transfer.fetch.fetch import Fetch
 from orchestrator.head.transfer.fetch.growing import GROWS, GrowingFiles
-from orchestrator.protocol.requests.transfer import OutputFile
+from orchestrator.protocol.requests.transfer import OutputFile, WrittenPlace
 
 ANSWER_SECONDS = 20.0
-SEARCH_SECONDS = 5.0  # for what was written beside the code
+SEARCH_SECONDS = 5.0  # for what was written beside the code, and elsewhere
 RESULTS = "results/"  # of Cluster.run: somebody waits for them, of whatever size
 LARGEST_BYTES = 64 << 20  # of one file; what is larger stays where it is, and is named
 MOST_BYTES, MOST_FILES = 64 << 20, 1000  # of a node, beside its code, that come unasked
 NAMED = 3
 
 
+class Brought(NamedTuple):
+    """What is to be said of a node, and what its ranks wrote beside their code and elsewhere."""
+
+    said: list[str]
+    with_code: CodeOutputs | None
+    elsewhere: Sequence[WrittenPlace]
+
+
 def bring(
     channel: NodeChannel, growing: GrowingFiles, since: tuple[float, float] = (0.0, 0.0)
-) -> tuple[list[str], CodeOutputs | None]:
+) -> Brought:
     """Fetch every file that is not here yet; name what had to stay there, and what is no output.
 
     Of those that have grown here while the job ran, what the node has is right; but metrics that an
@@ -65,7 +74,8 @@ def bring(
     said = [f"{', '.join(each)} stay on the node, in {place}" for place, each in stays.items()]
     if listing.left_out:
         said.append(f"left out there: {', '.join(listing.left_out)}")
-    return said, CodeOutputs(beside_code, listing.workdir, has_come=not much) if news else None
+    with_code = CodeOutputs(beside_code, listing.workdir, has_come=not much) if news else None
+    return Brought(said, with_code, listing.elsewhere)
 
 
 # -- what a program wrote beside its code, on nodes that were sent it -----------------------------

@@ -225,7 +225,7 @@ def test_the_end_of_a_job_leaves_joined_metrics_as_they_are(node: Node, here: Pa
     (here / METRICS).write_text(steps(1, 10, 1))
     node.write(METRICS, steps(8, 12, 2))
     channel = cast("Any", SimpleNamespace(ask=lambda request, _: node.visit.answer(request)))
-    said, _ = home.bring(channel, GrowingFiles(JOB, LATER, here))
+    said, *_ = home.bring(channel, GrowingFiles(JOB, LATER, here))
     assert not said
     assert (here / METRICS).read_text() == steps(1, 7, 1) + steps(8, 12, 2)
 

@@ -1,0 +1,127 @@
+"""What a rank notes of where it writes, in a Python of its own as a rank is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.job.ranks import written_paths
+
+BEGIN = """
+import os, sys
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+out = {out!r}
+if __name__ == "__main__":  # and not in a process that is spawned
+    watch = ModuleType("watch")
+    SourceFileLoader("watch", {file!r}).exec_module(watch)
+    watch.TEMPORARY = ({tmp!r},)
+    os.chdir({work!r})
+    watch.watch({notes!r}, {work!r})
+"""
+Noted = Callable[[str], set[tuple[str, str]]]
+
+
+@pytest.fixture
+def noted(tmp_path: Path) -> Noted:
+    """Runs a program, and returns what it notes, by short paths."""
+    for name in ("out", "work", "tmp", "home/runs/job/0", "login"):
+        (tmp_path / name).mkdir(parents=True)
+    notes = tmp_path / "home/runs/job/0/written_0"
+
+    def run(program: str) -> set[tuple[str, str]]:
+        names = {name: str(tmp_path / name) for name in ("out", "work", "tmp")}
+        begin = BEGIN.format(file=written_paths.__file__, notes=str(notes), **names)
+        file = tmp_path / "program.py"
+        file.write_text(begin + program)
+        env = {"HOME": str(tmp_path / "login"), "PATH": os.defpath, "HF_HOME": str(tmp_path / "hf")}
+        subprocess.run([sys.executable, "-B", str(file)], check=True, env=env)
+        if not notes.exists():
+            return set()
+        lines = [json.loads(line) for line in notes.read_text().splitlines()]
+        return {(kind, shortened(path)) for kind, path in lines}
+
+    def shortened(path: str) -> str:
+        place, _, rest = path.removeprefix(f"{tmp_path}/").partition("/")
+        return "/".join([place.upper(), *([rest] if rest else [])])
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("program", "notes"),
+    [
+        ("open(out + '/x', 'w'); open(out + '/x', 'a'); open(out + '/x')", {("file", "OUT/x")}),
+        (
+            "os.makedirs(out + '/a/b'); open(out + '/a/b/x', 'w'); os.makedirs(out, exist_ok=True)",
+            {("new", "OUT/a"), ("known", "OUT")},
+        ),
+        ("os.chdir(out); open('x', 'w'); os.mkdir('d')", {("file", "OUT/x"), ("new", "OUT/d")}),
+        ("os.close(os.open(out + '/x', os.O_CREAT | os.O_RDWR))", {("file", "OUT/x")}),
+        (
+            "open(out + '/x', 'wb'); os.replace(out + '/x', out.encode() + b'/y')",
+            {("file", "OUT/x"), ("file", "OUT/y")},
+        ),
+        ("from pathlib import Path\nPath(out, 'x').write_text('')", {("file", "OUT/x")}),
+        (
+            "os.symlink(out, 'here'); open('here/x', 'w')",
+            {("file", "WORK/here"), ("file", "OUT/x")},
+        ),
+        ("import sqlite3; sqlite3.connect(out + '/x'); sqlite3.connect(':memory:')",
+         {("file", "OUT/x")}),
+        (
+            "if not os.fork():\n    open(out + '/x', 'w'); os._exit(0)\nos.wait()",
+            {("file", "OUT/x")},
+        ),
+        # What a program is given, whoever opens it: looked at when the job is over.
+        (
+            "words = ['--to', out + '/a', '--x=~/b', out, 'https://x/y', 'word', '../home/x']\n"
+            "watch.watch(out + '/../home/runs/job/0/written_0', '.', words, python=False)",
+            {("known", "OUT/a"), ("known", "LOGIN/b"), ("known", "OUT")},
+        ),
+        # In the program's own directory all of an outermost name is one place.
+        ("os.makedirs('a/b'); open('a/b/x', 'w'); open('y', 'w')",
+         {("new", "WORK/a"), ("file", "WORK/y")}),
+        # Of no interest: what comes home, caches, devices, and what tempfile names and nobody else.
+        ("open(os.devnull, 'w'); import tempfile; tempfile.TemporaryFile(dir=out)", set()),
+        ("open('../home/x', 'w'); os.mkdir('../hf'); open('../hf/x', 'w')", set()),
+        ("os.mkdir('../login/.cache'); open('../login/.netrc', 'w')", set()),
+        ("import tempfile; tempfile.tempdir = '../tmp'; tempfile.mkdtemp(dir='../tmp')", set()),
+        ("open('../tmp/x', 'w')", {("file", "TMP/x")}),
+        # What C code opens, in modules that are called as those are.
+        (
+            "import types\nmodule = types.ModuleType('h5py._hl.files')\n"
+            "module.make_fid = lambda name, mode: None\nsys.modules[module.__name__] = module\n"
+            "open(out + '/first', 'w')\n"
+            "module.make_fid((out + '/x').encode(), 'w'); module.make_fid(out + '/read', 'r')",
+            {("file", "OUT/first"), ("file", "OUT/x")},
+        ),
+        # Few of many files, then the directory; and an end of it.
+        (
+            "for i in range(1000): open(f'{out}/{i}', 'w')",
+            {*(("file", f"OUT/{i}") for i in range(20)), ("known", "OUT")},
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_rank_notes(noted: Noted, program: str, notes: set[tuple[str, str]]) -> None:
+    assert noted(program) == notes
+
+
+SPAWNS = """
+import multiprocessing
+def work(): open(out + "/x", "w")
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=work)
+    process.start()
+    process.join()
+"""
+
+
+def test_a_process_that_is_spawned_notes_too(noted: Noted) -> None:
+    assert noted(SPAWNS) == {("file", "OUT/x")}
