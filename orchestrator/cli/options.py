@@ -285,7 +285,16 @@ INSTEAD = {
         ("--gpus", "--gpus-per-node", "--devices"), "--nproc N starts N ranks per node"
     ),
     **dict.fromkeys(
-        ("--mixed-precision", "--use-deepspeed", "--use-fsdp", "--dynamo-backend", "--zero-stage"),
+        (
+            *("--mixed-precision", "--use-deepspeed", "--use-fsdp", "--dynamo-backend"),
+            *("--zero-stage", "--deepspeed-config-file", "--deepspeed-config", "--offload-param"),
+            *(
+                "--fsdp-sharding-strategy",
+                "--fsdp-version",
+                "--downcast-bf16",
+                "--use-parallelism-config",
+            ),
+        ),
         _ACCELERATE,
     ),
     **dict.fromkeys(

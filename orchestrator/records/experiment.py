@@ -29,6 +29,7 @@ TRUST = "--trust-record"
 STAMP = re.compile(r".+_\d{8}_\d{6}")
 SLURM_JOB = "slurm_job"  # a file with the number, there before anything else is
 SHOWN = ".shown"
+IGNORED = ".gitignore"  # of the directory of all experiments
 NO_RESTART = ".no_restart"
 STEAL = ".steal"  # who wants to be the head in place of another
 NOTIFY = ".notify"  # whom the heads of this job tell, with what is secret of that
@@ -423,6 +424,8 @@ class Experiment:
             inner.rmdir()
         if self.made_root:
             with contextlib.suppress(OSError):  # another launch uses it by now
+                if [entry.name for entry in self.path.parent.iterdir()] == [IGNORED]:
+                    (self.path.parent / IGNORED).unlink()
                 self.path.parent.rmdir()
 
     def again(self) -> Experiment:

@@ -14,6 +14,7 @@ from orchestrator.common import files
 from orchestrator.common.errors import EMPTY, UsageError, nearest
 from orchestrator.common.permissions import others, user_name
 from orchestrator.records.experiment import (
+    IGNORED,
     NAME,
     RECORD,
     STAMP,
@@ -41,6 +42,7 @@ def create(root: Path, name: str) -> Experiment:
             root.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):  # another launch was faster
                 files.make_private(root)
+                files.replace(root / IGNORED, "# experiments are no source\n*\n")
         path = _new_directory(root.absolute(), name)
         for inner in (path / "outputs", path / "logs"):
             files.make_private(inner)

@@ -60,6 +60,10 @@ def test_a_new_experiment(tmp_path: Path) -> None:
     stamp = time.mktime(time.strptime(place.name[4:], "%Y%m%d_%H%M%S"))
     assert abs(stamp - time.time()) < 5
     assert sorted(path.name for path in place.path.iterdir()) == ["logs", "outputs"]
+    ignored = (place.path.parent / ".gitignore").read_text()
+    assert ignored.splitlines()[-1] == "*"  # git sees none of them
+    create(tmp_path, "run")  # a directory of somebody else
+    assert not (tmp_path / ".gitignore").exists()
 
 
 def test_many_at_once_have_names_of_their_own(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_whatever_the_umask_it_is_for_its_owner_alone(tmp_path: Path, umask: int
         os.umask(before)
     found = [tmp_path / "experiments", *(tmp_path / "experiments").rglob("*"), trust.key_file()]
     assert {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600, 0o700}
-    assert len(found) == 10
+    assert len(found) == 11
 
 
 def test_the_group_of_a_shared_disk_stays(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ ALONE = (  # options without a value
 MODULE = ("-m", "--module", "--module-mode")
 
 # Programs of another launcher that have their own way to be typed here, or none.
-OTHERS = {
+OTHERS: dict[tuple[str, ...], str] = {
     ("srun",): "type the program behind it: master_launch PROGRAM; in an allocation of Slurm its"
     " nodes are used, and --rank-env slurm sets SLURM_PROCID",
     ("sbatch",): "orchestrator submit slurm --nnodes N PROGRAM writes the batch file and submits"
@@ -45,8 +45,14 @@ OTHERS = {
     ("lightning", "run"): "type: master_launch SCRIPT; Lightning finds torchrun's variables",
     ("ray", "start"): "Ray starts its own processes, and its head is one node alone: orchestrator"
     " exec -- ray start ...",
-    ("uv", "run"): "name the environment, and then the program: master_launch --activate"
-    " venv:.venv SCRIPT",
+    **dict.fromkeys(
+        tuple((name, "run") for name in ("uv", "poetry", "pdm", "hatch", "pipenv", "rye", "pixi")),
+        "name the environment, and then the program: master_launch --activate venv:DIR SCRIPT",
+    ),
+    **dict.fromkeys(
+        tuple((name, "run") for name in ("conda", "mamba", "micromamba")),
+        "name the environment, and then the program: master_launch --activate conda:NAME SCRIPT",
+    ),
 }
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 MOST_READ_BYTES = 1 << 20

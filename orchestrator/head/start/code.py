@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -143,10 +144,19 @@ def relative(request: Request, reached: Sequence[Reached], wanted: Sequence[Reac
 def check_spelling(request: Request, wanted: Sequence[Reached]) -> None:
     """Refuse a program that is neither in the directory that is sent nor a command of the nodes."""
     path = Path(request.target.name)
-    if request.target.kind != "auto" or path.is_absolute() or request.origin:
+    if request.target.kind != "auto" or request.origin:
+        return
+    lacking = all(node.facts.target.kind == "missing" for node in wanted)
+    if (
+        lacking
+        and path.is_file()
+        and not Path(os.path.normpath(Path.cwd() / path)).is_relative_to(Path.cwd())
+    ):
+        raise outside(path)
+    if path.is_absolute():
         return
     kind, place = program_at(request.target.name, str(Path.cwd()))
-    if kind == "missing" and all(node.facts.target.kind == "missing" for node in wanted):
+    if kind == "missing" and lacking:
         names: list[str] = []
         with contextlib.suppress(OSError):
             names = [entry.name for entry in Path(place).parent.iterdir()]
@@ -154,6 +164,21 @@ def check_spelling(request: Request, wanted: Sequence[Reached]) -> None:
             f"there is no {place}{nearest(path.name, names)}",
             "check its spelling: the nodes are sent this directory, and none has such a command",
         )
+
+
+def outside(path: Path) -> CheckFailed:
+    """Say from where a program can be launched that this directory does not have."""
+    here, there = Path.cwd(), Path(os.path.normpath(Path.cwd() / path))
+    both = Path(os.path.commonpath([here, there]))
+    words = shlex.join(["master_launch", str(there.relative_to(both))])
+    fix = f"launch it from a directory that has all of it: cd {shlex.quote(str(both))} && {words}"
+    if both in (Path("/"), Path.home()):
+        fix = f"launch it from its own directory: cd {shlex.quote(str(there.parent))}"
+    return CheckFailed(
+        f"{path} is not in {here}, which is what nodes are sent that do not share it, and they"
+        " have no such file",
+        f"{fix}; or copy it to the nodes and name a directory of theirs: --workdir DIR",
+    )
 
 
 def seen_here(request: Request, node: Reached) -> ProbeTarget:

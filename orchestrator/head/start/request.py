@@ -126,15 +126,16 @@ def target_of(arguments: LaunchArguments) -> Target:
 def without_python(program: Sequence[str]) -> Target:
     """Take `python train.py` and `python -m pkg` for what they run: each rank is a Python anyway.
 
-    A Python that is named by its path, or that has options, is a program as any other.
+    A Python that is named by its path, or has options but -u, is a program as any other.
     """
     first, *rest = program
     if first in ("python", "python3") and rest and not Path(first).exists():
+        rest = rest[1:] if rest[0] == "-u" and len(rest) > 1 else rest
         if rest[0] == "-m" and len(rest) > 1:
             return Target("module", rest[1], tuple(rest[2:]))
         if rest[0].endswith(".py"):
             return Target("auto", rest[0], tuple(rest[1:]))
-    return Target("auto", first, tuple(rest))
+    return Target("auto", first, tuple(program[1:]))
 
 
 def refuse_a_setting(name: str) -> None:

@@ -77,6 +77,8 @@ def test_a_file_with_such_a_name_is_the_users(
         ("lightning", "run", "model", "train.py"),
         ("ray", "start", "--head"),
         ("uv", "run", "train.py"),
+        ("poetry", "run", "python", "train.py"),
+        ("conda", "run", "-n", "x", "python", "train.py"),
     ],
 )
 def test_programs_that_have_no_ranks(words: tuple[str, ...]) -> None:

@@ -88,14 +88,25 @@ def test_files_of_secrets_never_travel(
         ("nvidia-smi", "program", None),  # a command that the nodes have, and the head has not
         ("train.py", "missing", None),
         ("/opt/train.py", "missing", None),
+        ("sub/../train.py", "missing", None),
+        (
+            "../above.py",
+            "missing",
+            "../above.py is not in {here}, which is what nodes are sent{more}",
+        ),
+        ("{here}/../above.py", "program", None),  # at the same path on the nodes
     ],
 )
 def test_a_misspelt_program_is_told_before_anything_is_sent(
     name: str, there: str, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()
-    (tmp_path / "other.txt").touch()
+    above, here = tmp_path, tmp_path / "here"
+    (here / "sub").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    (above / "above.py").touch()
+    (here / "train.py").touch()
+    (here / "other.txt").touch()
+    name = name.format(here=here)
     request: Any = SimpleNamespace(target=Target("auto", name, ()), origin=None)
     nodes: Any = [SimpleNamespace(facts=SimpleNamespace(target=ProbeTarget(kind=there, name=name)))]
     if words is None:
@@ -103,4 +114,9 @@ def test_a_misspelt_program_is_told_before_anything_is_sent(
         return
     with pytest.raises(CheckFailed) as refused:
         check_spelling(request, nodes)
-    assert refused.value.what == words.format(here=tmp_path)
+    more = " that do not share it, and they have no such file"
+    assert refused.value.what == words.format(here=here, more=more)
+    if name == "../above.py":
+        assert refused.value.fix.startswith(
+            f"launch it from a directory that has all of it: cd {above} && master_launch above.py;"
+        )

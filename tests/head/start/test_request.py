@@ -34,6 +34,10 @@ def test_a_setting_in_the_place_of_the_program(
     [
         ("python train.py --lr 1", "auto", "train.py", ("--lr", "1")),
         ("python3 -m pkg.train x", "module", "pkg.train", ("x",)),
+        ("python -u train.py -u", "auto", "train.py", ("-u",)),
+        ("python -u -m pkg.train x", "module", "pkg.train", ("x",)),
+        ("python -u", "auto", "python", ("-u",)),
+        ("python -u -O train.py", "auto", "python", ("-u", "-O", "train.py")),
         ("python -c pass", "auto", "python", ("-c", "pass")),
         ("python -O train.py", "auto", "python", ("-O", "train.py")),
         ("/opt/py/bin/python train.py", "auto", "/opt/py/bin/python", ("train.py",)),

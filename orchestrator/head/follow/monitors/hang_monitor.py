@@ -15,6 +15,7 @@ from orchestrator.protocol.requests.follow import AskStuck, RankStacks, Stuck
 from orchestrator.records.experiment import Experiment
 
 ANSWER_SECONDS = 10.0  # nodes that have not answered by then are left out
+FIRST_WORD_SECONDS = 60.0  # without progress; where that is at most half of what counts as a hang
 STOOD_STILL = 1.0  # between two looks, which come ten times a second
 
 
@@ -23,11 +24,14 @@ class HangMonitor:
 
     A program that reports no steps and keeps its processors busy may be waiting all the same (NCCL
     spins). After such a silence its ranks are asked too, and the age of a collective decides.
+    Of a first minute in which nothing moves, one line is said, and nothing follows.
     """
 
     def __init__(self, timeout: float, experiment: Experiment, job: str, say: Say) -> None:
         self.timeout, self.experiment, self.job, self.say = timeout, experiment, job, say
         self.asked_at = 0.0
+        self.early = False  # whether the question is the first, after a minute
+        self.first_said = timeout < 2 * FIRST_WORD_SECONDS
         self.settled_at = self.checked_at = time.monotonic()
         self.answers: dict[int, Stuck] = {}
 
@@ -44,12 +48,17 @@ class HangMonitor:
                 return self._settle(followers, now)
             return None
         silent = min((f.silent for f in followers), default=0.0)
-        if silent > self.timeout and now - self.settled_at > self.timeout:
+        known = now - self.settled_at
+        if silent > self.timeout and known > self.timeout:
             self._ask(followers, now)
+        elif not self.first_said and min(silent, known) > FIRST_WORD_SECONDS:
+            idle = min((f.idle for f in followers), default=0.0)
+            if idle > FIRST_WORD_SECONDS:
+                self._ask(followers, now, early=True)
         return None
 
-    def _ask(self, followers: Sequence[NodeFollower], now: float) -> None:
-        self.asked_at, self.answers = now, {}
+    def _ask(self, followers: Sequence[NodeFollower], now: float, *, early: bool = False) -> None:
+        self.asked_at, self.early, self.answers = now, early, {}
         for follower in followers:
             follower.ask(AskStuck(job=self.job, node=follower.node.index))
 
@@ -57,7 +66,9 @@ class HangMonitor:
         self.answers[node] = stuck
 
     def _settle(self, followers: Sequence[NodeFollower], now: float) -> Failure | None:
-        self.asked_at, self.settled_at = 0.0, now
+        self.asked_at = 0.0
+        if not self.early:
+            self.settled_at = now
         ranks = [
             (hang_report.of_rank(rank, node, stacks), stacks)
             for node, answer in sorted(self.answers.items())
@@ -67,19 +78,31 @@ class HangMonitor:
         # Clocks of nodes differ; a wait of minutes is one by any of them.
         clock = max((answer.time for answer in self.answers.values()), default=0.0)
         idle = min((f.idle for f in followers), default=0.0)
+        asked = [f.node for f in followers if f.node.index in self.answers]
+        ended = max(0, sum(node.nproc for node in asked) - len(stuck)) if stuck else 0
+        reading = hang_report.reading(stuck, ended)
+        if self.early:
+            if idle > FIRST_WORD_SECONDS:  # still
+                self.first_said = True
+                self._say_first(idle, reading, hang_report.culprit(stuck, ended))
+            return None
         if idle <= self.timeout and hang_report.oldest_wait(stuck, clock) <= self.timeout:
             return None  # busy with something that says nothing
         if ranks:
             self._keep(ranks)
-        asked = [f.node for f in followers if f.node.index in self.answers]
-        ended = max(0, sum(node.nproc for node in asked) - len(stuck)) if stuck else 0
-        reading = hang_report.reading(stuck, ended)
         message = f"no progress for {max(idle, self.timeout):.0f} s: {reading}"
         who = hang_report.culprit(stuck, ended)
         names = {f.node.index: f.node.name for f in followers}
         node, rank = (who.node, who.rank) if who else (None, None)
         name = "" if node is None else names[node]
         return Failure(node, name, rank, time.time(), "hang", message, fix=hang_report.fix(stuck))
+
+    def _say_first(self, idle: float, reading: str, who: StuckRank | None) -> None:
+        whose = f"rank {who.rank}: " if who else ""
+        self.say(
+            f"nothing was printed and nothing moves for {idle:.0f} s: {whose}{reading}; after"
+            f" {self.timeout:.0f} s (--hang-timeout) that is a hang"
+        )
 
     def _keep(self, ranks: Sequence[tuple[StuckRank, RankStacks]]) -> None:
         directory = self.experiment.path / "hang"
