@@ -86,6 +86,7 @@ SLOW = [
     "tests/scripts/test_gpu_checks.py::test_without_cuda",
     "tests/scripts/test_pictures.py",
     "tests/scripts/test_scripts.py::test_a_fresh_clone",
+    "tests/scripts/test_wheel.py",
 ]
 
 ONE_RUN_PER_KEY = "observed"  # a fixture: who uses it is in the last gear

@@ -23,8 +23,16 @@ SECTIONS = {
 }
 
 
+SHIPPED = Path(__file__).parent / "files"  # config/ of the repository, which a wheel holds here
 TIME = re.compile(r"[0-9]+(:[0-9]+)+$")
 SWITCHED = ("compile", "profiling")  # sections that `enabled` switches
+
+
+def found(file: Path) -> Path:
+    """Return the config that is meant: config/NAME, where it is not here, is this package's."""
+    inside = file.parts[:1] == ("config",) and not file.exists()
+    shipped = SHIPPED.joinpath(*file.parts[1:])
+    return shipped if inside and shipped.is_file() else file
 
 
 def load(
@@ -41,7 +49,7 @@ def load_and_note(
     data: dict[str, Any] = {}
     if file is not None:
         try:
-            text = file.read_text(encoding="utf-8")
+            text = found(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(f"config {file} cannot be read: {reason}") from error

@@ -36,18 +36,6 @@ NODES = Path("node_ip_list.txt")
 SLOTS = 2  # ranks per node
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# config/demo.yaml for those who installed the package and have no clone; a test holds them equal.
-SETTINGS = """\
-launch: {name: demo}
-training: {max_steps: 120, batch_size: 8}
-dataset: {sequence_length: 64}
-logging: {interval: 5}
-model: {num_layers: 2, model_dim: 64, num_heads: 4}
-optimizer: {lr: 6.0e-3}
-fsdp: {sharding_strategy: hybrid_shard}
-env: {CUDA_VISIBLE_DEVICES: "", PYTHONWARNINGS: "ignore:Failed to initialize NumPy"}
-"""
-
 NOTES = {
     "config.yaml": "the settings, resolved",
     "manifest.json": "code, versions, environment",
@@ -129,7 +117,7 @@ def listed_port(size: int) -> int:
 def launch(cluster: LoopbackCluster, arguments: Sequence[str]) -> tuple[int, bool]:
     """Run master_launch and wait for it; return its exit code, and whether a signal ended us."""
     options = ["--nodes", str(cluster.node_list), "--ssh-config", str(cluster.ssh_config)]
-    options += ["--config", str(settings(cluster)), *arguments]
+    options += ["--config", str(CONFIG), *arguments]
     say("master_launch " + shlex.join(options))
     jobs: list[subprocess.Popen[bytes]] = []
     received: list[int] = []
@@ -159,14 +147,6 @@ def stop_job(cluster: LoopbackCluster, root: Path) -> None:
     if experiment is not None and not experiment.read_record().over:
         command = [sys.executable, "-m", "orchestrator", "stop", experiment.name, "--grace", "0"]
         subprocess.run([*command, "--experiments", str(root)], check=False)
-
-
-def settings(cluster: LoopbackCluster) -> Path:
-    if CONFIG.is_file():
-        return CONFIG
-    path = cluster.directory / "demo.yaml"
-    path.write_text(SETTINGS, encoding="utf-8")
-    return path
 
 
 # -- the result -----------------------------------------------------------------------------------
@@ -251,7 +231,7 @@ def invitation(cluster: LoopbackCluster) -> str:
         nodes = reach  # node_ip_list.txt is the default
     lines = [
         f"cd {shlex.quote(str(Path.cwd()))}",
-        f"{program('master_launch')} {nodes} --config {shlex.quote(str(settings(cluster)))}",
+        f"{program('master_launch')} {nodes} --config {shlex.quote(str(CONFIG))}",
         f"{program('master_launch')} {nodes} your_script.py its arguments",
         f"{program('orchestrator')} status",
         f"{program('emergency_stop')} {nodes}",

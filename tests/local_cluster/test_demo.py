@@ -168,12 +168,6 @@ def test_without_torch_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> 
     assert told.value.fix == f"type: {python} -m pip install torch==2.13.0 numpy"
 
 
-def test_the_settings_of_an_installed_package_are_those_of_the_repository(tmp_path: Path) -> None:
-    built_in = tmp_path / "demo.yaml"
-    built_in.write_text(demo.SETTINGS)
-    assert load.load(built_in) == load.load(REPOSITORY / demo.CONFIG)
-
-
 def test_the_curve() -> None:
     lines = demo.plot([5.0, 4.0, 4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0], 10, width=5, height=3)
     assert lines == [
