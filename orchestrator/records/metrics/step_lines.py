@@ -31,20 +31,33 @@ LOSS = re.compile(
     rf"(?:tensor\()?{NUMBER}",
     re.IGNORECASE,
 )
-OF_EVALUATION = re.compile(r"(?:^|[_/.])(?:val|eval|test|dev)", re.IGNORECASE)
+OF_EVALUATION = re.compile(r"(?:^|[_/.])(?:val(?!ue)|eval|test|dev)", re.IGNORECASE)
 OF_TRAINING = re.compile(r"train|total|running", re.IGNORECASE)
 NO_LOSS = re.compile(
     r"(?:^|[_/. ])(?:best|min|max|lowest|last|prev|previous|target|scale|weight|coef\w*|fn|func)"
     r"(?:$|[_/. ])",
     re.IGNORECASE,
 )
+# Parts of a loss that no training goes by alone.
+OF_A_SIDE = re.compile(
+    r"(?:^|_)(?:value|value_function|vf|critic|entropy|aux\w*|kl|reg\w*|lb|balanc\w*|z)$",
+    re.IGNORECASE,
+)
 WORD_BEFORE_CHARACTERS = 12  # in which a word such as `best` stands before `val loss`
 # A line that an evaluation begins: `Test: [11/13] Loss 2.1`, `| valid | loss 9.9`. It counts
 # batches of its own, and what it calls the loss is not the training's.
 EVALUATION = re.compile(
-    rf"(?:^|[|\])>:-]|\bINFO\b){GAP}"
-    r"(?:test|testing|val|valid|validat(?:e|ing|ion)|eval|evaluat(?:e|ing|ion)|dev)\b"
+    rf"(?:^|[|\])>:-]|\b(?:INFO|DEBUG|completed)\b){GAP}"
+    r"(?:test|testing|val|valid|validat(?:e|ing|ion)|eval|evaluat(?:e|ing|ion)|dev|cv)\b"
     rf"(?![ _/.-]?loss{IS}{NUMBER})",
+    re.IGNORECASE,
+)
+# `Iter(val) [250/250]`, `Epoch (valid): 4/4`, `[Eval batch=5/50]`, `validation steps: 5/8`: what is
+# counted is no step of the training.
+OWN_COUNT = re.compile(
+    r"\((?:test|val|valid|validation|eval)\)"
+    r"|(?<!\w)(?:test|val|valid|validation|eval|evaluation|dev)[ _]"
+    r"(?:step|iter|iteration|batch)s?\b",
     re.IGNORECASE,
 )
 TRAINING_WORDS = re.compile(r"loss|step|iter|update|batch|epoch|train", re.IGNORECASE)
@@ -57,7 +70,7 @@ NAMED = {  # the surest first
         rf"(?<![\w./-])(?:{OF_TRAINING_STEPS}[ _/])?{words}{IS}{WHOLE}{OF_ALL}", re.IGNORECASE
     )
     for name, words in {
-        "step": "step",
+        "step": "step(?:/max_steps)?",
         "iteration": "iter(?:ation)?",
         "update": "updates?",
         "batch": "batch",
@@ -73,6 +86,7 @@ WITH_EPOCH = (
     re.compile(rf"\[{GAP}{COUNT}(?:/{COUNT})?{GAP}\]{GAP}\[{GAP}{COUNT}{GAP}/{GAP}{COUNT}{GAP}\]"),
     re.compile(rf"train:{GAP}{COUNT}(){GAP}\[{GAP}{COUNT}{GAP}/{GAP}{COUNT}", re.IGNORECASE),
     re.compile(rf"^{GAP}\[{COUNT}(),{GAP}{COUNT}()\]"),
+    re.compile(rf"\bTRAIN \|[^|]{{0,99}}\|{GAP}Batch {COUNT}()/{COUNT}() "),  # WeNet's
 )
 # MNIST: `[640/60000 (1%)]`; `200/ 2983 batches`; Keras: `10/32 ━━━`.
 OF_EPOCH = (
@@ -81,6 +95,7 @@ OF_EPOCH = (
         rf"(?<![\w./]){COUNT}{GAP}/{GAP}{COUNT}{GAP}(?:batches|steps|iterations|iters|updates)\b"
     ),
     re.compile(rf"^{GAP}{COUNT}/{COUNT}{GAP}━"),
+    re.compile(rf"━ {COUNT}/{COUNT} "),  # of rich
 )
 BAR = re.compile(  # of tqdm, with the words before it
     rf"^([^|]*?)(?<!\d)\d{{1,3}}%\|[^|]*\|{GAP}{COUNT}/{COUNT} \["
@@ -114,6 +129,10 @@ class Loss:
     @property
     def of_epoch(self) -> bool:
         return "epoch" in self.before.lower()
+
+    @property
+    def of_a_side(self) -> bool:
+        return bool(OF_A_SIDE.search(self.before))
 
     @property
     def order(self) -> int:
@@ -214,6 +233,7 @@ class Bars:
     """The progress bars of a program: the training's is the one that losses stand below."""
 
     training: Bar | None = None
+    with_losses: bool = False  # the training's bar has them in its own line
     outer: Bar | None = None  # the one that others, as of an evaluation, come and go in
     latest: Bar | None = None
 
@@ -229,7 +249,8 @@ class Bars:
     def place(self, *, training: bool) -> Place | None:
         """Return the place of a loss below the bars, of the training or of an evaluation."""
         known = self.training
-        if training and self.latest and (known is None or known.done >= known.total):
+        over = known is None or (known.done >= known.total and not self.with_losses)
+        if training and self.latest and over:
             self.training = known = self.latest
         bar = known or self.outer
         return bar.place if bar else None
@@ -252,6 +273,8 @@ class StepReader:
         line = COLORS.sub("", line[:LONGEST_CHARACTERS])
         if row := ROW.fullmatch(line):
             return self.of_row(row[1], row[2])
+        if OWN_COUNT.search(line):
+            return {}
         losses = list(losses_of(line))
         if (head := EVALUATION.search(line)) and not TRAINING_WORDS.search(line[: head.start()]):
             return self.of_evaluation(line, losses)
@@ -339,7 +362,7 @@ class StepReader:
         self.bars.show(done, total)
         if not has_loss:
             return None, False
-        self.bars.training = self.bars.latest
+        self.bars.training, self.bars.with_losses = self.bars.latest, True
         return self.bars.place(training=True), True
 
     def counts(
@@ -353,7 +376,8 @@ class StepReader:
                 yield self.epochs.place(int(match[3]), steps, of_one=True)
         yield from self.named(line, epoch)
         for pattern in OF_EPOCH:
-            if (has_loss or epoch) and (match := pattern.search(line)):
+            after = epoch.end() if epoch else 0  # `Epoch [1/10]: [5/938]`
+            if (has_loss or epoch) and (match := pattern.search(line, after)):
                 yield self.epochs.place(int(match[1]), int(match[2]), of_one=True)
 
     def named(self, line: str, epoch: re.Match[str] | None) -> Iterator[Place | None]:
@@ -379,8 +403,8 @@ class StepReader:
 
 def training_loss(losses: list[Loss]) -> Loss | None:
     """Choose the loss that the training goes by: the first of those that are named best."""
-    return min((loss for loss in losses if not loss.of_evaluation), key=lambda loss: loss.order,
-               default=None)  # fmt: skip
+    named = (loss for loss in losses if not loss.of_evaluation and not loss.of_a_side)
+    return min(named, key=lambda loss: loss.order, default=None)
 
 
 def described(

@@ -593,4 +593,291 @@ TRAINERS = [
         loss=[(10, 2.0)],
         val_loss=[(10, 1.6)],
     ),
+    Trainer(
+        "MaxText",
+        [
+            "completed step: 10, seconds: 1.234, TFLOP/s/device: 100.000, Tokens/s/device:"
+            " 1000.000,"
+            " total_weights: 1024, loss: 9.500, lm_loss: 9.400, perplexity: 13359.727",
+            "Completed eval step: 3, seconds: 0.500, running loss=9.300, running perplexity=1.0",
+            "Completed eval after train step 10, loss=9.100, perplexity=8955.293, total_weights=9",
+            "completed step: 11, seconds: 1.234, TFLOP/s/device: 100.000, Tokens/s/device:"
+            " 1000.000,"
+            " total_weights: 1024, loss: 9.400, lm_loss: 9.300, perplexity: 12088.381",
+        ],
+        loss=[(10, 9.5), (11, 9.4)],
+        val_loss=[(10, 9.1)],
+    ),
+    Trainer(
+        "ESPnet, whose batches have a range in place of a number",
+        [
+            "[h] 2026-11-24 (trainer:762) INFO: 1epoch:train:1-50batch: iter_time=0.1,"
+            " loss_ctc=100.1,"
+            " loss_att=50.2, acc=0.1, loss=60.300, optim0_lr0=1.000e-04, train_time=1.0",
+            "[h] 2026-11-24 (trainer:365) INFO: 1epoch results: [train] iter_time=0.1, loss=60.300,"
+            " total_count=50, [valid] loss_ctc=90.1, loss=50.200, total_count=9",
+        ],
+    ),
+    Trainer(
+        "SpeechBrain",
+        [
+            bar("", 10, 100, ", train_loss=2.5"),
+            bar("", 100, 100, ", train_loss=2.1"),
+            bar("", 20, 20),
+            "speechbrain.utils.train_logger - epoch: 1, lr: 1.00e+00 - train loss: 2.10 - valid"
+            " loss:"
+            " 1.90, valid PER: 20.50",
+            bar("", 10, 100, ", train_loss=1.8"),
+        ],
+        loss=[(10, 2.5), (100, 2.1), (110, 1.8)],
+        val_loss=[(100, 1.9)],
+    ),
+    Trainer(
+        "fairseq2",
+        [
+            "[0] 11/24/26 INFO fairseq2 - Train Metrics (step 100) - Loss: 5.2 | Gradient Norm:"
+            " 1.1",
+            "[0] 11/24/26 INFO fairseq2 - Validation Metrics (step 100) - Loss: 5.0 | Elapsed: 9s",
+            "[0] 11/24/26 INFO fairseq2 - Train Metrics (step 200) - Loss: 5.1 | Gradient Norm:"
+            " 1.1",
+        ],
+        loss=[(100, 5.2), (200, 5.1)],
+        val_loss=[(100, 5.0)],
+    ),
+    Trainer(
+        "sd-scripts of kohya",
+        [
+            "epoch 1/10",
+            bar("steps: ", 10, 100, ", avr_loss=0.12"),
+            bar("validation steps: ", 5, 8, ", val_avg_loss=0.2, timestep=400"),
+            "epoch 2/10",
+            bar("steps: ", 11, 100, ", avr_loss=0.11"),
+        ],
+        loss=[(10, 0.12), (11, 0.11)],
+    ),
+    Trainer(
+        "ultralytics, whose losses stand below their names",
+        [
+            "      Epoch    GPU_mem   box_loss   cls_loss   dfl_loss  Instances       Size",
+            "      1/100      2.5G      1.234      2.345      1.111         16        640: 45%"
+            " ━━━━━╸────── 10/22 3.2it/s 3.1s<3.7s",
+            "                 Class     Images  Instances      Box(P          R      mAP50): 100%"
+            " ━━━━━━━━━━━━ 4/4 3.2it/s 1.3s",
+        ],
+    ),
+    Trainer(
+        "fastai, whose losses stand below their names",
+        [
+            "epoch     train_loss  valid_loss  accuracy  time    ",
+            "0         0.512345    0.412345    0.850000  00:10     ",
+            "Epoch 2/5 : |█████-----| 45.45% [10/22 00:03<00:03 0.5123]",
+        ],
+    ),
+    Trainer(
+        "catalyst",
+        [
+            bar("1/5 * Epoch (train): ", 10, 10, ", loss=0.500, lr=0.001"),
+            bar("1/5 * Epoch (valid): ", 4, 4, ", loss=0.400"),
+            "train (1/5) loss: 0.45 | lr: 0.001",
+            "valid (1/5) loss: 0.41",
+            "* Epoch (1/5) lr: 0.001 | momentum: 0.9",
+            bar("2/5 * Epoch (train): ", 5, 10, ", loss=0.300, lr=0.001"),
+        ],
+        loss=[(10, 0.5), (15, 0.3)],
+    ),
+    Trainer(
+        "PaddleDetection",
+        [
+            "[11/24 10:00:00] ppdet.engine INFO: Epoch: [0] [ 20/500] learning_rate: 0.000100"
+            " loss_xy:"
+            " 0.5 loss_wh: 1.2 loss: 12.300 eta: 1:00:00 batch_cost: 0.5 data_cost: 0.1 ips:"
+            " 16.0 im",
+            "[11/24 10:00:00] ppdet.engine INFO: Eval iter: 100",
+            "[11/24 10:00:00] ppdet.engine INFO: Epoch: [1] [ 20/500] learning_rate: 0.000100"
+            " loss_xy:"
+            " 0.4 loss_wh: 1.1 loss: 10.100 eta: 1:00:00 batch_cost: 0.5",
+        ],
+        loss=[(20, 12.3), (520, 10.1)],
+    ),
+    Trainer(
+        "PaddleOCR",
+        [
+            "[2026/11/24] ppocr INFO: epoch: [1/500], global_step: 10, lr: 0.000100, acc: 0.1,"
+            " CTCLoss: 10.1, NRTRLoss: 9.0, loss: 20.200, avg_reader_cost: 0.1 s",
+            "[2026/11/24] ppocr INFO: epoch: [2/500], global_step: 110, lr: 0.000100, acc: 0.1,"
+            " CTCLoss: 9.1, NRTRLoss: 8.0, loss: 18.200, avg_reader_cost: 0.1 s",
+        ],
+        loss=[(10, 20.2), (110, 18.2)],
+    ),
+    Trainer(
+        "DINOv2",
+        [
+            "I20261124 10:00:00 9 dinov2 helpers.py:103] Training  [   10/12500]  eta: 1:00:00  lr:"
+            " 0.0001 (0.0001)  wd: 0.0400 (0.0400)  dino_local_crops_loss: 5.2 (5.4) "
+            " total_loss: 10.5"
+            " (11.0)  time: 0.5  data: 0.1",
+        ],
+        loss=[(10, 10.5)],
+    ),
+    Trainer(
+        "mmengine by iterations",
+        [
+            "11/24 - mmengine - INFO - Iter(train) [    50/160000]  base_lr: 1.0000e-02 lr:"
+            " 1.0000e-02"
+            "  eta: 0:10:00  time: 0.1  memory: 9  loss: 2.5  decode.loss_ce: 1.5  aux.loss_ce:"
+            " 1.0",
+            "11/24 - mmengine - INFO - Iter(val) [250/250]    eta: 0:10:00  val/loss: 2.2",
+            "11/24 - mmengine - INFO - Iter(train) [   100/160000]  base_lr: 1.0000e-02 lr:"
+            " 1.0000e-02"
+            "  eta: 0:10:00  time: 0.1  memory: 9  loss: 2.4  decode.loss_ce: 1.5  aux.loss_ce:"
+            " 1.0",
+        ],
+        loss=[(50, 2.5), (100, 2.4)],
+    ),
+    Trainer(
+        "mmcv's runner",
+        [
+            "2026-11-24 - mmdet - INFO - Epoch [1][50/7330]\tlr: 1.978e-03, eta: 1 day, 1:00:00,"
+            " time: 0.5, data_time: 0.1, memory: 9, loss_cls: 0.5, loss_bbox: 0.3, loss: 1.3000",
+            "2026-11-24 - mmdet - INFO - Epoch(val) [1][4952]\tbbox_mAP: 0.1000",
+            "2026-11-24 - mmdet - INFO - Epoch [2][50/7330]\tlr: 1.978e-03, eta: 1 day, 1:00:00,"
+            " time: 0.5, data_time: 0.1, memory: 9, loss_cls: 0.4, loss_bbox: 0.2, loss: 1.1000",
+        ],
+        loss=[(50, 1.3), (7380, 1.1)],
+    ),
+    Trainer(
+        "YOLOX",
+        [
+            "2026-11-24 | INFO | yolox.core.trainer:270 - epoch: 1/300, iter: 10/100, gpu mem: 9Mb,"
+            " iter_time: 0.5s, data_time: 0.0s, total_loss: 10.5, iou_loss: 3.2, conf_loss: 5.1,"
+            " lr:"
+            " 1.0e-05, size: 640, ETA: 1:00:00",
+            "2026-11-24 | INFO | yolox.core.trainer:270 - epoch: 2/300, iter: 10/100, gpu mem: 9Mb,"
+            " iter_time: 0.5s, data_time: 0.0s, total_loss: 9.5, iou_loss: 3.2, conf_loss: 5.1",
+        ],
+        loss=[(10, 10.5), (110, 9.5)],
+    ),
+    Trainer(
+        "WeNet",
+        [
+            "2026-11-24 10:00:00,123 DEBUG TRAIN | steps/sec 2.100| Batch 0/100 loss 50.123456"
+            " loss_att 60.100000 loss_ctc 30.200000 lr 1.0000e-05 grad_norm 5.123456 rank 0",
+            "2026-11-24 10:00:00,123 DEBUG CV | steps/sec 3.000| Batch 0/50 loss 40.100000 acc 0.1",
+            "2026-11-24 10:00:00,123 DEBUG TRAIN | steps/sec 2.100| Batch 0/200 loss 45.123456"
+            " loss_att 60.100000 loss_ctc 30.200000 lr 1.0000e-05 grad_norm 5.123456 rank 0",
+        ],
+        loss=[(100, 50.123456), (200, 45.123456)],
+    ),
+    Trainer(
+        "verl",
+        [
+            "step:1 - global_seqlen/min:100 - actor/entropy_loss:0.5 - actor/pg_loss:0.01 -"
+            " actor/kl_loss:0.001 - critic/score/mean:0.2 - training/global_step:1",
+            "step:2 - global_seqlen/min:100 - actor/entropy_loss:0.4 - actor/pg_loss:0.02 -"
+            " critic/vf_loss:3.0 - critic/score/mean:0.2 - training/global_step:2",
+        ],
+        loss=[(1, 0.01), (2, 0.02)],
+    ),
+    Trainer(
+        "RSL-RL",
+        [
+            "                       Learning iteration 10/1500                       ",
+            "                 Mean value_function loss: 0.0123",
+            "                      Mean surrogate loss: -0.0100",
+            "                        Mean entropy loss: 0.5000",
+        ],
+        loss=[(10, -0.01)],
+    ),
+    Trainer(
+        "OpenNMT, which prints a cross entropy",
+        [
+            "[2026-11-24 INFO] Step 50/100000; acc: 5.1; ppl: 9000.0; xent: 9.1; lr: 0.00001;"
+            " sents: 9"
+        ],
+    ),
+    Trainer(
+        "ignite",
+        [
+            "Epoch [1/10]: [5/938]   1%|▏         , loss=2.3 [00:01<00:30]",
+            "Epoch [2/10]: [5/938]   1%|▏         , loss=1.3 [00:01<00:30]",
+        ],
+        loss=[(5, 2.3), (943, 1.3)],
+    ),
+    Trainer(
+        "transformers 5, in strings",
+        [
+            bar("", 10, 25),
+            "{'loss': '2.5', 'grad_norm': '1.1', 'learning_rate': '5e-05', 'epoch': '0.4'}",
+            "{'eval_loss': '2.2', 'eval_runtime': '1.0', 'epoch': '0.4'}",
+        ],
+        loss=[(10, 2.5)],
+        val_loss=[(10, 2.2)],
+    ),
+    Trainer(
+        "ms-swift",
+        [
+            bar("Train: ", 5, 100),
+            "{'loss': 1.5, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'token_acc': 0.6, 'epoch':"
+            " 0.05,"
+            " 'global_step/max_steps': '5/100', 'percentage': '5.00%', 'elapsed_time': '10s'}",
+            "{'eval_loss': 1.4, 'eval_runtime': 1.0, 'epoch': 0.05, 'global_step/max_steps':"
+            " '5/100'}",
+        ],
+        loss=[(5, 1.5)],
+        val_loss=[(5, 1.4)],
+    ),
+    Trainer(
+        "Lightning's rich bar",
+        [
+            "Epoch 0/4  ━━━━━━╸━━━━━━━ 10/100 0:00:01 • 0:00:10 12.00it/s v_num: 0.000"
+            " train_loss: 0.5",
+            "Epoch 1/4  ━━━━━━╸━━━━━━━ 10/100 0:00:01 • 0:00:10 12.00it/s v_num: 0.000"
+            " train_loss: 0.4",
+        ],
+        loss=[(10, 0.5), (110, 0.4)],
+    ),
+    Trainer(
+        "composer, whose evaluation counts batches of its own",
+        [
+            "[batch=10/100]:",
+            "\t Train loss/train/total: 2.3000",
+            "[Eval batch=5/50] Eval on eval data:",
+            "\t Eval metrics/eval/LanguageCrossEntropy: 2.2000",
+            "\t Train loss/train/total: 2.3000",
+        ],
+        loss=[(10, 2.3)],
+    ),
+    Trainer(
+        "fairseq with hydra, in JSON",
+        [
+            '[2026-11-24 10:00:00,123][train_inner][INFO] - {"epoch": 1, "update": 0.1, "loss":'
+            ' "12.3",'
+            ' "nll_loss": "12.1", "ppl": "5000", "num_updates": "100", "lr": "1e-05", "wall":'
+            ' "20"}',
+            '[2026-11-24 10:00:00,123][valid][INFO] - {"epoch": 1, "valid_loss": "9.9",'
+            ' "valid_ppl":'
+            ' "9", "valid_num_updates": "100", "valid_best_loss": "9.9"}',
+            '[2026-11-24 10:00:00,123][train_inner][INFO] - {"epoch": 2, "update": 1.1, "loss":'
+            ' "11.3",'
+            ' "nll_loss": "11.1", "ppl": "5000", "num_updates": "200", "lr": "1e-05", "wall":'
+            ' "20"}',
+        ],
+        loss=[(100, 12.3), (200, 11.3)],
+        val_loss=[(100, 9.9)],
+    ),
+    Trainer(
+        "torchrl and CleanRL, which print returns",
+        [
+            "global_step=512, episodic_return=20.0",
+            "SPS: 1000",
+            "global_step=900, episodic_return=21.0",
+        ],
+    ),
+    Trainer(
+        "BasicSR, whose losses have names of their own",
+        [
+            "2026-11-24 INFO: [EDVR_..][epoch:  0, iter:     100, lr:(4.000e-04,)] [eta: 1 day,"
+            " 1:00:00, time (data): 0.500 (0.002)] l_pix: 2.0e-02",
+        ],
+    ),
 ]
