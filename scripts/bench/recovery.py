@@ -347,7 +347,8 @@ class Trial(UnderFire):
             verdict = attempt["verdict"] or {}
             who = verdict.get("node_name") or "nobody"
             blow.verdicts.append(f"{verdict.get('kind')} on {who}: {verdict.get('message')}"[:200])
-            blow.blamed += who in expected
+            vain = verdict.get("kind") == "start" and "head killed" in blow.kind
+            blow.blamed += who in expected or vain  # the start died with its head
         if blow.wrong:
             return
         if self.over and self.head.record["state"] != "done" and not self.always:

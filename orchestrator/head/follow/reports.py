@@ -35,6 +35,7 @@ from orchestrator.records.outcome import SlowRank
 
 CONTAINER_SECONDS = 10.0  # a daemon that starts anew keeps its containers, and lets nobody in
 CLOCK_IS_OFF_SECONDS = 2.0  # worth a word, because the log's own times will mislead
+NOT_BEGUN = "its part of the job had not begun, and nobody starts it any more"
 
 
 class Reports:
@@ -217,9 +218,12 @@ class Reports:
 
     def over(self, node: NodeState, otherwise: str) -> None:
         """Close a node; without a last event, `otherwise` is what happened to it."""
+        begun = node.record.state != "starting"
         node.close()
         self.job.changed = True
-        if node.ended is None:
+        if node.ended is None and not begun:
+            self.job.failed(node.failure(time.time(), "start", f"{NOT_BEGUN} ({otherwise})"))
+        elif node.ended is None:
             self.job.failed(node.failure(time.time(), "supervisor", otherwise))
         elif node.ended.left:
             left = list(node.ended.left)

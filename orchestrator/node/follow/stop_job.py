@@ -86,8 +86,12 @@ def may_be_of(run: RunDir, ours: JobProcesses, ended: Ended | None) -> list[Proc
         return []  # the kernel can tell
     if started is None or (ended is not None and not (ended.left or (ended.swept and known))):
         return []
-    since, group = (known.read_at, known.group) if known else (started.time, register.group())
-    return register.orphans(since, group, os.getuid())
+    if register.is_of_another_boot(run):
+        return []
+    if known is None:  # there was no room for it; the time is by a clock that may be set
+        since = started.time - time.time() + register.since_boot()
+        return register.orphans(since, register.group(), os.getuid())
+    return register.orphans(known.read_at, known.group, os.getuid())
 
 
 def in_doubt(run: RunDir) -> list[Process]:

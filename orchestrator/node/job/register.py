@@ -4,8 +4,9 @@ A process with an environment of its own is known by its descent from the superv
 nobody can tell its descent once the supervisor was killed. So the supervisor, to which all orphans
 of the job fall while it lives, writes down what descends from it: a stop that finds no supervisor
 has this. What was born after the last look is doubtful: the control group and the time say which
-orphans it may be. Where the login may make a control group of its own (cgroup v2), the job is in
-one, and nothing is doubtful: the kernel knows what was started in it.
+orphans it may be, by the clock that nobody sets. Where the login may make a control group of its
+own (cgroup v2), the job is in one, and nothing is doubtful: the kernel knows what was started in
+it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from orchestrator.protocol.message import Message, Nonsense, decode, encode, par
 
 LOOK_SECONDS = 1.0  # between two looks
 SHARE = 0.01  # of a core at most goes into looking
-CLOCK_SECONDS = 0.1  # a file's time is that much behind
 TICKS = os.sysconf("SC_CLK_TCK")
+TICK_SECONDS = 2 / TICKS  # the start of a process is known to a tick
 GROUP = re.compile(r"orchestrator-(.+)-([0-9]+)")
 
 
@@ -35,7 +36,7 @@ class Known(Message):
     boot: str
     group: str  # control group
     processes: tuple[tuple[int, int], ...]  # PID and start time
-    read_at: float = 0.0  # Unix time
+    read_at: float = 0.0  # seconds since the boot
     own_group: str = ""  # the directory of a control group that all of them are in
 
     def living(self) -> list[Process]:
@@ -57,7 +58,7 @@ class Register:
         self.names = (run.job, str(run.node))
         self.group = ""  # the directory of the job's own control group
         self.due = 0.0
-        self.written: set[tuple[int, int]] = set()
+        self.written: set[tuple[int, int]] | None = None
 
     def turn(self) -> float:
         """Look when it is time; return the seconds until the next look."""
@@ -69,20 +70,27 @@ class Register:
         return max(0.0, self.due - time.monotonic())
 
     def check(self) -> None:
-        """Write down what descends from this process, where there is anything new."""
+        """Write down what descends from this process, where there is anything new.
+
+        The file's time is that of the look, by the clock of the boot.
+        """
+        looked_at = since_boot()
         running = without_samplers(processes.everyone(), {os.getpid()})
         now = {running[pid].key for pid in processes.descendants(running, [os.getpid()])}
         with contextlib.suppress(OSError):  # a full disk: the last one stays, with its time
-            if now <= self.written:
-                os.utime(self.path)
+            if self.written is not None and now <= self.written:
+                os.utime(self.path, (looked_at, looked_at))
                 return
-            inside = self.group and all(self.names in jobs_in(group(str(pid))) for pid, _ in now)
+            inside = (
+                self.group and now and all(self.names in jobs_in(group(str(pid))) for pid, _ in now)
+            )
             own = self.group if inside else ""
             keys = tuple(sorted(now))
             known = Known(boot=boot(), group=group(), processes=keys, own_group=own)
             with open(os.open(f"{self.path}.new", os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
                 file.truncate()
                 json.dump(encode(known), file)
+            os.utime(f"{self.path}.new", (looked_at, looked_at))
             os.replace(f"{self.path}.new", self.path)
             self.written = now
 
@@ -98,13 +106,23 @@ def without_samplers(running: Mapping[int, Process], supervisors: set[int]) -> d
 
 def read(run: RunDir) -> Known | None:
     """Return what the supervisor of a run saw last, since this machine was booted."""
+    known = written(run)
+    return known if known and known.boot == boot() else None
+
+
+def is_of_another_boot(run: RunDir) -> bool:
+    """Tell whether a run began before this machine was booted: nothing of it can live."""
+    known = written(run)
+    return bool(known and known.boot != boot())
+
+
+def written(run: RunDir) -> Known | None:
     try:
         with open(run.register, "rb") as file:
             known = decode(Known, parse(file.read()), newer=True)
-            read_at = os.fstat(file.fileno()).st_mtime
+            return known.replace(read_at=os.fstat(file.fileno()).st_mtime)
     except (OSError, Nonsense):
         return None
-    return known.replace(read_at=read_at) if known.boot == boot() else None
 
 
 def remove(run: RunDir, own_group: str) -> None:
@@ -162,6 +180,10 @@ def boot() -> str:
     return processes.contents("/proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()
 
 
+def since_boot() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def group(process: str = "self") -> str:
     return processes.contents(f"/proc/{process}/cgroup").decode("utf-8", "replace")
 
@@ -169,15 +191,16 @@ def group(process: str = "self") -> str:
 def orphans(since: float, of_group: str, owner: int) -> list[Process]:
     """Return processes without a parent, begun since then in a group, which may be of a job.
 
-    What runs for a login is left out: a server of SSH is an orphan, too. What began before its
-    time namespace seems to begin in the far future.
+    `since`: seconds since the boot. What runs for a login is left out: a server of SSH is an
+    orphan, too. What began before its time namespace seems to begin in the far future.
     """
-    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    now = since_boot()
+    since = since if since <= now else 0.0  # of another clock: it may be anything
     may_be: set[int] = set()
 
     def examine(process: Process) -> bool:
-        begun = booted + process.started / TICKS
-        if not since - CLOCK_SECONDS < begun < time.time() + CLOCK_SECONDS:
+        begun = process.started / TICKS
+        if not since - TICK_SECONDS < begun < since_boot() + TICK_SECONDS:
             return True
         its_group = group(str(process.pid))
         if its_group == of_group and owner in (0, processes.owner_of(process.pid)):

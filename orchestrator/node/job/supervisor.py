@@ -138,6 +138,7 @@ class Supervisor:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         self.register.group = self.processes.group = register.make_group(self.run)
+        self.register.check()  # there is one as soon as there is anything to be found
         start = AgentStart(
             command=[*self.spec.command, f"--log-dir={self.run.path}/torchelastic", RANK],
             environment=agent_environment(self.spec, self.run.path, os.environ),

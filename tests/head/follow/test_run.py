@@ -14,7 +14,7 @@ import pytest
 from orchestrator.config.launch import Launch
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.run import Larger, Run
-from orchestrator.head.follow.streams.follower import Answer, Happened, LossLost, Lost
+from orchestrator.head.follow.streams.follower import Answer, Happened, LossLost, Lost, Over
 from orchestrator.head.follow.streams.printed import LostLoss
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.schedulers.backend import backend_of
@@ -162,6 +162,20 @@ def test_a_loss_is_the_cause_whether_it_is_heard_of_before_what_it_did(
     assert (run.record.state, run.record.exit_code) == ("lost", 4)
     assert run.record.verdict is not None
     assert (run.record.verdict.node, run.record.verdict.message) == (2, why)
+
+
+@pytest.mark.parametrize(("state", "kind"), [("starting", "start"), ("running", "supervisor")])
+def test_a_part_that_never_began_is_no_supervisor_that_was_killed(
+    tmp_path: Path, state: str, kind: str
+) -> None:
+    """The head that was starting it was killed, and another follows the job before it begins."""
+    directory = experiments.create(tmp_path, "run")
+    node = NodeRecord(0, "n1", "n1", None, None, "10.0.0.1", "py", 0, 1, state=state)
+    run = run_of(directory, replace(job(directory), nodes=[node]))
+    run.reports.handle(Over(0))
+    run.conclude()
+    assert run.record.verdict is not None
+    assert (run.record.verdict.kind, run.record.verdict.node) == (kind, 0)
 
 
 def test_a_record_that_cannot_be_written_is_said_with_the_reason(

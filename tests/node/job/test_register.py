@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -134,12 +135,20 @@ def children_of(pid: int) -> set[int]:
     return {process.pid for process in processes.everyone().values() if process.parent == pid}
 
 
-def test_what_nobody_can_know_is_no_proof(job: Job, go: Path) -> None:
-    """It was born when its supervisor could look no more, and has no parent by now."""
+@pytest.mark.parametrize("jump", [0, -3600, 3600], ids=["", "set back", "set forward"])
+def test_what_nobody_can_know_is_no_proof(
+    job: Job, go: Path, jump: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was born when its supervisor could look no more, and has no parent by now.
+
+    Whoever sets the clock then, makes it no older and no younger.
+    """
     wait_until(lambda: registered(job))
     signalled(job, signal.SIGSTOP)
     child = started_unseen(job, go)
     kill_all_but(job, child)
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + jump)
     question = Living(runs=((job.run.job, 0),))
     assert Visit().answer(question).doubtful == {child: "sleep"}, "a restart hears of it"
     assert stopped(job).doubtful == {child: "sleep"}
@@ -206,7 +215,7 @@ def test_a_register_of_another_boot_is_none(job: Job) -> None:
     path = wait_until(lambda: Path(job.run.register) if registered(job) else None)
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "boot": "another"}))
-    assert register.read(job.run) is None
+    assert register.read(job.run) is None and register.is_of_another_boot(job.run)
     path.write_text("{")
     assert register.read(job.run) is None
 
