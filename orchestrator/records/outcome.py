@@ -63,6 +63,7 @@ class Elsewhere:
     size: int = 0
     more: bool = False  # not all of it was looked at
     through: str = ""  # the link in the program's directory that leads there
+    of_workdir: bool = False  # it is below that directory itself: every attempt finds it
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from orchestrator.common.text import plural
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Finding, odd_values, unequal
 from orchestrator.head.nodes.facts import by_value, how_to_get_torch, listed, release
+from orchestrator.head.plan.dry_run import sentence
 
 OLDEST_TORCH = (2, 8)  # that the engine can shard with
 
@@ -173,3 +174,14 @@ def unknown_code(case: Case) -> Iterator[Finding]:
         reason = checkup.problems.get("code", "")
         if reason and "not installed" not in reason:
             yield Finding("code", UNKNOWN, (node.name,), f"{node.name}: its revision: {reason}")
+
+
+def program(case: Case) -> Iterator[Finding]:
+    """Tell what the program will lack or lose, by its source: a guess, as it was not run."""
+    found, everywhere = case.needs.foreseen, tuple(node.name for node, _ in case.seen)
+    fixes = "; or: ".join(" ".join(fix.split()) for fix in found.fixes)
+    for guess in found.guesses if case.full else ():
+        fix = fixes if guess.what == "imports" else ""
+        fixes = "" if fix else fixes  # it is of all imports
+        what = f"{sentence(guess)} (a guess, by the source)"
+        yield Finding("program", WARN, guess.nodes or everywhere, what, fix)

@@ -57,6 +57,7 @@ CHECKS: dict[str, Check] = {
     "busy": check_machine.busy,
     "ours": check_machine.ours,
     "code": check_software.code,
+    "program": check_software.program,
     "workdir": check_machine.workdir,
     "disk": check_machine.disk,
     "shm": check_machine.shm,
@@ -69,7 +70,7 @@ CHECKS: dict[str, Check] = {
     "names": check_network.names,
 }
 NOBODY: Mapping[str, str] = {}
-FULL_ONLY = ("busy", "code", "links")
+FULL_ONLY = ("busy", "code", "program", "links")
 OF_OTHERS = ("ours", "names")  # nothing that a launch need repeat each time
 
 Call = tuple[str, str, int]  # from, to, port

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
 from orchestrator.common.text import Say, plural
@@ -23,7 +24,7 @@ from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.streams.node_logs import NodeLogs, open_logs
 from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.plan.dry_run import foreseen_lines
-from orchestrator.head.plan.model import Plan
+from orchestrator.head.plan.model import Foreseen, Plan
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.start import payload, record, selection
 from orchestrator.head.start.code import HOME, expect_code, reach_with_code
@@ -52,6 +53,9 @@ from orchestrator.protocol.requests.start import Start, StartedHere, TakenPorts,
 from orchestrator.protocol.spec import Attempt, Placement
 from orchestrator.protocol.timing import START_PATIENCE_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+
+if TYPE_CHECKING:
+    from orchestrator.head.plan.source.program import Program
 
 END_SECONDS = 10.0
 PORT_SECONDS = 10.0
@@ -98,24 +102,37 @@ def rehearse(request: Request) -> Prepared:
 
     What its program will lack on them is read from the source.
     """
-    from orchestrator.head.plan.source import foreseen, program  # no launch needs it
-
-    here, env = Path.cwd(), {setting.name: setting.value for setting in request.env}
-    source = program.read(request.target, here, env.get("PYTHONPATH", ""))
-    modules, paths = foreseen.modules_of(source), foreseen.paths_of(source)
-    request = replace(request, modules=modules, paths=paths)
+    request, source = read_source(request)
     request, nodes = expect_code(request, reach_all(request))
-    sent = foreseen.Sent.of(
-        [entry.path for entry in nodes.scan.tree().entries] if nodes.scan else [],
-        [node.name for node in nodes.probed if node.facts.workdir.startswith(HOME)],
-    )
-    found = foreseen.foresee(source, nodes.probed, sent, here)
+    found = foresee(source, nodes)
     try:
         prepared = prepare(request, nodes, dry_run=True)
     except CheckFailed as error:
         more = "".join(f"\n  {line}" for line in foreseen_lines(found))
         raise CheckFailed(f"{error.what}{more}", error.fix) from error
     return replace(prepared, plan=replace(prepared.plan, foreseen=found))
+
+
+def read_source(request: Request) -> tuple[Request, Program]:
+    """Read the program here, and have the nodes asked for the modules and paths that it uses."""
+    from orchestrator.head.plan.source import foreseen, program  # no launch needs it
+
+    env = {setting.name: setting.value for setting in request.env}
+    source = program.read(request.target, Path.cwd(), env.get("PYTHONPATH", ""))
+    modules, paths = foreseen.modules_of(source), foreseen.paths_of(source)
+    return replace(request, modules=modules, paths=paths), source
+
+
+def foresee(source: Program, nodes: Nodes) -> Foreseen:
+    """Say what a program will lack or lose on nodes that a launch would send its code to."""
+    from orchestrator.head.plan.source import foreseen  # no launch needs it
+
+    getting = {node.name for node in nodes.probed if node.facts.workdir.startswith(HOME)}
+    others = [n.node.name for n in nodes.reached if not n.facts.marker_seen]
+    entries = nodes.scan.tree().entries if nodes.scan and getting else ()
+    apart = [name for name in others if name not in getting]
+    sent = foreseen.Sent.of([entry.path for entry in entries], getting, apart)
+    return foreseen.foresee(source, nodes.probed, sent, Path.cwd())
 
 
 def bring_checkpoint(prepared: Prepared, say: Say) -> None:

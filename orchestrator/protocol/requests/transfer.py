@@ -235,6 +235,9 @@ class WrittenPlace(Message):
     size: Count = 0
     more: bool = False  # not all of it was looked at
     through: str = ""  # the link in the program's directory that leads there
+    of_workdir: bool = (
+        False  # it is below that directory itself, and so brought to further attempts
+    )
     inode: Count = 0  # it is this very one where the head, or another node, sees the same
     changed: Count = 0  # nanoseconds
 

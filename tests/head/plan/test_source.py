@@ -151,14 +151,32 @@ place = Path("../../../../runs")
 place = place / args.name
 torch.save({}, place / "model.pt")
 torch.save({}, "../../../near/model.pt")
+parser = argparse.ArgumentParser()
+parser.add_argument("--logs", type=Path, default=Path("/scratch") / "logs")
+args = parser.parse_args()
+args.logs.mkdir()
+(Path.home() / "best").mkdir()
+open(os.environ.get("OUT", "/out/x"), "w")
+TrainingArguments("/scratch/hf")
+open("runs/.hydra/config.yaml", "w")
+open("runs/.cache/x", "w")
 """,
     )
-    result = guess(tmp_path, "train.py")
+    result = guess(tmp_path, "train.py", "--output_dir", "/typed")
     assert names(result, "writes") == [
-        *("../../../../outputs", "/scratch/log.txt", "~/runs", "../../../../runs")
+        *("/typed", "../../../../outputs", "/scratch/log.txt", "~/runs", "../../../../runs"),
+        *("/scratch/logs", "~/best", "/out/x", "/scratch/hf", "runs/.cache/x"),
     ]
     source = read(Target("auto", "train.py", ()), tmp_path)
     assert not foreseen.foresee(source, found("a"), Sent(), tmp_path).guesses  # a shared disk
+    named = Sent.of([], [], ["a", "b"])  # workdir=, on disks of the nodes' own
+    every = foreseen.foresee(source, found("a\nb"), named, tmp_path).guesses
+    assert [guess.why for guess in every if guess.name == "here/model.pt"] == [
+        "it stays on each node, in the directory that you have named"
+    ]
+    both = Sent.of([], ["a"], ["b"])
+    every = foreseen.foresee(source, found("a\nb"), both, tmp_path).guesses
+    assert {guess.why for guess in every if guess.name.startswith("here")} == {"it stays on b"}
 
 
 def test_a_program_that_changes_its_directory_has_no_paths_to_guess(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from orchestrator.head.start.code import expect_code
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
 from orchestrator.head.start.selection import diagnose
+from orchestrator.head.start.stages import foresee, read_source
 from orchestrator.records import cordons, machines
 from orchestrator.records.machines import machine_of
 
@@ -27,8 +28,9 @@ def examine(
     arguments: LaunchArguments, *, full: bool, hints: bool, as_json: bool, color: bool | None
 ) -> int:
     began = time.monotonic()
-    request = resolve(arguments)
-    diagnosis = diagnose(*expect_code(request, try_all(request)), full=full)
+    request, source = read_source(resolve(arguments))
+    request, nodes = expect_code(request, try_all(request))
+    diagnosis = diagnose(request, nodes, full=full, foreseen=foresee(source, nodes))
     diagnosis = replace(diagnosis, seconds=time.monotonic() - began)
     words = partial(examination.to_text, diagnosis, hints=hints)
     output.result(examination.to_json(diagnosis), words, as_json=as_json, color=color)

@@ -18,6 +18,7 @@ from orchestrator.head.plan.model import Foreseen, Guess
 from orchestrator.head.plan.source.imports import ALWAYS, LATER
 from orchestrator.head.plan.source.paths import ASKS, READS, WRITES, Touch, within
 from orchestrator.head.plan.source.program import SOURCES, Outside, Program
+from orchestrator.node.transfer.outputs import STAY_HIDDEN
 
 MOST_ASKED = 300  # of modules, and of paths
 OURS = ("orchestrator",)  # it travels with each launch
@@ -26,16 +27,20 @@ REQUIREMENTS = "requirements.txt"
 
 @dataclass(frozen=True)
 class Sent:
-    """The files of this directory that a launch sends, and the nodes that get them."""
+    """The files of this directory that a launch sends, and the nodes that get them.
+
+    `apart` are those that get none and do not share this directory either.
+    """
 
     paths: frozenset[str] = frozenset()  # directories, too
     nodes: frozenset[str] = frozenset()
+    apart: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, files: Iterable[bytes], nodes: Iterable[str]) -> Sent:
+    def of(cls, files: Iterable[bytes], nodes: Iterable[str], apart: Iterable[str] = ()) -> Sent:
         places = [PurePosixPath(os.fsdecode(file)) for file in files]
         every = frozenset(str(path) for place in places for path in (place, *place.parents))
-        return cls(every, frozenset(nodes))
+        return cls(every, frozenset(nodes), frozenset(apart))
 
 
 def modules_of(program: Program) -> tuple[str, ...]:
@@ -212,23 +217,27 @@ def why_missing(
 
 
 def writes(program: Program, sent: Sent) -> Iterator[Guess]:
-    """Yield the places written to that do not come home from nodes that are sent the code."""
+    """Yield the places written to that do not come home from nodes with disks of their own."""
     seen: set[str] = set()
-    for touch in program.touches if sent.nodes else ():
-        if touch.how != WRITES:
-            continue
+    for touch in program.touches if sent.nodes or sent.apart else ():
         path = normal(touch)
-        if path.startswith(("/", "~")):
-            why = "it stays on each node"
-        elif program.moves:
-            continue
-        elif path.split("/").count("..") > MOST_ABOVE:
-            why = "it is too far above the directory that is sent, and does not come home"
-        elif any(part.startswith(".") and part not in (".", "..") for part in path.split("/")):
-            why = "hidden files do not come home"
-        else:
-            continue
-        if within(path, seen):
-            continue
-        seen.add(path)
-        yield Guess(WRITES, redacted_text(path), touch.file, touch.line, why)
+        why = "" if touch.how != WRITES else why_it_stays(path, sent, moves=program.moves)
+        if why and not within(path, seen):
+            seen.add(path)
+            yield Guess(WRITES, redacted_text(path), touch.file, touch.line, why)
+
+
+def why_it_stays(path: str, sent: Sent, *, moves: bool) -> str:
+    """Say why a place does not come home; nothing where it does, or nobody knows."""
+    if path.startswith(("/", "~")):
+        return "it stays on each node"
+    if moves:
+        return ""
+    if sent.apart:
+        everywhere = "" if sent.nodes else "each node, in the directory that you have named"
+        return f"it stays on {everywhere or listed(sorted(sent.apart))}"
+    if path.split("/").count("..") > MOST_ABOVE:
+        return "it is too far above the directory that is sent, and does not come home"
+    if any(map(STAY_HIDDEN.fullmatch, path.split("/"))):
+        return "such hidden files do not come home"
+    return ""

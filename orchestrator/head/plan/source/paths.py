@@ -44,6 +44,8 @@ WRITING = {
     **dict.fromkeys(("os.makedirs", "os.mkdir", "plt.savefig", "cv2.imwrite"), 0),
     **dict.fromkeys(("shutil.copy", "shutil.copy2", "shutil.copyfile", "shutil.copytree"), 1),
     **dict.fromkeys(("shutil.move", "urlretrieve", "urllib.request.urlretrieve"), 1),
+    **dict.fromkeys(("joblib.dump", "os.rename", "os.replace"), 1),
+    **dict.fromkeys(("sqlite3.connect", "TrainingArguments", "torchaudio.save"), 0),
     **dict.fromkeys(("FileHandler", "logging.FileHandler", "SummaryWriter"), 0),
     **dict.fromkeys(("safetensors.torch.save_file", "save_file"), 1),
 }
@@ -54,7 +56,7 @@ WRITING_METHODS = (
 WRITING_SELF = ("mkdir", "write_text", "write_bytes", "touch")  # methods of a path
 PLACES = (  # keywords that name where something is written, whatever is called
     *("output_dir", "save_dir", "log_dir", "logdir", "logging_dir", "dirpath", "out_dir"),
-    *("default_root_dir", "ckpt_dir", "checkpoint_dir"),
+    *("default_root_dir", "ckpt_dir", "checkpoint_dir", "checkpoint_id", "tensorboard_dir"),
 )
 NO_FILES = ("/dev", "/proc", "/sys")
 

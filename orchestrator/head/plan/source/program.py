@@ -13,7 +13,7 @@ from pathlib import Path
 from orchestrator.common.program import program_at
 from orchestrator.head.plan.model import Target
 from orchestrator.head.plan.source.imports import ALWAYS, Import, imports_of
-from orchestrator.head.plan.source.paths import ASKING, Touch, touches
+from orchestrator.head.plan.source.paths import ASKING, PLACES, WRITES, Touch, touches
 from orchestrator.head.plan.source.values import (
     Options,
     Scope,
@@ -234,7 +234,11 @@ def of_files(reading: Reading, arguments: Sequence[str]) -> Program:
         for name, default in options_of(file.tree, any_typed=bool(arguments)).items():
             options[name] = default if name not in options else None
     typed = typed_options(arguments)
-    found: list[Touch] = []
+    found = [
+        Touch(path, WRITES, files[0].name, 0)
+        for option, path in typed.items()
+        if option in PLACES and files
+    ]
     moves = False
     for file in files:  # the program itself comes first
         if time.thread_time() > reading.until:

@@ -107,7 +107,7 @@ class Values:
         if value.attr in self.typed:
             return Text(self.typed[value.attr])
         default = self.options[value.attr]
-        return self.of(default, scope, depth) if isinstance(default, ast.Constant) else None
+        return self.of(default, scope, depth) if default and is_plain(default) else None
 
     def of_call(self, call: ast.Call, scope: Scope, depth: int) -> Text | None:
         name = last_name(call.func)
@@ -127,7 +127,17 @@ class Values:
             return arguments[0] if arguments else self.of(call.func.value, scope, depth)
         if name in ("getcwd", "cwd"):
             return Text(".")
+        if name == "home" and last_name(getattr(call.func, "value", call)) == "Path":
+            return Text("~")
+        if (dotted(call.func) or "").endswith(("environ.get", "getenv")):
+            return arguments[1] if len(arguments) > 1 else None  # where it is not set
         return arguments[0] if name in SAME_TEXT and arguments else None
+
+
+def is_plain(value: ast.expr) -> bool:
+    """Tell whether an expression means the same in every file: `Path("../outputs")` does."""
+    names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+    return names <= {*SAME_TEXT, "os", "pathlib", "osp"}
 
 
 def extends(value: ast.expr | None, name: str) -> bool:

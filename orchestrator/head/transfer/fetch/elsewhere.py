@@ -37,6 +37,7 @@ def staying(
             size=sum(place.size for place in of.values()),
             more=any(place.more for place in of.values()),
             through=through,
+            of_workdir=all(place.of_workdir for place in of.values()),
         )
         for (path, through), of in sorted(nodes.items())
     ]
@@ -64,6 +65,7 @@ def merged(before: Sequence[Elsewhere], found: Sequence[Elsewhere]) -> list[Else
 
 def sentences(places: Sequence[Elsewhere], *, goes_on: bool = False) -> Iterator[str]:
     """Say it, a line for each place. `goes_on`: another attempt follows, perhaps on other nodes."""
+    places = [place for place in places if not (goes_on and place.of_workdir)]
     for place in places[:NAMED]:
         yield sentence(place, goes_on=goes_on)
     if len(places) > NAMED:

@@ -51,6 +51,8 @@ def written(run: RunDir, until: float) -> tuple[WrittenPlace, ...]:
     spec, ours = run.read_spec(), os.path.realpath(home())
     since = began(run, spec) - EARLIER_SECONDS
     noted = noted_of(run)
+    if spec.target.kind == "program" and not is_in(spec.workdir, home()):
+        noted.known |= {*near(spec.workdir, since)}
     links = dict(links_of(spec.workdir)) if is_in(spec.workdir, home()) else {}
     mounts = ""
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", errors="replace") as file:
@@ -62,8 +64,30 @@ def written(run: RunDir, until: float) -> tuple[WrittenPlace, ...]:
         place = looked_at(path, since, until, whole=path not in noted.known)
         if place is not None:
             through = next((name for name, leads in links.items() if is_in(path, leads)), "")
-            found.append(place.replace(through=through))
+            inside = is_in(path, os.path.realpath(spec.workdir))
+            found.append(place.replace(through=through, of_workdir=inside))
     return tuple(found[:MOST_PLACES])
+
+
+def near(workdir: str, since: float) -> Iterator[str]:
+    """Yield what is in a directory of the user's, and what is new beside it.
+
+    A program that is no Python notes nothing, and writes there most of all.
+    """
+    above = os.path.dirname(os.path.realpath(workdir))
+    for place in (workdir, *([] if is_common(above) else [above])):
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(os.path.realpath(place)):
+                is_new = entry.stat(follow_symlinks=False).st_mtime >= since
+                hidden = entry.name.startswith(".") or entry.is_symlink()
+                itself = is_in(os.path.realpath(workdir), entry.path)
+                if not (hidden or itself) and (is_new or place == workdir):
+                    yield entry.path
+
+
+def is_common(directory: str) -> bool:
+    """Tell whether a directory is one that everything of this user, or of all, is in."""
+    return directory in ("/", os.path.realpath(os.path.expanduser("~")), *TEMPORARY)
 
 
 def links_of(workdir: str) -> Iterator[tuple[str, str]]:
@@ -99,7 +123,7 @@ def chosen(noted: Noted) -> Iterator[str]:
     places = noted.new | noted.known
     for directory, paths in noted.files.items():
         there = {path for path in paths if os.path.lexists(path)}
-        if len(there) > FEW and directory not in ("/", os.path.expanduser("~"), *TEMPORARY):
+        if len(there) > FEW and not is_common(directory):
             noted.known.add(directory)
             places.add(directory)
         else:

@@ -60,7 +60,7 @@ def test_the_outermost_places_that_have_something_new(
     status = os.lstat(tmp_path / "new")
     (new,) = (place for place in places if place.path.endswith("/new"))
     assert (new.inode, new.changed) == (status.st_ino, status.st_ctime_ns)
-    assert not new.through
+    assert not new.through and not new.of_workdir and places[-1].of_workdir
     monkeypatch.setattr(elsewhere, "mount", lambda *_: ("/", "nfs4", "server:/x"))
     assert elsewhere.written(run, FOREVER) == ()
 
@@ -88,6 +88,22 @@ def test_what_is_ours_comes_home_and_a_link_leads_out_of_a_snapshot(
     Path(run.path, "written_0").write_text(notes)
     (place,) = elsewhere.written(run, FOREVER)
     assert (place.path, place.through) == (str(tmp_path / "data/made"), "data")
+
+
+def test_of_a_program_that_notes_nothing_its_directory_is_looked_at(
+    tmp_path: Path, home: Path
+) -> None:
+    """And what is new beside that. Hidden files, links and what is older are not named."""
+    write(tmp_path, "p/work/out/a/x", "p/work/y", "p/work/.git/z", "p/outputs/x", "p/old/x")
+    (tmp_path / "p/work/link").symlink_to("/etc")
+    os.utime(tmp_path / "p/old", (1e8, 1e8))
+    run = run_with(tmp_path)
+    for kind, names in {"program": ["p/outputs", "p/work/out", "p/work/y"], "script": []}.items():
+        target = FIRST.target.replace(kind=kind)
+        Path(run.spec).unlink()
+        run.write_spec(FIRST.replace(workdir=str(tmp_path / "p/work"), target=target))
+        os.utime(run.spec, (1e9, 1e9))
+        assert [*shown(elsewhere.written(run, FOREVER), tmp_path)] == names
 
 
 def test_a_large_place_is_not_walked_to_its_end(tmp_path: Path, home: Path) -> None:
