@@ -64,7 +64,28 @@ def stop_everything(
 
     started = time.monotonic()
     results = fleet.everywhere(nodes, lambda node: ask_once(ssh, node, order, 3 * wait).receipts)
+    if only_show:
+        results = each_part_once(results)
     return receipts_of([node.name for node in nodes], results, started, "")
+
+
+def each_part_once(
+    results: Sequence[tuple[StopReceipt, ...] | OrchestratorError],
+) -> list[tuple[StopReceipt, ...] | OrchestratorError]:
+    """Leave out what a machine shows again by another of its names: a part of a job lives on one.
+
+    Every loopback address is this machine, and tells of all jobs on it.
+    """
+    seen: set[tuple[str, str, int]] = set()
+    left: list[tuple[StopReceipt, ...] | OrchestratorError] = []
+    for result in results:
+        if isinstance(result, OrchestratorError):
+            left.append(result)
+            continue
+        new = tuple(one for one in result if (one.user, one.job, one.node) not in seen)
+        seen |= {(one.user, one.job, one.node) for one in new}
+        left.append(new)
+    return left
 
 
 def receipts_of(
@@ -98,11 +119,15 @@ def preview(receipts: Sequence[Receipt], experiments: Path) -> str:
     """Say what an emergency stop would end: jobs by name, where they run, whose they are."""
     lines = [f"{r.node}: cannot be asked: {r.error}" for r in receipts if r.error]
     alive = [receipt for receipt in receipts if receipt.left]
+    jobs: dict[tuple[str, str], list[Receipt]] = {}
     for receipt in alive:
-        whose = f"{receipt.user}'s {receipt.job}" if receipt.user else receipt.job
-        of = f", of {receipt.experiment}" if receipt.experiment.startswith("/") else ""
-        lines.append(f"{receipt.node}: {whose}: {processes(len(receipt.left))}{of}")
-    jobs = {(receipt.user, receipt.job) for receipt in alive}
+        jobs.setdefault((receipt.user, receipt.job), []).append(receipt)
+    for (user, job), parts in jobs.items():
+        whose = f"{user}'s {job}" if user else job
+        known = [part.experiment for part in parts if part.experiment.startswith("/")]
+        where = ", ".join(dict.fromkeys(part.node for part in parts))
+        count = processes(sum(len(part.left) for part in parts))
+        lines.append(f"{whose}: {count} on {where}{f', of {known[0]}' if known else ''}")
     root = f"{experiments.absolute()}/"
     others = len({(r.user, r.job) for r in alive if is_elsewhere(r.experiment, experiments)})
     total = f"{plural(len(jobs), 'job')} on {plural(len({r.node for r in alive}), 'node')}"

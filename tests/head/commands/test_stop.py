@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -13,8 +14,9 @@ from orchestrator.config.launch import Where
 from orchestrator.head.commands import stop
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.stop import Receipt
-from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.nodes.node_list import Node, parse_nodes
 from orchestrator.head.status import containers
+from orchestrator.protocol.requests.follow import StopReceipt, StopReceipts
 
 
 @pytest.mark.parametrize("grace", [math.inf, 1e10, math.nan, -1.0])
@@ -89,8 +91,12 @@ def test_an_emergency_stop_shows_what_it_will_end(
     node_list, done = tmp_path / "list", list[bool]()
     node_list.write_text("a\nb\n")
 
-    def everything(*_: object, all_users: bool, only_show: bool) -> list[Receipt]:
+    def everything(
+        _: object, places: Sequence[Node], *, all_users: bool, only_show: bool
+    ) -> list[Receipt]:
         done.append(only_show)
+        if not places:
+            return []
         return [LIVES, OTHER] if only_show else [replace(LIVES, left=(), ended={7: "python"})]
 
     monkeypatch.setattr(stop.stopping, "stop_everything", everything)
@@ -102,7 +108,7 @@ def test_an_emergency_stop_shows_what_it_will_end(
     assert stop.emergency_stop(where, **given) == code
     assert (True in done, False in done) == (shows, ends)
     said = capsys.readouterr()
-    assert ("a: lm-1: 2 processes, of /home/me/experiments/lm" in said.out) == shows
+    assert ("lm-1: 2 processes on a, of /home/me/experiments/lm" in said.out) == shows
     assert ("2 jobs on 2 nodes, 1 of these not of /home/me/experiments/" in said.out) == shows
     assert ("end all of these? [y/N]" in said.err) == (shows and "dry_run" not in options)
 
@@ -119,8 +125,33 @@ def test_a_job_is_of_this_directory_where_its_experiment_is(
     lives = replace(LIVES, experiment=experiment.replace("HERE", str(tmp_path)))
     unknown = replace(lives, experiment="", left=(9,))
     shown = stop.stopping.preview([lives, unknown], tmp_path)
-    assert shown.count("a: lm-1: ") == 2
+    assert shown.count("lm-1: 3 processes on a") == 1
     assert ("1 of these not of" in shown) is elsewhere
+
+
+def test_a_job_is_shown_once_whatever_its_machine_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """127.0.0.2 and 127.0.0.3 are one machine, which tells both times of all that lives on it."""
+    proof = StopReceipt(
+        job="lm-1",
+        node=0,
+        ended={},
+        killed={},
+        left=(7, 8),
+        gpu_memory={},
+        gpu_unknown="",
+        took=0.1,
+    )
+    answer = StopReceipts(receipts=(proof, proof.replace(node=1, left=(9,))))
+    monkeypatch.setattr(stop.stopping, "ask_once", lambda *_: answer)
+    nodes = parse_nodes("127.0.0.[2-3]\n", "list")
+    nobody = cast(Transport, None)  # each is asked by the line above
+    alive = stop.stopping.stop_everything(nobody, nodes, all_users=False, only_show=True)
+    assert stop.stopping.preview(alive, tmp_path).splitlines() == [
+        "lm-1: 3 processes on 127.0.0.2",
+        "1 job on 1 node",
+    ]
 
 
 class Typed(io.StringIO):
