@@ -316,6 +316,8 @@ class Run:
         if self.terminated and self.record.state == "stopped":
             self.taken_back = self.backend.is_taken_back(self.record)
         goes_on = self.record.goes_on
+        if goes_on and self.record.engine:
+            new = []  # it brings its own checkpoints to further attempts
         for line in elsewhere.sentences(new if goes_on else self.record.elsewhere, goes_on=goes_on):
             self.job.say(line)
         # What can be queued again has not ended: whoever reads the record would leave it.
