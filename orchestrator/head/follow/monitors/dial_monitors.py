@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from orchestrator.common.text import plural
@@ -76,7 +77,7 @@ class StartMonitor:
         )
 
 
-# Notices, soon after ranks have begun, that nodes cannot reach each other.
+# Notices, soon after ranks have begun or when they hang, that nodes cannot reach each other.
 
 LINKS_AFTER_SECONDS = 10.0  # from the first rank on: many jobs are in their first steps
 LISTEN_SECONDS = 40.0  # both rounds of calls are over by then
@@ -84,13 +85,13 @@ MOST_NAMED = 3
 
 
 class LinkMonitor:
-    """Lets all nodes call each other once ranks have begun, and tells which calls fail twice.
+    """Lets all nodes call each other, once ranks have begun or at once; tells which fail twice.
 
     Ranks open connections from each to each, at ports that nobody knows before. Where a firewall
     drops those they wait in silence: two minutes with gloo, longer with NCCL.
     """
 
-    def __init__(self, nodes: Sequence[NodeRecord]) -> None:
+    def __init__(self, nodes: Sequence[NodeRecord], *, at_once: bool = False) -> None:
         self.nodes = {node.index: node for node in nodes}
         self.words = {index: secrets.token_hex(8) for index in self.nodes}
         self.ports: dict[int, int] = {}  # node -> where it listens
@@ -98,7 +99,7 @@ class LinkMonitor:
         self.silent: dict[tuple[int, int], str] = {}  # who cannot reach whom, and why
         self.before: dict[tuple[int, int], str] = {}
         self.steps = iter((self._listen, self._dial, self._dial_again, self._describe))
-        self.due_at = 0.0
+        self.due_at = time.monotonic() if at_once else 0.0
         self.pending: set[int] = set()  # nodes that have not answered yet
         self.over = len(self.nodes) < 2
 
@@ -151,6 +152,13 @@ class LinkMonitor:
         self.before, self.silent = self.silent, {}
         return "" if self.over else self._dial(followers)
 
+    @property
+    def most_apart(self) -> NodeRecord | None:
+        """Return the node that most calls failed with, both times; of several, the last."""
+        failed = Counter(node for call in self.silent.keys() & self.before for node in call)
+        index = max(failed, key=lambda node: (failed[node], node), default=None)
+        return None if index is None else self.nodes[index]
+
     def _describe(self, _: Sequence[NodeFollower]) -> str:
         self.over = True
         said = [
@@ -163,4 +171,4 @@ class LinkMonitor:
             return ""
         more = len(said) - MOST_NAMED
         said[MOST_NAMED:] = [f"and {plural(more, 'more call')}"] * (more > 0)
-        return f"WARNING: nodes cannot reach each other: {'; '.join(said)}; {OPEN_ALL}"
+        return f"nodes cannot reach each other: {'; '.join(said)}"

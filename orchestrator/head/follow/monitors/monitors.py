@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.monitors.dial_monitors import (
     DIALS_WITHIN_SECONDS,
+    OPEN_ALL,
     LinkMonitor,
     StartMonitor,
 )
 from orchestrator.head.follow.monitors.hang_monitor import HangMonitor
 from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor
-from orchestrator.head.follow.streams.follower import Answer
+from orchestrator.head.follow.streams.follower import Answer, NodeFollower
+from orchestrator.head.follow.verdict import Failure
 from orchestrator.protocol.requests.follow import Paces, Stuck
 from orchestrator.protocol.requests.machine import Listening
+
+LINK_FIX = f"look at the cables and the switch between these nodes, or {OPEN_ALL}"
 
 
 class Monitors:
@@ -28,6 +34,7 @@ class Monitors:
         # With a short limit the hang itself is found first, and is what was asked for.
         self.start = StartMonitor("" if 0 < limit < DIALS_WITHIN_SECONDS else record.master)
         self.link = LinkMonitor(record.nodes)
+        self.stuck: Failure | None = None  # a hang, until it is known who reaches whom
         self.left_hanging = False
 
     def answer(self, news: Answer) -> None:
@@ -49,14 +56,32 @@ class Monitors:
         if unmet := self.start.check(followers, begun=begun):
             job.failed(unmet)
             return
-        if apart := self.link.check(followers, begun=begun):
-            job.say(apart)
+        apart = self.link.check(followers, begun=begun or self.stuck is not None)
+        if apart and self.stuck is None:
+            job.say(f"WARNING: {apart}; {OPEN_ALL}")
         if slow := self.slow.check(followers):
             job.held_up(slow.replace(time=time.time()))
             job.say(slow.text)
-        failure = self.hang.check(followers)
+        failure = self.hanging(followers, apart)
         if failure is not None and job.record.launch.on_hang == "stop":
             job.failed(failure)
         elif failure is not None:
             self.left_hanging = True
             job.say(f"{failure.message}; left as it is (--on-hang leave)")
+
+    def hanging(self, followers: Sequence[NodeFollower], apart: str) -> Failure | None:
+        """Return a hang; where no rank explains it, once it is known who reaches whom."""
+        if self.stuck is None:
+            failure = self.hang.check(followers)
+            if failure is None or failure.node is not None or len(followers) < 2:
+                return failure
+            self.stuck = failure
+            self.link = LinkMonitor(self.job.record.nodes, at_once=True)
+        if not self.link.over:
+            return None
+        failure, self.stuck = self.stuck, None
+        node = self.link.most_apart
+        if not apart or node is None:
+            return failure
+        message = f"{failure.message}; {apart}"
+        return replace(failure, node=node.index, node_name=node.name, message=message, fix=LINK_FIX)

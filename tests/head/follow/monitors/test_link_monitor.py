@@ -56,14 +56,13 @@ def calls(
 def test_calls_that_fail_twice_are_told_within_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     said, after, asked = calls(monkeypatch, [{(1, 2), (0, 1)}, {(1, 2), (2, 1)}])
     assert said == (
-        "WARNING: nodes cannot reach each other: node 1 (n1) calls node 2 (n2) at 10.0.0.3:"
-        f" no answer in 3 s; {dial_monitors.OPEN_ALL}"
+        "nodes cannot reach each other: node 1 (n1) calls node 2 (n2) at 10.0.0.3: no answer in 3 s"
     )
     assert after - 5.0 - dial_monitors.LINKS_AFTER_SECONDS < 1
     assert asked == ["Listen", "Dial", "Dial"]
     everybody = {(a, b) for a in range(3) for b in range(3) if a != b}
     said, _, _ = calls(monkeypatch, [everybody, everybody])
-    assert said.count("calls") == 4 and "; and 3 more calls; open" in said
+    assert said.count("calls") == 4 and said.endswith("; and 3 more calls")
 
 
 def test_nodes_that_reach_each_other_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
