@@ -3,8 +3,8 @@
     python scripts/zoo.py [--only REGEX] [--layouts one,fs2] [--results FILE] [--limit SECONDS]
 
 Each answer is a line of FILE, and what is answered there is not tried again. Libraries that can be
-imported are tried: pytorch_optimizer, schedulefree, prodigyopt, timm, transformers, torchao,
-bitsandbytes. The summary at the end counts the answers:
+imported are tried: pytorch_optimizer, timm, and those of LIBRARIES. The summary at the end counts
+the answers:
 
     to the bit     as the same training without the interruption, or as the loop by hand
     parity         no further from the loop by hand than ten times what the order of a sum changes
@@ -19,7 +19,6 @@ bitsandbytes. The summary at the end counts the answers:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import importlib
@@ -47,7 +46,8 @@ from orchestrator import Trainer  # noqa: E402
 from orchestrator.common.errors import OrchestratorError  # noqa: E402
 from tests.engine import worlds  # noqa: E402
 from tests.engine.by_hand import (  # noqa: E402
-    BATCH,
+    FIRST,
+    NONE,
     STEPS,
     Make,
     by_hand,
@@ -88,10 +88,11 @@ class Answer:
 # -- the optimizers --------------------------------------------------------------------------------
 
 
+@functools.cache  # once, and not in each rank
 def catalogue() -> dict[str, Make]:
     """Give each optimizer by name, as a function of the parameters."""
     found: dict[str, Make] = {}
-    for add in (of_torch, of_programs, of_small_libraries, of_timm, of_pytorch_optimizer):
+    for add in (of_torch, of_programs, of_libraries, of_timm, of_pytorch_optimizer):
         try:
             found |= add()
         except Exception as error:  # noqa: BLE001 (code of libraries)
@@ -128,36 +129,23 @@ def of_programs() -> dict[str, Make]:
     return {f"own.{name}": make for name, make in own.OWN.items()} | more
 
 
-def of_small_libraries() -> dict[str, Make]:
+def of_libraries() -> dict[str, Make]:
+    """Give every optimizer of each library, with its own settings but for those that need some."""
     found: dict[str, Make] = {}
-    wanted: dict[str, dict[str, dict[str, Any]]] = {
-        "schedulefree": {
-            "AdamWScheduleFree": {"lr": 1e-2, "warmup_steps": 3},
-            "SGDScheduleFree": {"lr": 1e-1, "warmup_steps": 3},
-            "RAdamScheduleFree": {"lr": 1e-2},
-            "AdamWScheduleFreeReference": {"lr": 1e-2},
-        },
-        "prodigyopt": {"Prodigy": {"lr": 1.0}},
-        "transformers.optimization": {"Adafactor": {"lr": 1e-2, "relative_step": False}},
-        "torchao.optim": {
-            name: {"lr": 1e-2} for name in ("AdamW8bit", "AdamW4bit", "AdamWFp8", "_AdamW")
-        },
-        "bitsandbytes.optim": {
-            **{name: {"lr": 1e-3} for name in ("AdamW", "AdamW8bit", "Lion", "Lion8bit", "Adagrad",
-                                               "RMSprop", "LAMB", "AdEMAMix")},
-            **{name: {"lr": 1e-3, "momentum": 0.9} for name in ("SGD", "SGD8bit", "LARS")},
-        },
-    }  # fmt: skip
-    for module, kinds in wanted.items():
-        with contextlib.suppress(ImportError):
-            library = importlib.import_module(module)
-            for name, settings in kinds.items():
-                if hasattr(library, name):
-                    more = (
-                        {"momentum": 0.9} if "bits" in module and name[:3] in ("SGD", "LAR") else {}
-                    )
-                    make = functools.partial(getattr(library, name), **settings, **more)
-                    found[f"{module.partition('.')[0]}.{name}"] = make
+    for name in LIBRARIES:
+        try:
+            library = importlib.import_module(name)
+        except ImportError as error:
+            print(f"{name} is left out: {sentence(error)}", file=sys.stderr)
+            continue
+        if name == "heavyball":  # to compile each step takes longer than the training
+            library.utils.compile_mode = None
+        for kind in vars(library).values():
+            if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
+                short = f"{name.partition('.')[0]}.{kind.__name__}"
+                settings = {"lr": 1e-2, **NEEDED.get(short, {})}
+                found[short] = functools.partial(kind, **settings)
+    found.pop("torch_optimizer.Optimizer", None)
     return found
 
 
@@ -185,6 +173,24 @@ OF_TIMM = ("lookahead_adamw", "lamb", "madgrad", "nadamw", "adopt", "laprop", "m
            "adabelief", "novograd", "adan", "lars", "sgdw", "adafactorbv", "muon", "cautious",
            "cadamw", "kron")  # fmt: skip
 CONSTRUCTED: dict[str, dict[str, Any]] = {"ranger21": {"num_iterations": STEPS}}
+LIBRARIES = ("schedulefree", "prodigyopt", "transformers.optimization", "torchao.optim",
+             "bitsandbytes.optim", "torch_optimizer", "optimi", "lion_pytorch", "dadaptation",
+             "came_pytorch", "adam_mini", "apollo_torch", "galore_torch", "sophia_opt",
+             "kron_torch", "grokadamw", "adan_pytorch", "heavyball", "muon_fsdp2",
+             "muonium")  # fmt: skip
+SMALLER = {"lr": 1e-3}
+NEEDED: dict[str, dict[str, Any]] = {
+    "schedulefree.AdamWScheduleFree": {"warmup_steps": 3},
+    "schedulefree.SGDScheduleFree": {"lr": 1e-1, "warmup_steps": 3},
+    "prodigyopt.Prodigy": {"lr": 1.0},
+    "transformers.Adafactor": {"relative_step": False},
+    "bitsandbytes.SGD": {**SMALLER, "momentum": 0.9},
+    "bitsandbytes.SGD8bit": {**SMALLER, "momentum": 0.9},
+    "bitsandbytes.LARS": {**SMALLER, "momentum": 0.9},
+    "bitsandbytes.LARS8bit": {**SMALLER, "momentum": 0.9},
+    **{f"dadaptation.DAdapt{name}": {"lr": 1.0} for name in ("AdaGrad", "Adam", "Adan", "Lion")},
+    "dadaptation.DAdaptSGD": {"lr": 1.0, "momentum": 0.9},
+}
 
 
 # -- on a rank -------------------------------------------------------------------------------------
@@ -238,7 +244,7 @@ class Subject:
             place = {"save_to": self.directory / "saved", "save_every": "4 steps"}
             self._train(self.make, max_period="4 steps", **place)
             return self._same(self._train(self.make, resume=True, **place))
-        after, poisoned = (thaw if case == "unfreeze" else None), BATCH * (case == "skip")
+        after, poisoned = (thaw if case == "unfreeze" else None), FIRST if case == "skip" else NONE
         make = clipping(self.make) if case == "hook" else self.make
         reference = functools.partial(by_hand, make, after, poisoned)
         found = self._train(make, after, poisoned)
@@ -273,7 +279,7 @@ class Subject:
         self,
         make: Make,
         after: Any = None,
-        poisoned: int = 0,
+        poisoned: slice = NONE,
         keys: dict[str, Any] | None = None,
         **more: Any,
     ) -> dict[str, Tensor]:

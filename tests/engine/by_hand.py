@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from orchestrator import Trainer
 
 STEPS, BATCH = 8, 8
+NONE, FIRST, LATER = slice(0), slice(BATCH), slice(3 * BATCH, 4 * BATCH)  # samples
 Make = Callable[[Any], Optimizer]
 
 
@@ -26,12 +28,12 @@ def net(*, frozen: bool = False) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def data(poisoned: int = 0) -> TensorDataset:
-    """Samples, of which the first ones are no numbers."""
+def data(poisoned: slice = NONE) -> TensorDataset:
+    """Samples, of which some are no numbers."""
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(STEPS * BATCH, 6, generator=draw)
     y = torch.sin(x @ torch.randn(6, 4, generator=draw))
-    x[:poisoned] = float("nan")
+    x[poisoned] = float("nan")
     return TensorDataset(x, y)
 
 
@@ -44,7 +46,7 @@ def litter() -> None:
 def by_hand(
     make: Make,
     after: Callable[[nn.Module, int], None] | None = None,
-    poisoned: int = 0,
+    poisoned: slice = NONE,
     *,
     turned: bool = False,  # the samples of each batch the other way round: sums round differently
     seed: int = 0,  # of what the optimizer draws
@@ -95,7 +97,7 @@ def made(make: Make, *, frozen: bool = False, later: bool = False, **more: Any) 
     """Make a Trainer, which makes the optimizer later, from the parameters as it spreads them."""
     model = net(frozen=frozen)
     optimizer = make if later else make(model.parameters())
-    return Trainer(model, optimizer, functional.mse_loss, **more)
+    return Trainer(model, optimizer, **{"loss": functional.mse_loss, **more})
 
 
 def whole(trainer: Trainer) -> dict[str, Tensor]:
@@ -106,7 +108,7 @@ def whole(trainer: Trainer) -> dict[str, Tensor]:
     }
 
 
-def trained(trainer: Trainer, poisoned: int = 0, **more: Any) -> dict[str, Tensor]:
+def trained(trainer: Trainer, poisoned: slice = NONE, **more: Any) -> dict[str, Tensor]:
     batch = BATCH // (trainer.ranks.world * trainer.config.training.gradient_accumulation)
     trainer.train(DataLoader(data(poisoned), batch), epochs=1, verbose=False, **more)
     return whole(trainer)
@@ -124,19 +126,55 @@ def adamw(parameters: Any) -> Optimizer:
     return AdamW(parameters, lr=1e-2)
 
 
-def clipping(make: Make) -> Make:
-    """An optimizer with a hook, which clips gradients by value, as many programs do."""
+def clip(optimizer: Optimizer, *_: Any) -> None:
+    """Clip gradients by value, as many programs do."""
+    for group in optimizer.param_groups:
+        nn.utils.clip_grad_value_(group["params"], 1e-3)
+
+
+def clip_norm(optimizer: Optimizer, *_: Any) -> None:
+    nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], 0.05)
+
+
+def clipping(make: Make, how: Callable[..., None] = clip) -> Make:
+    """An optimizer with a hook."""
 
     def hooked(parameters: Any) -> Optimizer:
         optimizer = make(parameters)
-        optimizer.register_step_pre_hook(clip)
+        optimizer.register_step_pre_hook(how)
         return optimizer
 
-    def clip(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for group in optimizer.param_groups:
-            nn.utils.clip_grad_value_(group["params"], 1e-3)
-
     return hooked
+
+
+def replacing(make: Make) -> Make:
+    """An optimizer whose step() is a function of the program's, which clips."""
+
+    def replaced(parameters: Any) -> Optimizer:
+        optimizer = make(parameters)
+        own = optimizer.step
+
+        def step(closure: Any = None) -> Any:
+            clip(optimizer)
+            return own()
+
+        vars(optimizer)["step"] = step
+        return optimizer
+
+    return replaced
+
+
+def falling(make: Make) -> Make:
+    """An optimizer whose learning rate rises over three steps, and falls by a fifth in each."""
+    counted = itertools.count()
+
+    def change(optimizer: Optimizer, *_: Any) -> None:
+        done = next(counted)
+        for group in optimizer.param_groups:
+            first = group.setdefault("first", group["lr"])
+            group["lr"] = first * 0.8**done * min(1.0, (done + 1) / 3)
+
+    return clipping(make, change)
 
 
 def thaw(model: nn.Module, step: int) -> None:

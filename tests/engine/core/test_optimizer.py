@@ -22,19 +22,25 @@ from orchestrator.engine.saving.in_memory.encoding import decoded, packages_of
 from tests.engine import pair
 from tests.engine.by_hand import (
     BATCH,
+    FIRST,
+    LATER,
+    NONE,
     STEPS,
     Make,
     adamw,
     by_hand,
     clamp_by_assignment,
+    clip_norm,
     clipping,
     data,
+    falling,
     far,
     going_on,
     litter,
     made,
     momentum,
     net,
+    replacing,
     thaw,
     trained,
     whole,
@@ -93,14 +99,16 @@ def test_a_choice_of_the_user_stays() -> None:
 
 def every(strategies: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
     """Compare each kind of program with a loop by hand, in each of the layouts."""
-    cases: list[tuple[str, Make, Any, int]] = [
-        ("skipped first, SGD", momentum, None, BATCH),
-        ("skipped first, AdamW", adamw, None, BATCH),
-        ("hook, SGD", clipping(momentum), None, 0),
-        ("hook, AdamW", clipping(adamw), None, 0),
-        ("unfreezing, SGD", momentum, thaw, 0),
-        ("unfreezing, AdamW", adamw, thaw, 0),
-        ("assignment", momentum, clamp_by_assignment, 0),
+    cases: list[tuple[str, Make, Any, slice]] = [
+        ("skipped first, SGD", momentum, None, FIRST),
+        ("skipped first, AdamW", adamw, None, FIRST),
+        ("skipped later, AdamW", adamw, None, LATER),
+        ("hook, SGD", clipping(momentum), None, NONE),
+        ("hook, AdamW", clipping(adamw), None, NONE),
+        ("step() replaced, AdamW", replacing(adamw), None, NONE),
+        ("unfreezing, SGD", momentum, thaw, NONE),
+        ("unfreezing, AdamW", adamw, thaw, NONE),
+        ("assignment", momentum, clamp_by_assignment, NONE),
     ]
     for name, make, after, poisoned in cases:
         expected = by_hand(make, after, poisoned)
@@ -115,6 +123,22 @@ def every(strategies: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
 def test_one_process_trains_as_a_loop_by_hand() -> None:
     for name, distance in every([{}, {"accumulate": 4}]):
         assert distance < 2e-6, name
+
+
+FALLS: dict[str, Any] = {
+    "scheduler": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8),
+    "warmup_steps": 3,
+}
+
+
+def test_a_step_is_clipped_scheduled_and_unscaled_as_by_hand() -> None:
+    """SGD, as AdamW divides by the size of the gradients."""
+    clips = clipping(momentum, clip_norm)
+    assert far(trained(made(momentum, clip_grad_norm=0.05)), by_hand(clips)) < 2e-6
+    assert far(trained(made(momentum, **FALLS)), by_hand(falling(momentum))) < 2e-6
+    for poisoned in (NONE, LATER):
+        half = trained(made(momentum, precision="fp16"), poisoned)
+        assert far(half, by_hand(momentum, None, poisoned)) < 5e-3
 
 
 def test_two_ranks_train_as_a_loop_by_hand(tmp_path: Path) -> None:
@@ -135,6 +159,39 @@ def train_on_two_ranks(rank: int, directory: Path) -> None:
 def test_all_that_an_optimizer_keeps_outlives_it(tmp_path: Path, name: str) -> None:
     assert far(trained(made(OWN[name])), by_hand(OWN[name])) < 1e-6
     assert going_on(OWN[name], tmp_path) == 0
+
+
+def halving(trainer: Trainer) -> None:
+    for group in trainer.optimizer.param_groups:
+        group["lr"] *= 0.5
+
+
+def uneven(model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+    """Count another number of samples in each batch."""
+    x, y = batch
+    rows = 1 + int(100 * x[0, 0].abs()) % BATCH
+    return functional.mse_loss(model(x[:rows]), y[:rows], reduction="sum"), rows
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{**FALLS, "clip_grad_norm": 0.05}, {"on_step_end": halving}, {"loss": None, "step": uneven}],
+    ids=["scheduled", "changed by a hook", "uneven"],
+)
+def test_a_step_is_resumed_as_it_was(tmp_path: Path, more: dict[str, Any]) -> None:
+    assert going_on(momentum, tmp_path, **more) == 0
+
+
+def test_the_scale_of_fp16_is_resumed(tmp_path: Path) -> None:
+    more = {"save_to": tmp_path, "save_every": "4 steps"}
+    first, again = (made(momentum, precision="fp16") for _ in range(2))
+    trained(first, LATER, max_period="4 steps", **more)
+    trained(again, resume=True, max_period="4 steps", **more)
+    found = [
+        (float(s.scale), float(s.good), float(s.skipped))
+        for s in (first.parts.stepper, again.parts.stepper)
+    ]
+    assert found == [(2.0**15, 0, 1)] * 2
 
 
 def test_it_outlives_two_ranks_too(tmp_path: Path) -> None:

@@ -1,0 +1,210 @@
+"""What a step costs the host: a model so small that nothing else counts, beside other trainers.
+
+    python scripts/bench/tiny_step.py [--only REGEX]
+
+Prints the milliseconds of processor time per step, of every twenty steps, as JSON. All that can be
+imported train in turns, each in a process of its own, forked from one that has imported everything.
+They have the same model, data, loss and optimizer, and clip gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+BATCH, WINDOW = 32, 20
+began: list[float] = []  # the processor time at which each step's forward began
+
+
+class Tiny(nn.Sequential):
+    """Three layers, which note when they are called."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        hidden = [nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()]
+        super().__init__(*hidden, nn.Linear(32, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        began.append(time.process_time())
+        result: Tensor = super().forward(x)
+        return result
+
+
+def adamw(model: nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+
+def batches(steps: int) -> DataLoader[tuple[Tensor, ...]]:
+    x, y = torch.randn(steps * BATCH, 64), torch.randint(0, 10, (steps * BATCH,))
+    return DataLoader(TensorDataset(x, y), BATCH, shuffle=True)
+
+
+# -- the contenders --------------------------------------------------------------------------------
+
+
+def by_hand(steps: int, *, clips: bool = False) -> None:
+    model = Tiny()
+    optimizer = adamw(model)
+    for x, y in batches(steps):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        if clips:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+def clipped(steps: int) -> None:
+    by_hand(steps, clips=True)
+
+
+def orchestrator(steps: int) -> None:
+    from orchestrator import Trainer
+
+    model = Tiny()
+    trainer = Trainer(model, adamw(model), nn.CrossEntropyLoss(), clip_grad_norm=1.0)
+    trainer.train(batches(steps), epochs=1, verbose=False)
+
+
+def accelerate(steps: int) -> None:
+    from accelerate import Accelerator
+
+    accelerator, model = Accelerator(cpu=True), Tiny()
+    model, optimizer, loader = accelerator.prepare(model, adamw(model), batches(steps))
+    for x, y in loader:
+        optimizer.zero_grad()
+        accelerator.backward(functional.cross_entropy(model(x), y))
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+def transformers(steps: int) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Tiny()
+
+        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            outputs = self.inner(x)
+            return {"loss": functional.cross_entropy(outputs, labels), "logits": outputs}
+
+    def collate(samples: list[Any]) -> dict[str, Tensor]:
+        x, y = zip(*samples, strict=True)
+        return {"x": torch.stack(x), "labels": torch.stack(y)}
+
+    model = WithLoss()
+    with tempfile.TemporaryDirectory() as place:
+        arguments = TrainingArguments(
+            place, per_device_train_batch_size=BATCH, num_train_epochs=1, max_grad_norm=1.0,
+            logging_steps=50, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
+            dataloader_pin_memory=False,
+        )  # fmt: skip
+        data: Any = batches(steps).dataset
+        Trainer(model, arguments, collate, data, optimizers=(adamw(model), None)).train()
+
+
+def lightning(steps: int) -> None:
+    import lightning
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Tiny()
+
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            x, y = batch
+            return functional.cross_entropy(self.inner(x), y)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)  # fused ones it cannot clip
+
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", gradient_clip_val=1.0, **dict.fromkeys(quiet, False)
+    )
+    trainer.fit(Module(), batches(steps))
+
+
+def fabric(steps: int) -> None:
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu")
+    model = Tiny()
+    wrapped, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    for x, y in fabric.setup_dataloaders(batches(steps)):
+        optimizer.zero_grad()
+        fabric.backward(functional.cross_entropy(wrapped(x), y))
+        fabric.clip_gradients(wrapped, optimizer, max_norm=1.0)
+        optimizer.step()
+
+
+CONTENDERS: dict[str, tuple[str, Callable[[int], None]]] = {  # the package that each one needs
+    "hand-written loop": ("torch", by_hand),
+    "hand-written loop that clips": ("torch", clipped),
+    "orchestrator.Trainer": ("orchestrator", orchestrator),
+    "accelerate": ("accelerate", accelerate),
+    "HF Trainer": ("transformers", transformers),
+    "Lightning": ("lightning", lightning),
+    "Fabric": ("lightning", fabric),
+}
+
+
+def turn(name: str, steps: int) -> list[float]:
+    """Have a process of its own train; give the milliseconds of each step, window by window."""
+    receive, send = multiprocessing.Pipe(duplex=False)
+
+    def train() -> None:
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, 1)
+        CONTENDERS[name][1](steps)
+        marks = began[100::WINDOW]  # the first steps warm up
+        send.send([1e3 * (b - a) / WINDOW for a, b in itertools.pairwise(marks)])
+
+    process = multiprocessing.get_context("fork").Process(target=train)
+    process.start()
+    send.close()
+    try:
+        windows: list[float] = receive.recv()
+    except EOFError:
+        windows = []
+    process.join()
+    return windows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--only", default="", help="a regular expression of contenders")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    found: dict[str, list[float]] = {}
+    for name, (package, _) in CONTENDERS.items():
+        if re.search(options.only, name) and importlib.util.find_spec(package):
+            importlib.import_module(package)
+            found[name] = []
+    for _ in range(options.repeat):
+        for name in found:
+            found[name] += turn(name, options.steps)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
