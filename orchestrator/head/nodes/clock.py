@@ -61,17 +61,24 @@ def warm_now(answer: WarmPairs) -> WarmPairs:
 
 
 class Clock:
-    """Keeps how far a node's clock is from ours: by the shortest round trip that is not too old."""
+    """Keeps how far a node's clock is from ours: by the shortest round trip that is not too old.
+
+    Round trips and ages are by the monotonic clock: either of the two others may be set meanwhile.
+    """
 
     def __init__(self) -> None:
         self.offset = 0.0  # the node's clock minus ours
         self.error = float("inf")  # at most, when it was measured
-        self.measured = 0.0
+        self.measured = 0.0  # monotonic
 
-    def heard(self, sent: float, theirs: float, received: float) -> bool:
-        """Take an exchange; return whether it improved the offset."""
+    def heard(self, sent: float, theirs: float) -> bool:
+        """Take an answer to what was `sent` then (monotonic); return whether it tells anything."""
+        received = time.monotonic()
         error = (received - sent) / 2
-        if error > self.error + DRIFT_SECONDS * (received - self.measured):
+        offset = theirs - (time.time() - error)
+        known_to = self.error + DRIFT_SECONDS * (received - self.measured)
+        was_set = abs(offset - self.offset) > error + known_to  # a clock, since then
+        if error > known_to and not was_set:
             return False
-        self.offset, self.error, self.measured = theirs - (sent + received) / 2, error, received
+        self.offset, self.error, self.measured = offset, error, received
         return True

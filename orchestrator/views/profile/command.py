@@ -283,9 +283,9 @@ def fetch(
 def clock_of(channel: NodeChannel) -> Clock:
     clock = Clock()
     for _ in range(READINGS):
-        sent = time.time()
+        sent = time.monotonic()
         answer = channel.ask(Beat(), ANSWER_SECONDS)
-        clock.heard(sent, answer.time, time.time())
+        clock.heard(sent, answer.time)
     return clock
 
 

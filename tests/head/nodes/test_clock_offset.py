@@ -4,25 +4,80 @@ import random
 
 import pytest
 
+from orchestrator.head.nodes import clock as clock_module
 from orchestrator.head.nodes.clock import Clock
 
 
+class Times:
+    """Our two clocks, and one of a node; each exchange takes as long as it says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.ours, self.theirs = 50.0, 1e9, 1e9
+        self.clock = Clock()
+        monkeypatch.setattr(clock_module, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now + self.ours
+
+    def exchange(self, there: float, back: float) -> bool:
+        sent, self.now = self.now, self.now + there + back
+        return self.clock.heard(sent, sent + there + self.theirs)
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> Times:
+    return Times(monkeypatch)
+
+
 @pytest.mark.parametrize("offset", [-3600.0, -0.2, 0.0, 0.001, 86400.0])
-def test_the_shortest_round_trip_tells(offset: float) -> None:
+def test_the_shortest_round_trip_tells(offset: float, times: Times) -> None:
     """Ways there and back of any length: never further off than half a round trip."""
-    clock, now, shortest = Clock(), 1e9, float("inf")
+    shortest = float("inf")
+    times.theirs += offset
     for _ in range(20):
         there, back = random.uniform(0.0005, 0.2), random.uniform(0.0005, 0.2)
-        clock.heard(now, now + there + offset, now + there + back)
+        times.exchange(there, back)
         shortest = min(shortest, there + back)
-        now += 1
-    assert clock.offset == pytest.approx(offset, abs=shortest / 2 + 1e-3)
+        times.now += 1
+    assert times.clock.offset == pytest.approx(offset, abs=shortest / 2 + 1e-3)
 
 
-def test_a_long_way_teaches_nothing_until_the_clocks_may_have_parted() -> None:
-    clock = Clock()
-    assert clock.heard(0.0, 10.001, 0.002)
-    assert not clock.heard(10.0, 25.0, 11.0)
-    assert clock.offset == pytest.approx(10.0)
-    assert clock.heard(10000.0, 10010.9, 10000.2), "after hours, what is known may be a second off"
-    assert clock.offset == pytest.approx(10.8)
+def test_a_long_way_teaches_nothing_until_the_clocks_may_have_parted(times: Times) -> None:
+    times.theirs += 10.0
+    assert times.exchange(0.001, 0.001)
+    times.now += 10.0
+    assert not times.exchange(0.9, 0.1)
+    assert times.clock.offset == pytest.approx(10.0)
+    times.now += 10000.0
+    times.theirs += 0.8
+    assert times.exchange(0.1, 0.1), "after hours, what is known may be a second off"
+    assert times.clock.offset == pytest.approx(10.8)
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_a_clock_that_is_set_in_a_job_is_noticed_at_the_next_answer(
+    whose: str, jump: float, times: Times
+) -> None:
+    """However long that answer takes; and what comes after it is taken as before."""
+    assert times.exchange(0.001, 0.001)
+    setattr(times, whose, getattr(times, whose) + jump)
+    true = times.theirs - times.ours
+    assert times.exchange(0.4, 0.1)
+    assert times.clock.offset == pytest.approx(true, abs=0.3)
+    assert times.exchange(0.002, 0.002)
+    assert times.clock.offset == pytest.approx(true, abs=0.01)
+    assert not times.exchange(0.4, 0.1)
+
+
+def test_a_clock_that_is_set_while_an_answer_is_on_its_way(times: Times) -> None:
+    sent = times.now
+    times.now += 0.02
+    times.ours -= 3600.0
+    times.clock.heard(sent, sent + 0.01 + times.theirs)
+    assert times.clock.offset == pytest.approx(3600.0, abs=0.02)
+    times.exchange(0.001, 0.001)
+    assert times.clock.offset == pytest.approx(3600.0, abs=0.002)

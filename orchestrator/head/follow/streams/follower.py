@@ -103,7 +103,7 @@ class NodeFollower(threading.Thread):
         self.heard_at = time.monotonic()
         self.silent = self.idle = 0.0  # seconds since the node last printed, or moved
         self.clock = Clock()
-        self.beats: dict[int, float] = {}  # request -> when it was sent
+        self.beats: dict[int, float] = {}  # request -> when it was sent, monotonic
 
     def end(self, reason: str, grace: float) -> None:
         """Ask the node to end its part: now, or as soon as it is back."""
@@ -233,9 +233,9 @@ class NodeFollower(threading.Thread):
         self.event_rest = b""
         self.growing.begin()
         for _ in range(CLOCK_READS):
-            sent = time.time()
+            sent = time.monotonic()
             answer = channel.ask(Beat(), HEAD_PATIENCE_SECONDS)
-            self.clock.heard(sent, answer.time, time.time())
+            self.clock.heard(sent, answer.time)
         self.beats.clear()
         request = Follow(
             job=self.job,
@@ -284,7 +284,7 @@ class NodeFollower(threading.Thread):
         if time.monotonic() >= self.next_beat:
             patience = self.patience or SERVER_PATIENCE
             self.next_beat = time.monotonic() + min(HEAD_BEAT_SECONDS, patience / BEATS_IN_PATIENCE)
-            sent = time.time()
+            sent = time.monotonic()
             self.beats[channel.post(Beat())] = sent
 
     def _answered(self, number: int, answer: Message) -> None:
@@ -295,7 +295,7 @@ class NodeFollower(threading.Thread):
         elif isinstance(answer, request.Clock):
             # Clocks drift apart: a good exchange is better than one of an hour ago.
             sent = self.beats.pop(number, 0.0)
-            if sent and self.clock.heard(sent, answer.time, time.time()):
+            if sent and self.clock.heard(sent, answer.time):
                 self.post(ClockRead(self.node.index, self.clock.offset))
 
     def _append(self, channel: NodeChannel, file: AppendOnly, size: int) -> None:
