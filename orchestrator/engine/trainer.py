@@ -25,7 +25,7 @@ from orchestrator.config.schema import Config
 from orchestrator.engine.core import evaluation, settings, stopping
 from orchestrator.engine.core import loop as training_loop
 from orchestrator.engine.core.average import KEPT
-from orchestrator.engine.core.kept import WHAT_TRAINS, ExtraState
+from orchestrator.engine.core.kept import WHAT_IS_DRAWN, WHAT_TRAINS, ExtraState
 from orchestrator.engine.core.loop import Loop
 from orchestrator.engine.core.optimizer import Factory, LrScheduler, configured, schedule
 from orchestrator.engine.core.parts import (
@@ -40,6 +40,7 @@ from orchestrator.engine.core.stopping import Best, Duration, Limit, Metrics, St
 from orchestrator.engine.data import sharded_loader, sources
 from orchestrator.engine.data.batch import Batches, randomness_kept
 from orchestrator.engine.data.dataset import HeldOutSamples, TrainingSamples
+from orchestrator.engine.data.draws import Drawn
 from orchestrator.engine.models import build
 from orchestrator.engine.models.losses import Criterion, Loss, Losses, Step
 from orchestrator.engine.observe.reporter import Measures, Reporter, say
@@ -288,6 +289,8 @@ class Trainer:
         self.keep(WHAT_TRAINS, self.parts.what_trains)
         if (average := self.parts.stepper.average) is not None:
             self.keep(KEPT, average)
+        self._drawn = Drawn()
+        self.keep(WHAT_IS_DRAWN, self._drawn)
         losses = self.parts.losses
         if isinstance(losses, Losses) and (changing := losses.changing()) is not None:
             self.keep("the loss", changing)
@@ -398,8 +401,7 @@ class Trainer:
         )  # fmt: skip
         if policy.evaluating and held_out is None:
             raise UsageError("training.eval_* asks for an evaluation", "give train() a val_loader")
-        if self.state.position < 0:  # an earlier version counted batches
-            self.state.position = self.state.batch * training.round_size
+        self._begin_to_draw(training)
         self._say(f"training on {training.description}")
         self._say_where(checkpoints)
         if policy.nothing_to_do():
@@ -543,6 +545,12 @@ class Trainer:
             held_out = self._shared(val_loader, "val_loader")
         assert training is not None
         return training, held_out
+
+    def _begin_to_draw(self, training: Batches) -> None:
+        """Have the samples go on where they were, here or as they were saved."""
+        if self.state.position < 0:  # an earlier version counted batches
+            self.state.position = self.state.batch * training.round_size
+        self._drawn.begin(training, self.state, self._say)
 
     def _refuse_spent(
         self, train_loader: Any, val_loader: Any, epochs: int | None, max_period: str | None

@@ -20,7 +20,8 @@ from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.saving.in_memory.encoding import decoded
 from orchestrator.engine.sharding.mesh import plain_class
 
-WHAT_TRAINS = "what trains"  # by this name it is kept; earlier checkpoints have none
+# By these names it is kept; earlier checkpoints have none.
+WHAT_TRAINS, WHAT_IS_DRAWN = "what trains", "what is drawn"
 # What torch and pickle raise for what is no data, or not safe to be read again.
 NOT_READ = (pickle.PickleError, AttributeError, RuntimeError, TypeError, ValueError)
 
@@ -134,7 +135,7 @@ class AuxiliaryState:
             *(
                 name
                 for name in self.holders
-                if name not in saved.get("kept", {}) and name != WHAT_TRAINS
+                if name not in saved.get("kept", {}) and name not in (WHAT_TRAINS, WHAT_IS_DRAWN)
             ),
         ]
 

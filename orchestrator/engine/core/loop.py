@@ -22,7 +22,14 @@ from orchestrator.engine.core.evaluation import add, evaluate, refuse_other_name
 from orchestrator.engine.core.optimizer import LrScheduler
 from orchestrator.engine.core.parts import Parts, progress_of, save_checkpoint
 from orchestrator.engine.core.stopping import PROFILE, Best, Metrics, StopPolicy, TrainState
-from orchestrator.engine.data.batch import Batches, Micro, Randomness, seed_all, to_device
+from orchestrator.engine.data.batch import (
+    Batches,
+    Following,
+    Micro,
+    Randomness,
+    seed_all,
+    to_device,
+)
 from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.observe.reporter import Reporter, means_of
 from orchestrator.engine.ranks.ranks import gather
@@ -125,12 +132,12 @@ class Loop:
         if self.modes and not self.parts.bare.training:  # after an evaluation of the user's own
             mesh.set_modes(self.modes)
         self.modes = mesh.modes_of(self.parts.model)
-        batches = self.training.epoch(state.epoch, state.position)
+        batches = Following(self.training.epoch(state.epoch, state.position))
         index = 0  # of the micro-batch in its step
         while (micro := self._next(batches)) is not None:
             if index == 0 and not self.votes_late:
                 self._vote()  # who wants to stop, save, evaluate: sent while it computes
-            complete = micro.last or index + 1 == config.training.gradient_accumulation
+            complete = index + 1 == config.training.gradient_accumulation or self._over(batches)
             self._micro(micro, index, complete=complete)
             state.batch, state.position = state.batch + 1, state.position + self.training.round_size
             index += 1
@@ -138,16 +145,20 @@ class Loop:
                 continue
             self._step()
             index = 0
-            if micro.last:
+            if self._over(batches):
                 break
             self._after_step(epoch_over=False)
             if state.ended:
                 return
         self._after_step(epoch_over=True)
 
-    def _next(self, batches: Any) -> Micro | None:
+    def _over(self, batches: Following) -> bool:
         with self.reporter.phases("data"):
-            micro: Micro | None = next(batches, None)
+            return not self.training.endless and batches.over()
+
+    def _next(self, batches: Following) -> Micro | None:
+        with self.reporter.phases("data"):
+            micro = batches.next()
             if micro is None:
                 return None
             return micro._replace(data=to_device(micro.data, self.parts.ranks.device))
@@ -255,6 +266,10 @@ class Loop:
                 f"WARNING: a resume will refuse what is saved now: {several(names)} is not as"
                 " this program begins; have it so before train()"
             )
+
+    def _warn_of_draws(self) -> None:
+        if problem := self.training.unrepeatable(self.state.epoch, self.state.position):
+            self.reporter.say(problem)
 
     def _check_names(self) -> None:
         names = tuple(self.sums)
@@ -400,6 +415,7 @@ class Loop:
         progress = progress_of(
             parts, snapshot, state, self.scheduler, self.training.endless, self.run_id
         )
+        self._warn_of_draws()
         tensors = whole_state.state_of(parts.bare, snapshot.tensors)
         memory.save(state.step, tensors, json.dumps(progress), whole_state.frozen_of(parts.bare))
 
@@ -411,6 +427,7 @@ class Loop:
         with self.reporter.estimate.pause():
             names = save_checkpoint(checkpoints, self.parts, self.state, self.scheduler, endless)
         self._warn_of_unreadable(names)
+        self._warn_of_draws()
 
 
 def refuse_detached(loss: Tensor) -> None:

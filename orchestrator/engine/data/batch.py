@@ -10,7 +10,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from orchestrator.common.text import Say
 from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks.ranks import Ranks
 
@@ -28,8 +29,19 @@ class Micro(NamedTuple):
     data: Any
     ids: list[int] | None  # its samples, where they have numbers
     real: bool = True  # else it counts as none: this rank only takes part in the collectives
-    last: bool = False  # of its epoch, on all ranks
     size: int | None = None  # samples in it, where that is known
+
+
+@dataclass(frozen=True)
+class Before:
+    """What was drawn until a training begins or goes on."""
+
+    saved: Mapping[str, Any]  # as record() gave it
+    epoch: int
+    position: int
+    by: Batches | None  # what gave the samples in this process
+    resumed: bool  # from a checkpoint, or a state in memory
+    say: Say
 
 
 class Batches:
@@ -51,6 +63,33 @@ class Batches:
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
         """Give the batches of an epoch from a position on; positions count over all ranks."""
         raise NotImplementedError
+
+    def record(self, epoch: int, position: int) -> dict[str, Any]:
+        """Describe the order of the samples, so that a resume can compare it. All ranks call it."""
+        return {}
+
+    def expect(self, before: Before) -> None:
+        """Go on from what was drawn; say, or refuse, what differs. All ranks call it."""
+
+    def unrepeatable(self, epoch: int, position: int) -> str:
+        """Say what a resume from here would refuse, where that can be known."""
+        return ""
+
+
+class Following:
+    """Batches, one after the other. Whether one more comes is asked as late as it can be: who
+    draws the samples may learn from each step."""
+
+    def __init__(self, batches: Iterator[Micro]) -> None:
+        self.batches = batches
+        self.ahead: list[Micro | None] = []
+
+    def next(self) -> Micro | None:
+        return self.ahead.pop() if self.ahead else next(self.batches, None)
+
+    def over(self) -> bool:
+        self.ahead = self.ahead or [next(self.batches, None)]
+        return self.ahead[0] is None
 
 
 def to_device(data: Any, device: torch.device) -> Any:

@@ -11,6 +11,7 @@ import copy
 import functools
 import itertools
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -28,17 +29,29 @@ from torch.utils.data import (
 )
 
 from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.common.text import Say
 from orchestrator.config.parse import one_of
 from orchestrator.engine.data import batch
-from orchestrator.engine.data.batch import Batches, Micro, randomness_kept, seed_all
+from orchestrator.engine.data.batch import Batches, Before, Micro, seed_all
+from orchestrator.engine.data.draws import (
+    DRAWN_AT_ONCE,
+    EPOCHS,
+    Asked,
+    Draws,
+    Epoch,
+    described,
+    folded,
+    from_rank_0,
+    inner,
+)
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 
 T = TypeVar("T")
 
-EPOCHS = 1 << 40  # beyond any step, whose seeds are others
-DRAWN_AT_ONCE = 1 << 14  # of what a sampler draws: sent to all ranks at a time
+STREAM = "a stream"
 PLACES_AT_ONCE = 1 << 11  # whose samples are computed at a time
+ADDRESS = re.compile(r"\b0x[0-9a-f]+")  # of an object, in each process another
 DRAWS_COMPARED = 1 << 10  # of the first piece
 
 
@@ -86,7 +99,8 @@ def refuse_other_ranks(sampler: Any, ranks: Ranks, name: str) -> None:
 
 def is_torchs(loader: DataLoader[Any]) -> bool:
     """Tell whether torch's own samplers draw, which know nothing of ranks."""
-    drawing = [loader.sampler] + [loader.batch_sampler] * (loader.batch_sampler is not None)
+    around = loader.batch_sampler
+    drawing = [loader.sampler] + ([] if around is None else [around, inner(around)])
     return all(type(sampler).__module__.startswith("torch.utils.data") for sampler in drawing)
 
 
@@ -120,6 +134,8 @@ class Shard(Batches):
     def __init__(self, loader: Any, ranks: Ranks, seed: int) -> None:
         super().__init__(ranks)
         self.loader, self.seed = loader, seed
+        self.draws: Draws | None = None  # of a sampler of the program's own
+        self.order = ""  # else: what says in which order the samples come
 
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
         """Draw in the same way, whatever was drawn before."""
@@ -132,18 +148,37 @@ class Shard(Batches):
                 f" epoch; {self.alternative} goes on with any number of ranks",
             )
         self._seed(number, -1)
-        for name in ("sampler", "batch_sampler", "dataset"):
-            set_epoch: Any = getattr(getattr(self.loader, name, None), "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(number)
-        draws = self._draws(number, position)
-        ahead = next(draws, None)
-        if ahead is None and position == 0:
+        self._tell(number)
+        empty = position == 0
+        for micro in self._draws(number, position):
+            yield micro
+            empty = False
+        if empty:
             refuse_empty()
-        while ahead is not None:
-            following = next(draws, None)
-            yield ahead._replace(last=following is None)
-            ahead = following
+
+    def _tell(self, number: int) -> None:
+        """Tell what can be told which epoch it is."""
+        for name in ("sampler", "batch_sampler", "dataset"):
+            owner = getattr(self.loader, name, None)
+            asked = self.draws is not None and owner is self.draws.sampler  # it is told there
+            if (set_epoch := getattr(owner, "set_epoch", None)) is not None and not asked:
+                set_epoch(number)
+
+    def record(self, epoch: int, position: int) -> dict[str, Any]:
+        return {"by": self.order} if self.draws is None else self.draws.record(epoch, position)
+
+    def expect(self, before: Before) -> None:
+        if self.draws is not None:
+            drew = before.by.draws if isinstance(before.by, Shard) else None
+            self.draws.expect(before, drew)
+        elif before.position and before.saved.get("by", self.order) != self.order:
+            before.say(
+                f"WARNING: epoch {before.epoch} was begun with {described(before.saved)}, and goes"
+                f" on with {self.order}: some samples may come twice in it, and some not at all"
+            )
+
+    def unrepeatable(self, epoch: int, position: int) -> str:
+        return "" if self.draws is None else self.draws.unrepeatable(epoch, position)
 
     def _draws(self, number: int, position: int) -> Iterator[Micro]:
         raise NotImplementedError
@@ -171,7 +206,7 @@ class MapShard(Shard):
         self.first = first or ranks.world
         self.rounds: Iterator[Round] = iter(())
         self.begun: deque[Round] = deque()  # given to the DataLoader, and not yet loaded
-        self.compared = False  # the draws of all ranks
+        self.compared = ranks.world == 1  # the draws of all ranks
         batched = type(loader.batch_sampler) is BatchSampler
         self.sampler: Any = loader.sampler
         if loader.batch_sampler is not None and not batched:
@@ -186,6 +221,14 @@ class MapShard(Shard):
         self.length = len(self.sampler) if hasattr(self.sampler, "__len__") else None
         self.samples = self.length if self.batch_size else None
         self.interleaved, self.begins_anywhere = bool(self.batch_size), True
+        known = parts is not None or type(self.sampler) is SequentialSampler or self._shuffles()
+        self.at_once = DRAWN_AT_ONCE  # nobody sees how early torch's own samplers draw
+        if not is_torchs(loader):
+            self.at_once = math.lcm(self.first, ranks.world) * (self.batch_size or 1)
+        if known:
+            self.order = self._how()
+        else:
+            self.draws = Draws(self.sampler, ranks, seed, repeats=is_torchs(loader))
         if is_torchs(loader) and not self._dealt(self.length or 0).rounds:
             refuse_empty()  # known before anything is trained
         dealt = ranks.world > 1 and parts is None
@@ -249,56 +292,49 @@ class MapShard(Shard):
         """Deal out what rank 0's sampler draws from a position on."""
         at_once = math.lcm(self.first, self.ranks.world) * (self.batch_size or 1)
         first: list[Any] = []  # shown by a rank for which nothing is left
-        for items in whole_rounds(self._pieces(epoch), position, at_once):
+        assert self.draws is not None
+        for items in whole_rounds(self._pieces(self.draws, epoch, position), at_once):
             first = first or items[:1]
             yield from self._dealt(len(items)).of(functools.partial(picked, items), first)
+        self.draws.end()
 
-    def _pieces(self, epoch: int) -> Iterator[list[Any]]:
-        """Draw by rank 0's sampler, piece by piece: it may have no end."""
-        generator = getattr(self.sampler, "generator", None)
-        if isinstance(generator, torch.Generator):
-            generator.manual_seed(self.seed + epoch)
-        draw: Iterator[Any] | None = None
-        for number in itertools.count():
-            with randomness_kept():  # a piece depends on its number alone
-                seed_all(self.seed, EPOCHS + epoch, -number, 0)
-                if self.ranks.rank == 0 or not self.compared:
-                    draw = draw or iter(self.sampler)
-                    piece = list(itertools.islice(draw, DRAWN_AT_ONCE))
-                else:
-                    piece = []
-            piece = self._agreed(piece)
+    def _pieces(self, draws: Draws, epoch: int, position: int) -> Iterator[list[Any]]:
+        """Draw by rank 0's sampler, piece by piece: it may have no end, and learn in each step."""
+        drawn = draws.begin(epoch, position)
+        self.compared = self.compared or position > 0 or epoch > draws.since
+        many = self.at_once
+        while many == self.at_once:
+            piece = [] if drawn is None else drawn.take(self.at_once)
+            piece = self._agreed(piece, epoch)
+            many = len(piece)
             yield piece
-            if len(piece) < DRAWN_AT_ONCE:
-                return
 
-    def _agreed(self, piece: list[Any]) -> list[Any]:
+    def _agreed(self, piece: list[Any], epoch: int) -> list[Any]:
         """Give rank 0's piece to all; the first is compared with those of the others."""
-        if self.ranks.world == 1:
-            return piece
         if not self.compared:
             self.compared = True
-            shown = {repr(sample)[:100] for sample in flat(piece[:DRAWS_COMPARED])}
+            mine = piece if self.ranks.rank == 0 else Epoch(self.sampler, self.seed, epoch).take(
+                self.at_once)  # fmt: skip
+            shown = {repr(sample)[:100] for sample in flat(mine[:DRAWS_COMPARED])}
             others = gather(shown)
             apart = any(others[0] and other and not others[0] & other for other in others[1:])
-            if apart and self._is_part(piece):
+            if apart and from_rank_0(self._is_part(mine), self.ranks):
                 raise CheckFailed(
                     f"every rank's {type(self.sampler).__name__} draws other samples, so dealing"
                     " out those of rank 0 would lose the rest",
                     'say stream="own" if it gives every rank its own part; otherwise leave the'
                     " parts to the Trainer",
                 )
-        drawn = [piece]
-        dist.broadcast_object_list(drawn, src=0, group=host_group())
-        return drawn[0]
+        return from_rank_0(piece, self.ranks)
 
     def _is_part(self, piece: list[Any]) -> bool:
         """Tell whether all ranks would have to draw so many to see the whole dataset: two samplers
         that draw at random from all samples may begin with different ones, too."""
         if not hasattr(self.loader.dataset, "__len__"):
             return False
-        batches = len(piece) if self.length is None else self.length
-        samples = batches * len(flat(piece)) / max(1, len(piece))
+        if self.length is None:
+            return True
+        samples = self.length * len(flat(piece)) / max(1, len(piece))
         return samples * (self.ranks.world - 1) < len(self.loader.dataset)
 
 
@@ -341,13 +377,11 @@ def picked(items: Sequence[Any], places: range) -> list[Any]:
     return [items[place] for place in places]
 
 
-def whole_rounds(pieces: Iterable[list[T]], position: int, at_once: int) -> Iterator[list[T]]:
-    """Give what comes from a position on, so that only the last list is no multiple of a round."""
+def whole_rounds(pieces: Iterable[list[T]], at_once: int) -> Iterator[list[T]]:
+    """Put pieces together so that only the last list is no multiple of a round."""
     left: list[T] = []
     for piece in pieces:
-        skipped = min(position, len(piece))
-        position -= skipped
-        left += piece[skipped:]
+        left += piece
         whole = len(left) // at_once * at_once
         if whole:
             yield left[:whole]
@@ -418,9 +452,10 @@ class UserShard(Shard):
 
     def __init__(self, loader: Any, sampler: Any, ranks: Ranks, seed: int, first: int) -> None:
         super().__init__(loader, ranks, seed)
-        self.copy: Any = copied(loader)
         self.order_of = f"your {type(sampler).__name__}"
         self.batch_size, self.part = loader.batch_size, len(sampler)
+        self.copy, self.asked = asking(loader, ranks, seed, self.round_size)
+        self.draws = self.asked.draws
         whole = self.part * ranks.world
         self.samples = whole if self.batch_size else None
         what = "samples" if self.batch_size else "batches"
@@ -435,11 +470,19 @@ class UserShard(Shard):
             )
 
     def _draws(self, number: int, position: int) -> Iterator[Micro]:
-        drawn = self._seeded(batch.begin(self.copy), number, 0)
-        for index, data in itertools.islice(enumerate(drawn), position // self.round_size, None):
+        first = self.asked.begin(number, position)
+        drawn = self._seeded(batch.begin(self.copy), number, first)
+        for index, data in enumerate(drawn, first):
             left = self.part - index * (self.batch_size or 1)
             size = min(self.batch_size, left) if self.batch_size and left > 0 else None
             yield Micro(data, None, size=size)
+
+
+def asking(loader: Any, ranks: Ranks, seed: int, moves: int, **changes: Any) -> tuple[Any, Asked]:
+    """Copy a loader whose sampler draws for this rank alone, so that what it draws is noted."""
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    asked = Asked(Draws(getattr(loader, name), ranks, seed, moves=moves))
+    return copied(loader, **{name: asked}, **changes), asked
 
 
 class IterableShard(Shard):
@@ -450,11 +493,18 @@ class IterableShard(Shard):
     def __init__(self, loader: Any, ranks: Ranks, seed: int, is_part: bool, first: int) -> None:
         super().__init__(loader, ranks, seed)
         self.copy: Any = loader
+        self.order = STREAM
+        self.asked: Asked | None = None  # of a dataset with a length
+        self.opened = Opened()
         if isinstance(loader, DataLoader):
-            counts = (
-                {} if loader.batch_size is None else {"collate_fn": Counting(loader.collate_fn)}
-            )
-            self.copy = copied(loader, **counts)
+            changes: dict[str, Any] = {}
+            if loader.batch_size is not None:
+                changes["collate_fn"] = Counting(loader.collate_fn)
+            if isinstance(loader.dataset, IterableDataset):
+                self.copy = copied(loader, **changes)
+            else:
+                self.copy, self.asked = asking(loader, ranks, seed, ranks.world, **changes)
+                self.draws = self.asked.draws
         self.deals = self.begins_anywhere = ranks.world > 1 and not is_part
         self.description = "a stream of batches"
         if self.deals:
@@ -472,19 +522,77 @@ class IterableShard(Shard):
 
     def _draws(self, number: int, position: int) -> Iterator[Micro]:
         # The seed of rank 0 for all: streams that are dealt out have to be the same.
-        drawn = self._seeded(batch.begin(self.copy), number, 0)
         rank, world = self.ranks.rank, self.ranks.world
+        left_out = 0
+        if self.asked is None:
+            drawn = self._opened(number, position)
+        else:
+            left_out = self.asked.begin(number, position, latest=True)
+            drawn = self._seeded(batch.begin(self.copy), number, left_out)
         if world == 1:
-            for data in itertools.islice(drawn, position, None):
+            for data in itertools.islice(drawn, position - left_out, None):
                 yield micro_of(data)
             return
         if self.deals:
             drawn = self._checked(drawn)
             drawn = every(drawn, rank, world, position)
-        yield from self._together(drawn, position // world)
+        yield from self._together(drawn, position // world - left_out)
 
     def _seed(self, epoch: int, index: int) -> None:
         seed_all(self.seed, EPOCHS + epoch, index + 1, 0 if self.deals else self.ranks.rank)
+
+    # -- a stream that is read again after a resume -----------------------------------------------
+
+    def record(self, epoch: int, position: int) -> dict[str, Any]:
+        if self.asked is not None:
+            return super().record(epoch, position)
+        prints = self.opened.prints
+        return {"by": STREAM, "first": prints.get(epoch), "last": prints.get(epoch - 1)}
+
+    def expect(self, before: Before) -> None:
+        known, by = before.saved.get("first" if before.position else "last"), before.by
+        if isinstance(by, IterableShard) and by.loader is self.loader:
+            self.opened = by.opened
+        elif by is not None and not before.resumed and not before.position:
+            known = None  # another stream, of which nothing is known yet
+        self.opened.known, self.opened.say = known, before.say
+        super().expect(before)
+
+    def _opened(self, number: int, position: int) -> Iterator[Any]:
+        """Begin to read; a stream that counts its epochs by itself is first brought to this one."""
+        opened = self.opened
+        known, opened.known = opened.known, None
+        shown = number if position else number - 1  # the epoch whose first batch is known
+        if known is not None and (position or opened.epochs != number):
+            before, (drawn, print_) = opened.epochs, self._first(shown)
+            if self._differs(print_, known):
+                for _ in range(before + 1, shown):
+                    self._first(shown)
+                drawn, print_ = self._first(shown)
+                if self._differs(print_, known):
+                    opened.say(
+                        f"WARNING: the stream does not begin epoch {shown} as it did before the"
+                        " checkpoint was saved, so some batches may come twice, and some not at"
+                        " all: give its dataset set_epoch(epoch), and let what it reads depend on"
+                        " that"
+                    )
+            if position:
+                return drawn
+        return self._first(number)[0]
+
+    def _first(self, number: int) -> tuple[Iterator[Any], int]:
+        """Begin to read an epoch, and describe its first batch."""
+        self._tell(number)
+        self._seed(number, -1)
+        drawn = self._seeded(batch.begin(self.copy), number, 0)
+        first = list(itertools.islice(drawn, 1))
+        print_ = folded(0, [fingerprint(each) for each in first])
+        self.opened.begin(number, print_)
+        return itertools.chain(first, drawn), print_
+
+    def _differs(self, print_: int, known: int) -> bool:
+        """Tell, on all ranks alike, whether rank 0's stream begins with another batch."""
+        return from_rank_0(print_ != known, self.ranks)
 
     def _checked(self, drawn: Iterator[Any]) -> Iterator[Any]:
         """Refuse data that differs between ranks before dealing it; the first batch shows it."""
@@ -521,6 +629,20 @@ class IterableShard(Shard):
             yield micro_of(before)._replace(real=real)
 
 
+class Opened:
+    """What is remembered of a stream: how often it was begun here, and with which batches."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+        self.prints: dict[int, int] = {}  # by epoch, the last two
+        self.known: int | None = None  # as a checkpoint has it
+        self.say: Say = print
+
+    def begin(self, number: int, print_: int) -> None:
+        self.epochs += 1
+        self.prints = {n: p for n, p in self.prints.items() if n == number - 1} | {number: print_}
+
+
 def every(drawn: Iterator[Any], rank: int, world: int, position: int) -> Iterator[Any]:
     """Give a rank each batch of its turn, so that a round of all ranks begins at a position."""
     return itertools.islice(drawn, position % world + rank, None, world)
@@ -555,4 +677,4 @@ def fingerprint(data: Any) -> Any:
         return {str(key): fingerprint(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
         return [fingerprint(value) for value in data]
-    return repr(data)[:200]
+    return ADDRESS.sub("", repr(data)[:200])
