@@ -96,11 +96,19 @@ def noted(tmp_path: Path) -> Noted:
         ("open('../tmp/x', 'w')", {("file", "TMP/x")}),
         # What C code opens, in modules that are called as those are.
         (
-            "import types\nmodule = types.ModuleType('h5py._hl.files')\n"
-            "module.make_fid = lambda name, mode: None\nsys.modules[module.__name__] = module\n"
-            "open(out + '/first', 'w')\n"
-            "module.make_fid((out + '/x').encode(), 'w'); module.make_fid(out + '/read', 'r')",
-            {("file", "OUT/first"), ("file", "OUT/x")},
+            "import types\nmodule = types.ModuleType('safetensors')\n"
+            "module.serialize_file = lambda data, name: None\nsys.modules['safetensors'] = module\n"
+            "import colorsys  # whatever is imported next\n"
+            "module.serialize_file(b'', out + '/y')\n"
+            "module = types.ModuleType('h5py._hl.files')\n"
+            "module.make_fid = lambda name, mode: 1 / 0 if 'wrong' in str(name) else None\n"
+            "sys.modules[module.__name__] = module\nimport this\n"
+            "module.make_fid((out + '/x').encode(), 'w'); module.make_fid(out + '/read', 'r')\n"
+            "try:\n    module.make_fid(out + '/wrong', 'w')\n"
+            "except ZeroDivisionError as error:\n"
+            "    frames = error.__traceback__.tb_next.tb_frame.f_code.co_filename\n"
+            "    assert frames == __file__, frames\n",
+            {("file", "OUT/x"), ("file", "OUT/y"), ("file", "OUT/wrong")},
         ),
         # Few of many files, then the directory; and an end of it.
         (

@@ -35,8 +35,7 @@ OF_LIBRARIES = re.compile(
 # Module -> its function that opens a file in C code, and which of its arguments is the path.
 IN_C_CODE = {
     "torch.serialization": ("_open_zipfile_writer", 0),
-    "safetensors.torch": ("serialize_file", 1),
-    "safetensors.numpy": ("serialize_file", 1),
+    "safetensors": ("serialize_file", 1),  # before safetensors.torch takes it from there
     "h5py._hl.files": ("make_fid", 0),
 }
 SPAWN = "multiprocessing.spawn"
@@ -72,7 +71,7 @@ class Watch:
             "os.link": self.moves,
             "os.symlink": self.moves,
             "sqlite3.connect": self.writes,
-            "import": self.listen,
+            "exec": self.listen,  # of a module that is imported
         }
 
     # -- events ------------------------------------------------------------------------------
@@ -197,7 +196,11 @@ class Watch:
             if len(args) > place and "r" not in args[1:2]:  # as h5py opens what it only reads
                 with contextlib.suppress(Exception):  # the program goes on, whatever we note
                     self.writes(args[place])
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except BaseException as error:  # its traceback is as it is without us
+                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+                raise
 
         return opens
 
