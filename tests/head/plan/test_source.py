@@ -155,6 +155,11 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--logs", type=Path, default=Path("/scratch") / "logs")
 args = parser.parse_args()
 args.logs.mkdir()
+a = parser.parse_args()
+a.logs.joinpath("of_a").mkdir()
+b.logs.joinpath("of_b").mkdir()
+parser.add_argument("--log", default="/log/run.log")
+os.makedirs(os.path.dirname(a.log))
 (Path.home() / "best").mkdir()
 open(os.environ.get("OUT", "/out/x"), "w")
 TrainingArguments("/scratch/hf")
@@ -165,7 +170,7 @@ open("runs/.cache/x", "w")
     result = guess(tmp_path, "train.py", "--output_dir", "/typed")
     assert names(result, "writes") == [
         *("/typed", "../../../../outputs", "/scratch/log.txt", "~/runs", "../../../../runs"),
-        *("/scratch/logs", "~/best", "/out/x", "/scratch/hf", "runs/.cache/x"),
+        *("/scratch/logs", "/log", "~/best", "/out/x", "/scratch/hf", "runs/.cache/x"),
     ]
     source = read(Target("auto", "train.py", ()), tmp_path)
     assert not foreseen.foresee(source, found("a"), Sent(), tmp_path).guesses  # a shared disk

@@ -497,7 +497,7 @@ STANDBY, AGENT = "orchestrator/node/warm/standby.py", "orchestrator/node/warm/ag
     ("file", "line"),
     [
         (STANDBY, '        reason = self.outdated(order["environment"])'),
-        (STANDBY, "            caller.close()"),
+        (STANDBY, "            self.job_taken = spec, order, [*files]"),
         (STANDBY, "    process_title.show_command([*program, *names])"),
         (STANDBY, "    standby.close()"),
         (STANDBY, "    run_job(WarmSupervisor(RunDir(spec.job"),

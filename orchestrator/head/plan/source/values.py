@@ -102,7 +102,7 @@ class Values:
             inner = self.of(holder, scope, depth)
             return Text(posixpath.dirname(inner.text)) if inner is not None else None
         name = holder.id if isinstance(holder, ast.Name) else getattr(holder, "attr", "")
-        if name not in HOLDERS or value.attr not in self.options:
+        if value.attr not in self.options or not (name in HOLDERS or parsed(name, scope)):
             return None
         if value.attr in self.typed:
             return Text(self.typed[value.attr])
@@ -132,6 +132,13 @@ class Values:
         if (dotted(call.func) or "").endswith(("environ.get", "getenv")):
             return arguments[1] if len(arguments) > 1 else None  # where it is not set
         return arguments[0] if name in SAME_TEXT and arguments else None
+
+
+def parsed(name: str, scope: Scope) -> bool:
+    """Tell whether a name is what argparse returns, whatever it is called."""
+    only = scope.value(name)
+    call = only[0] if only else None
+    return isinstance(call, ast.Call) and last_name(call.func) == "parse_args"
 
 
 def is_plain(value: ast.expr) -> bool:
