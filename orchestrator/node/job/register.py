@@ -23,6 +23,7 @@ from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
 
+SET_SECONDS = 1.0  # a clock that goes back by more was set
 LOOK_SECONDS = 1.0  # between two looks
 SHARE = 0.01  # of a core at most goes into looking
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -59,6 +60,8 @@ class Register:
         self.group = ""  # the directory of the job's own control group
         self.due = 0.0
         self.written: set[tuple[int, int]] | None = None
+        self.spec = run.spec
+        self.booted = time.time() - since_boot()  # by the clock that can be set
 
     def turn(self) -> float:
         """Look when it is time; return the seconds until the next look."""
@@ -75,6 +78,7 @@ class Register:
         The file's time is that of the look, by the clock of the boot.
         """
         looked_at = since_boot()
+        self.notice_clock(looked_at)
         running = without_samplers(processes.everyone(), {os.getpid()})
         now = {running[pid].key for pid in processes.descendants(running, [os.getpid()])}
         with contextlib.suppress(OSError):  # a full disk: the last one stays, with its time
@@ -93,6 +97,14 @@ class Register:
             os.utime(f"{self.path}.new", (looked_at, looked_at))
             os.replace(f"{self.path}.new", self.path)
             self.written = now
+
+    def notice_clock(self, now: float) -> None:
+        """Set the job's start back with the clock: what it writes from then on is not older."""
+        before, self.booted = self.booted, time.time() - now
+        if before - self.booted > SET_SECONDS:
+            with contextlib.suppress(OSError):
+                began = os.stat(self.spec).st_mtime - (before - self.booted)
+                os.utime(self.spec, (began, began))
 
 
 def without_samplers(running: Mapping[int, Process], supervisors: set[int]) -> dict[int, Process]:

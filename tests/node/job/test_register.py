@@ -211,6 +211,18 @@ def test_whose_control_groups_a_process_is_in(groups: str, jobs: list[tuple[str,
     assert register.jobs_in(groups) == jobs
 
 
+@pytest.mark.parametrize(("jump", "moved"), [(-3600, -3600), (3600, 0), (-0.5, 0)])
+def test_what_is_written_after_the_clock_was_set_back_is_of_the_job(
+    job: Job, jump: float, moved: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that are older than the job are not brought to its other nodes."""
+    ours, began, clock = register.Register(job.run), Path(job.run.spec).stat().st_mtime, time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + jump)
+    for _ in range(2):
+        ours.notice_clock(register.since_boot())
+        assert Path(job.run.spec).stat().st_mtime == pytest.approx(began + moved, abs=0.3)
+
+
 def test_a_register_of_another_boot_is_none(job: Job) -> None:
     path = wait_until(lambda: Path(job.run.register) if registered(job) else None)
     record = json.loads(path.read_text())

@@ -48,12 +48,14 @@ ENDS_BYTES = 1 << 16  # of each file's begin, middle and end
 def saved(run: RunDir, outputs: Iterable[str] = ()) -> Saved:
     """List all that was written in the job's directories."""
     spec = run.read_spec()
+    shared, starts = one_disk(run, spec), sorted(starts_of(run))
     since, places = began(run, spec), roots(run, spec, outputs)
+    if starts and not shared:  # a clock that was set back makes later attempts begin earlier
+        since = min(since, starts[0][0])
     ours = home(), os.path.dirname(experiment(run, spec))  # all that nodes and heads keep
     inner = (root for place, root in places.items() if place == WORK or place.startswith(ABOVE))
     apart = frozenset(map(os.path.realpath, (*ours, *inner)))
     until = time.monotonic() + SEARCH_SECONDS
-    starts = sorted(starts_of(run))
     listed: list[SavedFile] = []
     whole = True
     for place, root in places.items():
@@ -66,7 +68,7 @@ def saved(run: RunDir, outputs: Iterable[str] = ()) -> Saved:
         files=tuple(listed[:MOST_NAMED]),
         roots=places,
         whole=whole and len(listed) <= MOST_NAMED,
-        shared=one_disk(run, spec),
+        shared=shared,
         kept=resume_dir.last_kept(run) > 0,
     )
 

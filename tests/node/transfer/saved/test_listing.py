@@ -129,6 +129,13 @@ def test_in_which_attempt_it_was_written(tmp_path: Path, run: RunDir) -> None:
         *(("a.pt", 1), ("b.pt", 2)),
         ("c.pt", 3),
     ]
+    back = RunDir("e-abc.4", 1)  # the clock was set back before it
+    back.create()
+    back.write_spec(FIRST)
+    os.utime(back.spec, (50, 50))
+    write(tmp_path / "work", "d.pt")
+    os.utime(tmp_path / "work/d.pt", (60, 60))
+    assert ("d.pt", 4) in [(file.path, file.attempt) for file in listing.saved(run).files]
 
 
 def whole() -> dict[str, bytes]:
