@@ -67,7 +67,10 @@ def cause_of(job: FollowedJob) -> Verdict | None:
     # What is not installed is no fault of a machine, even if only one was asked for it.
     if of_a_machine(cause.kind, cause.message) and not packages.is_missing(cause.message):
         job.remember(cause.node, cause.time, cause.kind, cause.message)
-    return replace(cause, fix=manifest.not_sent(job.experiment, cause.message) or cause.fix)
+    here = manifest.not_sent(job.experiment, cause.message)
+    return replace(
+        cause, fix=here or manifest.own_module(job.experiment, cause.message) or cause.fix
+    )
 
 
 def state_of(job: FollowedJob, *, unreached: bool) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,6 +42,14 @@ def check(activate: str | None, wrap: str | None) -> None:
         raise UsageError(
             f"--wrap {wrap!r}: this is no command", "write --wrap 'docker exec -i NAME'"
         )
+
+
+def absolute(activate: str | None) -> str | None:
+    """Name a virtual environment or a file of this directory by the path that nodes know it by."""
+    kind, colon, path = (activate or "").partition(":")
+    if kind not in ("venv", "script") or not colon or not path or path[0] in "/~":
+        return activate
+    return f"{kind}:{os.path.normpath(Path.cwd() / path)}"
 
 
 def chosen(of_node: str | None, usual: str | None = None) -> str | None:

@@ -54,6 +54,8 @@ OTHERS: dict[tuple[str, ...], str] = {
         "name the environment, and then the program: master_launch --activate conda:NAME SCRIPT",
     ),
 }
+MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
+RULE = re.compile(r"([^\s#:=][^#:=]{0,999}):(?!=)")
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 MOST_READ_BYTES = 1 << 20
 STARTS_RANKS = re.compile(
@@ -64,12 +66,15 @@ ENDS_A_COMMAND = re.compile(r"[|&;<>]|\d>.*")
 
 
 def refuse_script(program: Sequence[str]) -> None:
-    """Refuse a shell script that starts ranks by itself, and say what to type here."""
+    """Refuse a shell script or a Makefile that starts ranks by itself, and say what to type."""
     named = [*program[1:2]] if program[0] in SHELLS else [*program[:1]]
     call = launcher_in(Path(named[0])) if named else []
+    arguments = program[2:] if program[0] in SHELLS else program[1:]
+    if program[0] == "make":
+        named, arguments = [shlex.join(program)], ()
+        call = launcher_of_make(program[1:])
     if not call:
         return
-    arguments = program[2:] if program[0] in SHELLS else program[1:]
     size = call.index("-m") + 2 if is_python(call[0]) else 1 + (call[0] == "accelerate")
     words = [w for word in call[size:] for w in (arguments if word in ("$@", "$*") else [word])]
     ours, theirs = without_options(words, call[0])
@@ -93,7 +98,35 @@ def launcher_in(file: Path) -> list[str]:
     shell = first.startswith("#!") and Path((first.split() or [""])[-1]).name in SHELLS
     if not shell and file.suffix not in (".sh", ".bash"):
         return []
+    return launcher_among(text.replace("\\\n", " ").splitlines())
+
+
+def launcher_of_make(words: Sequence[str]) -> list[str]:
+    """Return the words with which the targets of a `make` start ranks, where its file is here."""
+    file = next((f for f in map(Path, MAKEFILES) if f.is_file()), None)
+    if file is None or any(word.startswith("-") for word in words):
+        return []
+    try:
+        text = file.read_bytes()[:MOST_READ_BYTES].decode(errors="replace")
+    except OSError:
+        return []
+    recipes: dict[str, list[str]] = {}
+    of: list[str] = []
     for line in text.replace("\\\n", " ").splitlines():
+        if line.startswith("\t"):
+            for name in of:
+                recipes[name].append(line.strip().lstrip("@-+ "))
+        elif rule := RULE.match(line):
+            of = rule[1].split()
+            recipes.update((name, []) for name in of)
+    first = next((name for name in recipes if not name.startswith(".")), "")
+    targets = [word for word in words if "=" not in word] or [first]
+    return launcher_among([line for name in targets for line in recipes.get(name, [])])
+
+
+def launcher_among(lines: Sequence[str]) -> list[str]:
+    """Return the words of the first line that starts ranks, as far as its command goes."""
+    for line in lines:
         if match := STARTS_RANKS.match(line):
             try:
                 words = shlex.split(match[1], comments=True)
@@ -106,13 +139,21 @@ def launcher_in(file: Path) -> list[str]:
 def refuse(program: Sequence[str]) -> None:
     """Refuse such a command, and say what to type here."""
     file = Path(program[0]) if program else Path()
-    if file.exists() and file.parent.name != "bin":  # the user's own, with such a name
+    if (
+        file.exists() and file.parent.name != "bin" and file.suffix != ".ipynb"
+    ):  # the user's own, with such a name
         return
     typed = program[0].split() if len(program) == 1 else []
     if len(typed) > 1 and (is_python(typed[0]) or typed[0].endswith(".py")) and not file.exists():
         raise UsageError(
             f"there is no program {program[0]!r}: the quotes make one word of it",
             f"type: {shlex.join(['master_launch', *typed])}",
+        )
+    if file.suffix == ".ipynb":
+        raise UsageError(
+            f"{file} is a notebook, and no program",
+            f"jupyter nbconvert --to script {shlex.quote(str(file))}   makes one of it; or use the"
+            " nodes from the notebook: from orchestrator import Cluster",
         )
     words = [Path(program[0]).name, *program[1:]]
     for typed_words, instead in OTHERS.items():

@@ -77,6 +77,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         if target.kind == "engine" or by is not None:
             what = "accelerate" if by is not None else "the built-in engine"
             raise UsageError(f"{what} needs torchrun's ranks", "leave --no-torchrun out")
+    launch = replace(launch, activate=environment.absolute(launch.activate))
     environment.check(launch.activate, launch.wrap)
     if launch.warm is not None:
         parse_seconds("--warm", launch.warm)

@@ -115,3 +115,48 @@ def test_a_script_around_a_launcher_is_answered(
         refuse_script(command.split())
     assert f"type: {typed}" in str(refused.value) + " "
     assert f"master_launch --no-torchrun {command}" in str(refused.value)
+
+
+MAKEFILE = """
+N ?= 2
+train: data
+\t@python train.py
+.PHONY: dist
+dist multi:
+\t@echo begins
+\t@OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 \\
+\t  train.py --lr 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "instead"),
+    [
+        ("make dist", "--nproc 2 train.py --lr 1"),
+        ("make train multi LR=1", "--nproc 2 train.py --lr 1"),
+        ("make train", ""),
+        ("make", ""),
+        ("make nothing", ""),
+    ],
+)
+def test_a_makefile_that_starts_ranks(
+    typed: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    if not instead:
+        refuse_script(typed.split())
+        return
+    with pytest.raises(UsageError) as error:
+        refuse_script(typed.split())
+    assert error.value.what.startswith(f"{shlex.quote(typed)[1:-1]} calls torchrun, which starts")
+    assert f"master_launch {instead}   (with --env" in error.value.fix
+    assert f"master_launch --no-torchrun {typed}" in error.value.fix
+
+
+def test_a_notebook_is_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As JSON it would be a Python program that does nothing, and ends well."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.ipynb").write_text('{"cells": []}')
+    with pytest.raises(UsageError, match="is a notebook, and no program"):
+        refuse(["train.ipynb"])

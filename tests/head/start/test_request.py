@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.head.start.request import target_of
+from orchestrator.head.start.request import resolve, target_of
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,22 @@ def test_a_whole_command_in_quotes_is_answered() -> None:
         target_of(LaunchArguments(program=("python train.py --lr 1",)))
     assert caught.value.fix == "type: master_launch python train.py --lr 1"
     assert target_of(LaunchArguments(program=("my program",))).name == "my program"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("venv:.venv", "venv:{here}/.venv"),
+        ("script:../env.sh", "script:{above}/env.sh"),
+        ("venv:~/v", "venv:~/v"),
+        ("venv:/v", "venv:/v"),
+        ("conda:a", "conda:a"),
+    ],
+)
+def test_an_environment_of_this_directory_has_one_path_on_all_nodes(
+    typed: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    request = resolve(LaunchArguments(program=("t.py",), launch={"activate": typed}))
+    expected = meant.format(here=tmp_path, above=tmp_path.parent)
+    assert request.config.launch.activate == expected

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from orchestrator.common.hiding import redacted_text
-from orchestrator.common.program import MOST_ABOVE
+from orchestrator.common.program import MOST_ABOVE, own_place
 from orchestrator.head.nodes import packages
 from orchestrator.head.nodes.facts import ProbedNode, listed
 from orchestrator.head.plan.model import Foreseen, Guess
 from orchestrator.head.plan.source.imports import ALWAYS, LATER
 from orchestrator.head.plan.source.paths import ASKS, READS, WRITES, Touch, within
-from orchestrator.head.plan.source.program import SOURCES, Outside, Program
+from orchestrator.head.plan.source.program import Program
 from orchestrator.node.transfer.outputs import STAY_HIDDEN
 
 MOST_ASKED = 300  # of modules, and of paths
@@ -97,7 +97,7 @@ def imports(program: Program, nodes: Sequence[ProbedNode], here: Path) -> Iterat
                 why += ": it is of another version of Python"
             elif item.module in packages.WITH_CUDA:
                 why += ": it comes with torch's CUDA build"
-            elif place := own_place(item, here):
+            elif place := own_place(item.module, str(here)):
                 why += ", and it is here" if place == "." else f", and it is in ./{place}"
             nodes_of = () if everywhere else lacking
             yield Guess(
@@ -106,21 +106,12 @@ def imports(program: Program, nodes: Sequence[ProbedNode], here: Path) -> Iterat
             )
 
 
-def own_place(item: Outside, here: Path) -> str:
-    """Return the directory here that has the module, though the program does not look there."""
-    for place in (".", SOURCES):
-        path = here / place / item.module
-        if (path / "__init__.py").is_file() or path.with_suffix(".py").is_file():
-            return place
-    return ""
-
-
 def fixes(
     program: Program, missing: Sequence[Guess], nodes: Sequence[ProbedNode], here: Path
 ) -> Iterator[str]:
     """Say what to type for the modules that are missing."""
     items = {item.module: item for item in program.imports if item.when <= LATER}
-    own = {name: place for name in items if (place := own_place(items[name], here))}
+    own = {name: place for name in items if (place := own_place(name, str(here)))}
     lacking = [guess.name for guess in missing]
     for place in dict.fromkeys(own[name] for name in lacking if name in own):
         names = [name for name in lacking if own.get(name) == place]
