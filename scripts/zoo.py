@@ -291,7 +291,7 @@ class Subject:
             self.began = trainer.state.step
 
         def step_done(trainer: Trainer) -> None:
-            self.done = trainer.state.step - int(trainer.parts.stepper.skipped)
+            self.done = trainer.state.step - int(trainer.parts.steppers.first.skipped)
             if after is not None:
                 after(trainer.bare, trainer.state.step)
 

@@ -21,21 +21,29 @@ from torch import nn
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.files import expanded
 from orchestrator.config.parse import at_least
-from orchestrator.config.schema import Config
+from orchestrator.config.schema import Config, Training
 from orchestrator.engine.core import evaluation, settings, stopping
 from orchestrator.engine.core import loop as training_loop
 from orchestrator.engine.core.average import KEPT
 from orchestrator.engine.core.kept import WHAT_IS_DRAWN, WHAT_TRAINS, ExtraState
 from orchestrator.engine.core.loop import Loop
-from orchestrator.engine.core.optimizer import Factory, LrScheduler, configured, schedule
+from orchestrator.engine.core.optimizer import (
+    Factory,
+    LrScheduler,
+    Schedulers,
+    configured,
+    schedule,
+)
+from orchestrator.engine.core.optimizer_state import of_name
 from orchestrator.engine.core.parts import (
     Parts,
+    given,
     is_endless,
     not_taken,
     save_checkpoint,
     state_of,
 )
-from orchestrator.engine.core.step import Stepper, names_of
+from orchestrator.engine.core.step import Steppers, names_of
 from orchestrator.engine.core.stopping import Best, Duration, Limit, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data import sharded_loader, sources
 from orchestrator.engine.data.batch import Batches, randomness_kept
@@ -55,6 +63,7 @@ from orchestrator.engine.saving.in_memory.memory import Memory
 from orchestrator.engine.saving.in_memory.search import Found
 from orchestrator.engine.sharding import corruption, mesh, own_code, used_parts
 from orchestrator.engine.sharding.blocks import described
+from orchestrator.engine.sharding.several import Models
 from orchestrator.records import checkpoint_manifest, checkpoint_store
 from orchestrator.trackers.known import Tracker
 
@@ -82,6 +91,9 @@ class Trainer:
     Arguments:
         model: the plain model; rank 0's weights count.
         optimizer: one of torch's over the model's parameters, or a function of the parameters.
+        models: instead of model, several by name; with optimizers, and schedulers, by name.
+        optimizers: each takes the loss of its name that step(models, batch) returns.
+        schedulers: by the names of optimizers.
         loss: called with (outputs, targets) of a batch (inputs, targets); returns the mean over the
             samples, or (sum, count).
         step: instead of loss, called with (model, batch); returns the same, or (sum, count, {name:
@@ -90,7 +102,8 @@ class Trainer:
         strategy: ddp, hybrid_shard, full_shard, shard_grad_op; for one process also dp, none. auto
             is ddp where the model fits, else hybrid_shard, and says which.
         accumulate: micro-batches per step.
-        clip_grad_norm: the largest norm of the whole gradient; None leaves it as it is.
+        clip_grad_norm: the largest norm of the whole gradient; None leaves it as it is. Of several
+            optimizers a dict by their names, or one number for each; ema likewise.
         ema: the decay of an exponential average of the weights, such as 0.999, which is evaluated
             and saved beside them.
         precision: fp32, bf16 or fp16, of the computation; weights stay as they are.
@@ -133,16 +146,19 @@ class Trainer:
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | Factory,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | Factory | None = None,
         loss: Criterion | None = None,
         *,
+        models: Mapping[str, nn.Module] | None = None,
+        optimizers: Mapping[str, torch.optim.Optimizer | Factory] | None = None,
+        schedulers: Mapping[str, Any] | None = None,
         step: Step | None = None,
         metrics: Mapping[str, Criterion] | None = None,
         strategy: str = "auto",
         accumulate: int = 1,
-        clip_grad_norm: float | None = None,
-        ema: float | None = None,
+        clip_grad_norm: settings.Each = None,
+        ema: settings.Each = None,
         precision: str = "fp32",
         warmup_steps: int = 0,
         scale_lr: bool = False,
@@ -162,25 +178,40 @@ class Trainer:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         settings.check_arguments(strategy, scheduler_every, stream, warmup_steps, log_every)
-        losses = Losses(loss, step, metrics or {})
+        given = (model, optimizer, scheduler), (models, optimizers, schedulers)
+        what = settings.trained(*given, strategy, config)
+        losses = Losses(loss, step, metrics or {}, [*what.optimizers])
         self._keys = settings.with_average(config or {}, ema)
         arguments = settings.arguments(precision, accumulate, clip_grad_norm, seed, log_every)
         everyone = self._join(arguments, strategy, find_unused_parameters, backend, device)
-        losses.to(everyone.device)
-        strategy = self._chosen(model, arguments, strategy, find_unused_parameters, everyone)
+        strategy = self._chosen(what.model, arguments, strategy, find_unused_parameters, everyone)
         self.config = kept_batch(self.config, everyone, loader=True)
-        names = names_of(model)
-        fill = self._filling(model, weights, everyone)
-        shape, whole = mesh.distribute_local(model, strategy, everyone, self.config, fill)
         lr_scale = ranks_of_batch(self.config, everyone, accumulate) if scale_lr else 1.0
-        stepper = Stepper(
-            optimizer, names, model, shape, self.config.training,
-            lr_factor=lambda step: lr_scale * min(1.0, step / max(1, warmup_steps)))  # fmt: skip
-        self._assemble(Parts(self.config, everyone, shape, whole, model, losses, stepper))
+        each = what.settings(self.config.training, clip_grad_norm, ema)
+        rate = functools.partial(warmed_up, lr_scale, warmup_steps)
+        self._assemble(self._spread(what, each, losses, everyone, strategy, weights, rate))
         self._stream, self._hooks = stream, self._bound(on_train_begin, on_step_end, on_epoch_end)
-        self._scheduler = LrScheduler(scheduler, stepper.optimizer, scheduler_every)
+        self._schedulers = scheduled(self.parts.steppers, what.schedulers, scheduler_every)
         self._say_rates(lr_scale, warmup_steps)
         self._trackers = Trackers(trackers, everyone, self._say)
+
+    def _spread(
+        self,
+        trained: settings.Trained,
+        each: Mapping[str, Training],
+        losses: Losses,
+        everyone: Ranks,
+        strategy: str,
+        weights: str | Path | None,
+        lr_factor: Callable[[int], float],
+    ) -> Parts:
+        """Spread the model over the ranks, and bind the optimizers to what becomes of it."""
+        losses.to(everyone.device)
+        model = trained.model
+        names, fill = names_of(model), self._filling(model, weights, everyone)
+        shape, whole = mesh.distribute_local(model, strategy, everyone, self.config, fill)
+        steppers = Steppers(trained.optimizers, names, model, shape, each, lr_factor=lr_factor)
+        return Parts(self.config, everyone, shape, whole, model, losses, steppers)
 
     def _bound(self, *hooks: Hook | None) -> training_loop.Hooks:
         return training_loop.Hooks(*(hook and functools.partial(hook, self) for hook in hooks))
@@ -247,15 +278,15 @@ class Trainer:
             own_code.refuse_untrainable(model, everyone)
             refuse_unfit(model, config)
         whole = mesh.spread(model, shape, everyone, config, fill)
-        stepper = Stepper(
-            configured(config), {}, model, shape, config.training,
+        steppers = Steppers(
+            {"": configured(config)}, {}, model, shape, {"": config.training},
             lr_factor=lambda step: schedule(config.scheduler, step, config.training.max_steps),
             nominal=build.nominal_count(config, everyone.world),
             keeps_settings=True,
         )  # fmt: skip
         losses = build.loss_of(config)
         trainer.config = config
-        parts = Parts(config, everyone, shape, whole, model, losses, stepper)
+        parts = Parts(config, everyone, shape, whole, model, losses, steppers)
         trainer._assemble(parts, built_in=True)
         train, held_out = sources.sources(config, everyone.device)
         trainer._training = TrainingSamples(train, config, everyone)
@@ -271,8 +302,10 @@ class Trainer:
         self.parts, self.state = parts, TrainState()
         self.ranks, self.mesh = parts.ranks, parts.mesh
         self.bare, self.model = parts.bare, parts.model
-        self.optimizer = parts.stepper.optimizer
-        self._scheduler = LrScheduler(None, self.optimizer, "step")
+        self.models = dict(self.bare) if isinstance(self.bare, Models) else {"": self.bare}
+        self.optimizers = {s.name: s.optimizer for s in parts.steppers}
+        self.optimizer = parts.steppers.first.optimizer
+        self._schedulers = scheduled(parts.steppers, {}, "step")
         self._run = ownership.new_run(self.bare, built_in=built_in)
         self._introduce()
         self._keep_extra_state()
@@ -287,8 +320,9 @@ class Trainer:
         if extra:
             self.keep("extra state of modules", extra)
         self.keep(WHAT_TRAINS, self.parts.what_trains)
-        if (average := self.parts.stepper.average) is not None:
-            self.keep(KEPT, average)
+        for stepper in self.parts.steppers:
+            if stepper.average is not None:
+                self.keep(f"{KEPT} {stepper.name}".rstrip(), stepper.average)
         self._drawn = Drawn()
         self.keep(WHAT_IS_DRAWN, self._drawn)
         losses = self.parts.losses
@@ -311,11 +345,11 @@ class Trainer:
         if everyone.world > 1 and everyone.rank == here[0]:
             host = f"{everyone.nodes[everyone.rank][1]}, {device_name(everyone.device)}"
             say_once(f"ranks {here[0]} to {here[-1]} of {everyone.world} are here: {host}")
-        stepper = self.parts.stepper
-        count = sum(parameter.numel() for parameter in stepper.parameters.values())
+        steppers = self.parts.steppers
+        count = sum(parameter.numel() for parameter in steppers.parameters.values())
         self._say(f"{count:,} parameters")
         if self.mesh.mesh is not None:
-            for line in described(model, sum(p.numel() for p in stepper.whole)):
+            for line in described(model, sum(p.numel() for p in steppers.whole)):
                 self._say(line)
 
     def _say_rates(self, lr_scale: float, warmup_steps: int) -> None:
@@ -323,8 +357,8 @@ class Trainer:
             self._say(f"learning rates are multiplied by {lr_scale:g}, the number of ranks")
         if warmup_steps:
             self._say(f"learning rates rise from zero over the first {warmup_steps} steps")
-        stepper = self.parts.stepper
-        whole, trained = len(stepper.parameters), len(stepper.named)
+        steppers = self.parts.steppers
+        whole, trained = len(steppers.parameters), sum(len(s.named) for s in steppers)
         if trained < whole:
             self._say(f"{whole - trained} of {whole} parameters are not in the optimizer and stay"
                       " as they are")  # fmt: skip
@@ -467,7 +501,7 @@ class Trainer:
         )  # fmt: skip
         return Loop(
             self.parts, state, training, held_out, policy, reporter, checkpoints, at_end,
-            self._scheduler, self._hooks, best, comparison, run_id=self._run, memory=self._memory,
+            self._schedulers, self._hooks, best, comparison, run_id=self._run, memory=self._memory,
         )  # fmt: skip
 
     def _distrust(self, checkpoints: Checkpoints | None, after: int) -> None:
@@ -490,35 +524,48 @@ class Trainer:
         Every rank calls it. `output` is called with (model, batch); without it the model is called
         with the inputs of each batch. What it returns may hold several tensors, in lists or dicts.
         """
+        if output is evaluation.forward and isinstance(self.bare, Models):
+            raise UsageError(
+                f"predict() does not know which of the models to call: {', '.join(self.models)}",
+                "say it: trainer.predict(loader, lambda models, batch: models[NAME](batch))",
+            )
         with randomness_kept(), used_parts.watched(self.model):
             return evaluation.predict(self.parts, self._shared(loader, "loader"), output)
 
-    def state_dict(self, *, ema: bool | None = None) -> dict[str, Any]:
+    def state_dict(self, *, model: str = "", ema: bool | None = None) -> dict[str, Any]:
         """Give the whole weights, on the CPU of rank 0; {} on the others. Every rank calls it.
 
-        With ema= they are the average, if there has been a step; ema=False gives the weights
-        themselves.
+        Of one of several models, if it is named. With ema= they are the average, if there has been
+        a step; ema=False gives the weights themselves.
         """
         with self._shown(ema):
-            return whole_weights.state_dict(self.bare)
+            return whole_weights.state_dict(self._named(model))
 
-    def save(self, path: str | Path, *, ema: bool | None = None) -> None:
+    def save(self, path: str | Path, *, model: str = "", ema: bool | None = None) -> None:
         """Write the whole weights, and nothing else, from rank 0. Every rank calls it.
 
-        NAME.safetensors, NAME.pt, or a directory, which gets the layout of Hugging Face. `ema` as
-        in state_dict().
+        NAME.safetensors, NAME.pt, or a directory, which gets the layout of Hugging Face. `model`
+        and `ema` as in state_dict().
         """
         with self._shown(ema):
-            whole_weights.save(self.bare, Path(path).expanduser().absolute(), self.state.step)
+            whole_weights.save(
+                self._named(model), Path(path).expanduser().absolute(), self.state.step
+            )
+
+    def _named(self, model: str) -> nn.Module:
+        if model and model not in self.models:
+            known = ", ".join(filter(None, self.models)) or "one, without a name"
+            raise UsageError(f"no model is called {model!r}", f"there are {known}")
+        return self.models[model] if model else self.bare
 
     def _shown(self, ema: bool | None) -> contextlib.AbstractContextManager[None]:
         """Have the model hold the weights that are asked for."""
-        if ema and self.parts.stepper.average is None:
+        if ema and all(stepper.average is None for stepper in self.parts.steppers):
             raise UsageError(
                 "ema=True asks for an average of the weights, and this Trainer has none",
                 "Trainer(..., ema=0.999) keeps one",
             )
-        return self.parts.stepper.evaluating(average=ema is not False)
+        return self.parts.steppers.evaluating(average=ema is not False)
 
     def stop(self) -> None:
         """End on all ranks, once min_period is over: as a hook that returns True.
@@ -619,7 +666,7 @@ class Trainer:
         endless = self._training is not None
         store = self._store(as_path(directory), KEEP_ALL, background=False)
         with contextlib.closing(store) as checkpoints:
-            save_checkpoint(checkpoints, self.parts, self.state, self._scheduler, endless)
+            save_checkpoint(checkpoints, self.parts, self.state, self._schedulers, endless)
             checkpoints.finish()
             checkpoints.leave()
         return checkpoint_store.final(checkpoints.directory, self.state.step)
@@ -665,7 +712,7 @@ class Trainer:
                 self._say(f"WARNING: {name!r} was kept there, and this program keeps none: it is"
                           " not read")  # fmt: skip
             self.state = state_of(loaded.progress)
-            self._scheduler.restore(loaded.progress.get("scheduler"))
+            self._schedulers.restore(loaded.progress.get("scheduler"))
             if before := ownership.run_of(loaded.progress):
                 generation = checkpoint_manifest.generation(loaded.progress)
                 self._run = dataclasses.replace(self._run, id=before.id, generation=generation)
@@ -673,11 +720,12 @@ class Trainer:
 
     def _say_not_taken(self, progress: Mapping[str, Any]) -> None:
         """Say what the program has changed of its optimizer, and a resume does not take."""
-        stepper = self.parts.stepper
-        now = {"optimizer": stepper.initial_settings, "scheduler": self._scheduler.initial_settings}
-        other = not_taken(progress.get("given"), now)
-        if other and not stepper.state.keeps_settings:
-            self._say(f"as saved: {other}; on_train_begin= may change trainer.optimizer")
+        steppers, saved = self.parts.steppers, progress.get("given")
+        for name, now in given(steppers, self._schedulers).items():
+            other = not_taken(of_name(saved, name), now)
+            if other and not steppers.by_name[name].state.keeps_settings:
+                whose = f"trainer.optimizers[{name!r}]" if name else "trainer.optimizer"
+                self._say(f"as saved: {other}; on_train_begin= may change {whose}")
 
     def _kept(self) -> Found | None:
         """Open the memory that outlives the ranks, and find what an earlier attempt left there.
@@ -687,7 +735,7 @@ class Trainer:
         if self._number:
             return None
         self._number = next(NUMBERS)
-        optimizer = type(self.optimizer).__name__
+        optimizer = ", ".join(type(each).__name__ for each in self.optimizers.values())
         self._memory = memory.of_training(
             self.bare, self.mesh, self.ranks, self.config, optimizer, self._run, self._number,
             self._say,
@@ -796,6 +844,19 @@ class Trainer:
         store = Checkpoints(config, directory, self.mesh, self.ranks, self._run, self._say)
         self._run = store.run
         return store
+
+
+def warmed_up(lr_scale: float, warmup_steps: int, step: int) -> float:
+    return lr_scale * min(1.0, step / max(1, warmup_steps))
+
+
+def scheduled(steppers: Steppers, schedulers: Mapping[str, Any], every: str) -> Schedulers:
+    return Schedulers(
+        {
+            stepper.name: LrScheduler(schedulers.get(stepper.name), stepper.optimizer, every)
+            for stepper in steppers
+        }
+    )
 
 
 def counted(config: Config, losses: Loss) -> str:

@@ -198,7 +198,7 @@ def offloaded(place: Path) -> Seen:
     keys = {"fsdp": {"cpu_offload": True}}
 
     def moments(made: Trainer) -> dict[str, Tensor]:
-        state = made.parts.stepper.state.content().tensors
+        state = made.parts.steppers.first.state.content().tensors
         return {name: mesh.local_tensor(value).cpu().clone() for name, value in state.items()}
 
     first = trainer(strategy="full_shard", config=keys)
@@ -343,7 +343,7 @@ def first_scale(place: Path) -> Seen:
     model = Net()
     made = Trainer(model, torch.optim.AdamW(model.parameters(), 1e-4), step=step, precision="fp16")
     made.train(DataLoader(data(50 * 32), 32), epochs=1, verbose=False)
-    skipped = int(made.parts.stepper.skipped.item())
+    skipped = int(made.parts.steppers.first.skipped.item())
     return Seen(f"{skipped} skipped", skipped <= 5)
 
 

@@ -80,8 +80,8 @@ def test_by_hand_it_reads_a_yaml_file(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_examples_of_the_trainer_run_alone_and_on_two_nodes(head: Head) -> None:
     text = (ROOT / "docs/trainer.md").read_text(encoding="utf-8")
-    example, helpers = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    head.script("train.py", f"{example}\nloss = torch.tensor(2.0)\n{helpers}")
+    example, gan, helpers = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    head.script("train.py", f"{example}\n{gan}\nloss = torch.tensor(2.0)\n{helpers}")
     alone = Command([sys.executable, "train.py"], head.directory, {})
     assert alone.finish() == 0, alone.text
     assert "one process on" in alone.text

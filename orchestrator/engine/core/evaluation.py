@@ -29,7 +29,7 @@ def evaluate(
     """Average over all samples of all ranks, each counted once; None if somebody asks to stop."""
     sums: dict[str, tuple[Tensor, Tensor]] = {}
     model, ranks, config = parts.model, parts.ranks, parts.config
-    with parts.stepper.evaluating(), mesh.evaluating(model), torch.no_grad():
+    with parts.steppers.evaluating(), mesh.evaluating(model), torch.no_grad():
         for micro in itertools.islice(held_out.epoch(0), config.training.eval_batches):
             if stop():
                 return None
@@ -86,7 +86,7 @@ def predict(parts: Parts, batches: Shard, output: Forward) -> Any:
     rows: list[int] = []  # of this rank, by batch
     leaves: list[list[Tensor]] = []
     spec: Any = None
-    with parts.stepper.evaluating(), mesh.evaluating(parts.model), torch.no_grad():
+    with parts.steppers.evaluating(), mesh.evaluating(parts.model), torch.no_grad():
         for micro in batches.epoch(0):
             batch = to_device(micro.data, parts.ranks.device)
             with mesh.computing(parts.mesh, parts.ranks, parts.config):

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed, UsageError
-from orchestrator.engine.core.optimizer_state import Content, tensors_of
-from orchestrator.engine.core.step import Stepper
+from orchestrator.engine.core.optimizer_state import BY_NAME, Content, by_name, of_name, tensors_of
+from orchestrator.engine.core.step import Stepper, Steppers
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.saving.in_memory.encoding import decoded
 from orchestrator.engine.sharding.mesh import plain_class
@@ -38,8 +38,8 @@ class Snapshot:
 class AuxiliaryState:
     """Hold the optimizer's state, and what a program keeps: dicts, or objects with state_dict()."""
 
-    def __init__(self, stepper: Stepper) -> None:
-        self.stepper = stepper
+    def __init__(self, steppers: Steppers) -> None:
+        self.steppers = steppers
         self.holders: dict[str, Any] = {}
         self.began: dict[str, set[str]] = {}  # the tensors of dicts, which a resume fills
         self.primed: dict[str, Tensor] | None = None  # what a resume is to fill
@@ -71,20 +71,27 @@ class AuxiliaryState:
 
     def snapshot(self) -> Snapshot:
         """Ask each holder once: an optimizer may gather its state for that."""
-        own, kept = self.stepper.state.content(), self._kept()
-        tensors = prefixed("optim", own.tensors)
+        kept, tensors, optimizers = self._kept(), dict[str, Tensor](), {}
+        for stepper in self.steppers:
+            own = stepper.state.content()
+            tensors |= prefixed(place_of(stepper), own.tensors)
+            optimizer = {"text": own.text, "forms": own.forms, "unsaved": own.unsaved}
+            optimizers[stepper.name] = {**stepper.progress(), "optimizer": optimizer}
         for content in kept.values():
             tensors |= prefixed("kept", content.tensors)
         forms = {path: form for content in kept.values() for path, form in content.forms.items()}
         texts = {"kept": {name: content.text for name, content in kept.items()}, "forms": forms}
-        optimizer = {"text": own.text, "forms": own.forms, "unsaved": own.unsaved}
-        progress = {**self.stepper.progress(), "optimizer": optimizer, **(texts if kept else {})}
+        progress = {**by_name(optimizers), **(texts if kept else {})}
         return Snapshot(tensors, progress, self._unreadable(kept))
 
     def prime(self, progress: Mapping[str, Any]) -> Mapping[str, Tensor]:
         """Give the tensors that a checkpoint is to be read into."""
-        self.stepper.refuse_other_class(progress)
-        self.primed = prefixed("optim", self.stepper.state.targets(progress))
+        refuse_other_names(self.steppers, progress)
+        self.primed = {}
+        for stepper in self.steppers:
+            own = of_name(progress, stepper.name)
+            stepper.refuse_other_class(own)
+            self.primed |= prefixed(place_of(stepper), stepper.state.targets(own))
         for name, content in self._kept().items():
             if name in progress.get("kept", {}):
                 wanted = tensors_of(progress["kept"][name])
@@ -96,7 +103,7 @@ class AuxiliaryState:
         self, name: str, wanted: set[str], content: Content, forms: Mapping[str, Any]
     ) -> dict[str, Tensor]:
         """Make for an object what it lacks: its load_state_dict() knows what to do with it."""
-        now, factory = content.tensors, self.stepper.state.factory
+        now, factory = content.tensors, self.steppers.first.state.factory
         if wanted <= forms.keys() and not isinstance(self.holders[name], dict):
             return {path: factory.target(forms[path], now.get(path), None) for path in wanted}
         if other := sorted(wanted ^ now.keys()):
@@ -108,9 +115,11 @@ class AuxiliaryState:
         return dict(now)
 
     def restore(self, progress: Mapping[str, Any]) -> None:
-        self.stepper.restore(progress)
         primed, self.primed = self.primed or {}, None
-        self.stepper.state.load(progress, unprefixed("optim", primed))
+        for stepper in self.steppers:
+            own = of_name(progress, stepper.name)
+            stepper.restore(own)
+            stepper.state.load(own, unprefixed(place_of(stepper), primed))
         tensors = unprefixed("kept", primed)
         for name, text in progress.get("kept", {}).items():
             holder = self.holders.get(name)
@@ -129,9 +138,13 @@ class AuxiliaryState:
     def lacking(self, progress: Mapping[str, Any]) -> list[str]:
         """Name what a checkpoint has nothing of."""
         saved = progress["stepper"]
-        optimizer = saved.get("optimizer", {}).get("unsaved", [])
+        unsaved = {
+            name
+            for stepper in self.steppers
+            for name in of_name(saved, stepper.name).get("optimizer", {}).get("unsaved", [])
+        }
         return [
-            *(f"{name} of the optimizer" for name in sorted(set(optimizer))),
+            *(f"{name} of the optimizer" for name in sorted(unsaved)),
             *(
                 name
                 for name in self.holders
@@ -149,6 +162,21 @@ class AuxiliaryState:
             for name, began in self.began.items()
             for path in sorted(began ^ kept[name].tensors.keys())
         ]
+
+
+def place_of(stepper: Stepper) -> str:
+    """Name what the tensors of an optimizer are kept under."""
+    return f"optim {stepper.name}".rstrip()
+
+
+def refuse_other_names(steppers: Steppers, progress: Mapping[str, Any]) -> None:
+    saved = list(progress[BY_NAME]) if BY_NAME in progress else [""]
+    if sorted(saved) != sorted(steppers.by_name):
+        was, now = (", ".join(filter(None, names)) or "one" for names in (saved, steppers.by_name))
+        raise CheckFailed(
+            f"the checkpoint has other optimizers than this program: {was} there, {now} here",
+            "resume with the optimizers that it was saved with, by the same names",
+        )
 
 
 def content_of(name: str, holder: Any) -> Content:

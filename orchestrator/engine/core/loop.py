@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
 from orchestrator.engine.core.evaluation import add, evaluate, refuse_other_names
-from orchestrator.engine.core.optimizer import LrScheduler
+from orchestrator.engine.core.optimizer import Schedulers
 from orchestrator.engine.core.parts import Parts, progress_of, save_checkpoint
 from orchestrator.engine.core.stopping import PROFILE, Best, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data.batch import (
@@ -68,7 +68,7 @@ class Loop:
     reporter: Reporter
     checkpoints: Checkpoints | None
     saves_at_end: bool
-    scheduler: LrScheduler
+    schedulers: Schedulers
     hooks: Hooks
     best: Best
     comparison: Comparison | None = None  # of the copies of the weights, bit by bit
@@ -104,7 +104,7 @@ class Loop:
                 after.callback(self.checkpoints.close)
             to_train(self.parts.model, self.parts.bare)
             self.parts.what_trains.restore_modes()
-            after.enter_context(self.parts.stepper.training_mode())
+            after.enter_context(self.parts.steppers.training_mode())
             # A hook is heard after its step, so all vote after it; else while the step computes.
             self.votes_late = any(gather(ranks.world == 1 or self.hooks.on_step_end is not None))
             self._call(self.hooks.on_train_begin)
@@ -179,30 +179,28 @@ class Loop:
                 totals = mesh.as_forward(
                     parts.model, lambda model: parts.losses(model, micro.data, micro.size)
                 )
-            loss, count = totals["loss"]
-            refuse_detached(loss)
-            phases.backward(parts.stepper.scaled(loss, count, real=micro.real))
+            parts.steppers.backward(totals, phases.backward, real=micro.real)
         if complete and used is not None:
             self.used = used.close_step()
         if micro.real:
-            self.reporter.ledger.add(micro.ids, loss.detach())
+            self.reporter.ledger.add(micro.ids, totals["loss"][0].detach())
         add(self.sums, totals, real=micro.real)
 
     def _step(self) -> None:
         """Add up over all ranks: gradients, losses, counts. One message, one step."""
-        stepper, phases, state = self.parts.stepper, self.reporter.phases, self.state
+        steppers, phases, state = self.parts.steppers, self.reporter.phases, self.state
         self._check_names()
         state.step += 1
         with phases("exposed_comm"):
-            total, apart = stepper.add_up(self.sums, self.used)
+            total, apart = steppers.add_up(self.sums, self.used)
         if self.memory is not None:
             self.memory.settle()
         with phases("optimizer"):
-            report = stepper.step(state.step, self.names, total, apart)
+            report = steppers.step(state.step, self.names, total, apart)
         self.reporter.ledger.close(report)
         self._refuse_unsaved()
         self.sums = {}
-        self.scheduler.after_step()
+        self.schedulers.after_step()
         self._call(self.hooks.on_step_end)
         if self.votes_late:
             self._vote()
@@ -243,11 +241,13 @@ class Loop:
 
     def _refuse_unsaved(self) -> None:
         """Refuse at the first step, and not at a resume, what no checkpoint would have."""
-        stepper, saves = self.parts.stepper, self.checkpoints is not None or self.memory is not None
-        if self.savable or not saves or not stepper.optimizer.state:
+        steppers, saves = self.parts.steppers, bool(self.checkpoints or self.memory)
+        if self.savable or not saves or not any(s.optimizer.state for s in steppers):
             return
         self.savable = True
-        if names := sorted(set(stepper.state.content().unsaved)):
+        for stepper in steppers:
+            if not (names := sorted(set(stepper.state.content().unsaved))):
+                continue
             raise UsageError(
                 f"no checkpoint can hold {', '.join(names)} of the optimizer"
                 f" ({type(stepper.optimizer).__name__}), and a resume would begin without",
@@ -332,7 +332,9 @@ class Loop:
             return
         if last or self.policy.save or comparison.due(step):
             used_parts.shards_again(self.parts.bare)
-            state = self.parts.stepper.state.content().tensors
+            state = {
+                n: t for s in self.parts.steppers for n, t in s.state.content().tensors.items()
+            }
             optimizer = (("the optimizer's " + name, value) for name, value in state.items())
             comparison.start(step, itertools.chain(self.parts.bare.named_parameters(), optimizer))
         comparison.finish(say) if last else comparison.poll(say)
@@ -356,7 +358,7 @@ class Loop:
         state.add_to_history({"epoch": state.epoch, "step": state.step, **values})
         reporter.epoch(state.step, state.epoch, values, whole=whole)
         if whole and (metrics := validated or state.train_metrics):
-            self.scheduler.after_epoch(metrics)
+            self.schedulers.after_epoch(metrics)
         if whole:
             self._compare(values)
         self._call(self.hooks.on_epoch_end)
@@ -413,7 +415,7 @@ class Loop:
         state.tokens = self.reporter.tokens
         snapshot = parts.auxiliary.snapshot()
         progress = progress_of(
-            parts, snapshot, state, self.scheduler, self.training.endless, self.run_id
+            parts, snapshot, state, self.schedulers, self.training.endless, self.run_id
         )
         self._warn_of_draws()
         tensors = whole_state.state_of(parts.bare, snapshot.tensors)
@@ -425,18 +427,9 @@ class Loop:
         self.reporter.flush()
         self.state.tokens = self.reporter.tokens
         with self.reporter.estimate.pause():
-            names = save_checkpoint(checkpoints, self.parts, self.state, self.scheduler, endless)
+            names = save_checkpoint(checkpoints, self.parts, self.state, self.schedulers, endless)
         self._warn_of_unreadable(names)
         self._warn_of_draws()
-
-
-def refuse_detached(loss: Tensor) -> None:
-    if not loss.requires_grad:
-        raise UsageError(
-            "the loss depends on no parameter that is trained",
-            "return the tensor itself, not loss.item() or loss.detach(), and leave something"
-            " unfrozen (requires_grad)",
-        )
 
 
 def to_train(model: nn.Module, bare: nn.Module) -> None:

@@ -19,9 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.schema import Config, Scheduler
-from orchestrator.engine.core.optimizer_state import HOW
+from orchestrator.engine.core.optimizer_state import HOW, by_name, of_name
 from orchestrator.engine.core.stopping import Metrics
 from orchestrator.engine.models.import_by_name import kind
+from orchestrator.engine.models.losses import loss_of
 from orchestrator.engine.sharding.mesh import Mesh
 
 Factory = Callable[[list[nn.Parameter]], Optimizer]
@@ -354,6 +355,29 @@ class LrScheduler:
             self.scheduler.load_state_dict(whole)
         else:
             vars(self.scheduler).update(whole)
+
+
+class Schedulers:
+    """The schedulers of all optimizers, by their names."""
+
+    def __init__(self, by_name: Mapping[str, LrScheduler]) -> None:
+        self.by_name = by_name
+
+    def after_step(self) -> None:
+        for scheduler in self.by_name.values():
+            scheduler.after_step()
+
+    def after_epoch(self, metrics: Metrics) -> None:
+        """Let each see the loss of its own optimizer."""
+        for name, scheduler in self.by_name.items():
+            scheduler.after_epoch({**metrics, "loss": metrics[loss_of(name)]})
+
+    def state(self) -> Any:
+        return by_name({name: scheduler.state() for name, scheduler in self.by_name.items()})
+
+    def restore(self, state: Any) -> None:
+        for name, scheduler in self.by_name.items():
+            scheduler.restore(of_name(state, name))
 
 
 def schedule(config: Scheduler, step: int, max_steps: int) -> float:

@@ -234,6 +234,25 @@ class OptimizerState:
                     loaded[number][key] = value
 
 
+# -- of several optimizers -------------------------------------------------------------------------
+
+
+BY_NAME = "by name"
+
+
+def by_name(values: Mapping[str, Any]) -> Any:
+    """Give what a checkpoint has of all optimizers: of a single one, which has no name, its own."""
+    return values[""] if "" in values else {BY_NAME: dict(values)}
+
+
+def of_name(saved: Any, name: str) -> Any:
+    """Take from that what is of one optimizer; None if there is nothing of it."""
+    several = isinstance(saved, Mapping) and BY_NAME in saved
+    if not name:
+        return None if several else saved
+    return saved[BY_NAME].get(name) if several else None
+
+
 def is_numbered(state: Mapping[str, Any]) -> bool:
     """Tell whether it is laid out as torch's own state_dict(): an optimizer may have another."""
     return {"state", "param_groups"} <= state.keys()

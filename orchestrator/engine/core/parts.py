@@ -12,9 +12,9 @@ from torch import nn
 
 from orchestrator.config.schema import Config
 from orchestrator.engine.core.kept import AuxiliaryState, Snapshot, WhatTrains
-from orchestrator.engine.core.optimizer import LrScheduler
-from orchestrator.engine.core.optimizer_state import HOW
-from orchestrator.engine.core.step import Stepper
+from orchestrator.engine.core.optimizer import Schedulers
+from orchestrator.engine.core.optimizer_state import HOW, by_name
+from orchestrator.engine.core.step import Steppers
 from orchestrator.engine.core.stopping import TrainState
 from orchestrator.engine.models.losses import Loss
 from orchestrator.engine.ranks import agreement, plain_names
@@ -35,12 +35,12 @@ class Parts:
     model: nn.Module  # spread over the ranks
     bare: nn.Module  # without what ddp puts around it
     losses: Loss
-    stepper: Stepper
+    steppers: Steppers
 
     @functools.cached_property
     def auxiliary(self) -> AuxiliaryState:
         """The optimizer's state, and what the program keeps beside it."""
-        return AuxiliaryState(self.stepper)
+        return AuxiliaryState(self.steppers)
 
     @functools.cached_property
     def what_trains(self) -> WhatTrains:
@@ -55,16 +55,16 @@ def save_checkpoint(
     checkpoints: Checkpoints,
     parts: Parts,
     state: TrainState,
-    scheduler: LrScheduler,
+    schedulers: Schedulers,
     endless: bool,
 ) -> list[str]:
     """Save, and name what a program that begins anew could not read of it."""
     agreement.take_buffers_of_first(parts.bare)
     best = state.best is not None and state.best_step == state.step
-    with parts.stepper.evaluating(average=False):
+    with parts.steppers.evaluating(average=False):
         snapshot = parts.auxiliary.snapshot()
         progress = {
-            **progress_of(parts, snapshot, state, scheduler, endless, checkpoints.run),
+            **progress_of(parts, snapshot, state, schedulers, endless, checkpoints.run),
             "aliases": aliases_of(parts.bare),
             "configs": configs_of(parts.bare) if checkpoints.writers.first else {},
         }
@@ -76,7 +76,7 @@ def progress_of(
     parts: Parts,
     snapshot: Snapshot,
     state: TrainState,
-    scheduler: LrScheduler,
+    schedulers: Schedulers,
     endless: bool,
     run: ownership.Run,
 ) -> dict[str, Any]:
@@ -87,13 +87,21 @@ def progress_of(
         "tokens": state.tokens,
         "stepper": snapshot.progress,
         "state": dataclasses.asdict(state),
-        "scheduler": scheduler.state(),
-        "given": {
-            "optimizer": parts.stepper.initial_settings,
-            "scheduler": scheduler.initial_settings,
-        },
+        "scheduler": schedulers.state(),
+        "given": by_name(given(parts.steppers, schedulers)),
         "endless": endless,
         "run": dataclasses.asdict(run),
+    }
+
+
+def given(steppers: Steppers, schedulers: Schedulers) -> dict[str, dict[str, Any]]:
+    """Give what the program has set of each optimizer."""
+    return {
+        stepper.name: {
+            "optimizer": stepper.initial_settings,
+            "scheduler": schedulers.by_name[stepper.name].initial_settings,
+        }
+        for stepper in steppers
     }
 
 

@@ -14,13 +14,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
-from orchestrator.common.errors import UsageError
+from orchestrator.common.errors import UsageError, nearest
 from orchestrator.common.text import Say, plural
 from orchestrator.config import parse
 from orchestrator.config.parse import at_least, one_of
-from orchestrator.config.schema import SHARDED, Config
+from orchestrator.config.schema import SHARDED, Config, Training
+from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.ranks.ranks import Ranks, free_host_memory, gather
+from orchestrator.engine.sharding import several
 
 OVER_RANKS = (*SHARDED, "ddp")
 STRATEGIES = ("auto", *OVER_RANKS, "dp", "none")
@@ -58,17 +61,25 @@ def check_arguments(
 
 
 def arguments(
-    precision: str, accumulate: int, clip: float | None, seed: int, log_every: int | None
+    precision: str, accumulate: int, clip: Each, seed: int, log_every: int | None
 ) -> dict[str, Any]:
     """Give the keys that the Trainer's own arguments stand for."""
     training = {"mixed_precision": precision, "gradient_accumulation": accumulate}
-    training |= {"grad_clip_norm": clip or 0.0, "seed": seed, "max_steps": UNENDING}
+    training |= {"grad_clip_norm": one_for_all(clip) or 0.0, "seed": seed, "max_steps": UNENDING}
     return {"training": training, "logging": {"interval": log_every or 50}}
 
 
-def with_average(keys: Mapping[str, Any], ema: float | None) -> Mapping[str, Any]:
+def one_for_all(value: Each) -> float | None:
+    return None if isinstance(value, Mapping) else value
+
+
+def with_average(keys: Mapping[str, Any], ema: Each) -> Mapping[str, Any]:
     """Give the keys of config= with what the argument ema= stands for."""
-    return keys if ema is None else {**keys, "training": {**keys.get("training", {}), "ema": ema}}
+    return (
+        keys
+        if one_for_all(ema) is None
+        else {**keys, "training": {**keys.get("training", {}), "ema": ema}}
+    )
 
 
 def refuse_unread(keys: Mapping[str, Any]) -> None:
@@ -114,6 +125,129 @@ def make_deterministic(config: Config) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
+
+
+# -- what is trained ------------------------------------------------------------------------------
+
+
+FOR_EXAMPLE = 'Trainer(models={"G": g, "D": d}, optimizers={"G": o1, "D": o2}, step=step)'
+Each = float | Mapping[str, float] | None  # of all optimizers, or by their names
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The model and the optimizers of a Trainer: one of each, without a name, or several."""
+
+    model: nn.Module
+    optimizers: Mapping[str, Any]
+    schedulers: Mapping[str, Any]
+
+    @staticmethod
+    def of_one(model: Any, optimizer: Any, scheduler: Any) -> Trained:
+        if model is None or optimizer is None:
+            raise UsageError(
+                f"a Trainer needs {'a model' if model is None else 'an optimizer'}",
+                f"Trainer(model, optimizer, loss), or {FOR_EXAMPLE}",
+            )
+        return Trained(model, {"": optimizer}, {"": scheduler})
+
+    @staticmethod
+    def of_several(
+        models: Mapping[str, nn.Module],
+        optimizers: Mapping[str, Any] | None,
+        schedulers: Mapping[str, Any] | None,
+    ) -> Trained:
+        """Check that each optimizer trains parameters of these models, that no other one trains."""
+        model = several.together(models)
+        if not isinstance(optimizers, Mapping) or not optimizers:
+            raise UsageError("models= goes with optimizers=, by name", FOR_EXAMPLE)
+        names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
+        trained: dict[int, str] = {}  # by which
+        for name, optimizer in optimizers.items():
+            if not isinstance(name, str) or not name.isidentifier():
+                raise UsageError(f"optimizers= has the name {name!r}", "take letters, digits and _")
+            for parameter in parameters_of(name, optimizer, model):
+                if id(parameter) not in names:
+                    raise UsageError(
+                        f"optimizers[{name!r}] holds a parameter of shape {tuple(parameter.shape)}"
+                        " that is in none of the models",
+                        "make it from the parameters of the very models that you give in models=",
+                    )
+                if (other := trained.setdefault(id(parameter), name)) != name:
+                    raise UsageError(
+                        f"{names[id(parameter)]} is in two optimizers, {other!r} and {name!r}",
+                        "leave it to one of them; a loss of another one still flows through it",
+                    )
+        refuse_unknown("schedulers=", schedulers or {}, optimizers)
+        for parameter in model.parameters():
+            if id(parameter) not in trained:
+                parameter.requires_grad_(False)  # ddp would wait for its gradient
+        return Trained(model, optimizers, schedulers or {})
+
+    def settings(self, training: Training, clip: Each, ema: Each) -> dict[str, Training]:
+        """Give each optimizer its own clipping and average."""
+        found = {}
+        for name in self.optimizers:
+            own: dict[str, float | None] = {}
+            if isinstance(clip, Mapping):
+                refuse_unknown("clip_grad_norm=", clip, self.optimizers)
+                own["grad_clip_norm"] = clip.get(name, 0.0)
+            if isinstance(ema, Mapping):
+                refuse_unknown("ema=", ema, self.optimizers)
+                own["ema"] = ema.get(name)
+            found[name] = dataclasses.replace(training, **own)  # type: ignore[arg-type]
+        return found
+
+
+def trained(
+    one: tuple[Any, Any, Any], by_name: tuple[Any, Any, Any], strategy: str, keys: Any
+) -> Trained:
+    """Take (model, optimizer, scheduler), or the same by names."""
+    if by_name == (None, None, None):
+        return Trained.of_one(*one)
+    given = [what for what, value in zip(("a model", "optimizer=", "scheduler="), one, strict=True)
+             if value is not None]  # fmt: skip
+    if given or by_name[0] is None:
+        raise UsageError(
+            f"{given[0] if given else 'optimizers= or schedulers='} does not go with"
+            f" {'models=, optimizers= and schedulers=' if given else 'a single model'}",
+            f"Trainer(model, optimizer, loss), or {FOR_EXAMPLE}",
+        )
+    refuse_unfit_for_several(strategy, keys or {})
+    return Trained.of_several(*by_name)
+
+
+def parameters_of(name: str, optimizer: Any, model: nn.ModuleDict) -> list[nn.Parameter]:
+    """List what an optimizer trains; one that the Trainer makes trains the model of its name."""
+    if isinstance(optimizer, Optimizer):
+        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if callable(optimizer) and name in model:
+        return [parameter for parameter in model[name].parameters() if parameter.requires_grad]
+    known = ", ".join(model)
+    raise UsageError(
+        f"optimizers[{name!r}] is {kind(optimizer)}, not an optimizer of torch's" if
+        not callable(optimizer) else
+        f"optimizers[{name!r}] is a function of the parameters, and no model is called {name!r}"
+        f" (there are {known})",
+        "give an optimizer over the parameters; or, by the name of a model, a function of its"
+        " parameters",
+    )  # fmt: skip
+
+
+def refuse_unknown(what: str, named: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for name in named:
+        if name not in known:
+            raise UsageError(
+                f"{what} has {name!r}, and no optimizer has that name"
+                f"{nearest(str(name), [*known])}",
+                f"the optimizers are {', '.join(filter(None, known)) or 'one, without a name'}",
+            )
+
+
+def refuse_unfit_for_several(strategy: str, keys: Mapping[str, Any]) -> None:
+    if strategy == "dp" or keys.get("distributed", {}).get("static_graph"):
+        what = 'strategy="dp"' if strategy == "dp" else "distributed.static_graph"
+        raise UsageError(f"{what} takes one loss per step, and models= has several", "leave it out")
 
 
 # -- the strategy, where the user has named none ---------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,9 +34,11 @@ from orchestrator.engine.core.optimizer import (
     settings_of,
 )
 from orchestrator.engine.core.optimizer_state import OptimizerState, TensorFactory
-from orchestrator.engine.observe.reporter import StepReport
+from orchestrator.engine.models.losses import Totals, loss_of
+from orchestrator.engine.observe.reporter import BAD, StepReport
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import from_first
+from orchestrator.engine.sharding import used_parts
 from orchestrator.engine.sharding.blocks import has_sparse, sum_whole
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor, sharding_explained
 
@@ -50,6 +52,15 @@ GROW_AFTER = 2000  # good steps
 def names_of(model: nn.Module) -> dict[int, str]:
     """Map each parameter's id to its name; to be called before the model is sharded."""
     return {id(parameter): name for name, parameter in plain_names.parameters(model)}
+
+
+class Outcome(NamedTuple):
+    """The results of a step of one optimizer."""
+
+    grad_norm: Tensor
+    bad: Tensor
+    scale: float | Tensor
+    lr: float | Tensor
 
 
 class Stepper:
@@ -69,17 +80,19 @@ class Stepper:
         mesh: Mesh,
         training: Training,
         *,
+        name: str = "",  # among several
         lr_factor: Callable[[int], float] = lambda step: 1.0,
         nominal: float | None = None,  # things counted in a step, if all are: keeps sums near one
         keeps_settings: bool = False,  # on a resume: the learning rate, weight decay ... of today
     ) -> None:
         self.mesh, self.training, self.lr_factor = mesh, training, lr_factor
+        self.name, self.loss = name, loss_of(name)
         self.parameters = dict(plain_names.parameters(model))
-        self.optimizer = bound(optimizer, names, self.parameters)
+        self.optimizer = bound(optimizer, names, own_of(self.parameters, optimizer, name))
         self.initial_settings = settings_of(self.optimizer)
         chosen = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
-        self.named = [(name, p) for name, p in self.parameters.items() if id(p) in chosen]
-        self.left = [p for p in self.parameters.values() if not is_summed(p, mesh)]
+        self.named = [(key, p) for key, p in self.parameters.items() if id(p) in chosen]
+        self.members = chosen
         self.fused = not has_sparse(model) and fuse(self.optimizer)
         sharded = self.fused and mesh.mesh is not None
         self.on_shards: Callable[[], Any] = OnShards if sharded else contextlib.nullcontext
@@ -92,7 +105,6 @@ class Stepper:
         if training.ema is not None:
             refuse_two_averages(self.optimizer)
             self.average = Average(training.ema, self.named)
-        self.in_training = False  # else an evaluation need not end
         self.proved = False  # its step() has come to an end once
         self.scaling = training.mixed_precision == "fp16"
         self.nominal = nominal
@@ -100,14 +112,6 @@ class Stepper:
         if self.scaling:
             self.scale = torch.tensor(FIRST_SCALE, device=self.device)
         self.good, self.skipped = (torch.zeros((), device=self.device) for _ in range(2))
-        if mesh.mesh is not None:
-            carry_assignments()
-
-    @property
-    def whole(self) -> list[nn.Parameter]:
-        """The parameters whose gradients nobody sums but this class: sharding leaves some whole,
-        and ddp knows only those that were trained when it was made, not what is unfrozen later."""
-        return [parameter for parameter in self.left if parameter.requires_grad]
 
     # -- a step -------------------------------------------------------------------------------
 
@@ -129,26 +133,7 @@ class Stepper:
         total = usual * dist.get_world_size() * self.training.gradient_accumulation
         return float(2.0 ** math.ceil(math.log2(max(1.0, total))))
 
-    def add_up(self, sums: Sums, used: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """Add up over all ranks: squares of the gradients, then a sum and a count per name.
-
-        Besides, where ranks could use other parts of the model: 1.0 if they did, so that these
-        were summed with each other.
-        """
-        self._refuse_new_groups()
-        sum_whole(self.whole)
-        flat = [value.to(self.device) for pair in sums.values() for value in pair]
-        if used is not None:
-            flat += torch.tensor([used, used**2], dtype=torch.float64).to(self.device)
-        total, world = torch.stack([self._squares(), *flat]), dist.get_world_size()
-        if world > 1:
-            dist.all_reduce(total)
-        if used is None:
-            return total, None
-        # Equal numbers alone have the mean of their squares for the square of their mean.
-        return total[:-2], (total[-1] * world != total[-2] ** 2).float()
-
-    def _refuse_new_groups(self) -> None:
+    def refuse_new_groups(self) -> None:
         if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self.named):
             raise UsageError(
                 "the optimizer was given other parameters after the Trainer was made",
@@ -157,11 +142,11 @@ class Stepper:
             )
 
     def step(
-        self, step: int, names: tuple[str, ...], total: Tensor, apart: Tensor | None = None
-    ) -> StepReport:
-        squares, loss, count, *_ = total.unbind()
+        self, step: int, squares: Tensor, loss: Tensor, count: Tensor, apart: Tensor | None
+    ) -> Outcome:
         # What was summed is scale / nominal times the gradient of the sum of all losses.
-        divisor = count * self.scale / (self.nominal or 1.0)
+        scale = self.scale
+        divisor = count * scale / (self.nominal or 1.0)
         norm = (squares / self.mesh.copies).sqrt() / divisor  # every copy has counted them all
         if most := self.training.grad_clip_norm:
             divisor = divisor * ((norm + 1e-6) / most).clamp(min=1.0)
@@ -171,10 +156,8 @@ class Stepper:
         lr = self._apply(divisor, bad, self.lr_factor(step))
         if self.average is not None:
             self.average.update(bad)
-        self._forget()
-        report = StepReport(step, names, total, norm, bad, apart, self.scale, lr)
         self._count(bad, count)
-        return report
+        return Outcome(norm, bad, scale, lr)
 
     def _apply(self, divisor: Tensor, bad: Tensor, lr_factor: float) -> float | Tensor:
         lr = copy_of(self.optimizer.param_groups[0].get("lr"))
@@ -218,8 +201,7 @@ class Stepper:
         if dense:
             torch._foreach_mul_(dense, factor)
 
-    def _squares(self) -> Tensor:
-        whole = {id(parameter) for parameter in self.whole}
+    def squares(self, whole: set[int]) -> Tensor:
         trained = [p for _, p in self.named if p.grad is not None]
         sharded = squares_of([p.grad for p in trained if id(p) not in whole]).to(self.device)
         if not whole:
@@ -227,11 +209,6 @@ class Stepper:
         # Each copy counts its shards once, but all ranks have these.
         once = squares_of([p.grad for p in trained if id(p) in whole]).to(self.device)
         return sharded + once * (self.mesh.copies / dist.get_world_size())
-
-    def _forget(self) -> None:
-        self.optimizer.zero_grad()
-        for parameter in self.parameters.values():  # those that are not in the optimizer, too
-            parameter.grad = None
 
     def _count(self, bad: Tensor, count: Tensor) -> None:
         self.skipped += bad
@@ -243,33 +220,9 @@ class Stepper:
         self.good *= self.good < GROW_AFTER
         self.scale = (self.scale * (1 - lost / 2) * grow).clamp(1.0, LARGEST_SCALE)
 
-    # -- an optimizer that tells training from evaluation -----------------------------------------
-
-    @contextlib.contextmanager
-    def training_mode(self) -> Iterator[None]:
-        self.in_training = True
-        self._call("train")
-        try:
-            yield
-        finally:
-            self.in_training = False
-            self._call("eval")
-
-    @contextlib.contextmanager
-    def evaluating(self, *, average: bool = True) -> Iterator[None]:
-        """Have it show the weights to evaluate and to save, as schedule-free ones ask for; or the
-        average of the weights, if there is one."""
-        self._call("eval")
-        shown = self.average.shown() if self.average and average else contextlib.nullcontext()
-        try:
-            with shown:
-                yield
-        finally:
-            if self.in_training:
-                self._call("train")
-
-    def _call(self, name: str) -> None:
-        method = getattr(self.optimizer, name, None)
+    def tell(self, mode: str) -> None:
+        """Tell an optimizer that wants to know whether it trains: "train" or "eval"."""
+        method = getattr(self.optimizer, mode, None)
         if callable(method):
             method()
 
@@ -301,6 +254,174 @@ class Stepper:
         self.nominal = self.nominal or progress.get("nominal")
         self.good.fill_(progress["good"])
         self.skipped.fill_(progress.get("bad", progress.get("skipped", 0)))
+
+
+class Steppers:
+    """All optimizers of a training, by name; a single one has none. They step together."""
+
+    def __init__(
+        self,
+        optimizers: Mapping[str, Optimizer | Factory],
+        names: Mapping[int, str],
+        model: nn.Module,
+        mesh: Mesh,
+        training: Mapping[str, Training],  # as each of them has it
+        **more: Any,
+    ) -> None:
+        self.model, self.mesh = model, mesh
+        self.by_name = {
+            name: Stepper(optimizer, names, model, mesh, training[name], name=name, **more)
+            for name, optimizer in optimizers.items()
+        }
+        self.first = next(iter(self.by_name.values()))
+        self.parameters, self.device = self.first.parameters, self.first.device
+        self.left = [p for p in self.parameters.values() if not is_summed(p, mesh)]
+        self.in_training = False  # else an evaluation need not end
+        self.stepped = False
+        if mesh.mesh is not None:
+            carry_assignments()
+
+    def __iter__(self) -> Iterator[Stepper]:
+        return iter(self.by_name.values())
+
+    @property
+    def several(self) -> bool:
+        return "" not in self.by_name
+
+    @property
+    def whole(self) -> list[nn.Parameter]:
+        """The parameters whose gradients nobody sums but this class: sharding leaves some whole,
+        and ddp knows only those that were trained when it was made, not what is unfrozen later."""
+        return [parameter for parameter in self.left if parameter.requires_grad]
+
+    # -- a step -------------------------------------------------------------------------------
+
+    def backward(self, totals: Totals, run: Callable[..., None], *, real: bool) -> None:
+        """Compute the gradients of a micro-batch: of each loss those that its optimizer takes."""
+        for stepper in self:
+            loss, count = totals[stepper.loss]
+            refuse_detached(loss, stepper.name)
+            scaled, last = stepper.scaled(loss, count, real=real), stepper is [*self][-1]
+            if not self.several:
+                run(scaled)
+                continue
+            with used_parts.of_one_loss(self.model, stepper.members, last=last):
+                if inputs := used_parts.whole_of(self.model, [p for _, p in stepper.named]):
+                    run(scaled, inputs=inputs, retain_graph=not last)
+
+    def add_up(self, sums: Sums, used: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """Add up over all ranks: squares of the gradients, then a sum and a count per name.
+
+        Besides, where ranks could use other parts of the model: 1.0 if they did, so that these
+        were summed with each other.
+        """
+        whole = self.whole
+        for stepper in self:
+            stepper.refuse_new_groups()
+        sum_whole(whole)
+        self._refuse_unreached()
+        flat = [value.to(self.device) for pair in sums.values() for value in pair]
+        if used is not None:
+            flat += torch.tensor([used, used**2], dtype=torch.float64).to(self.device)
+        known = {id(parameter) for parameter in whole}
+        squares = [stepper.squares(known) for stepper in self]
+        total, world = torch.stack([*squares, *flat]), dist.get_world_size()
+        if world > 1:
+            dist.all_reduce(total)
+        if used is None:
+            return total, None
+        # Equal numbers alone have the mean of their squares for the square of their mean.
+        return total[:-2], (total[-1] * world != total[-2] ** 2).float()
+
+    def _refuse_unreached(self) -> None:
+        """Refuse at the first step an optimizer whose parameters its loss does not depend on."""
+        if self.stepped or not self.several:
+            return
+        self.stepped = True
+        for stepper in self:
+            if all(parameter.grad is None for _, parameter in stepper.named):
+                raise UsageError(
+                    f"the loss of {stepper.name!r} depends on none of the parameters of its"
+                    f" optimizer, such as {stepper.named[0][0]}",
+                    "give each optimizer its loss by its own name, without detach() on the way",
+                )
+
+    def step(
+        self, step: int, names: tuple[str, ...], total: Tensor, apart: Tensor | None = None
+    ) -> StepReport:
+        values, count = total.unbind(), len(self.by_name)
+        outcomes = {}
+        for index, stepper in enumerate(self):
+            at = count + 2 * names.index(stepper.loss)
+            loss, number = values[at], values[at + 1]
+            outcomes[stepper.name] = stepper.step(step, values[index], loss, number, apart)
+        self._forget()
+        norm, bad, scale, lr = next(iter(outcomes.values()))
+        each: dict[str, float | Tensor] = {}
+        if self.several:
+            norm = torch.stack([outcome.grad_norm for outcome in outcomes.values()]).norm()
+            bad = torch.stack([outcome.bad for outcome in outcomes.values()]).max()
+            if isinstance(scale, Tensor):
+                scale = torch.stack([torch.as_tensor(o.scale) for o in outcomes.values()]).max()
+            for name, outcome in outcomes.items():
+                each |= {f"lr_{name}": outcome.lr, f"grad_norm_{name}": outcome.grad_norm}
+                each[f"{BAD}{name}"] = outcome.bad
+        return StepReport(step, names, total, norm, bad, apart, scale, lr, each, count)
+
+    def _forget(self) -> None:
+        for stepper in self:
+            stepper.optimizer.zero_grad()
+        for parameter in self.parameters.values():  # those that are not in an optimizer, too
+            parameter.grad = None
+
+    # -- optimizers that tell training from evaluation --------------------------------------------
+
+    @contextlib.contextmanager
+    def training_mode(self) -> Iterator[None]:
+        self.in_training = True
+        self._tell("train")
+        try:
+            yield
+        finally:
+            self.in_training = False
+            self._tell("eval")
+
+    @contextlib.contextmanager
+    def evaluating(self, *, average: bool = True) -> Iterator[None]:
+        """Have them show the weights to evaluate and to save, as schedule-free ones ask for; or the
+        average of the weights, if there is one."""
+        self._tell("eval")
+        try:
+            with contextlib.ExitStack() as shown:
+                for stepper in self:
+                    if stepper.average is not None and average:
+                        shown.enter_context(stepper.average.shown())
+                yield
+        finally:
+            if self.in_training:
+                self._tell("train")
+
+    def _tell(self, mode: str) -> None:
+        for stepper in self:
+            stepper.tell(mode)
+
+
+def refuse_detached(loss: Tensor, name: str) -> None:
+    if not loss.requires_grad:
+        raise UsageError(
+            f"the loss{f' of {name!r}' if name else ''} depends on no parameter that is trained",
+            "return the tensor itself, not loss.item() or loss.detach(), and leave something"
+            " unfrozen (requires_grad)",
+        )
+
+
+def own_of(
+    parameters: Mapping[str, nn.Parameter], optimizer: Optimizer | Factory, name: str
+) -> Mapping[str, nn.Parameter]:
+    """Give what an optimizer may have: a function by a model's name gets those of that model."""
+    if not name or isinstance(optimizer, Optimizer):
+        return parameters
+    return {key: p for key, p in parameters.items() if key.startswith(f"{name}.")}
 
 
 def squares_of(grads: Iterable[Tensor | None]) -> Tensor:

@@ -8,13 +8,13 @@ divided once, by the count of all ranks and micro-batches.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.common.errors import CheckFailed, UsageError, nearest
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.nested import mapped
 
@@ -100,8 +100,17 @@ class Losses:
     """Call `loss` and `metrics` with (outputs, targets), or `step` with (model, batch)."""
 
     def __init__(
-        self, loss: Criterion | None, step: Step | None, metrics: Mapping[str, Criterion]
+        self,
+        loss: Criterion | None,
+        step: Step | None,
+        metrics: Mapping[str, Criterion],
+        names: Sequence[str] = ("",),  # of the optimizers: a single one has none
     ) -> None:
+        if "" not in names and step is None:
+            raise UsageError(
+                "models= needs step=, a function of (models, batch)",
+                "it returns a loss for each optimizer, by its name",
+            )
         if (loss is None) == (step is None):
             raise UsageError(
                 "the Trainer takes either loss= or step=",
@@ -123,6 +132,7 @@ class Losses:
             )
         refuse_taken_names(metrics, "metrics=")
         self.loss, self.step, self.metrics = loss, step, dict(metrics)
+        self.names = tuple(names)
         # For these torch knows what a mean is divided by: targets that count, times their weights.
         self.counts = type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss)
 
@@ -140,7 +150,7 @@ class Losses:
 
     def __call__(self, model: nn.Module, batch: Any, size: int | None = None) -> Totals:
         if self.step is not None:
-            return totals("the step", self.step(model, batch), batch, size)
+            return by_optimizer(self.names, self.step(model, batch), batch, size)
         inputs, targets = halves(batch)
         outputs = mapped(call(model, inputs), in_fp32)  # in which losses are computed
         sized_by = targets if isinstance(targets, Tensor) else batch
@@ -179,6 +189,60 @@ def totals(giver: str, result: Any, batch: Any, size: int | None) -> Totals:
         many = size_of(batch) if size is None else drawn(batch, size)
         return {"loss": (result.float() * many, number(many, result, giver))}
     return as_sums(result, giver).totals()
+
+
+def loss_of(name: str) -> str:
+    """Name the loss of an optimizer among the totals."""
+    return f"loss_{name}" if name else "loss"
+
+
+def by_optimizer(names: Sequence[str], result: Any, batch: Any, size: int | None) -> Totals:
+    """Take what a step gave for each optimizer, and all of it together as "loss"."""
+    if not isinstance(result, Mapping) and len(names) == 1:
+        result = {names[0]: result}
+    refuse_other_optimizers(names, result)
+    each = {
+        name: totals(f"the step's loss of {name!r}" if name else "the step", result[name], batch,
+                     size)
+        for name in names
+    }  # fmt: skip
+    found: Totals = {} if "" in each else {"loss": added([each[name]["loss"] for name in names])}
+    for name, own in each.items():
+        for key, pair in own.items():
+            place = loss_of(name) if key == "loss" else key
+            if place in found:
+                raise UsageError(
+                    f"the step gives the metric {place!r} twice", "give each another name"
+                )
+            found[place] = pair
+    return found
+
+
+def refuse_other_optimizers(names: Sequence[str], result: Any) -> None:
+    shown = ", ".join(f'"{name}": ...' for name in names)
+    fix = f"return {{{shown}}}: a mean, or (sum, count), or (sum, count, {{name: sum}}) for each"
+    if not isinstance(result, Mapping):
+        raise UsageError(
+            f"the step gave {kind(result)}, where each optimizer needs a loss by its name", fix
+        )
+    lacking = [name for name in names if result.get(name) is None]
+    unknown = [name for name in result if name not in names]
+    if unknown:
+        raise UsageError(
+            f"the step gives a loss of {unknown[0]!r}, and no optimizer has that name"
+            f"{nearest(str(unknown[0]), lacking or names)}",
+            fix,
+        )
+    if lacking:
+        raise UsageError(f"the step gives no loss of {lacking[0]!r}, which is an optimizer", fix)
+
+
+def added(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Add up means as a sum over what the first counts, for a report."""
+    first = pairs[0][1]
+    total = sum((value.detach() / count.clamp(min=1e-12) * first for value, count in pairs),
+                pairs[0][0].new_zeros(()))  # fmt: skip
+    return total, first
 
 
 def in_fp32(output: Tensor) -> Tensor:

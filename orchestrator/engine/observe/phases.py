@@ -85,10 +85,10 @@ class Phases:
         """Let the phases be seen in a trace, or not."""
         self._marked = on
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, **how: Any) -> None:
         """loss.backward(), and what DDP waits for at its end."""
         if self._waits != "ddp":
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward(**how)  # type: ignore[no-untyped-call]
             return
         engine = torch.autograd.Variable._execution_engine
         with contextlib.ExitStack() as waiting:
@@ -97,7 +97,7 @@ class Phases:
                 waiting.enter_context(self._exposed())
 
             hook = loss.register_hook(lambda _: engine.queue_callback(all_computed))  # type: ignore[no-untyped-call]
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward(**how)  # type: ignore[no-untyped-call]
         hook.remove()
 
     def flush(self, steps: int) -> dict[str, float | None]:

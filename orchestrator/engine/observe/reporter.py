@@ -30,12 +30,19 @@ class StepReport:
 
     step: int
     names: tuple[str, ...]  # "loss" first
-    total: Tensor  # the squares of the gradients, then the sum and the count of each name
+    total: Tensor  # the squares of each optimizer's gradients; the sum and the count of each name
     grad_norm: Tensor  # of the mean loss, before clipping
     bad: Tensor  # 1.0 where the step was skipped
     apart: Tensor | None  # 1.0 where the ranks used other parts of the model: skipped, too
     scale: float | Tensor  # of the losses, in fp16
     lr: float | Tensor
+    # The same of each optimizer, where there are several.
+    each: Mapping[str, float | Tensor] = field(default_factory=dict)
+    optimizers: int = 1
+
+    def value(self, name: str) -> float | Tensor | None:
+        value: float | Tensor | None = getattr(self, name) if name in MEASURED else self.each[name]
+        return value
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ class StepResult:
     bad_here: bool  # the NaN or inf was in a loss of this rank
     bad_samples: list[int]  # where they have numbers
     lr: float
+    each: Mapping[str, float]
 
 
 @dataclass
@@ -78,12 +86,14 @@ class Ledger:
             return
         steps, self.steps = self.steps, []
         reports = [report for report, _, _ in steps]
+        more = tuple(reports[0].each)
         columns = (
             torch.stack([report.total for report in reports]).tolist(),
-            *(on_host([getattr(r, name) for r in reports]) for name in MEASURED),
+            *(on_host([r.value(name) for r in reports]) for name in (*MEASURED, *more)),
         )
         for (report, ids, losses), row in zip(steps, zip(*columns, strict=True), strict=True):
-            (_, *sums), norm, bad, apart, scale, lr = row
+            total, norm, bad, apart, scale, lr, *each = row
+            sums = total[report.optimizers :]
             self._count(bool(bad and sums[1]), curable=scale > 1.0, bad=bool(bad))
             finite = torch.stack(losses).isfinite().tolist() if bad and losses else []
             culprits = [own for own, good in zip(ids, finite, strict=False) if not good]
@@ -98,6 +108,7 @@ class Ledger:
                 bool(culprits),
                 [i for own in culprits for i in own or ()],
                 lr,
+                dict(zip(more, each, strict=True)),
             )
 
     def _count(self, lost: bool, *, curable: bool, bad: bool) -> None:
@@ -106,6 +117,7 @@ class Ledger:
         self.in_a_row = self.in_a_row + lost if bad and not (lost and curable) else 0
 
 
+BAD = "bad_"  # before the name of an optimizer whose step was skipped
 MEASURED = ("grad_norm", "bad", "apart", "scale", "lr")
 
 
@@ -219,7 +231,11 @@ class Reporter:
 
     def _say_skipped(self, result: StepResult) -> None:
         self.skipped += 1
-        step = f"step {result.step} is skipped"
+        skipped = [name for name, bad in result.each.items() if name.startswith(BAD) and bad]
+        which = [name.removeprefix(BAD) for name in skipped]
+        step = (
+            f"step {result.step} {'of ' * bool(which)}{', '.join(which)}".rstrip() + " is skipped"
+        )
         if not result.sums["loss"][1]:
             self.say(f"{step}: none of its targets counts")
         elif result.bad_samples:
@@ -244,6 +260,7 @@ class Reporter:
             **{name: value for name, value in means.items() if name not in RESERVED},
             "lr": self.latest.lr,
             "grad_norm": self.latest.grad_norm,
+            **{name: v for name, v in self.latest.each.items() if not name.startswith(BAD)},
             "tokens": self.tokens,
             "tokens_per_s": (self.tokens - self.logged_tokens) / seconds,
             "step_ms": seconds / steps * 1e3,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ from orchestrator.engine.ranks.ranks import (
 )
 from orchestrator.engine.sharding import low_precision, own_code, used_parts
 from orchestrator.engine.sharding.blocks import blocks_of, has_sparse, kept_whole, to_shard
+from orchestrator.engine.sharding.several import parts_of
 
 try:
     from torch.distributed.fsdp import (
@@ -138,7 +139,7 @@ def spread(
         recompute(block, how)
     if config.compile.enabled:
         compile_config = config.compile
-        for block in blocks or [model]:
+        for block in blocks or parts_of(model) or [model]:
             block.compile(
                 backend=compile_config.backend,
                 fullgraph=compile_config.fullgraph,
@@ -199,7 +200,8 @@ def shard(
         reshard = False  # all blocks are gathered before the forward, whichever it uses
     policy = low_precision.policy(config.training.mixed_precision, fsdp.reduce_dtype)
     offload: OffloadPolicy = CPUOffloadPolicy() if fsdp.cpu_offload else OffloadPolicy()
-    modules = to_shard(model, blocks)
+    apart = parts_of(model)
+    modules = to_shard(model, [*apart, *blocks])
     own_code.refuse_unshardable(model)
     hooks = own_code.hooks_of(model)
     whole = kept_whole(modules)
@@ -209,7 +211,7 @@ def shard(
             module,
             mesh=mesh.mesh,
             # The backward of the whole comes right after its forward.
-            reshard_after_forward=reshard and module is not model,
+            reshard_after_forward=reshard and module is not model and module not in apart,
             mp_policy=policy,
             offload_policy=offload,
             ignored_params=whole,
@@ -366,11 +368,8 @@ def as_forward(model: nn.Module, compute: Callable[[nn.Module], T]) -> T:
     around all of it.
     """
     if isinstance(model, FSDPModule):
-        if not hasattr(model, COMPUTED):
-            setattr(model, COMPUTED, functools.partial(used_parts.computed, model))
-            register_fsdp_forward_method(model, COMPUTED)
-        computed: T = getattr(model, COMPUTED)(functools.partial(compute, model))
-        return computed
+        inside = [part for part in parts_of(model) if isinstance(part, FSDPModule)]
+        return entered([model, *inside], functools.partial(compute, model))
     if not isinstance(model, DistributedDataParallel):
         return compute(model)
     inner = model.module
@@ -389,6 +388,16 @@ def as_forward(model: nn.Module, compute: Callable[[nn.Module], T]) -> T:
         if vars(inner).get("forward") is instead:  # it was not even called
             del inner.forward
     return result
+
+
+def entered(models: Sequence[nn.Module], call: Callable[[], T]) -> T:
+    """Call it within a forward of each of these."""
+    for model in reversed(models):
+        if not hasattr(model, COMPUTED):
+            setattr(model, COMPUTED, functools.partial(used_parts.computed, model))
+            register_fsdp_forward_method(model, COMPUTED)
+        call = functools.partial(getattr(model, COMPUTED), call)
+    return call()
 
 
 def sharding_explained(mesh: Mesh, what: str) -> contextlib.AbstractContextManager[None]:

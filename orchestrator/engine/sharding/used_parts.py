@@ -29,6 +29,7 @@ from orchestrator.engine.ranks.ranks import host_group
 from orchestrator.engine.sharding import block_order
 from orchestrator.engine.sharding.block_order import BlockOrder
 from orchestrator.engine.sharding.own_code import Changes, refuse_hidden
+from orchestrator.engine.sharding.several import parts_of
 
 T = TypeVar("T")
 FIX = (
@@ -57,6 +58,7 @@ class UsedParts:
     ) -> None:
         vars(model)["_used_parts"] = self
         self.model, self.fills, self.differ = model, fills, differ
+        self.rests = {model, *parts_of(model)}  # their groups have what is in no block
         self.order = BlockOrder(copies)
         self.before_sum = before_sum
         self.parameters: set[int] = set()  # by id: those that got a gradient
@@ -83,7 +85,13 @@ class UsedParts:
         refuse_hidden(name_of(group), output)
         if torch.is_grad_enabled():  # in an evaluation each copy may compute what it likes
             self.order.computed(name_of(group))
-        return post_forward(module, inputs, output)
+        state = group._training_state
+        result = post_forward(module, inputs, output)
+        if self.in_forward and any(part in self.rests for part in group.modules):
+            # A step may use it again, by a method that FSDP does not see: it is summed and freed at
+            # the end of the backward, and not where the input of one of its forwards was.
+            group._training_state = state
+        return result
 
     def _free(self, reshard: Callable[[], None]) -> None:
         if not self.derived:
@@ -196,6 +204,52 @@ def freed(model: nn.Module) -> Iterator[None]:
     used = of(model)
     if used is not None and used.derived:
         shards_again(model)
+
+
+# -- several losses -------------------------------------------------------------------------------
+
+
+def whole_of(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Give those of the parameters that are trained, as a backward finds them: gathered, where they
+    are in shards. What no forward has gathered has no gradient."""
+    found = {}
+    for group in groups(model):
+        for parameter in group.fsdp_params:
+            whole = getattr(parameter, "_unsharded_param", None)
+            found[id(parameter.sharded_param)] = whole
+    wholes = [found.get(id(p), p) for p in parameters if p.requires_grad]
+    return [whole for whole in wholes if whole is not None]
+
+
+@contextlib.contextmanager
+def of_one_loss(model: nn.Module, trained: set[int], *, last: bool) -> Iterator[None]:
+    """Sum in this backward what one of several losses trains, by id, and nothing else.
+
+    Parts that belong to no block stay gathered until the last of the losses.
+    """
+    used = of(model)
+    if used is None or used.differ:  # these sum by themselves, once all losses are done
+        yield
+        return
+    blocks_here = list(groups(model))
+    before = [group.reduce_grads for group in blocks_here]
+    context: Any = state_of(cast(FSDPModule, model))._state_ctx
+    is_last = context.is_last_backward
+    for group in blocks_here:
+        mine = any(id(parameter.sharded_param) in trained for parameter in group.fsdp_params)
+        group.reduce_grads = group.reduce_grads and mine
+    context.is_last_backward = is_last and last
+    rests = [part for part in (model, *parts_of(model)) if isinstance(part, FSDPModule)]
+    for rest in rests:
+        rest.set_reshard_after_backward(last, recurse=False)
+    try:
+        yield
+    finally:
+        context.is_last_backward = is_last
+        for group, reduces in zip(blocks_here, before, strict=True):
+            group.reduce_grads = reduces
+        for rest in rests:
+            rest.set_reshard_after_backward(True, recurse=False)
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ def by_torch(make: Any, model: nn.Module, poisoned: int = 0) -> nn.Module:
 
 def averaged(trainer: Trainer) -> dict[str, Tensor]:
     """Give all of the average, on every rank."""
-    with trainer.parts.stepper.evaluating():
+    with trainer.parts.steppers.evaluating():
         return {name: weight.detach().clone() for name, weight in whole(trainer).items()}
 
 

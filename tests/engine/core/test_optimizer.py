@@ -189,7 +189,7 @@ def test_the_scale_of_fp16_is_resumed(tmp_path: Path) -> None:
     trained(again, resume=True, max_period="4 steps", **more)
     found = [
         (float(s.scale), float(s.good), float(s.skipped))
-        for s in (first.parts.stepper, again.parts.stepper)
+        for s in (first.parts.steppers.first, again.parts.steppers.first)
     ]
     assert found == [(2.0**15, 0, 1)] * 2
 

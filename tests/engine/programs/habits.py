@@ -427,9 +427,13 @@ def nothing_counts() -> list[Any]:
     """Twelve steps and an evaluation of targets that are all left out."""
     empty = [(torch.randn(4, 6), torch.full((4,), -100))] * 12
     trainer = Trainer(nn.Linear(6, 3), torch.optim.SGD, nn.CrossEntropyLoss(), precision="fp16")
-    scale = trainer.parts.stepper.scale.item()
+    scale = trainer.parts.steppers.first.scale.item()
     (epoch,) = trainer.train(empty, empty, epochs=1, verbose=False)
-    return [str(epoch["val_loss"]), epoch["step"], trainer.parts.stepper.scale.item() == scale]
+    return [
+        str(epoch["val_loss"]),
+        epoch["step"],
+        trainer.parts.steppers.first.scale.item() == scale,
+    ]
 
 
 def saved(directory: Path, optimizer: Any = torch.optim.AdamW, **more: Any) -> Path:
@@ -451,9 +455,9 @@ def other_names(directory: Path) -> list[bool]:
 def into_fp16(directory: Path) -> bool:
     step = saved(directory / "fp32")
     half = Trainer(nn.Linear(6, 3), torch.optim.AdamW, nn.CrossEntropyLoss(), precision="fp16")
-    scale = half.parts.stepper.scale.item()
+    scale = half.parts.steppers.first.scale.item()
     half.load_checkpoint(step)
-    return half.parts.stepper.scale.item() == scale > 1.0
+    return half.parts.steppers.first.scale.item() == scale > 1.0
 
 
 def hooked(directory: Path) -> list[int]:

@@ -378,7 +378,7 @@ def meets_nan(directory: Path) -> None:
         (epoch,) = made.train(fit, epochs=1)
         assert torch.tensor(epoch["train_loss"]).isfinite()
         assert all(value.isfinite().all() for value in whole(model).values())
-        assert made.parts.stepper.skipped.item() == 1
+        assert made.parts.steppers.first.skipped.item() == 1
 
 
 # -- every optimizer of torch ---------------------------------------------------------------------

@@ -1,0 +1,235 @@
+"""Several models and optimizers train as by hand in every layout, or are refused by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, Adam
+from torch.utils.data import DataLoader
+
+from orchestrator import Trainer
+from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
+from tests.engine import pair
+from tests.engine.by_hand import far
+from tests.engine.programs.several import (
+    BATCH,
+    STEPS,
+    Net,
+    by_hand,
+    data,
+    made,
+    models,
+    optimizers,
+    poisoned,
+    step,
+    trained,
+)
+from tests.engine.worlds import Job, run
+
+LIFE = "STEPS_OF_THIS_LIFE"
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ddp": {"strategy": "ddp"},
+    "auto": {},
+    "full_shard": {"strategy": "full_shard"},
+    "whole": {"strategy": "full_shard", "config": {"fsdp": {"accumulate": "whole"}}},
+    "others": {"strategy": "full_shard", "find_unused_parameters": True},
+    "copies": {"strategy": "hybrid_shard", "config": {"fsdp": {"shard_size": 1}}},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _groups() -> Iterator[None]:
+    """Leave no process group to other tests: a Trainer makes one of this process."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def apart(layouts: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Compare with the loop by hand; once with a step of one optimizer that is left out."""
+    found = {}
+    expected, without = by_hand(), by_hand(poisoned, marked=True)
+    for name, more in layouts.items():
+        found[name] = far(trained(made(**more)), expected)
+        found[f"{name}, in two"] = far(trained(made(accumulate=2, **more)), expected)
+        found[f"{name}, poisoned"] = far(trained(made(poisoned, **more), marked=True), without)
+    return {name: distance for name, distance in found.items() if not distance < 1e-6}
+
+
+def test_they_train_as_by_hand() -> None:
+    assert apart({"one": {}}) == {}
+
+
+def test_they_train_as_by_hand_on_two_ranks_and_go_on_to_the_bit(tmp_path: Path) -> None:
+    said = pair.run(train_on_two_ranks, tmp_path)
+    assert said.count("equal") == 2, said
+
+
+def train_on_two_ranks(rank: int, directory: Path) -> None:
+    wrong = apart(LAYOUTS)
+    for name in ("ddp", "full_shard", "copies"):
+        more, saved = LAYOUTS[name], {"save_to": directory / name, "save_every": "4 steps"}
+        at_once = trained(made(**more, ema={"G": 0.9}))
+        trained(made(**more, ema={"G": 0.9}), max_period="4 steps", **saved)
+        again = made(**more, ema={"G": 0.9})
+        if distance := far(trained(again, resume=True, **saved), at_once):
+            wrong[f"{name}, resumed"] = distance
+    print(wrong or "equal", flush=True)
+
+
+def test_they_go_on_as_they_were_on_two_by_two_and_from_memory(tmp_path: Path) -> None:
+    call, memory = f"{__name__}:live", {"memory": str(tmp_path / "memory")}
+    whole = Job(str(tmp_path / "whole"), [2, 2], {}, call=call, env={LIFE: str(STEPS)})
+    first = Job(str(tmp_path / "first"), [2, 2], {}, call=call, env={LIFE: "4"}, **memory)
+    again = Job(str(tmp_path / "again"), [2, 2], {}, call=call, env={LIFE: str(STEPS)}, **memory)
+    assert run(whole, first, again) == [[0] * 4] * 3, first.output() + again.output()
+    assert "resuming after step 4, from memory" in again.output()
+    expected, found = (torch.load(job.path / "weights") for job in (whole, again))
+    assert far(found, expected) == 0
+    assert far(expected, by_hand()) < 1e-6
+    line = next(line for line in whole.metrics() if "lr" in line)
+    assert {"loss", "loss_G", "loss_D", "lr_G", "grad_norm_D"} <= line.keys()
+    assert line["loss"] == pytest.approx(line["loss_G"] + line["loss_D"])
+
+
+def live(directory: Path) -> None:
+    config = {"checkpoint": {"memory_every": 1}, "logging": {"interval": 1}}
+    trainer = made(strategy="hybrid_shard", config=config, accumulate=2)
+    own = trained(trainer, verbose=True, max_period=f"{os.environ[LIFE]} steps")
+    if trainer.ranks.rank == 0:
+        torch.save(own, directory / "weights")
+
+
+# -- other programs --------------------------------------------------------------------------------
+
+
+def test_a_teacher_is_in_no_optimizer_and_stays_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One optimizer may go by any name, and its loss need not be in a dict."""
+
+    def distil(models: Any, batch: Any) -> Tensor:
+        with torch.no_grad():
+            wanted = models["teacher"](batch[0])
+        return functional.mse_loss(models["student"](batch[0]), wanted)
+
+    torch.manual_seed(0)
+    student, teacher = Net(6, 2), Net(6, 2)
+    before = {name: value.clone() for name, value in teacher.state_dict().items()}
+    trainer = Trainer(
+        models={"student": student, "teacher": teacher.eval()},
+        optimizers={"own": Adam(student.parameters(), lr=1e-2)},
+        step=distil,
+    )
+    loader = DataLoader(data(), BATCH)
+    first = trainer.evaluate(loader)["loss_own"]
+    trainer.train(loader, loader, epochs=2, best="min val_loss_own")
+    assert trainer.state.val_metrics["loss_own"] < first / 2
+    assert far(dict(teacher.state_dict()), before) == 0
+    assert not teacher.training
+    assert "8 of 16 parameters are not in the optimizer and stay as they are" in (
+        capsys.readouterr().out)  # fmt: skip
+
+
+def test_a_function_makes_the_optimizer_of_the_model_of_its_name() -> None:
+    later = made(optimizers={"D": optimizers_of("D"), "G": optimizers_of("G")})
+    assert far(trained(later), by_hand()) < 1e-6
+    named = trained(later)
+    assert far(later.state_dict(model="G"), later.models["G"].state_dict()) == 0
+    assert named.keys() == later.state_dict().keys()
+
+
+def optimizers_of(name: str) -> Callable[[Any], Any]:
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "D": lambda parameters: SGD(parameters, lr=0.05, momentum=0.9),
+        "G": lambda parameters: Adam(parameters, lr=1e-2),
+    }
+    return kinds[name]
+
+
+def test_what_is_predicted_is_said() -> None:
+    trainer, loader = made(), DataLoader(data(), BATCH)
+    with pytest.raises(UsageError, match=r"does not know which of the models to call: G, D"):
+        trainer.predict(loader)
+    found = trainer.predict(loader, lambda models, batch: models["G"](batch[1]))
+    assert found.shape == (STEPS * BATCH, 6)
+
+
+# -- what a user may mistake -----------------------------------------------------------------------
+
+
+G, D = models().values()
+SHARED = Adam([*G.parameters(), *D.parameters()])
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "no models": ({"models": None}, r"optimizers= or schedulers= does not go with a single model"),
+    "no optimizers": ({"optimizers": None}, r"models= goes with optimizers=, by name"),
+    "a model, too": ({"model": G}, r"a model does not go with models=, optimizers= and"),
+    "no dict": ({"models": [G, D]}, r"models= is a list, not models by name"),
+    "no module": ({"models": {"G": "g", "D": D}}, r"models\['G'\] is .*str.*, not a module"),
+    "a method": ({"models": {"train": G, "D": D}}, r"the name 'train', which no part"),
+    "twice": ({"models": {"G": G, "D": G}}, r"models\['G'\] and models\['D'\] are the same"),
+    "strangers": ({"optimizers": {"G": SGD(Net(4, 6).parameters())}},
+                  r"optimizers\['G'\] holds a parameter of shape \(8, 4\) that is in none"),
+    "shared": ({"optimizers": {"G": SHARED, "D": SGD(D.parameters())}},
+               r"D\.first\.weight is in two optimizers, 'G' and 'D'"),
+    "no optimizer": ({"optimizers": {"G": 3}}, r"optimizers\['G'\] is .*int.*, not an optimizer"),
+    "whose": ({"optimizers": {"g": SGD}},
+              r"a function of the parameters, and no model is called 'g' \(there are G, D\)"),
+    "scheduler": ({"schedulers": {"g": None}}, r"schedulers= has 'g', and no optimizer.*'G'"),
+    "clipping": ({"clip_grad_norm": {"g": 1.0}}, r"clip_grad_norm= has 'g'"),
+    "ema": ({"ema": {"H": 0.9}}, r"ema= has 'H'"),
+    "no step": ({"step": None, "loss": functional.mse_loss}, r"models= needs step="),
+    "dp": ({"strategy": "dp"}, r'strategy="dp" takes one loss per step'),
+    "static": ({"config": {"distributed": {"static_graph": True}}}, r"static_graph takes one loss"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_does_not_go_together_is_refused(name: str) -> None:
+    changes, message = MISTAKES[name]
+    of = {"G": G, "D": D}
+    given = {"models": of, "optimizers": optimizers(of), "step": step, **changes}
+    with pytest.raises(OrchestratorError, match=message):
+        Trainer(given.pop("model", None), **given)
+
+
+LOSSES: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
+    "wrong name": (lambda d: {"G": d["G"], "d": d["D"]}, r"a loss of 'd', and no .*'D'"),
+    "one more": (lambda d: {**d, "H": d["G"]}, r"a loss of 'H', and no optimizer"),
+    "missing": (lambda d: {"G": d["G"]}, r"gives no loss of 'D', which is an optimizer"),
+    "no dict": (lambda d: d["G"], r"the step gave .*, where each optimizer needs a loss"),
+    "detached": (lambda d: {**d, "D": d["D"].detach()}, r"the loss of 'D' depends on no param"),
+    "swapped": (lambda d: {"G": d["D"], "D": d["G"]}, r"the loss of 'G' depends on none of the"),
+    "text": (lambda d: {**d, "D": "1.0"}, r"the step's loss of 'D' gave"),
+    "metrics": (lambda d: {name: (loss, 1, {"same": loss}) for name, loss in d.items()},
+                r"the metric 'same' twice"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_step_that_gives_other_losses_is_refused(name: str) -> None:
+    change, message = LOSSES[name]
+    trainer = made(lambda models, batch: change(step(models, batch)))
+    with pytest.raises(OrchestratorError, match=message):
+        trained(trainer)
+    assert trainer.state.step <= 1
+
+
+def test_a_checkpoint_of_other_optimizers_is_refused(tmp_path: Path) -> None:
+    trained(made(), save_to=tmp_path / "saved")
+    of = models()
+    other = {"G": SGD([*of["G"].parameters(), *of["D"].parameters()], lr=0.1)}
+    trainer = Trainer(models=of, optimizers=other, step=step)
+    with pytest.raises(CheckFailed, match=r"other optimizers .*: D, G there, G here"):
+        trainer.load_checkpoint(tmp_path / "saved")
+    single = Trainer(nn.ModuleDict(models()), lambda p: SGD(p, lr=0.1), step=step)
+    with pytest.raises(CheckFailed, match=r"D, G there, one here"):
+        single.load_checkpoint(tmp_path / "saved")
