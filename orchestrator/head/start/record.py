@@ -25,6 +25,7 @@ from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.screen.log_reader import NO_RANK
+from orchestrator.head.start.code import experiments as experiments_below
 from orchestrator.head.start.planning import Prepared
 from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code import archive, git_info
@@ -273,6 +274,10 @@ def write_manifest(prepared: Prepared) -> str:
     return ""
 
 
+def git_of(request: Request) -> dict[str, Any] | None:
+    return git_info.of(Path.cwd(), request.secret_files, experiments_below(request))
+
+
 def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
     """Gather what is known at launch, for whoever wants to repeat or explain this run."""
     request, pairs = prepared.request, zip(prepared.nodes.probed, prepared.plan.nodes, strict=True)
@@ -282,7 +287,7 @@ def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "command": shlex.join(shown_command(request)),
         "directory": str(origin.directory if origin else Path.cwd()),
-        "code": origin.code if origin else git_info.of(Path.cwd(), request.secret_files),
+        "code": origin.code if origin else git_of(request),
         "tree": tree.digest if tree else None,
         "rerun_of": origin.experiment if origin else None,
         "config_file": str(request.config_file) if request.config_file else None,

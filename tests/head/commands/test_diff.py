@@ -154,12 +154,13 @@ def test_the_manifest_has_the_diff_of_a_dirty_tree(
     dirty = git_info.of(tmp_path)
     assert dirty is not None and "-old\n+new" in dirty["diff"]
     assert list(diff.changed_files(dirty["diff"])) == ["ä.py"]
-    for name in (".env", "variables", "sub/b.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in (".env", "variables", "sub/b.py", "sub/experiments/a/job.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{name}: what is secret\n")
     git("add", "--intent-to-add", ".")
-    below = git_info.of(tmp_path / "sub", [tmp_path / "variables"])
+    below = git_info.of(tmp_path / "sub", [tmp_path / "variables"], [b"experiments"])
     assert below is not None and list(diff.changed_files(below["diff"])) == ["sub/b.py", "ä.py"]
+    assert not any("experiments" in name for name in below["changed_files"])
     (tmp_path / "ä.py").write_text("x" * 100 + "\n" + "line\n" * git_info.LARGEST_DIFF_CHARACTERS)
     large = git_info.of(tmp_path)
     assert large is not None and len(large["diff"]) == git_info.LARGEST_DIFF_CHARACTERS

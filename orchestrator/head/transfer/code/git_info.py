@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,20 @@ LARGEST_DIFF_CHARACTERS = 1 << 20  # that are kept
 SECONDS = 5.0  # of a launch, for each question; a large tree on a network disk takes long
 
 
-def of(directory: Path, secret_files: Sequence[Path] = ()) -> dict[str, Any] | None:
+def of(
+    directory: Path, secret_files: Sequence[Path] = (), apart: Iterable[bytes] = ()
+) -> dict[str, Any] | None:
     """Return the revision and the edited files; None outside a git repository or without git.
 
-    The contents of files that do not travel because they are private are no part of the edits.
+    The contents of files that do not travel because they are private are no part of the edits, nor
+    are `apart`, directories below this one: experiments are no code, also where git knows them.
     """
     commit, _, top = (_git(directory, "rev-parse", "HEAD", "--show-toplevel") or "").partition("\n")
     if not top:
         return None
-    diff = edits(directory, Path(top), secret_files)
-    changed = _git(directory, "status", "--porcelain", "--untracked-files=no") or ""
+    paths = [":(top)", *(f":(exclude,literal){os.fsdecode(name)}" for name in apart)]
+    diff = edits(directory, Path(top), secret_files, paths)
+    changed = _git(directory, "status", "--porcelain", "--untracked-files=no", "--", *paths) or ""
     return {
         "commit": commit,
         "branch": _git(directory, "rev-parse", "--abbrev-ref", "HEAD"),
@@ -33,10 +37,12 @@ def of(directory: Path, secret_files: Sequence[Path] = ()) -> dict[str, Any] | N
     }
 
 
-def edits(directory: Path, top: Path, secret_files: Sequence[Path]) -> str | None:
+def edits(
+    directory: Path, top: Path, secret_files: Sequence[Path], paths: Sequence[str]
+) -> str | None:
     """Return git's diff without private files; None where git cannot tell, or not in time."""
     question = ("-c", "core.quotePath=false", "diff", "HEAD", "--no-color", "--no-ext-diff")
-    names = _git(directory, *question, "--name-only", "-z")
+    names = _git(directory, *question, "--name-only", "-z", "--", *paths)
     if names is None:
         return None
     private = [
@@ -44,7 +50,7 @@ def edits(directory: Path, top: Path, secret_files: Sequence[Path]) -> str | Non
         for name in names.split("\0")
         if is_private(os.fsencode(name)) or top / name in secret_files
     ]
-    return _git(directory, *question, "--no-textconv", "--", ":(top)", *private)
+    return _git(directory, *question, "--no-textconv", "--", *paths, *private)
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
