@@ -9,12 +9,13 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator.common.text import Say
 from orchestrator.config.launch import View
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import ask_once
+from orchestrator.head.connect.reach import ask_once, for_now
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.notify.notifier import Notifier
 from orchestrator.head.follow.restarts import Restarts
@@ -24,6 +25,7 @@ from orchestrator.head.follow.streams.node_logs import NodeLogs, log_files, open
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.start.recovery.spares import Latecomers
+from orchestrator.head.transfer.fetch import gaps
 from orchestrator.protocol.requests.start import Release
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
@@ -176,8 +178,11 @@ class Stay:
 def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: Transport) -> None:
     """Let the nodes remove what the attempts of a job shared there; who misses it forgets it.
 
-    That is every node which the job has had: one that was lost may be back.
+    That is every node which the job has had: one that was lost may be back, and have measured what
+    is missing here. One that is away keeps its state for an hour (node/job/resume_dir.py).
     """
+    outputs = Path(record.experiment) / "outputs"
+    wanted = gaps.lacking(outputs) if record.attempts else ()
     nodes = [node for node in record.nodes if node.index in channels]
     others = [node for node in record.nodes if node.index not in channels]
     others += record.spares
@@ -187,12 +192,20 @@ def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: T
         return Release(job=job, node=part)
 
     def tell(node: NodeRecord) -> None:
+        if wanted:
+            with for_now(transport, node) as channel:
+                gaps.fill(channel, record.first_part(node), outputs, wanted)
         ask_once(transport, node, order(node), RELEASE_SECONDS)
+
+    def end(node: NodeRecord) -> None:
+        if wanted:
+            gaps.fill(channels[node.index], record.first_part(node), outputs, wanted)
+        channels[node.index].ask(order(node), RELEASE_SECONDS)
 
     telling = threading.Thread(target=fleet.everywhere, args=(others, tell), daemon=True)
     if others:
         telling.start()
-    fleet.everywhere(nodes, lambda node: channels[node.index].ask(order(node), RELEASE_SECONDS))
+    fleet.everywhere(nodes, end)
     if others:
         telling.join(OTHERS_SECONDS)
 
