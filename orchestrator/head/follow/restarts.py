@@ -319,7 +319,8 @@ def refusal(attempts: Sequence[Attempt], name: str, now: float) -> str:
         return ""
     if len(strikes) >= MOST_STRIKES:
         return f"has joined {len(strikes)} times, and the job got nowhere with it"
-    left = strikes[-1] + REST_SECONDS * 2 ** (len(strikes) - 1) - now
-    if left <= 0:
+    rest = REST_SECONDS * 2 ** (len(strikes) - 1)
+    left = strikes[-1] + rest - now
+    if not 0 < left <= rest:  # more is left only where the clock was set back
         return ""
     return f"had joined, and the job got nowhere with it: it rests for {duration(left)}"

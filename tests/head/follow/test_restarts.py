@@ -221,6 +221,7 @@ def test_what_a_planned_change_costs(
         ([SHRUNK], 0, ""),  # it was lost, and may come back at any time
         ([SHRUNK, GROWN, ("lost", "acb", 30)], 0, ""),
         ([SHRUNK, GROWN, ("lost", "acb", 20)], 0, "it rests for 10 min"),
+        ([SHRUNK, GROWN, ("lost", "acb", 20)], -3600, ""),  # the clock was set back
         ([SHRUNK, GROWN, ("lost", "acb", 20)], 601, ""),
         ([SHRUNK, *[GROWN, ("lost", "acb", 20)] * 2], 601, "it rests for"),
         ([SHRUNK, *[GROWN, ("lost", "acb", 20)] * 2], 1201, ""),
