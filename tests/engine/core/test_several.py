@@ -112,7 +112,7 @@ def live(directory: Path) -> None:
 
 
 def test_a_teacher_is_in_no_optimizer_and_stays_as_it_is(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One optimizer may go by any name, and its loss need not be in a dict."""
 
@@ -131,7 +131,7 @@ def test_a_teacher_is_in_no_optimizer_and_stays_as_it_is(
     )
     loader = DataLoader(data(), BATCH)
     first = trainer.evaluate(loader)["loss_own"]
-    trainer.train(loader, loader, epochs=2, best="min val_loss_own")
+    trainer.train(loader, loader, epochs=2, best="min val_loss_own", save_to=tmp_path / "saved")
     assert trainer.state.val_metrics["loss_own"] < first / 2
     assert far(dict(teacher.state_dict()), before) == 0
     assert not teacher.training
