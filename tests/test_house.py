@@ -15,6 +15,12 @@ ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "orchestrator"
 FILES = sorted(HOUSE.rglob("*.py"))
 
+TOP = {
+    *("orchestrator", "config", "scripts", "experiments", "tests", "docs", ".ci"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile"),
+    *("node_ip_list.txt", "pyproject.toml", ".gitignore", ".pre-commit-config.yaml"),
+}
+
 # The rooms from the ground up: a room imports those before it only, at the top or inside a
 # function. A room is a folder; those of the folders in ROOMS_INSIDE are listed one by one.
 CORE = [
@@ -140,6 +146,13 @@ def forbidden_imports(path: Path) -> Iterator[str]:
 
 def test_the_arrows_run_one_way() -> None:
     assert [line for path in FILES for line in forbidden_imports(path)] == []
+
+
+def test_nothing_else_lies_at_the_top() -> None:
+    """Such as what a program of the tests saved where it ran."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    found = {name.split("/")[0] for name in listed.stdout.decode().split("\0") if name}
+    assert found <= TOP, found - TOP  # nothing is listed where there is no git
 
 
 def test_every_room_of_the_plan_is_there() -> None:
