@@ -175,7 +175,7 @@ def test_all_nodes_find_what_rank_0_alone_has_saved(apart: Head) -> None:
     assert f"../outputs in {kept}" in command.text
     assert command.text.count("it now, too, in ") == 2 and "WARNING" not in command.text
     first, last = (line for line in command.lines if "/of_all.pt on " in line)
-    assert "which other nodes do not find in the next attempt: write below the" in first
+    assert "which no other node has in the next attempt: write below the" in first
     assert "which stays there: orchestrator pull" in last
 
 

@@ -80,7 +80,7 @@ def sentence(place: Elsewhere, *, goes_on: bool = False) -> str:
     if goes_on:
         copy = f"orchestrator.distributed.copy_to_nodes({place.path!r})"
         return (
-            f"{about} other nodes do not find in the next attempt: write below the working"
+            f"{about} no other node has in the next attempt: write below the working"
             f" directory, which all find, or call {copy}"
         )
     node = f" --node {shlex.quote(place.nodes[0])}" * (len(place.nodes) == 1)

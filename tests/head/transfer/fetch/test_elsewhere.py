@@ -31,7 +31,7 @@ def test_a_line_for_each_place() -> None:
     both = {"gpu1": [place("/x"), place("/work/x", of_workdir=True)]}
     (line,) = sentences(staying(both), goes_on=True)
     assert line.endswith("or call orchestrator.distributed.copy_to_nodes('/x')")
-    assert "which other nodes do not find in the next attempt" in line
+    assert "which no other node has in the next attempt" in line
 
 
 def test_what_is_no_loss(tmp_path: Path) -> None:
