@@ -20,6 +20,7 @@ class Candidate:
     failures: int = 0  # of this job, with this node named as the cause
     cordoned: str = ""  # why, and since when
     rests: str = ""  # why it is taken only where the job could not go on without it
+    apart: bool = False  # that is because it cannot reach another: the last choice of all
 
     @property
     def fit(self) -> bool:
@@ -65,7 +66,8 @@ def choose(candidates: Sequence[Candidate], least: int, most: int) -> Choice:
     fit = [node for node in candidates if node.fit]
     for node in (node for node in fit if node.place is None and not node.suspect):
         seat(node, seats, most)
-    for node in sorted((node for node in fit if node.suspect), key=lambda node: node.place is None):
+    suspects = [node for node in fit if node.suspect]
+    for node in sorted(suspects, key=lambda node: (node.apart, node.place is None)):
         seat(node, seats, least)  # only where the job could not go on without it
     chosen = [seats[place] for place in sorted(seats)]
     nodes = tuple(node.name for node in chosen if node is not None)

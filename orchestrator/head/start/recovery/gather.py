@@ -173,6 +173,7 @@ class Gathering:
                 failures=restarts.blamed(node.name),
                 cordoned=cordons.words_of(node, cordoned),
                 rests=self.rests(node, restarts),
+                apart=node.name in self.apart,
             )
             for node, place in [*known, *standing]
         ]

@@ -86,6 +86,17 @@ def cordoned(node: Candidate) -> Candidate:
         ),
         ([A, B, replace(S, rests="rests")], 2, 3, "ab", []),
         ([A, lost(B), replace(S, rests="rests")], 2, 3, "as", [f"b {GONE}: s takes its place"]),
+        (
+            [
+                A,
+                replace(B, rests="cannot reach a", apart=True),
+                replace(S, rests="has another disk"),
+            ],
+            2,
+            2,
+            "as",
+            ["b cannot reach a: s takes its place"],
+        ),
         ([A, B, S, T], 2, 3, "abs", ["s joins"]),  # it grows again, in the order of numbers
         ([A, B, lost(S), T], 2, 3, "abt", ["t joins"]),
     ],
