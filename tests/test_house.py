@@ -150,7 +150,9 @@ def test_the_arrows_run_one_way() -> None:
 
 def test_nothing_else_lies_at_the_top() -> None:
     """Such as what a program of the tests saved where it ran."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=False
+    )
     found = {name.split("/")[0] for name in listed.stdout.decode().split("\0") if name}
     assert found <= TOP, found - TOP  # nothing is listed where there is no git
 
