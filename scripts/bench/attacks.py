@@ -247,10 +247,12 @@ def one_cut(head: Head, script: str, moment: str | float) -> tuple[int, str]:
     finally:
         head.cluster.restore(1)
     new = head.experiments[before:]
+    verdict = command.text[-2000:]
     states = [json.loads((path / "job.json").read_text())["state"] for path in new]
     problems = [
         *(["a stack trace"] if said_badly(command) else []),
         *([f"exit code {code}"] if code not in (0, 4, 130) else []),
+        *(["it names no node"] if code == 4 and head.cluster.addresses[1] not in verdict else []),
         *([f"the record says {states}"] if {"running", "starting"} & set(states) else []),
         *([f"{took:.0f} s"] if took > 120 else []),
         *(["processes are left"] if not head.nothing_left(60.0) else []),
