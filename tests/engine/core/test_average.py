@@ -20,7 +20,20 @@ from orchestrator import Trainer
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.export import export
 from tests.engine import pair
-from tests.engine.by_hand import BATCH, STEPS, adamw, data, far, made, momentum, net, whole
+from tests.engine.by_hand import (
+    BATCH,
+    FIRST,
+    LATER,
+    NONE,
+    STEPS,
+    adamw,
+    data,
+    far,
+    made,
+    momentum,
+    net,
+    whole,
+)
 from tests.engine.programs.optimizers import Switching
 from tests.engine.worlds import Job, run
 
@@ -40,7 +53,7 @@ def _groups() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def by_torch(make: Any, model: nn.Module, poisoned: int = 0) -> nn.Module:
+def by_torch(make: Any, model: nn.Module, poisoned: slice = NONE) -> nn.Module:
     """What torch's own average is after a loop by hand."""
     optimizer = make(model.parameters())
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
@@ -61,7 +74,7 @@ def averaged(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def trained(
-    trainer: Trainer, poisoned: int = 0, *, verbose: bool = False, **more: Any
+    trainer: Trainer, poisoned: slice = NONE, *, verbose: bool = False, **more: Any
 ) -> dict[str, Tensor]:
     batch = BATCH // (trainer.ranks.world * trainer.config.training.gradient_accumulation)
     trainer.train(DataLoader(data(poisoned), batch), epochs=1, verbose=verbose, **more)
@@ -69,12 +82,12 @@ def trained(
 
 
 def apart(layouts: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Compare with torch's average: fused and not, with a first step that is skipped."""
+    """Compare with torch's average: fused and not, with a step that is skipped."""
     found = {}
     for kind, make, poisoned in (
-        ("fused", adamw, BATCH),
-        ("not fused", lambda parameters: AdamW(parameters, lr=1e-2, fused=False), 0),
-        ("momentum", momentum, BATCH),
+        ("fused", adamw, LATER),
+        ("not fused", lambda parameters: AdamW(parameters, lr=1e-2, fused=False), NONE),
+        ("momentum", momentum, FIRST),
     ):
         expected = dict(by_torch(make, net(), poisoned).named_parameters())
         for name, more in layouts.items():
