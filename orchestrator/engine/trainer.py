@@ -180,7 +180,7 @@ class Trainer:
         settings.check_arguments(strategy, scheduler_every, stream, warmup_steps, log_every)
         given = (model, optimizer, scheduler), (models, optimizers, schedulers)
         what = settings.trained(*given, strategy, config)
-        losses = Losses(loss, step, metrics or {}, [*what.optimizers])
+        losses = Losses(loss, step, metrics or {}, [*what.optimizers], what.model)
         self._keys = settings.with_average(config or {}, ema)
         arguments = settings.arguments(precision, accumulate, clip_grad_norm, seed, log_every)
         everyone = self._join(arguments, strategy, find_unused_parameters, backend, device)
@@ -813,6 +813,7 @@ class Trainer:
         if loaded is None and wanted not in ("auto", "never"):
             loaded = self._load_named(wanted, directory)
         if not saves:
+            refuse_unused(keep)
             return None
         # Where nodes share no disk, one that had nothing of it was given its part for the moment.
         here = loaded is not None and all(gather(loaded.path.parent == directory))
@@ -850,7 +851,21 @@ def warmed_up(lr_scale: float, warmup_steps: int, step: int) -> float:
     return lr_scale * min(1.0, step / max(1, warmup_steps))
 
 
+def refuse_unused(keep: int | None) -> None:
+    if keep is not None:
+        raise UsageError(
+            f"keep={keep} says how many checkpoints stay, but none is saved",
+            "say save_to=DIR (at the end, and when stopped), save_every= or best=; or leave keep="
+            " out",
+        )
+
+
 def scheduled(steppers: Steppers, schedulers: Mapping[str, Any], every: str) -> Schedulers:
+    if every != "step" and all(scheduler is None for scheduler in schedulers.values()):
+        raise UsageError(
+            f"scheduler_every={every!r} says when a scheduler steps, but there is none",
+            "say scheduler=, or leave scheduler_every= out",
+        )
     return Schedulers(
         {
             stepper.name: LrScheduler(schedulers.get(stepper.name), stepper.optimizer, every)

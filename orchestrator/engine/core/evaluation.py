@@ -78,7 +78,10 @@ FIX = "give output=, a function of (model, batch) that returns tensors with a ro
 
 def forward(model: nn.Module, batch: Any) -> Any:
     """Call the model with the inputs of a batch, or with all of it, where it has no targets."""
-    return call(model, inputs_of(batch))
+    try:
+        return call(model, inputs_of(batch))
+    except NotImplementedError as error:  # of a ModuleDict, or another without a forward
+        raise UsageError(f"the model cannot be called: {error}", FIX) from error
 
 
 def predict(parts: Parts, batches: Shard, output: Forward) -> Any:

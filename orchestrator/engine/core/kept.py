@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed, UsageError
-from orchestrator.engine.core.optimizer_state import BY_NAME, Content, by_name, of_name, tensors_of
+from orchestrator.engine.core.optimizer_state import (
+    BY_NAME,
+    Content,
+    by_name,
+    forms_of,
+    of_name,
+    tensors_of,
+)
 from orchestrator.engine.core.step import Stepper, Steppers
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.saving.in_memory.encoding import decoded
@@ -95,7 +102,7 @@ class AuxiliaryState:
         for name, content in self._kept().items():
             if name in progress.get("kept", {}):
                 wanted = tensors_of(progress["kept"][name])
-                tensors = self._targets(name, set(wanted), content, progress.get("forms", {}))
+                tensors = self._targets(name, set(wanted), content, forms_of(progress))
                 self.primed |= prefixed("kept", tensors)
         return self.primed
 

@@ -90,6 +90,14 @@ def form_of(tensor: Tensor, parameter: Tensor | None) -> list[Any]:
     return [str(tensor.dtype), list(tensor.shape), tensor.device.type, axis, strides]
 
 
+def forms_of(progress: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Read such descriptions, also of earlier versions, which left torch's name out."""
+    return {
+        path: [form[0] if form[0] in DTYPES else f"torch.{form[0]}", *form[1:]]
+        for path, form in progress.get("forms", {}).items()
+    }
+
+
 def axis_of(tensor: DTensor) -> int:
     last = tensor.placements[-1]
     return last.dim if isinstance(last, Shard) else -1
@@ -267,7 +275,7 @@ def values_of(
 def saved(progress: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list[Any]]]:
     """Read what a checkpoint has of the optimizer, also one of an earlier version."""
     if "optimizer" in progress:
-        return progress["optimizer"]["text"], progress["optimizer"]["forms"]
+        return progress["optimizer"]["text"], forms_of(progress["optimizer"])
     kind = progress.get("class", "")
     if kind not in EARLIER:
         raise CheckFailed(

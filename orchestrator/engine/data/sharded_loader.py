@@ -217,7 +217,8 @@ class MapShard(Shard):
         self.batch_size = loader.batch_sampler.batch_size if batched else None
         self.drop_last = loader.batch_sampler.drop_last if batched else loader.drop_last
         which = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        self.copy = copied(loader, **{which: self})
+        counts = {"collate_fn": Counting(loader.collate_fn)} if self.batch_size else {}
+        self.copy = copied(loader, **{which: self}, **counts)
         self.length = len(self.sampler) if hasattr(self.sampler, "__len__") else None
         self.samples = self.length if self.batch_size else None
         self.interleaved, self.begins_anywhere = bool(self.batch_size), True
@@ -273,7 +274,9 @@ class MapShard(Shard):
             items, real = self.begun.popleft()
             content = items if self.batch_size else items[0]
             size = len(content) if isinstance(content, (list, tuple)) else None
-            yield Micro(data, numbers(content), real=real, size=size)
+            micro = micro_of(data)
+            size = size if micro.size is None else micro.size
+            yield micro._replace(ids=numbers(content), real=real, size=size)
 
     def _rounds(self, epoch: int, position: int) -> Iterator[Round]:
         """Give what this rank has of each batch of all ranks, in the same order on all of them."""
@@ -454,7 +457,8 @@ class UserShard(Shard):
         super().__init__(loader, ranks, seed)
         self.order_of = f"your {type(sampler).__name__}"
         self.batch_size, self.part = loader.batch_size, len(sampler)
-        self.copy, self.asked = asking(loader, ranks, seed, self.round_size)
+        counts = {"collate_fn": Counting(loader.collate_fn)} if self.batch_size else {}
+        self.copy, self.asked = asking(loader, ranks, seed, self.round_size, **counts)
         self.draws = self.asked.draws
         whole = self.part * ranks.world
         self.samples = whole if self.batch_size else None
@@ -475,7 +479,8 @@ class UserShard(Shard):
         for index, data in enumerate(drawn, first):
             left = self.part - index * (self.batch_size or 1)
             size = min(self.batch_size, left) if self.batch_size and left > 0 else None
-            yield Micro(data, None, size=size)
+            micro = micro_of(data)
+            yield micro._replace(size=size if micro.size is None else micro.size)
 
 
 def asking(loader: Any, ranks: Ranks, seed: int, moves: int, **changes: Any) -> tuple[Any, Asked]:
@@ -656,13 +661,24 @@ class Counted(NamedTuple):
 
 
 class Counting:
-    """A collate function that also counts the samples of a stream: no sampler knows them."""
+    """A collate function that also counts the samples: no sampler knows those of a stream, or which
+    of them are None, as a dataset marks what a collate is to leave out."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.copy = collate
 
     def __call__(self, samples: list[Any]) -> Counted:
-        return Counted(self.copy(samples), len(samples))
+        size = sum(sample is not None for sample in samples)
+        try:
+            return Counted(self.copy(samples), size)
+        except (LookupError, TypeError) as error:
+            if size:
+                raise
+            raise CheckFailed(
+                f"of the {len(samples)} samples of a batch each is None, and collate_fn= makes"
+                f" nothing of them: {type(error).__name__} {error}",
+                "leave broken samples out of the dataset, or use larger batches",
+            ) from error
 
 
 def micro_of(data: Any) -> Micro:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from orchestrator.common.errors import CheckFailed, UsageError, nearest
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.nested import mapped
+from orchestrator.engine.sharding.blocks import has_no_forward
 
 Totals = dict[str, tuple[Tensor, Tensor]]  # name -> (sum, count), "loss" first
 
@@ -105,6 +106,7 @@ class Losses:
         step: Step | None,
         metrics: Mapping[str, Criterion],
         names: Sequence[str] = ("",),  # of the optimizers: a single one has none
+        of: nn.Module | None = None,
     ) -> None:
         if "" not in names and step is None:
             raise UsageError(
@@ -116,6 +118,13 @@ class Losses:
                 "the Trainer takes either loss= or step=",
                 "loss=nn.CrossEntropyLoss() is called with (outputs, targets);"
                 " step=function with (model, batch), and returns the loss",
+            )
+        if step is None and of is not None and has_no_forward(of):
+            raise UsageError(
+                f"the model is a {type(of).__name__}, which has no forward that gives the outputs"
+                " for loss=",
+                "use step=, a function of (model, batch) that calls the modules in it and returns"
+                " the loss",
             )
         if step is not None and metrics:
             raise UsageError("metrics= goes with loss=; a step returns (sum, count, {name: sum})")
@@ -186,7 +195,7 @@ def totals(giver: str, result: Any, batch: Any, size: int | None) -> Totals:
     if isinstance(result, Tensor) and result.dim():
         return {"loss": (result.float().sum(), number(result.numel(), result, giver))}
     if isinstance(result, Tensor):
-        many = size_of(batch) if size is None else drawn(batch, size)
+        many = size_of(batch) if size is None else came(batch, size)
         return {"loss": (result.float() * many, number(many, result, giver))}
     return as_sums(result, giver).totals()
 
@@ -297,17 +306,27 @@ def size_of(batch: Any) -> int:
     return sizes[0]
 
 
-def drawn(batch: Any, size: int) -> int:
-    """Return how many samples were drawn, and warn where a collate has left some of them out."""
+def came(batch: Any, size: int) -> int:
+    """Return how many samples a batch has, where `size` were put together in it.
+
+    They are the rows that all of its tensors have: a collate may leave samples out, or give several
+    rows for each. Where the samples are the second dimension, the first says nothing of them.
+    """
     inner = batch.values() if isinstance(batch, Mapping) else batch
     parts = list(inner) if isinstance(batch, (Mapping, list, tuple)) else [batch]
-    rows = {part.shape[0] for part in parts if isinstance(part, Tensor) and part.dim()}
-    if len(parts) != size and len(rows) == 1 and (fewer := rows.pop()) < size:
-        warnings.warn(
-            f"a batch of {size} samples has {fewer} rows, and a mean is weighted by {size}: if"
-            " collate_fn= leaves samples out, let the step return (sum, count)",
-            stacklevel=2,
-        )
+    shapes = [part.shape for part in parts if isinstance(part, Tensor) and part.dim()]
+    rows = {shape[0] for shape in shapes}
+    if len(rows) != 1 or len(parts) == size:  # else it may be a list of samples
+        return size
+    second = [shape[1] == size for shape in shapes if len(shape) > 1]
+    (many,) = rows
+    if many == size or not second or not all(second):
+        return many
+    warnings.warn(
+        f"a batch of {size} samples has tensors of {many} x {size}, and a mean is weighted by"
+        f" {size}: if its samples are the {many} rows, let the step return (sum, count)",
+        stacklevel=2,
+    )
     return size
 
 

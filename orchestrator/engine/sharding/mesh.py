@@ -33,7 +33,14 @@ from orchestrator.engine.ranks.ranks import (
     wait_as_long,
 )
 from orchestrator.engine.sharding import low_precision, own_code, used_parts
-from orchestrator.engine.sharding.blocks import blocks_of, has_sparse, kept_whole, to_shard
+from orchestrator.engine.sharding.blocks import (
+    blocks_of,
+    give_forward,
+    has_no_forward,
+    has_sparse,
+    kept_whole,
+    to_shard,
+)
 from orchestrator.engine.sharding.several import parts_of
 
 try:
@@ -207,6 +214,8 @@ def shard(
     whole = kept_whole(modules)
     make_shardable(model, whole, ranks.device)
     for module in modules:
+        if has_no_forward(module):
+            give_forward(module)
         fully_shard(
             module,
             mesh=mesh.mesh,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator import Trainer
 from orchestrator.engine.core.parts import not_taken
 from tests.engine.worlds import Job, run
 
@@ -85,3 +87,26 @@ def test_what_a_resume_does_not_take_of_the_program() -> None:
     assert not_taken(saved, of(1e-05, 9, 0)) == "lr 0.1, not 1e-05, total_steps 6, not 9, phases"
     assert not_taken(None, of(1e-05, 9, 0)) == "", "an earlier version did not say"
     assert not_taken(saved, of(0.1, 6, 0) | {"scheduler": None}) == ""
+
+
+def test_each_argument_of_train_does_something_alone_or_is_refused(tmp_path: Path) -> None:
+    by_hand = {"ORCHESTRATOR_EXPERIMENT": ""}
+    call = "tests.engine.programs.habits:arguments"
+    job = Job(str(tmp_path / "job"), [1], {}, env=by_hand, call=call)
+    assert run(job) == [[0]], job.output()
+    results = json.loads((job.path / "results_0").read_text())
+    refused = {name: results.pop(name) for name in ("patience", "keep", "scheduler_every")}
+    assert {name: result[0] for name, result in results.items()} == {
+        **dict.fromkeys(results, 2), "epochs": 4, "min_period": 4, "max_period": 1,
+    }  # fmt: skip
+    assert [name for name, result in results.items() if result[1]] == ["val_loader"]
+    saved = {name: len(result[2]) for name, result in results.items() if result[2]}
+    assert saved == {"save_every": 2, "best": 1, "save_to": 1}
+    assert results["save_to"][2] == ["here/step_00000002"]
+    assert "nothing to resume from" in results["resume"][3][0]
+    assert [name for name, result in results.items() if not result[4]] == ["verbose"]
+    assert "no metric is named" in refused["patience"]
+    assert "keep=1 says how many checkpoints stay, but none is saved" in refused["keep"]
+    assert "say scheduler=, or leave scheduler_every= out" in refused["scheduler_every"]
+    known = {*inspect.signature(Trainer.train).parameters} - {"self", "train_loader"}
+    assert known == {*results, *refused} - {"scheduler_every"}

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from orchestrator import Trainer
 from orchestrator.common.errors import UsageError
+from orchestrator.engine.core import optimizer_state
 from orchestrator.engine.core.optimizer import FUSED, can_fuse
 from orchestrator.engine.saving.in_memory.encoding import decoded, packages_of
 from tests.engine import pair
@@ -355,3 +356,11 @@ def test_an_optimizer_may_have_no_learning_rate() -> None:
     trained(made(Rateless))
     with pytest.raises(UsageError, match="Rateless has no learning rate"):
         trained(made(Rateless, warmup_steps=3))
+
+
+def test_what_earlier_versions_said_of_tensors_is_read() -> None:
+    """They left torch's name out of the dtype's."""
+    earlier: dict[str, Any] = {"forms": {"w.step": ["float32", [], "cpu", None, None]}}
+    (form,) = optimizer_state.forms_of(earlier).values()
+    assert form == optimizer_state.form_of(torch.zeros(()), None)
+    assert optimizer_state.forms_of({"forms": {"w": form}}) == {"w": form}

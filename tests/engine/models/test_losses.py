@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from orchestrator.common.errors import UsageError
-from orchestrator.engine.models.losses import Losses, size_of, totals
+from orchestrator.engine.models.losses import Losses, came, size_of, totals
 
 IMAGE, TARGETS, SCALAR = torch.ones(3, 8, 8), torch.ones(4), torch.tensor(0.5)
 
@@ -38,10 +38,9 @@ def test_tensors_that_disagree_are_warned_of() -> None:
 
 
 @pytest.mark.parametrize("batch", [TARGETS, (torch.ones(4, 2), TARGETS), {"x": TARGETS}])
-def test_samples_that_a_collate_left_out_are_warned_of(batch: Any) -> None:
-    with pytest.warns(UserWarning, match="a batch of 6 samples has 4 rows"):
-        loss, count = totals("the loss", torch.tensor(0.5), batch, 6)["loss"]
-    assert (loss, count) == (3, 6)
+def test_samples_that_a_collate_left_out_count_as_none(batch: Any) -> None:
+    loss, count = totals("the loss", torch.tensor(0.5), batch, 6)["loss"]
+    assert (loss.item(), count.item()) == (2, 4)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +52,17 @@ def test_what_has_other_rows_than_samples_is_no_matter(batch: Any, size: int) ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert totals("the loss", torch.tensor(1.0), batch, size)["loss"][1] == size
+
+
+def test_the_rows_of_a_batch() -> None:
+    x = torch.zeros
+    assert came([x(5, 6), x(5)], 8) == 5  # three were left out
+    assert came([x(16, 6), x(16)], 8) == 16  # two of each
+    assert came((x(3, 8, 6), x(3, 8)), 9) == 3
+    assert came({"x": x(8, 6), "length": x(9)}, 8) == 8  # they say nothing
+    assert came([x(3, 4)] * 8, 8) == came(["a"] * 8, 8) == 8  # a list of samples
+    with pytest.warns(UserWarning, match=r"3 x 8, .* let the step return \(sum, count\)"):
+        assert came((x(3, 8, 6), x(3, 8)), 8) == 8  # the second dimension is that of samples
 
 
 def test_a_loss_with_weights_of_its_own_is_refused() -> None:

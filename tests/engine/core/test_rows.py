@@ -1,0 +1,41 @@
+"""A mean counts the rows that came, and models that only hold others train like any other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator.common.errors import CheckFailed
+from orchestrator.engine.data.sharded_loader import Counting
+from tests.engine.worlds import Job, run
+
+CASES = 4 + 2 * 4  # ways to collate, and two containers under each strategy
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_as_a_plain_loop_on_one_process(tmp_path: Path, ranks: int) -> None:
+    job = Job(str(tmp_path / "job"), [ranks], {}, call="tests.engine.programs.rows:rows")
+    (codes,) = run(job)
+    assert codes == [0] * ranks, job.output()
+    for rank in range(ranks):
+        results = json.loads((job.path / f"results_{rank}").read_text())
+        without, predict = results.pop("loss="), results.pop("predict")
+        assert "the model is a ModuleDict, which has no forward" in without
+        assert "use step=, a function of (model, batch)" in without
+        assert "the model cannot be called" in predict and "give output=" in predict
+        assert len(results) == (CASES if ranks > 1 else 6)
+        for name, difference in results.items():
+            assert isinstance(difference, float) and difference < 1e-5, (name, difference)
+
+
+def test_a_batch_of_which_nothing_is_left_is_named() -> None:
+    collate = Counting(lambda rows: torch.stack([row for row in rows if row is not None]))
+    assert collate([torch.ones(1), None]).size == 1
+    with pytest.raises(RuntimeError):
+        collate([])
+    empty = Counting(torch.stack)
+    with pytest.raises(CheckFailed, match="of the 2 samples of a batch each is None"):
+        empty([None, None])
