@@ -1,4 +1,5 @@
-"""Compare the engine with a minimal hand-written loop of the same FSDP2 calls; measure a save.
+"""Compare the engine with a minimal hand-written loop of the same FSDP2 calls; measure a save, and
+what a step of a tiny model costs the host, beside other trainers.
 
     python scripts/bench/engine.py [--ranks 2] [--json]
 
@@ -26,6 +27,7 @@ from ground import machine, progress, show, table
 
 ROOT = Path(__file__).resolve().parents[2]
 HAND = Path(__file__).with_name("hand_loop.py")
+TINY = Path(__file__).with_name("tiny_step.py")
 WINDOW = 10  # steps per sample; the first window warms up
 SMALL = ["model.model_dim=256", "model.num_layers=4", "dataset.sequence_length=128"]
 SMALL += ["training.batch_size=4", "training.max_steps=60", "dataset.kind=synthetic"]
@@ -52,6 +54,10 @@ def main() -> None:
     rows = [[name, f"{ms:.1f} ms", f"{ms / steps['hand-written loop']:.3f}"]
             for name, ms in steps.items()]  # fmt: skip
     text = table(["one step", "median", "of the loop's"], rows)
+    host = host_times(options.repeat)
+    base = host["hand-written loop"]
+    rows = [[name, f"{ms:.2f} ms", f"{ms / base:.2f}"] for name, ms in host.items()]
+    text += "\n\n" + table(["a step of a tiny model", "the host computes", "of the loop's"], rows)
     stall = saves["asynchronous"]["stall"] / saves["synchronous"]["stall"]
     rows = [
         [how, f"{found['stall']:.0f} ms", f"{found['step']:.1f} ms", f"{found['mb']:,.0f} MB"]
@@ -61,7 +67,7 @@ def main() -> None:
     text += "\n\n" + table(["saving every 5 steps", "training waits", "a step takes", "size"], rows)
     text += f"\n\nasynchronous stall / synchronous stall: {stall:.3f}"
     text += f"\nto resume (verify and read): {saves['resume']['stall']:.2f} s"
-    data = {"steps": steps, "ratio": ratio, "saves": saves, "stall": stall}
+    data = {"steps": steps, "host": host, "ratio": ratio, "saves": saves, "stall": stall}
     show(options.json, f"The engine on {options.ranks} ranks", about, text, data)
 
 
@@ -80,6 +86,17 @@ def step_times(ranks: int, repeat: int, place: Path) -> dict[str, float]:
         lines, _ = engine(ranks, config, place / "steps")
         found["engine"] += [line["step_ms"] for line in lines if line["step"] > WINDOW]
     return {name: statistics.median(values) for name, values in found.items()}
+
+
+def host_times(repeat: int) -> dict[str, float]:
+    """Give what a step takes the processor of all trainers that are installed: a tenth of the
+    windows is quicker, so it is little of what else the machine does."""
+    progress("steps of a tiny model")
+    words = [sys.executable, str(TINY), "--repeat", str(repeat)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {name: sorted(ms)[len(ms) // 10] for name, ms in found.items() if ms}
 
 
 # -- a save ---------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def lightning(steps: int) -> None:
             return functional.cross_entropy(self.inner(x), y)
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.AdamW(self.parameters(), lr=1e-3)  # fused ones it cannot clip
+            return adamw(self)
 
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     trainer = lightning.Trainer(
@@ -146,7 +146,7 @@ def fabric(steps: int) -> None:
 
     fabric = Fabric(accelerator="cpu")
     model = Tiny()
-    wrapped, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    wrapped, optimizer = fabric.setup(model, adamw(model))
     for x, y in fabric.setup_dataloaders(batches(steps)):
         optimizer.zero_grad()
         fabric.backward(functional.cross_entropy(wrapped(x), y))

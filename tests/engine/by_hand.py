@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from orchestrator import Trainer
 
 STEPS, BATCH = 8, 8
-NONE, FIRST, LATER = slice(0), slice(BATCH), slice(3 * BATCH, 4 * BATCH)  # samples
+NONE, FIRST, LATER = slice(0), slice(BATCH), slice(2 * BATCH, 3 * BATCH)  # samples
 Make = Callable[[Any], Optimizer]
 
 
@@ -48,7 +48,7 @@ def by_hand(
     after: Callable[[nn.Module, int], None] | None = None,
     poisoned: slice = NONE,
     *,
-    turned: bool = False,  # the samples of each batch the other way round: sums round differently
+    turned: int = 0,  # the samples of each batch, by so many: sums round differently
     seed: int = 0,  # of what the optimizer draws
 ) -> dict[str, Tensor]:
     model = net(frozen=after is thaw)
@@ -57,7 +57,7 @@ def by_hand(
     switch(optimizer, "train")
     for number, (x, y) in enumerate(DataLoader(data(poisoned), BATCH), 1):
         optimizer.zero_grad()
-        loss = functional.mse_loss(model(x.flip(0) if turned else x), y.flip(0) if turned else y)
+        loss = functional.mse_loss(model(x.roll(turned, 0)), y.roll(turned, 0))
         loss.backward()
         if loss.isfinite():
             optimizer.step()

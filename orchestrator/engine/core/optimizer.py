@@ -257,15 +257,38 @@ def makes_state(optimizer: Optimizer) -> bool:
 
 
 class OnShards(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Give fused kernels this rank's shards: of what is elementwise, that is all there is to do.
-    The dispatch of DTensors costs more host time than such a step, and knows no fused SGD."""
+    """Give what is elementwise this rank's shards: that is all there is to do.
+    The dispatch of DTensors costs more host time than such a step, and does not know all of it."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if func.overloadpacket in KERNELS:
+        if func.overloadpacket in KERNELS or (is_elementwise(func) and are_alike(args)):
             args = [list(map(shard_of, a)) if isinstance(a, (list, tuple)) else a for a in args]
         return func(*args, **(kwargs or {}))
+
+
+def is_elementwise(func: Any) -> bool:
+    """Tell whether it changes the tensors of a list in place: all that do are elementwise."""
+    name = func.overloadpacket.__name__
+    return bool(name.startswith("_foreach_") and name.endswith("_"))
+
+
+def are_alike(args: Sequence[Any]) -> bool:
+    """Tell whether the n-th tensors of all lists are in shards of one kind."""
+    lists = [a for a in args if isinstance(a, (list, tuple)) and isinstance(a[0], Tensor)]
+    return not any(isinstance(a, Tensor) for a in args) and all(
+        of_one_kind(*row) for row in zip(*lists, strict=True)
+    )
+
+
+def of_one_kind(first: Tensor, *others: Tensor) -> bool:
+    if not isinstance(first, DTensor) or any(p.is_partial() for p in first.placements):
+        return False
+    kind = first.shape, first.placements, first.device_mesh
+    return all(
+        isinstance(t, DTensor) and (t.shape, t.placements, t.device_mesh) == kind for t in others
+    )
 
 
 def shard_of(value: Any) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,12 +61,18 @@ class Content:
         """Write what can be kept of some values, and name what can not."""
         written = {}
         for key, value in values.items():
-            if isinstance(key, str):
+            name = f"[{key}]" if type(key) is int else key
+            if isinstance(name, str) and key_of(name) == key:
                 with contextlib.suppress(UsageError):
-                    written[key] = self.write(value, f"{path}{key}", parameter)
-            if key not in written:
+                    written[name] = self.write(value, f"{path}{key}", parameter)
+            if name not in written:
                 self.unsaved.append(f"{key} ({type(value).__name__})")
         return written
+
+
+def key_of(name: str) -> str | int:
+    """Give the key that JSON has as this text: it has no numbers for keys."""
+    return int(name[1:-1]) if re.fullmatch(r"\[-?\d+\]", name) else name
 
 
 def summed(tensor: Tensor) -> Tensor:
@@ -73,6 +81,14 @@ def summed(tensor: Tensor) -> Tensor:
         return tensor
     whole = [Replicate() if p.is_partial() else p for p in tensor.placements]
     return tensor.redistribute(placements=whole)
+
+
+def sum_parts(optimizer: Optimizer) -> None:
+    """Add up such state after a step: torch changes nothing in place of which each has a part."""
+    for state in optimizer.state.values():
+        for key, value in state.items() if isinstance(state, dict) else ():
+            if isinstance(value, DTensor):
+                state[key] = summed(value)
 
 
 def alike(tensor: Tensor, parameter: Tensor) -> bool:
@@ -118,16 +134,26 @@ class TensorFactory:
             if spread or (not isinstance(parameter, DTensor) and strides is None):
                 return torch.empty_like(parameter.detach(), dtype=dtype)
         if isinstance(axis, int) and self.mesh.mesh is not None:
-            placements: list[Placement] = [Replicate()] * self.mesh.mesh.ndim
-            if axis >= 0:
-                placements[-1] = Shard(axis)
-            return empty_sharded(
-                *shape, dtype=dtype, device_mesh=self.mesh.mesh, placements=placements
-            )
+            return self._in_shards(shape, dtype, axis, strides or range(len(shape), 0, -1))
         where = torch.device("cpu") if device == "cpu" else self.device
         if strides is not None:
             return torch.empty_strided(shape, strides, dtype=dtype, device=where)
         return torch.empty(shape, dtype=dtype, device=where)
+
+    def _in_shards(
+        self, shape: list[int], dtype: torch.dtype, axis: int, strides: Sequence[int]
+    ) -> Tensor:
+        """Make one whose dimensions lie in memory in the order of the strides."""
+        order = sorted(range(len(shape)), key=lambda i: -strides[i])
+        assert self.mesh.mesh is not None
+        placements: list[Placement] = [Replicate()] * self.mesh.mesh.ndim
+        if axis >= 0:
+            placements[-1] = Shard(order.index(axis))
+        size = [shape[i] for i in order]
+        tensor: Tensor = empty_sharded(
+            *size, dtype=dtype, device_mesh=self.mesh.mesh, placements=placements
+        )
+        return tensor.permute([order.index(i) for i in range(len(shape))])
 
     def target(self, form: Sequence[Any] | None, now: Tensor | None, like: Tensor | None) -> Tensor:
         """Give the tensor that a saved one is read into: the one that is there, if it fits."""
@@ -232,13 +258,13 @@ class OptimizerState:
 
     def _as_they_were(self, before: Mapping[int, Mapping[str, Any]]) -> None:
         """Undo what load_state_dict() does to state that is finer than its parameter, which it
-        rounds, and to texts, which it takes for lists."""
+        rounds, to texts, which it takes for lists, and to queues, which it leaves unbounded."""
         loaded = self.optimizer.state_dict().get("state", {})
         for number, values in before.items():
             for key, value in values.items():
                 other = loaded.get(number, {}).get(key)
                 rounded = isinstance(other, Tensor) and other.dtype != value.dtype
-                if (rounded and key != "step") or isinstance(value, str):
+                if (rounded and key != "step") or isinstance(value, (str, deque)):
                     loaded[number][key] = value
 
 
@@ -268,8 +294,8 @@ def is_numbered(state: Mapping[str, Any]) -> bool:
 
 def values_of(
     text: Mapping[str, Any], tensors: Mapping[str, Tensor], packages: frozenset[str]
-) -> dict[str, Any]:
-    return {key: decoded(value, tensors, packages) for key, value in text.items()}
+) -> dict[Any, Any]:
+    return {key_of(key): decoded(value, tensors, packages) for key, value in text.items()}
 
 
 def saved(progress: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list[Any]]]:

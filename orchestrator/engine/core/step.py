@@ -33,7 +33,7 @@ from orchestrator.engine.core.optimizer import (
     makes_state,
     settings_of,
 )
-from orchestrator.engine.core.optimizer_state import OptimizerState, TensorFactory
+from orchestrator.engine.core.optimizer_state import OptimizerState, TensorFactory, sum_parts
 from orchestrator.engine.models.losses import Totals, loss_of
 from orchestrator.engine.observe.reporter import BAD, StepReport
 from orchestrator.engine.ranks import plain_names
@@ -94,7 +94,7 @@ class Stepper:
         self.named = [(key, p) for key, p in self.parameters.items() if id(p) in chosen]
         self.members = chosen
         self.fused = not has_sparse(model) and fuse(self.optimizer)
-        sharded = self.fused and mesh.mesh is not None
+        sharded = mesh.mesh is not None
         self.on_shards: Callable[[], Any] = OnShards if sharded else contextlib.nullcontext
         self.device = local_tensor(next(iter(self.parameters.values()))).device
         self.state = OptimizerState(
@@ -189,6 +189,8 @@ class Stepper:
                 "a Trainer calls it as torch's own: after the backward, without a closure",
             ) from error  # fmt: skip
         self.proved = True
+        if self.mesh.mesh is not None:
+            sum_parts(self.optimizer)
 
     def _multiply(self, factor: float) -> None:
         dense = []

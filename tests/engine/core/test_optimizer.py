@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from orchestrator import Trainer
-from orchestrator.common.errors import UsageError
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.core import optimizer_state
 from orchestrator.engine.core.optimizer import FUSED, can_fuse
 from orchestrator.engine.saving.in_memory.encoding import decoded, packages_of
@@ -192,7 +192,7 @@ def test_the_scale_of_fp16_is_resumed(tmp_path: Path) -> None:
         (float(s.scale), float(s.good), float(s.skipped))
         for s in (first.parts.steppers.first, again.parts.steppers.first)
     ]
-    assert found == [(2.0**15, 0, 1)] * 2
+    assert found == [(2.0**15, 1, 1)] * 2
 
 
 def test_it_outlives_two_ranks_too(tmp_path: Path) -> None:
@@ -207,6 +207,7 @@ def go_on_on_two_ranks(rank: int, directory: Path) -> None:
         more = {"strategy": strategy, "later": name == "inner"}
         apart[strategy, name] = going_on(make, directory / f"{name} {strategy}", **more)
     print({name: distance for name, distance in apart.items() if distance} or "equal", flush=True)
+    keep_how_they_lie(directory / "objects", strategy="full_shard")
     with pytest.raises(UsageError, match=r"Inner holds 0.weight outside its own groups"):
         made(OWN["inner"], strategy="full_shard")
 
@@ -298,11 +299,15 @@ def test_a_save_asks_for_each_state_once(tmp_path: Path) -> None:
 
 
 def test_an_object_keeps_how_its_tensors_lie(tmp_path: Path) -> None:
+    keep_how_they_lie(tmp_path)
+
+
+def keep_how_they_lie(place: Path, **more: Any) -> None:
     """A matrix that is multiplied in another order comes to other bits."""
-    first, again = made(Objects), made(Objects)
+    first, again = made(Objects, **more), made(Objects, **more)
     trained(first)
-    first.save_checkpoint(tmp_path)
-    again.load_checkpoint(tmp_path)
+    first.save_checkpoint(place)
+    again.load_checkpoint(place)
     for saved, found in zip(*(one.optimizer.state.values() for one in (first, again)), strict=True):
         assert found["past"].limits == saved["past"].limits
         if saved["past"].turned is not None:
@@ -315,6 +320,23 @@ def test_what_no_checkpoint_can_hold_is_refused_in_the_first_step(tmp_path: Path
         trained(trainer, save_to=tmp_path)
     assert trainer.state.step == 1
     trained(made(Opaque))
+
+
+def test_a_state_is_that_of_its_own_optimizer(tmp_path: Path) -> None:
+    trained(made(adamw), save_to=tmp_path)
+    with pytest.raises(CheckFailed, match="it was saved with AdamW, this is SGD"):
+        trained(made(momentum), save_to=tmp_path, resume=True)
+    later = made(momentum)
+    later.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    with pytest.raises(UsageError, match="was given other parameters after the Trainer"):
+        trained(later)
+
+
+def test_nothing_gathers_in_what_is_not_trained() -> None:
+    model = net()
+    trainer = Trainer(model, adamw(model.get_submodule("4").parameters()), functional.mse_loss)
+    trained(trainer)
+    assert all(parameter.grad is None for parameter in trainer.bare.parameters())
 
 
 @pytest.mark.parametrize("name", ["os.system", "subprocess.Popen", "collections.OrderedDict"])
@@ -336,7 +358,7 @@ def test_what_tells_training_from_evaluation_is_told(tmp_path: Path) -> None:
     optimizer = trainer.optimizer
     assert isinstance(optimizer, Switching)
     turns = "".join(optimizer.turns)
-    assert turns == "T" + "s" * 4 + "ET" + "s" * 4 + "ET" * 2 + "E"
+    assert turns == "T" + "sz" * 4 + "ET" + "sz" * 4 + "ET" * 2 + "E"
     trainer.evaluate(loader)
     assert "T" not in optimizer.turns[len(turns) :], "nobody trains any more"
 

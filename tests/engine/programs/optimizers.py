@@ -36,7 +36,9 @@ class Lists(Own):
         state["last"] = [*state.get("last", []), grad.clone()][-3:]
         state["turned"] = deque([grad.T.contiguous().T], maxlen=1) if grad.dim() > 1 else ()
         state["nested"] = {"count": state.get("nested", {"count": 0})["count"] + 1}
+        state.setdefault("bounded", deque(maxlen=2)).append(grad.clone())
         total = sum(state["turned"], state["last"][0] / state["nested"]["count"])
+        total = sum(state["bounded"], total)
         for other in state["last"][1:]:
             total = total + other
         return total
@@ -133,6 +135,30 @@ class Inner(Optimizer):
             part.step()
 
 
+class Norms(Own):
+    """Keeps the square of each gradient's norm, changes it in place, and has numbers for keys."""
+
+    def change(self, state: dict[Any, Any], grad: Tensor) -> Tensor:
+        square = (grad * grad).sum()
+        state.setdefault(0, {"square": torch.ones_like(square)})["square"].lerp_(square, 0.1)
+        state["square"] = state["square"].lerp_(square, 0.1) if "square" in state else square
+        return grad / (state["square"].sqrt() + state[0]["square"])
+
+
+class InLists(Own):
+    """Works on lists, with functions of which torch does not know all for shards."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        every = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        grads: Any = [parameter.grad for parameter in every]
+        before = [self.state[p].setdefault("before", torch.zeros_like(p)) for p in every]
+        torch._foreach_maximum_(grads, -1e-2)
+        torch._foreach_add_(before, grads)
+        torch._foreach_add_(every, before, alpha=-1e-2)
+        torch._foreach_copy_(before, grads)
+
+
 class Finer(Own):
     """Keeps its means in more precision than the weights have."""
 
@@ -167,6 +193,10 @@ class Switching(SGD):
         self.turns.append("s")
         super().step()
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.turns.append("z")
+        super().zero_grad(set_to_none)
+
 
 class Closing(Own):
     """Evaluates the loss by itself, as LBFGS does."""
@@ -188,6 +218,8 @@ OWN = {
     "attribute": Attribute,
     "shared": Shared,
     "inner": Inner,
+    "in lists": InLists,
+    "norms": Norms,
     "momentum": lambda parameters: SGD(parameters, lr=0.05, momentum=0.9),
     "amsgrad": lambda parameters: AdamW(parameters, lr=torch.tensor(1e-2), amsgrad=True),
 }

@@ -52,6 +52,8 @@ def encoded(
         return value
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
+    if type(value) is deque and value.maxlen is not None:
+        return {"bounded": [value.maxlen, within(list(value), path=path)]}
     for name, kind in LISTS.items():
         if type(value) is kind:
             return {name: [within(v, path=f"{path}[{i}]") for i, v in enumerate(value)]}
@@ -108,6 +110,9 @@ def decoded(value: Any, tensors: Mapping[str, Tensor], packages: Collection[str]
         module, name, *pieces = map(within, content)
         made_of = trusted(module, name, packages)
         return (put_together if kind == "object" else wrapped)(made_of, *pieces)
+    if kind == "bounded":
+        most, items = content
+        return deque(within(items), most)
     if kind in LISTS:
         return LISTS[kind](map(within, content))
     items = ((within(key), within(inner)) for key, inner in content)
