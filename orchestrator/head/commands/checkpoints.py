@@ -132,7 +132,7 @@ def export(
     dtype: str | None,
     layout: str,
     *,
-    ema: bool,
+    ema: bool = False,
     force: bool,
 ) -> int:
     """Export in a process of its own, so that this one never imports torch."""
