@@ -269,7 +269,7 @@ def lost_bytes() -> float:
                 cluster.restore(1)
                 time.sleep(0.8)
             process.wait()
-        (place,) = (work / "experiments").iterdir()
+        (place,) = (work / "experiments").glob("[!.]*")
         lost = 0
         for node in range(2):
             (home,) = (place / "logs").glob(f"node_{node}_*.txt")

@@ -33,7 +33,7 @@ def prune(head: Head, *words: str) -> tuple[int, str]:
 
 
 def names(head: Head) -> list[str]:
-    return sorted(path.name for path in (head.directory / "experiments").iterdir())
+    return sorted(path.name for path in (head.directory / "experiments").glob("[!.]*"))
 
 
 def runs(head: Head, node: int) -> set[str]:

@@ -146,7 +146,7 @@ def test_a_submitted_job_is_queued_again_at_its_time_limit_and_resumes(login: Lo
     assert "ended, nothing left" in stop.text
     assert command.finish() == 130, command.text
     assert login.slurm.run("squeue", "-h", "-j", job).stdout == ""
-    assert len(list((login.directory / "experiments").iterdir())) == 1
+    assert len(list((login.directory / "experiments").glob("[!.]*"))) == 1
     logs = login.typed("logs", "--rank", "0")
     assert logs.finish() == 0
     assert "resuming after" in logs.text
@@ -232,7 +232,7 @@ def test_a_job_that_waits_is_known_and_stopped(login: Login) -> None:
     refused = login.typed("submit", "slurm", "--nnodes", "2", "--partition", "no", "job.py")
     assert refused.finish() == 4
     assert "sbatch: " in refused.text
-    assert len(list((login.directory / "experiments").iterdir())) == 1
+    assert len(list((login.directory / "experiments").glob("[!.]*"))) == 1
 
 
 @pytest.mark.parametrize(
