@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -191,7 +192,8 @@ def test_a_clock_of_its_own(ward: Head, tmp_path: Path) -> None:
     one, two, three = ward.cluster.addresses
     ward.node_list = ward.cluster.write_list([one, two, f"{three} python={wrapper}"])
     found = only(examine(ward, "--quick", code=0), "clock", "warn", three)
-    assert "90.0 s behind" in found["what"]
+    behind = re.search(r"is ([0-9.]+) s behind this machine's", found["what"])
+    assert behind and 85 < float(behind[1]) < 95, found  # it is asked over a connection
 
 
 def test_memlock_and_rdma(ward: Head, cluster: NetnsCluster, tmp_path: Path) -> None:

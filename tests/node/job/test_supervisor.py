@@ -425,7 +425,8 @@ def test_a_hangup_is_nothing_to_it(new_job: NewJob, tmp_path: Path) -> None:
 
 LEAVES = """
 import os, subprocess, sys, time
-polite = "trap 'echo > polite; exit' TERM; echo > ready_1; while :; do sleep 0.01; done"
+os.mkfifo("never")  # to wait for: it hears a signal there at once
+polite = "trap 'echo > polite; exit' TERM; echo > ready_1; while :; do read x <> never; done"
 stubborn = "trap '' TERM; echo > ready_2; while :; do sleep 0.01; done"
 # Twice forked, its own session, no environment.
 subprocess.call(["setsid", "sh", "-c", f"({polite}) & exit 0"])
