@@ -506,7 +506,7 @@ STANDBY, AGENT = "orchestrator/node/warm/standby.py", "orchestrator/node/warm/ag
     ],
 )
 def test_a_stop_at_every_moment_after_the_offer(node: WarmNode, file: str, line: str) -> None:
-    """The process is held before that line until the stop has answered, or waits for it."""
+    """The process is held before that line until the stop has answered."""
     fifo = str(node.directory / "hold")
     os.mkfifo(fifo)
     indent = line[: len(line) - len(line.lstrip())]
@@ -530,7 +530,7 @@ def test_a_stop_at_every_moment_after_the_offer(node: WarmNode, file: str, line:
     starting.start()
     held = wait_until(lambda: is_held(fifo), "the moment")
     stopping.start()
-    stopping.join(0.3)  # one that waits for what is held goes on after it
+    stopping.join(PATIENCE)
     os.close(held)
     for thread in (stopping, starting):
         thread.join(PATIENCE)
@@ -539,7 +539,7 @@ def test_a_stop_at_every_moment_after_the_offer(node: WarmNode, file: str, line:
     wait_until(lambda: job.run.last(Ended), "the end")
     wait_until(lambda: not alive(pair.pid) and not alive(agent), "the end of both")
     assert not job_processes.of_job(job.run.job, 0) and not living(pair.token)
-    assert "waits" not in job.output.get("0", "")
+    assert not Path(job.run.log).exists() or "waits" not in job.output.get("0", "")
 
 
 def is_held(fifo: str) -> int | None:
