@@ -271,8 +271,10 @@ def part_of_job(where: Where, wanted: str | None, target: NumberedNode) -> JobPa
                 f"orchestrator status {experiment.name} lists its nodes",
             )
         return part
-    running = experiments.unfinished(where.experiments)
-    return part_in(running[-1], target) if running else None
+    newest_first = reversed(experiments.unfinished(where.experiments))
+    running = (each for each in newest_first if each.read_record().state == "running")
+    newest = next(running, None)
+    return part_in(newest, target) if newest else None
 
 
 def part_in(experiment: Experiment, target: NumberedNode) -> JobPart | None:
