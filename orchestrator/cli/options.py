@@ -288,12 +288,8 @@ INSTEAD = {
         (
             *("--mixed-precision", "--use-deepspeed", "--use-fsdp", "--dynamo-backend"),
             *("--zero-stage", "--deepspeed-config-file", "--deepspeed-config", "--offload-param"),
-            *(
-                "--fsdp-sharding-strategy",
-                "--fsdp-version",
-                "--downcast-bf16",
-                "--use-parallelism-config",
-            ),
+            *("--fsdp-sharding-strategy", "--fsdp-version", "--downcast-bf16"),
+            "--use-parallelism-config",
         ),
         _ACCELERATE,
     ),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 
 @pytest.fixture
@@ -18,3 +19,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", directory], check=True)
     yield directory
     subprocess.run(["umount", "-l", directory], check=True)
+
+
+@pytest.fixture(scope="module")
+def no_groups_left() -> Iterator[None]:
+    """Leave no process group to other tests: a Trainer makes one of this process."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -75,11 +75,9 @@ def one_for_all(value: Each) -> float | None:
 
 def with_average(keys: Mapping[str, Any], ema: Each) -> Mapping[str, Any]:
     """Give the keys of config= with what the argument ema= stands for."""
-    return (
-        keys
-        if one_for_all(ema) is None
-        else {**keys, "training": {**keys.get("training", {}), "ema": ema}}
-    )
+    if one_for_all(ema) is None:
+        return keys
+    return {**keys, "training": {**keys.get("training", {}), "ema": ema}}
 
 
 def refuse_unread(keys: Mapping[str, Any]) -> None:

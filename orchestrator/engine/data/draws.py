@@ -12,18 +12,15 @@ import hashlib
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import BatchSampler
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
 from orchestrator.engine.data.batch import Batches, Before, Randomness, randomness_kept, seed_all
-from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
-
-T = TypeVar("T")
+from orchestrator.engine.ranks.ranks import Ranks, from_rank_0, gather
 
 
 class Place(Protocol):
@@ -404,15 +401,6 @@ def twin_of(source: Any) -> Any:
 
 def vars_of(value: Any) -> dict[str, Any]:
     return getattr(value, "__dict__", {})
-
-
-def from_rank_0(value: T, ranks: Ranks) -> T:
-    """Give rank 0's to all."""
-    if ranks.world == 1:
-        return value
-    held = [value]
-    dist.broadcast_object_list(held, src=0, group=host_group())
-    return held[0]
 
 
 class Drawn:

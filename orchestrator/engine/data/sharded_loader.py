@@ -41,11 +41,10 @@ from orchestrator.engine.data.draws import (
     Epoch,
     described,
     folded,
-    from_rank_0,
     inner,
 )
 from orchestrator.engine.data.sample_order import Order
-from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
+from orchestrator.engine.ranks.ranks import Ranks, from_rank_0, gather, host_group
 
 T = TypeVar("T")
 

@@ -139,17 +139,16 @@ def launcher_among(lines: Sequence[str]) -> list[str]:
 def refuse(program: Sequence[str]) -> None:
     """Refuse such a command, and say what to type here."""
     file = Path(program[0]) if program else Path()
-    if (
-        file.exists() and file.parent.name != "bin" and file.suffix != ".ipynb"
-    ):  # the user's own, with such a name
-        return
+    notebook = file.suffix == ".ipynb"
+    if file.exists() and file.parent.name != "bin" and not notebook:
+        return  # the user's own, with such a name
     typed = program[0].split() if len(program) == 1 else []
     if len(typed) > 1 and (is_python(typed[0]) or typed[0].endswith(".py")) and not file.exists():
         raise UsageError(
             f"there is no program {program[0]!r}: the quotes make one word of it",
             f"type: {shlex.join(['master_launch', *typed])}",
         )
-    if file.suffix == ".ipynb":
+    if notebook:
         raise UsageError(
             f"{file} is a notebook, and no program",
             f"jupyter nbconvert --to script {shlex.quote(str(file))}   makes one of it; or use the"

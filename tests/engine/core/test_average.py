@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW
@@ -37,20 +35,13 @@ from tests.engine.by_hand import (
 from tests.engine.programs.optimizers import Switching
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.usefixtures("no_groups_left")
 DECAY, LIFE = 0.9, "STEPS_OF_THIS_LIFE"
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp"},
     "full_shard": {"strategy": "full_shard"},
     "copies": {"strategy": "hybrid_shard", "config": {"fsdp": {"shard_size": 1}}},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _groups() -> Iterator[None]:
-    """Leave no process group to other tests: a Trainer makes one of this process."""
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def by_torch(make: Any, model: nn.Module, poisoned: slice = NONE) -> nn.Module:

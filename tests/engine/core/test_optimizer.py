@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
@@ -58,16 +57,9 @@ from tests.engine.programs.optimizers import (
 )  # fmt: skip
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.usefixtures("no_groups_left")
 CLOSE = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 LIFE = "STEPS_OF_THIS_LIFE"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _groups() -> Iterator[None]:
-    """Leave no process group to other tests: a Trainer makes one of this process."""
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam
@@ -34,6 +33,7 @@ from tests.engine.programs.several import (
 )
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.usefixtures("no_groups_left")
 LIFE = "STEPS_OF_THIS_LIFE"
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp"},
@@ -43,14 +43,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "others": {"strategy": "full_shard", "find_unused_parameters": True},
     "copies": {"strategy": "hybrid_shard", "config": {"fsdp": {"shard_size": 1}}},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _groups() -> Iterator[None]:
-    """Leave no process group to other tests: a Trainer makes one of this process."""
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def apart(layouts: dict[str, dict[str, Any]]) -> dict[str, float]:

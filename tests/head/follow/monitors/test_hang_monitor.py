@@ -102,13 +102,13 @@ def test_a_first_minute_without_progress_is_one_line_and_no_hang(
         lines
         == [
             "nothing was printed and nothing moves for 61 s: all ranks are at the same place:"
-            " /work/data.py:88 read(); after 600 s (--hang-timeout) that is a hang"
+            " /project/data.py:88 read(); after 600 s (--hang-timeout) that is a hang"
         ]
         * said
     )
 
 
 STACKS = """Current thread 0x00007f0000000000 (most recent call first):
-  File "/work/data.py", line 88 in read
-  File "/work/train.py", line 5 in <module>
+  File "/project/data.py", line 88 in read
+  File "/project/train.py", line 5 in <module>
 """

@@ -28,7 +28,7 @@ def test_a_line_for_each_place() -> None:
     many = staying({"gpu1": [place(f"/x/{number:02d}") for number in range(20)]})
     *lines, last = sentences(many)
     assert len(lines) == 8 and last == "12 more places stay on nodes: `elsewhere` in job.json"
-    both = {"gpu1": [place("/x"), place("/work/x", of_workdir=True)]}
+    both = {"gpu1": [place("/x"), place("/project/x", of_workdir=True)]}
     (line,) = sentences(staying(both), goes_on=True)
     assert line.endswith("or call orchestrator.distributed.copy_to_nodes('/x')")
     assert "which no other node has in the next attempt" in line
