@@ -163,7 +163,9 @@ def dumped(document: Mapping[str, Any]) -> str:
 
 BASE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 CLONE = Path(__file__).parents[2]
-NEEDED = ("pyproject.toml", "README.md", "orchestrator")  # what pip needs of our clone
+# What pip needs of our clone.
+FILES = ("pyproject.toml", "setup.py", "README.md")
+FOLDERS = ("orchestrator", "config")
 
 TEXT = """\
 # syntax=docker/dockerfile:1
@@ -172,7 +174,7 @@ TEXT = """\
 FROM {base}
 
 COPY --from=orchestrator {files} /opt/orchestrator/
-COPY --from=orchestrator {package} /opt/orchestrator/{package}
+{folders}
 RUN pip install --no-cache-dir /opt/orchestrator
 
 WORKDIR /workspace
@@ -188,15 +190,15 @@ def generate_dockerfile(base: str = BASE) -> int:
 def dockerfile(base: str) -> str:
     if any(character.isspace() for character in base) or not base:
         raise UsageError(f"--base {base!r} cannot name an image")
-    for name in NEEDED:
+    for name in FILES + FOLDERS:
         if not (CLONE / name).exists():
             raise UsageError(
                 f"there is no {name} in {CLONE}: this is an installed copy, not a clone",
                 "run it from a clone that was installed with pip install -e .",
             )
-    *files, package = NEEDED
+    copies = [f"COPY --from=orchestrator {name} /opt/orchestrator/{name}" for name in FOLDERS]
     where = shlex.quote(str(CLONE))
-    return TEXT.format(clone=where, base=base, files=" ".join(files), package=package)
+    return TEXT.format(clone=where, base=base, files=" ".join(FILES), folders="\n".join(copies))
 
 
 # -- compose ------------------------------------------------------------------------------------
