@@ -1,6 +1,6 @@
 # What there is to type. ARGS go to pytest or to the program: make fast ARGS="-k plan"
 # tests/README.md says more of the tests.
-.PHONY: fast test long loaded lint demo bench
+.PHONY: fast test long loaded lint demo docs bench
 ARGS =
 BENCH = logs doctor engine  # or: make bench BENCH=faults ARGS="--peers DIR"
 
@@ -18,6 +18,9 @@ loaded:
 
 lint:
 	./scripts/lint.sh
+
+docs:
+	./scripts/docs.sh $(ARGS)
 
 demo:
 	./scripts/demo.sh $(ARGS)

@@ -99,6 +99,7 @@ SLOW = [
     "tests/scripts/test_gpu_checks.py::test_without_cuda",
     "tests/scripts/test_pictures.py",
     "tests/scripts/test_scripts.py::test_a_fresh_clone",
+    "tests/scripts/test_site.py",
     "tests/scripts/test_wheel.py",
 ]
 

@@ -18,7 +18,14 @@ FILES = sorted(HOUSE.rglob("*.py"))
 TOP = {
     *("orchestrator", "config", "scripts", "experiments", "tests", "docs", ".ci"),
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile"),
-    *("node_ip_list.txt", "pyproject.toml", "setup.py", ".gitignore", ".pre-commit-config.yaml"),
+    *(
+        "node_ip_list.txt",
+        "pyproject.toml",
+        "setup.py",
+        "mkdocs.yml",
+        ".gitignore",
+        ".pre-commit-config.yaml",
+    ),
 }
 
 # The rooms from the ground up: a room imports those before it only, at the top or inside a

@@ -1,8 +1,8 @@
 """Predict the time of a training step on the links that were measured. Pure.
 
 Computing: the timed parts of the model. Communicating: what each strategy sends, message by
-message, each at the time that its size took in the measurement. docs/why.md has the formula, what
-it assumes, and how far off it was.
+message, each at the time that its size took in the measurement. docs/decisions/why.md has
+the formula, what it assumes, and how far off it was.
 """
 
 from __future__ import annotations

@@ -1,0 +1,128 @@
+"""What mkdocs does for the site beyond rendering docs/: pages made from the code, and links.
+
+`commands.md` is every command with its options, as click knows them. `api.md` is every public name
+with its signature and docstring, read from the source, so that no torch is needed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import click  # noqa: E402
+
+import orchestrator  # noqa: E402
+from orchestrator.cli.main import cli  # noqa: E402
+
+DISTRIBUTED = "orchestrator.distributed"
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for name, text in (("commands.md", commands()), ("api.md", api())):
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Turn what GitHub and the tests read into what mkdocs does.
+
+    A fence may name its file (```python train.py), or say that it is not run (```sh elsewhere).
+    A link out of docs/ leads to a file of the clone, which a site does not have: it becomes text.
+    """
+    markdown = re.sub(r"^(```\w+) (\S+\.\w+)$", r'\1 title="\2"', markdown, flags=re.M)
+    markdown = re.sub(r"^(```\w+) (?!title=).*$", r"\1", markdown, flags=re.M)
+    up = re.escape("../" * page.file.src_uri.count("/"))
+    return re.sub(rf"\[([^\]]+)\]\({up}(?:\.\./|decisions/)[^)]*\)", r"\1", markdown)
+
+
+def commands() -> str:
+    """Return the page of all commands, from the definitions that parse them."""
+    lines = ["# Commands", "", "Made from the definitions of the commands: what `--help` says.", ""]
+    lines += ["`master_launch` is `orchestrator launch`, and `emergency_stop` is", ""]
+    lines[-2] += " `orchestrator emergency-stop`."
+    for heading, names in cli.headings.items():  # type: ignore[attr-defined]
+        lines += [f"## {heading}", ""]
+        for name in names:
+            lines += command(f"orchestrator {name}", cli.commands[name], 3)
+    return "\n".join(lines)
+
+
+def command(name: str, what: click.Command, level: int) -> Iterator[str]:
+    context = click.Context(what, info_name=name)
+    yield from (f"{'#' * level} {name.removeprefix('orchestrator ')}", "")
+    yield from ("```", " ".join([name, *what.collect_usage_pieces(context)]), "```", "")
+    yield from (re.sub(r"\n[ \t]+", "\n", what.help or "").replace("\b", ""), "")
+    if isinstance(what, click.Group):
+        for inner in what.commands:
+            yield from command(f"{name} {inner}", what.commands[inner], level + 1)
+        return
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for parameter in what.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None and "--help" not in record[0]:
+            groups.setdefault(getattr(parameter, "group", "Options"), []).append(record)
+    for group, rows in groups.items():
+        yield from (f"| {group.lower()} | |", "|---|---|")
+        for option, meaning in rows:
+            yield f"| `{cell(option)}` | {cell(meaning)} |"
+        yield ""
+
+
+def cell(text: str) -> str:
+    escaped = text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    return re.sub(r"\s+", " ", escaped)
+
+
+def api() -> str:
+    """Return the page of all public names, in the order of their modules."""
+    lines = ["# Classes and functions", "", "Made from the docstrings.", ""]
+    for name, module in sorted(orchestrator.LATER.items()):
+        lines += [f"## orchestrator.{name}", "", *described(module, name)]
+    path = ROOT / "orchestrator/distributed.py"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for name, module in sorted(imported(tree).items()):
+        lines += [f"## {DISTRIBUTED}.{name}", "", *described(module, name)]
+    return "\n".join(lines)
+
+
+def imported(tree: ast.Module) -> dict[str, str]:
+    """Return the names that a module passes on, and where each is defined."""
+    return {
+        alias.name: node.module or ""
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("orchestrator")
+        for alias in node.names
+    }
+
+
+def described(module: str, name: str) -> Iterator[str]:
+    path = ROOT / f"{module.replace('.', '/')}.py"
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if getattr(node, "name", "") == name:
+            yield from entry(node, name)
+            for inner in node.body if isinstance(node, ast.ClassDef) else []:
+                if isinstance(inner, ast.FunctionDef) and not inner.name.startswith("_"):
+                    yield from (f"### {name}.{inner.name}", "", *entry(inner, inner.name))
+
+
+def entry(node: Any, name: str) -> Iterator[str]:
+    function = node
+    if isinstance(node, ast.ClassDef):
+        made = [one for one in node.body if getattr(one, "name", "") == "__init__"]
+        function = made[0] if made else None
+    if function is not None:
+        arguments = ast.unparse(function.args).removeprefix("self, ").removeprefix("self")
+        returns = (
+            f" -> {ast.unparse(function.returns)}" if function is node and node.returns else ""
+        )
+        yield from ("```python", f"{name}({arguments}){returns}", "```", "")
+    yield from (ast.get_docstring(node) or "", "")
