@@ -121,3 +121,51 @@ def test_a_stale_pointer_is_seen() -> None:
     assert stale_pointers(path, "See node/gone.py and main.py, and errors.py.") == [
         *("node/gone.py", "errors.py")
     ]
+
+
+# -- the words of the pages for users ---------------------------------------------------------------
+
+USERS = [
+    *(ROOT / name for name in ("README.md", "docs/index.md", "docs/start.md", "docs/guide.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/guide/*.md")),
+    *sorted(ROOT.glob("docs/coming-from/*.md")),
+]
+LATER = (
+    "README.md",
+    "design.md",
+    "own_model.md",
+    "python_api.md",
+    "troubleshooting.md",
+    "aorta.md",
+)
+USERS = [page for page in USERS if page.name not in LATER]
+USERS = sorted({*USERS} - {ROOT / "docs/protocol.md"})  # for those who change the program
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of a page, its list items and the cells of its tables; code is one word."""
+    text = re.sub(r"^```.*?^```$|^<!--.*?-->$", "", text, flags=re.M | re.S)
+    text = re.sub(r"`[^`]+`", "CODE", text)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )|\n(?=#)|\n(?=\|)", text):
+        for cell in part.split("|") if part.startswith("|") else [part]:
+            for found in re.split(
+                r"(?<=[.!?])\s+(?=[A-Z\"`*(\[])|(?<=:)\n", " ".join(cell.split())
+            ):
+                if words := re.sub(r"^[-*#\d. ]+", "", found):
+                    yield words
+
+
+def test_no_sentence_is_long() -> None:
+    lengths = []
+    long = []
+    for page in USERS:
+        for sentence in sentences(page.read_text(encoding="utf-8")):
+            words = len(sentence.split())
+            if words > 4:  # headings and short cells say nothing of how it reads
+                lengths.append(words)
+            if words > 40:
+                long.append(f"{page.relative_to(ROOT)}: {words} words: {sentence[:90]} ...")
+    assert long == []
+    assert sum(lengths) / len(lengths) < 18
