@@ -123,7 +123,7 @@ def test_a_stale_pointer_is_seen() -> None:
     ]
 
 
-# -- the words of the pages for users ---------------------------------------------------------------
+# -- the words of the pages for users -------------------------------------------------------------
 
 USERS = [
     *(ROOT / name for name in ("README.md", "docs/index.md", "docs/start.md", "docs/guide.md")),
