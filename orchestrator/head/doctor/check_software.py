@@ -46,7 +46,10 @@ def torch(case: Case) -> Iterator[Finding]:
         of_python = by_value((name, facts.python) for name, facts in lacking.items())
         what = "; ".join(f"{listed(who)}: {path} has no torch" for path, who in of_python.items())
         most, _ = odd_values([(name, without_build(version)) for name, version in there])
-        yield Finding("torch", BAD, tuple(lacking), what, how_to_get_torch(lacking, most or ""))
+        command = case.needs.foreseen.command
+        yield Finding(
+            "torch", BAD, tuple(lacking), what, how_to_get_torch(lacking, most or "", command)
+        )
     yield from too_old(case, there)
     releases = [(name, without_build(version)) for name, version in there]
     _, others = odd_values(releases)

@@ -74,7 +74,7 @@ def bootstrap(arguments: LaunchArguments, asked: Asked) -> int:
 
 def wanted_of(asked: Asked) -> Wanted:
     sources = requirements.read(asked.words, asked.find_links, index=asked.index)
-    sources = replace(sources, from_index=asked.from_index)
+    sources = replace(wheels.constrained(sources), from_index=asked.from_index)
     if asked.from_index and not asked.index:
         raise UsageError("--from-index and --no-index contradict each other")
     return Wanted(sources, asked.into, asked.name)
@@ -89,19 +89,26 @@ def without_environment(node: Node, launch: Launch) -> Node:
 
 def remember(nodes: Nodes, made: Sequence[Outcome], say: Say) -> None:
     """Let launches here use the environment where a node's own Python has no torch."""
-    new, with_torch = {}, []
+    new, with_torch, useless = {}, [], False
     given = {node.name: node for node in nodes.source.nodes}
     for reached, outcome in zip(nodes.reached, made, strict=True):
         node, torch = given[outcome.node], reached.facts.torch
         if torch:
             with_torch.append(machine_of(node))
-        elif "torch" in outcome.packages and not (node.python or node.activate or node.wrap):
+        elif "torch" not in outcome.packages:
+            useless |= not outcome.problem
+        elif not (node.python or node.activate or node.wrap):
             new[machine_of(node)] = f"venv:{usual(outcome.path)}"
     environment.remember(new, tuple(with_torch))
     if new:
         say(
-            "launches in this directory use it without --activate, as these nodes have no other"
+            "launches from any directory use it without --activate, as these nodes have no other"
             " torch (--no-activate: the login's own Python)"
+        )
+    if useless:
+        say(
+            "no launch can run in it: it has no torch, and these nodes have none of their own; name"
+            " all packages at once: orchestrator bootstrap torch ..."
         )
 
 
@@ -120,6 +127,8 @@ def show(outcomes: Sequence[Outcome], differ: Sequence[str], asked: Asked) -> No
         else:
             how = f"made in {outcome.seconds:.1f} s" if outcome.made else "whole, nothing to do"
             say(f"{outcome.node}: {plural(len(outcome.packages), 'package')}, {how}")
+    if any(outcome.problem for outcome in outcomes):
+        complain("then type the same command again: what is whole stays as it is")
     if differ:
         complain("the nodes differ:\n  " + "\n  ".join(differ))
     whole = [outcome for outcome in outcomes if not outcome.problem]

@@ -50,6 +50,14 @@ REFUSALS = (
         " https_proxy; without an index: --no-index --find-links DIR",
     ),
     (
+        re.compile(r"No module named pip\b"),
+        f"it is pip that downloads: {sys.executable} -m ensurepip",
+    ),
+    (
+        re.compile(r"No space left on device|Disk quota exceeded"),
+        "make room on this machine, or export XDG_CACHE_HOME=/larger/disk: downloads go there",
+    ),
+    (
         re.compile(r"Couldn't parse requirement|Invalid requirement"),
         "write versions as for pip: name==1.2, name>=1,<2, name[extra]",
     ),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.common.hiding import redacted_text
 from orchestrator.head.environments import refusals
 from orchestrator.head.transfer.index import cache as index_cache
 
@@ -52,7 +53,7 @@ class Requirements:
 
     @property
     def title(self) -> str:
-        return self.words or str(self.file)
+        return redacted_text(self.words) or str(self.file)
 
     def key(self, version: tuple[int, int], machine: str, libc: str) -> str:
         """Name the environment that these requirements make on such a machine."""

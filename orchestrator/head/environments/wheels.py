@@ -6,21 +6,28 @@ head's own indexes, mirrors and certificates. Both check the index's hashes, and
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import functools
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
 
 from orchestrator.common import files
-from orchestrator.common.errors import CheckFailed
-from orchestrator.common.text import Say
+from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.common.hiding import redacted_text
+from orchestrator.common.text import Say, size
 from orchestrator.head.environments import refusals
 from orchestrator.head.environments.requirements import (
     LOCK,
@@ -28,11 +35,13 @@ from orchestrator.head.environments.requirements import (
     Requirements,
     cache,
     hashes_of,
+    included,
     keep_hashes,
 )
 
 UV_GLIBC = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)  # the platforms that uv has names for
 LONGEST_SECONDS = 3600.0  # for a download
+QUIET_SECONDS = 15.0  # after which a program that works is spoken of
 LAST_LINES = 8
 UNUSED_SECONDS = 30 * 86400.0  # after which downloads are old
 LOCKED = "locked.txt"
@@ -79,29 +88,129 @@ class Kind:
         return [*options, *(word for tag in self.pip_platforms for word in ("--platform", tag))]
 
 
-def run(words: Sequence[str], what: str) -> str:
-    """Run a program to its end and return what it printed; its last lines say why it failed."""
+def run(
+    words: Sequence[str],
+    what: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    into: Path | None = None,
+    say: Say | None = None,
+) -> str:
+    """Run a program to its end and return what it printed; its last lines say why it failed.
+
+    What it unpacks meanwhile is on the disk of `into`, and goes with its end, whatever that is.
+    """
+    name = words[2] if words[0] == sys.executable else Path(words[0]).name
     try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LONGEST_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        with tempfile.TemporaryDirectory(dir=into and into.parent, prefix=".") as place:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                env={**os.environ, **({"TMPDIR": place} if into else {}), **(env or {})},
+            )
+            printed, said = ended(process, name, [Path(place), *([into] if into else [])], say)
+    except (OSError, TimeoutError) as error:
         raise CheckFailed(f"{what}: {error}") from error
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
+    if process.returncode < 0:
+        killed = f"{name} was ended from outside, by {signal.Signals(-process.returncode).name}"
+        raise CheckFailed(killed, "type the command again; if memory ran out, dmesg has a line")
+    if process.returncode:
+        lines = [line for line in redacted_text(said).splitlines() if line.strip()]
         last = "\n    ".join(lines[-LAST_LINES:])
-        raise CheckFailed(f"{what}:\n    {last}", refusals.fix_of(done.stderr))
-    return done.stdout
+        raise CheckFailed(f"{what}:\n    {last}", refusals.fix_of(said))
+    return printed
+
+
+def ended(
+    process: subprocess.Popen[str], name: str, places: Sequence[Path], say: Say | None
+) -> tuple[str, str]:
+    """Wait until a program has ended, and say now and then how much has come into these places."""
+    began = time.monotonic()
+    try:
+        while True:
+            try:
+                return process.communicate(timeout=QUIET_SECONDS)
+            except subprocess.TimeoutExpired:
+                seconds = time.monotonic() - began
+            if seconds > LONGEST_SECONDS:
+                raise TimeoutError(f"{name} has not ended after {seconds:.0f} s")
+            if say is not None:
+                say(f"{name} has worked for {seconds:.0f} s: {size(size_of(places))} so far")
+    finally:
+        process.kill()
+
+
+def size_of(places: Sequence[Path]) -> int:
+    total = 0
+    for path in (path for place in places for path in place.rglob("*")):
+        with contextlib.suppress(OSError):  # renamed meanwhile
+            total += path.lstat().st_size
+    return total
 
 
 def pip(*words: str) -> list[str]:
     return [sys.executable, "-m", "pip", *words, "--disable-pip-version-check", "--no-input", "-q"]
+
+
+# -- pip's own settings -------------------------------------------------------------------------
+
+SECTIONS = ("global", "install", "download", ":env:")  # what a later one says wins
+UV_NAMES = {
+    "index-url": "UV_INDEX_URL",
+    "extra-index-url": "UV_EXTRA_INDEX_URL",
+    "find-links": "UV_FIND_LINKS",
+    "constraint": "UV_CONSTRAINT",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
+    "proxy": "ALL_PROXY",
+}
+OF_INDEXES = ("index-url", "extra-index-url", "find-links")
+
+
+@functools.cache
+def settings_of_pip() -> Mapping[str, str]:
+    """Return what pip's files and variables say, which uv does not read, for what it knows too."""
+    words = [sys.executable, "-m", "pip", "config", "list"]
+    lines = run(words, "pip cannot read its configuration").splitlines()
+    found = {}
+    for section in SECTIONS:
+        for name, _, value in (line.partition("=") for line in lines):
+            where, _, key = name.rpartition(".")
+            if where == section and key in UV_NAMES:
+                found[key] = " ".join(str(ast.literal_eval(value)).split())  # one URL a line
+    return {key: value for key, value in found.items() if value}
+
+
+def variables_of_uv(sources: Requirements) -> dict[str, str]:
+    """Return pip's settings as variables of uv: anyone can read a command line with a password."""
+    found = dict(settings_of_pip())
+    theirs = any(name.startswith("UV_") and "INDEX" in name for name in os.environ)
+    for key in OF_INDEXES:
+        if theirs or not sources.index:
+            found.pop(key, None)
+    if b"--index-url" in sources.text:
+        found.pop("index-url", None)
+    if "find-links" in found:
+        found["find-links"] = found["find-links"].replace(" ", ",")
+    strategy = {"UV_INDEX_STRATEGY": "unsafe-best-match"} if {*OF_INDEXES} & {*found} else {}
+    return {**strategy, **{UV_NAMES[key]: value for key, value in found.items()}}
+
+
+def constrained(sources: Requirements) -> Requirements:
+    """Let pip's own constraints decide which environment it is, as what is written into a file."""
+    try:
+        texts = [
+            included(Path(place), frozenset()) if Path(place).exists() else place.encode()
+            for place in settings_of_pip().get("constraint", "").split()
+        ]
+    except OSError as error:
+        what = f"{error.filename}, of pip's constraints, cannot be read: {error.strerror}"
+        raise UsageError(what, f"see `{refusals.PIP} config list`") from error
+    return replace(sources, text=b"\0".join([sources.text, *texts]))
 
 
 # -- uv ---------------------------------------------------------------------------------------
@@ -120,7 +229,8 @@ def uv_for(machine: str, libc: str, sources: Requirements) -> Path | None:
     new = fresh(directory)
     try:
         options = ("--no-deps", "--only-binary=:all:", *words, "-d", str(new))
-        run(pip("download", *options, *where(sources), "uv"), "uv cannot be downloaded")
+        words = pip("download", *options, *where(sources), "uv")
+        run(words, "uv cannot be downloaded", into=new)
         (wheel,) = new.glob("uv-*.whl")
         with zipfile.ZipFile(wheel) as archive:
             (name,) = [name for name in archive.namelist() if name.endswith(".data/scripts/uv")]
@@ -132,25 +242,6 @@ def uv_for(machine: str, libc: str, sources: Requirements) -> Path | None:
         shutil.rmtree(new, ignore_errors=True)
         return None
     return program
-
-
-def indexes_of_pip(sources: Requirements) -> list[str]:
-    """Return the indexes of pip's own configuration, which uv does not read."""
-    if not sources.index or any(name.startswith("UV_") and "INDEX" in name for name in os.environ):
-        return []
-    found: dict[str, str] = {}
-    words = [sys.executable, "-m", "pip", "config", "list"]
-    for line in run(words, "pip cannot read its configuration").splitlines():
-        name, _, value = line.partition("=")
-        key = name.rpartition(".")[2]
-        if key in ("index-url", "extra-index-url", "find-links"):
-            found[key] = value.strip("'\"")  # a later line is of a source that wins
-    if b"--index-url" in sources.text:
-        found.pop("index-url", None)
-    words = [
-        word for key, value in found.items() for url in value.split() for word in (f"--{key}", url)
-    ]
-    return [*words, "--index-strategy", "unsafe-best-match"] if words else []
 
 
 def where(sources: Requirements) -> list[str]:
@@ -188,7 +279,7 @@ def wheels_for(kind: Kind, key: str, sources: Requirements, say: Say) -> Path:
     what = f"the requirements of {sources.title} cannot be met for {kind}"
     new = fresh(directory)
     try:
-        pinned, options = pins(kind, sources, new, what)
+        pinned, options = pins(kind, sources, new, what, say)
         if Path(pinned).parent == new:  # else it is the user's own file, with hashes or without
             check_projects(Path(pinned), say)
             locked = new / LOCKED  # of a lock: the hashes are in it
@@ -196,7 +287,7 @@ def wheels_for(kind: Kind, key: str, sources: Requirements, say: Say) -> Path:
             Path(pinned).write_text(keep_hashes(Path(pinned).read_text(), allowed, what))
         if not sources.from_index:
             options = [*options, *kind.pip_options, "-d", str(new)]
-            run(pip("download", *options, "-r", pinned), what)
+            run(pip("download", *options, "-r", pinned), what, into=new, say=say)
         for path in new.iterdir():
             if path.suffix not in (".whl", ".txt"):
                 raise CheckFailed(
@@ -215,7 +306,9 @@ def wheels_for(kind: Kind, key: str, sources: Requirements, say: Say) -> Path:
     return directory
 
 
-def pins(kind: Kind, sources: Requirements, new: Path, what: str) -> tuple[str, list[str]]:
+def pins(
+    kind: Kind, sources: Requirements, new: Path, what: str, say: Say
+) -> tuple[str, list[str]]:
     """Resolve the requirements by uv; without uv, pip resolves while it downloads."""
     glibc = platform.libc_ver()[0] == "glibc"
     uv = uv_for(platform.machine(), "glibc" if glibc else "musl", sources)
@@ -235,8 +328,8 @@ def pins(kind: Kind, sources: Requirements, new: Path, what: str) -> tuple[str, 
     words = ["pip", "compile", "-q", "--no-header", "--no-annotate", "--emit-index-url"]
     words += ["--only-binary", ":all:", "--python-platform", kind.uv_platform]
     words += ["--python-version", ".".join(map(str, kind.version)), *where(sources)]
-    words += [*indexes_of_pip(sources), "--generate-hashes"]
-    run([str(uv), *words, "-o", pinned, file], what)
+    words += ["--generate-hashes"]
+    run([str(uv), *words, "-o", pinned, file], what, env=variables_of_uv(sources), say=say)
     return pinned, ["--no-deps", *where(sources)]
 
 

@@ -60,27 +60,39 @@ def chosen(of_node: str | None, usual: str | None = None) -> str | None:
 
 # -- remembered ---------------------------------------------------------------------------------
 # What `orchestrator bootstrap` made, by the directory where it was typed, for machines whose own
-# Python has no torch: no launch could run there without.
+# Python has no torch: no launch could run there without. Other directories take the newest.
 
 REMEMBERED = "environments.json"
 MOST_DIRECTORIES = 500  # the oldest go first
 
-Activations = dict[str, dict[str, str]]  # directory -> machine -> how it is activated
+Activations = dict[str, dict[str, str]]  # directory, the oldest first -> machine -> activation
 
 
-def remembered(node: Place) -> str:
-    """Return how the environment of this directory is activated on a node; nothing for others."""
-    known = machines.read(REMEMBERED, Activations).get(str(Path.cwd()), {})
-    return known.get(machine_of(node), "")
+@dataclass(frozen=True)
+class Remembered:
+    """The activation of an environment, and where its bootstrap was typed; empty: of none."""
+
+    activate: str = ""
+    directory: str = ""
 
 
-def remember(new: Mapping[str, str], forget: tuple[str, ...] = ()) -> None:
-    """Note machine -> activation for this directory, and forget other machines."""
+def remembered(node: Place) -> Remembered:
+    """Return how the environment of this directory, or the newest, is activated on a node."""
+    known, machine = machines.read(REMEMBERED, Activations), machine_of(node)
+    for directory in (str(Path.cwd()), *reversed(known)):
+        activate = known.get(directory, {}).get(machine)
+        if activate:
+            return Remembered() if activate == NONE else Remembered(activate, directory)
+    return Remembered()
+
+
+def remember(new: Mapping[str, str], own: tuple[str, ...] = ()) -> None:
+    """Note machine -> activation for this directory; machines have torch of their `own` here."""
     here = str(Path.cwd())
     with machines.changing(REMEMBERED, Activations) as known:
+        elsewhere = {machine for of_other in known.values() for machine in of_other}
         of_here = {**known.pop(here, {}), **new}
-        for machine in forget:
-            of_here.pop(machine, None)
+        of_here.update({machine: NONE for machine in own if machine in elsewhere})
         if of_here:
             known[here] = of_here
         for directory in list(known)[:-MOST_DIRECTORIES]:

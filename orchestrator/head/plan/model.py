@@ -87,6 +87,7 @@ class Foreseen:
     files: tuple[str, ...] = ()  # that were read
     guesses: tuple[Guess, ...] = ()
     fixes: tuple[str, ...] = ()  # what to type
+    command: str = ""  # that makes an environment of all that it imports
     problems: tuple[str, ...] = ()  # what could not be read
 
 

@@ -18,9 +18,9 @@ from orchestrator.config import sharding
 from orchestrator.config.schema import Config
 from orchestrator.head.nodes.facts import (
     Facts,
+    NoTorch,
     ProbedNode,
     by_value,
-    how_to_get_torch,
     listed,
     names,
     release,
@@ -91,7 +91,8 @@ def make(
     names.
     """
     kind = check_targets(target, nodes)
-    check_torch(nodes)
+    if not all(node.facts.torch for node in nodes):
+        raise NoTorch(nodes)
     start, notes = choose_start(config.launch.start, kind, target, nodes)
     layout = agreed or lay_out(nodes, config)
     if target.kind == "engine" and target.name == ENGINE:
@@ -166,18 +167,6 @@ def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
         differences = "; ".join(f"{listed(where)}: {kind}" for kind, where in each)
         raise CheckFailed(f"{target.name} is not the same on all nodes ({differences})")
     return next(iter(of_kind))
-
-
-def check_torch(nodes: Sequence[ProbedNode]) -> None:
-    without = [node for node in nodes if not node.facts.torch]
-    if without:
-        lacking = by_value((node.name, node.facts.python) for node in without)
-        version = next((node.facts.torch for node in nodes if node.facts.torch), "")
-        raise CheckFailed(
-            "there is no torch on: "
-            + ", ".join(f"{listed(where)} ({python})" for python, where in lacking.items()),
-            how_to_get_torch({node.name: node.facts for node in without}, version),
-        )
 
 
 def check_engine(config: Config, counts: Sequence[int], nodes: Sequence[ProbedNode]) -> None:

@@ -19,8 +19,8 @@ from orchestrator.head.connect.reach import Reached, reach
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes import environment
-from orchestrator.head.nodes.environment import chosen
-from orchestrator.head.nodes.facts import ProbedNode, listed
+from orchestrator.head.nodes.environment import Remembered, chosen
+from orchestrator.head.nodes.facts import ProbedNode, by_value, listed
 from orchestrator.head.nodes.node_list import Node, read_nodes
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.schedulers import queue
@@ -261,26 +261,31 @@ def settled(node: Node, launch: Launch) -> Node:
     return replace(
         node,
         python=node.python or launch.python,
-        activate=remembered(node, launch) or chosen(node.activate, launch.activate),
+        activate=remembered(node, launch).activate or chosen(node.activate, launch.activate),
         wrap=chosen(node.wrap, launch.wrap),
     )
 
 
-def remembered(node: Node, launch: Launch) -> str:
-    """Return the activation that bootstrap left for this node here, where nothing names another."""
+def remembered(node: Node, launch: Launch) -> Remembered:
+    """Return the activation that bootstrap left for this node, where nothing names another."""
     named = (node.activate, launch.activate, node.python, launch.python, node.wrap, launch.wrap)
-    return "" if any(named) else environment.remembered(node)
+    return Remembered() if any(named) else environment.remembered(node)
 
 
 def note_remembered(nodes: Sequence[Node], launch: Launch) -> list[str]:
-    names = [node.name for node in nodes if remembered(node, launch)]
-    if not names:
-        return []
-    verb = "runs" if len(names) == 1 else "run"
+    """Say which nodes run in an environment that nobody named, by where it was made."""
+    found = by_value((node.name, remembered(node, launch).directory) for node in nodes)
     return [
-        f"{listed(names)} {verb} in the environment that `orchestrator bootstrap` made for this"
-        " directory (--no-activate: in the login's own)"
+        f"{listed(names)} {'runs' if len(names) == 1 else 'run'} in the environment that"
+        f" `orchestrator bootstrap` made {made_where(directory)} (--no-activate: in the login's"
+        " own)"
+        for directory, names in found.items()
+        if directory
     ]
+
+
+def made_where(directory: str) -> str:
+    return "for this directory" if directory == str(Path.cwd()) else f"in {directory}"
 
 
 def peers(transport: Transport, active: Sequence[Node]) -> list[str]:

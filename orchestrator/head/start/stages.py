@@ -22,7 +22,7 @@ from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.streams.node_logs import NodeLogs, open_logs
-from orchestrator.head.nodes.facts import by_value
+from orchestrator.head.nodes.facts import NoTorch, by_value
 from orchestrator.head.plan.dry_run import foreseen_lines
 from orchestrator.head.plan.model import Foreseen, Plan
 from orchestrator.head.plan.plan import DEFAULT_PORT
@@ -87,7 +87,10 @@ class Launched:
 def launch(request: Request, say: Say) -> Launched:
     """Start a job on all its nodes or on none."""
     request, nodes = reach_with_code(request, say)
-    prepared = prepare(request, nodes)
+    try:
+        prepared = prepare(request, nodes)
+    except NoTorch as error:
+        raise NoTorch(error.nodes, foresee(read_source(request)[1], nodes).command) from error
     with discarded_on_error(prepared.experiment):
         selection.check(request, prepared.nodes, say)
         bring_checkpoint(prepared, say)
@@ -108,6 +111,8 @@ def rehearse(request: Request) -> Prepared:
     try:
         prepared = prepare(request, nodes, dry_run=True)
     except CheckFailed as error:
+        if isinstance(error, NoTorch):
+            error = NoTorch(error.nodes, found.command)
         more = "".join(f"\n  {line}" for line in foreseen_lines(found))
         raise CheckFailed(f"{error.what}{more}", error.fix) from error
     return replace(prepared, plan=replace(prepared.plan, foreseen=found))

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 
+from orchestrator.common.hiding import redacted_text
 from orchestrator.node.environments.place import Environments
 from orchestrator.node.transfer.code import snapshot
 from orchestrator.node.transfer.code.store import Incomplete, Store
@@ -155,4 +156,6 @@ class Build:
             said = output.read().decode("utf-8", "replace").strip().splitlines()
         if code:
             program = os.path.basename(words[0])
-            raise BuildError("\n".join([f"{program} failed:", *said[-LAST_LINES:]]))
+            how = "failed:" if code > 0 else f"was ended from outside, by signal {-code}"
+            text = redacted_text("\n".join(said[-LAST_LINES:]))
+            raise BuildError(f"{program} {how}\n{text}".rstrip())

@@ -154,7 +154,9 @@ def test_a_shell_that_takes_a_version_for_a_file_is_seen(tmp_path: Path) -> None
         ("cause: Failed to fetch: http://127.0.0.1:9/simple/six/", "does not reach that index"),
         ("ERROR: No matching distribution found for siix==2", "versions siix` lists"),
         ("error: Couldn't parse requirement in `x` at\n position 0", "name==1.2"),
-        ("disk full", ""),
+        ("/venv/bin/python: No module named pip", "-m ensurepip"),
+        ("OSError: [Errno 28] No space left on device", "XDG_CACHE_HOME"),
+        ("something else", ""),
     ],
 )
 def test_what_uv_and_pip_refuse_is_answered_with_what_to_type(said: str, fix: str) -> None:
@@ -202,6 +204,38 @@ def test_wheels_are_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         wheels.wheels_for(LINUX, "0" * 16, sources, said.append)
     assert "No matching distribution found for mine" in failed.value.what
     assert not [path for path in directory.parent.iterdir() if path != directory]
+
+
+def test_settings_of_pip_are_uv_s_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password is on no command line, lines are URLs, and pip's order of sources holds."""
+    cap = tmp_path / "cap.txt"
+    cap.write_text("six<2\n")
+    config = tmp_path / "pip.conf"
+    config.write_text(
+        "[global]\nextra-index-url =\n    https://me:secret@a/simple\n    https://b/simple\n"
+        f"find-links = /one /two\nconstraint = {cap}\n[download]\nindex-url = https://d/simple\n"
+        "[install]\nindex-url = https://i/simple\n[list]\nindex-url = https://l/simple\n"
+    )
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    monkeypatch.setenv("PIP_FIND_LINKS", "/three")
+    monkeypatch.setattr(wheels, "settings_of_pip", wheels.settings_of_pip.__wrapped__)
+    sources = requirements.Requirements(tmp_path / "requirements.txt", b"six\n")
+    found = wheels.variables_of_uv(sources)
+    assert found["UV_EXTRA_INDEX_URL"] == "https://me:secret@a/simple https://b/simple"
+    assert (found["UV_INDEX_URL"], found["UV_FIND_LINKS"]) == ("https://d/simple", "/three")
+    assert found["UV_CONSTRAINT"] == str(cap)
+    capped = wheels.constrained(sources)
+    cap.write_text("six<3\n")
+    assert capped.text != wheels.constrained(sources).text != sources.text
+
+
+def test_a_program_that_is_killed_has_refused_nothing(tmp_path: Path) -> None:
+    words = ["/bin/sh", "-c", "touch $TMPDIR/half; kill -9 $$"]
+    with pytest.raises(CheckFailed, match="sh was ended from outside, by SIGKILL"):
+        wheels.run(words, "the requirements cannot be met", into=tmp_path / "new")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_differences_are_named() -> None:

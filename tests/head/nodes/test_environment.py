@@ -1,4 +1,4 @@
-"""The environment of a bootstrap is used where nothing names another, and only in its directory."""
+"""What bootstrap made is used where nothing names another: of this directory, or the newest."""
 
 from __future__ import annotations
 
@@ -54,9 +54,20 @@ def test_what_is_named_wins(
     assert not note_remembered([there], asked)
 
 
-def test_another_directory_has_its_own(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment.remember({"a": MADE, "b": MADE})
-    environment.remember({}, ("b",))  # whose own Python has torch by now
-    assert (environment.remembered(Node("a")), environment.remembered(Node("b"))) == (MADE, "")
+def test_other_directories_take_the_newest(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = MADE.replace("0", "f")
+    environment.remember({"a": older, "b": older})
     monkeypatch.chdir(here)
-    assert environment.remembered(Node("a")) == ""
+    environment.remember({"a": MADE}, ("b", "c"))  # which have torch of their own by now
+    nodes = [Node("a"), Node("b"), Node("c")]
+
+    def activated() -> list[str]:
+        return [environment.remembered(node).activate for node in nodes]
+
+    assert activated() == [MADE, "", ""]
+    monkeypatch.chdir(here / "project")
+    assert activated() == [older, older, ""]
+    monkeypatch.chdir("/")
+    assert activated() == [MADE, "", ""]
+    (note,) = note_remembered(nodes, Launch())
+    assert f"made in {here} (" in note

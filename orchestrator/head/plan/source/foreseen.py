@@ -75,11 +75,13 @@ def normal(touch: Touch) -> str:
 def foresee(program: Program, nodes: Sequence[ProbedNode], sent: Sent, here: Path) -> Foreseen:
     """Say what the program will lack or lose on these nodes."""
     missing = list(imports(program, nodes, here))
+    version = next((node.facts.torch for node in nodes if node.facts.torch), "")
     guesses = [*missing, *reads(program, nodes, sent, here), *writes(program, sent)]
     return Foreseen(
         files=program.files,
         guesses=tuple(guesses),
         fixes=tuple(fixes(program, missing, nodes, here)) if missing else (),
+        command=whole_environment(program, version, here),
         problems=program.problems,
     )
 
@@ -111,35 +113,51 @@ def fixes(
 ) -> Iterator[str]:
     """Say what to type for the modules that are missing."""
     items = {item.module: item for item in program.imports if item.when <= LATER}
-    own = {name: place for name in items if (place := own_place(name, str(here)))}
     lacking = [guess.name for guess in missing]
-    for place in dict.fromkeys(own[name] for name in lacking if name in own):
+    own = {name: place for name in lacking if (place := own_place(name, str(here)))}
+    for place in dict.fromkeys(own.values()):
         names = [name for name in lacking if own.get(name) == place]
         yield f"--env PYTHONPATH={place}   for {listed(names)}"
-    wanted = [
-        item.full if name == "google" else name
-        for name, item in items.items()
-        if name not in (*own, *sys.stdlib_module_names, *OURS, *packages.WITH_CUDA)
-    ]
-    install = [item for item in wanted if item.partition(".")[0] in lacking]
+    install = [name for name in foreign(program, here) if name.partition(".")[0] in lacking]
     later = [name for name in install if items[name.partition(".")[0]].when == LATER]
     surely = [name for name in install if name not in later]
-    if not install:
-        return
     version = next((node.facts.torch for node in nodes if node.facts.torch), "")
+    if not install or not version:
+        return  # without torch, no launch gets there: its refusal names all of them
     if surely:
-        base = [name for name in wanted if items[name.partition(".")[0]].when == ALWAYS]
-        words = environment_words(base, surely, version, here)
-        yield f"{words}   makes an environment with them: launch with --activate bootstrap"
+        activated = any(node.node.activate for node in nodes)
+        words = environment_words(foreign(program, here, ALWAYS), surely, version, here)
+        how = "" if activated else ": launch with --activate bootstrap"
+        yield f"{words}   makes an environment with them{how}"
         if later:
             named = [shlex.quote(packages.package_of(name)) for name in later]
             yield f"if it gets there, with these, too: {' '.join(named)}"
     else:
-        yield f"if it gets there: {environment_words(wanted, install, version, here)}"
+        words = environment_words(foreign(program, here), install, version, here)
+        yield f"if it gets there: {words}"
     pythons = {node.facts.python for node in nodes}
-    if version and len(pythons) == 1:
+    if len(pythons) == 1:
         pip = packages.pip_words(pythons.pop(), surely or install)
         yield f"or, where nodes have internet: {pip}"
+
+
+def foreign(program: Program, here: Path, when: int = LATER) -> list[str]:
+    """Return the modules that packages bring: not Python's, torch's or the project's own."""
+    return [
+        item.full if item.module == "google" else item.module
+        for item in program.imports
+        if item.when <= when
+        and item.module not in (*sys.stdlib_module_names, *OURS, *packages.WITH_CUDA)
+        and not own_place(item.module, str(here))
+    ]
+
+
+def whole_environment(program: Program, version: str, here: Path) -> str:
+    """Return what makes an environment of all that a program imports; nothing of an unread one."""
+    wanted = foreign(program, here, ALWAYS)
+    if any(item.module in OURS for item in program.imports):
+        wanted.append("numpy")  # of the engine
+    return environment_words(wanted, wanted, version, here) if program.files else ""
 
 
 def environment_words(
