@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the tree of rooms into README.md and docs/design.md, from each folder's own docstring.
+"""Write the tree of rooms into docs/decisions/house.md, from each folder's own docstring.
 
 scripts/house_tree.py [--check]
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 HOUSE = ROOT / "orchestrator"
-PAGES = {"README.md": 1, "docs/design.md": 2}  # page -> levels of folders shown
+PAGES = {"docs/decisions/house.md": 2}  # page -> levels of folders shown
 BEGIN, END = "<!-- tree: scripts/house_tree.py -->", "<!-- end of the tree -->"
 
 

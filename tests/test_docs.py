@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-DESIGN = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+HOUSE = (ROOT / "docs/decisions/house.md").read_text(encoding="utf-8")
 
 
 def table(title: str) -> list[list[str]]:
     """The rows of the table under a heading, without its two head lines."""
-    section = DESIGN.partition(f"## {title}")[2].partition("\n## ")[0]
+    section = HOUSE.partition(f"## {title}")[2].partition("\n## ")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
@@ -131,15 +131,6 @@ USERS = [
     *sorted(ROOT.glob("docs/guide/*.md")),
     *sorted(ROOT.glob("docs/coming-from/*.md")),
 ]
-LATER = (
-    "README.md",
-    "design.md",
-    "own_model.md",
-    "python_api.md",
-    "troubleshooting.md",
-    "aorta.md",
-)
-USERS = [page for page in USERS if page.name not in LATER]
 USERS = sorted({*USERS} - {ROOT / "docs/protocol.md"})  # for those who change the program
 
 
