@@ -49,6 +49,7 @@ def by_hand(
     poisoned: slice = NONE,
     *,
     turned: int = 0,  # the samples of each batch, by so many: sums round differently
+    parts: int = 1,  # of each batch, whose gradients are added up: as ranks round
     seed: int = 0,  # of what the optimizer draws
 ) -> dict[str, Tensor]:
     model = net(frozen=after is thaw)
@@ -57,9 +58,11 @@ def by_hand(
     switch(optimizer, "train")
     for number, (x, y) in enumerate(DataLoader(data(poisoned), BATCH), 1):
         optimizer.zero_grad()
-        loss = functional.mse_loss(model(x.roll(turned, 0)), y.roll(turned, 0))
-        loss.backward()
-        if loss.isfinite():
+        pairs = zip(x.roll(turned, 0).chunk(parts), y.roll(turned, 0).chunk(parts), strict=True)
+        losses = [functional.mse_loss(model(inputs), targets) / parts for inputs, targets in pairs]
+        for loss in losses:
+            loss.backward()
+        if torch.stack(losses).isfinite().all():
             optimizer.step()
         if after is not None:
             after(model, number)

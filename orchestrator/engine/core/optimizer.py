@@ -23,6 +23,7 @@ from orchestrator.engine.core.optimizer_state import HOW, by_name, of_name
 from orchestrator.engine.core.stopping import Metrics
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.losses import loss_of
+from orchestrator.engine.sharding import muon
 from orchestrator.engine.sharding.mesh import Mesh
 
 Factory = Callable[[list[nn.Parameter]], Optimizer]
@@ -293,6 +294,13 @@ def of_one_kind(first: Tensor, *others: Tensor) -> bool:
 
 def shard_of(value: Any) -> Any:
     return value.to_local() if isinstance(value, DTensor) else value
+
+
+@contextlib.contextmanager
+def on_shards() -> Iterator[None]:
+    """Have a step compute on this rank's shards, as far as that comes to the same."""
+    with OnShards(), muon.on_shards():
+        yield
 
 
 @contextlib.contextmanager

@@ -22,7 +22,6 @@ from orchestrator.engine.core.assignment import carry_assignments
 from orchestrator.engine.core.average import Average, refuse_two_averages
 from orchestrator.engine.core.optimizer import (
     Factory,
-    OnShards,
     bound,
     copy_of,
     fuse,
@@ -31,6 +30,7 @@ from orchestrator.engine.core.optimizer import (
     left_to_kernels,
     lr_multiplied,
     makes_state,
+    on_shards,
     settings_of,
 )
 from orchestrator.engine.core.optimizer_state import OptimizerState, TensorFactory, sum_parts
@@ -95,7 +95,7 @@ class Stepper:
         self.members = chosen
         self.fused = not has_sparse(model) and fuse(self.optimizer)
         sharded = mesh.mesh is not None
-        self.on_shards: Callable[[], Any] = OnShards if sharded else contextlib.nullcontext
+        self.on_shards: Callable[[], Any] = on_shards if sharded else contextlib.nullcontext
         self.device = local_tensor(next(iter(self.parameters.values()))).device
         self.state = OptimizerState(
             *(self.optimizer, self.named, TensorFactory(mesh, self.device)),
