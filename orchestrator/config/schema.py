@@ -183,24 +183,39 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The optimizer. Weight decay applies to matrices, not to vectors (norms, biases)."""
+    """The optimizer. Weight decay applies to matrices, not to vectors (norms, biases).
 
-    name: str = "adamw"  # or sgd
-    lr: float = 3e-3  # the highest learning rate
+    With `muon`, torch's Muon trains the matrices inside the repeated blocks, and AdamW the rest:
+    embeddings, the output head, vectors, and whatever has not two dimensions.
+    """
+
+    name: str = "adamw"  # adamw, sgd or muon
+    lr: float = 3e-3  # the highest learning rate; with muon, of what AdamW trains
     weight_decay: float = 0.01
     betas: tuple[float, float] = field(
-        default=(0.9, 0.95), metadata=only("optimizer.name", "adamw")
+        default=(0.9, 0.95), metadata=only("optimizer.name", "adamw", "muon")
     )
-    eps: float = field(default=1e-8, metadata=only("optimizer.name", "adamw"))
-    momentum: float = field(default=0.9, metadata=only("optimizer.name", "sgd"))
+    eps: float = field(default=1e-8, metadata=only("optimizer.name", "adamw", "muon"))
+    momentum: float | None = field(
+        default=None, metadata=only("optimizer.name", "sgd", "muon")
+    )  # default: 0.9 of sgd, 0.95 of muon
+    muon_lr: float | None = field(
+        default=None, metadata=only("optimizer.name", "muon")
+    )  # of the matrices in the blocks; default: optimizer.lr
+    adjust_lr: str = field(
+        default="match_rms_adamw", metadata=only("optimizer.name", "muon")
+    )  # muon_lr by a matrix's shape: so that updates are as large as AdamW's; or "original"
 
     def __post_init__(self) -> None:
-        one_of("optimizer.name", self.name, ("adamw", "sgd"))
+        one_of("optimizer.name", self.name, ("adamw", "sgd", "muon"))
+        one_of("optimizer.adjust_lr", self.adjust_lr, ("match_rms_adamw", "original"))
+        at_least("optimizer.muon_lr", self.muon_lr, 0)
         for name in ("lr", "weight_decay", "eps"):
             at_least(f"optimizer.{name}", getattr(self, name), 0)
         part("optimizer.betas[0]", self.betas[0])
         part("optimizer.betas[1]", self.betas[1])
-        part("optimizer.momentum", self.momentum)
+        if self.momentum is not None:
+            part("optimizer.momentum", self.momentum)
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,8 @@ class Trainer:
 
     Arguments:
         model: the plain model; rank 0's weights count.
-        optimizer: one of torch's over the model's parameters, or a function of the parameters.
+        optimizer: one of torch's over the model's parameters, a list of several that share the
+            loss, such as [Muon(matrices), AdamW(others)], or a function of the parameters.
         models: instead of model, several by name; with optimizers, and schedulers, by name.
         optimizers: each takes the loss of its name that step(models, batch) returns.
         schedulers: by the names of optimizers.
@@ -147,11 +148,11 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | Factory | None = None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Factory | None = None,
         loss: Criterion | None = None,
         *,
         models: Mapping[str, nn.Module] | None = None,
-        optimizers: Mapping[str, torch.optim.Optimizer | Factory] | None = None,
+        optimizers: Mapping[str, Any] | None = None,
         schedulers: Mapping[str, Any] | None = None,
         step: Step | None = None,
         metrics: Mapping[str, Criterion] | None = None,
@@ -277,9 +278,10 @@ class Trainer:
         if not build.is_built_in(model):
             own_code.refuse_untrainable(model, everyone)
             refuse_unfit(model, config)
+        optimizer = configured(config, model)
         whole = mesh.spread(model, shape, everyone, config, fill)
         steppers = Steppers(
-            {"": configured(config)}, {}, model, shape, {"": config.training},
+            {"": optimizer}, {}, model, shape, {"": config.training},
             lr_factor=lambda step: schedule(config.scheduler, step, config.training.max_steps),
             nominal=build.nominal_count(config, everyone.world),
             keeps_settings=True,

@@ -17,13 +17,16 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.utils import _pytree as tree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from orchestrator.common.errors import UsageError
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import Config, Scheduler
 from orchestrator.engine.core.optimizer_state import HOW, by_name, of_name
 from orchestrator.engine.core.stopping import Metrics
+from orchestrator.engine.core.together import one_of_several, parts_of
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.losses import loss_of
+from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.sharding import muon
+from orchestrator.engine.sharding.blocks import blocks_of, hidden_matrices
 from orchestrator.engine.sharding.mesh import Mesh
 
 Factory = Callable[[list[nn.Parameter]], Optimizer]
@@ -32,24 +35,52 @@ FUSED = (AdamW, Adam, SGD)  # elementwise, with kernels that take a scale and ma
 KERNELS = (torch.ops.aten._fused_adamw_, torch.ops.aten._fused_adam_, torch.ops.aten._fused_sgd_)
 
 
-def configured(config: Config) -> Factory:
-    """Make the optimizer of optimizer.*: a function of the parameters."""
-    wanted = config.optimizer
+def configured(config: Config, model: nn.Module) -> Factory:
+    """Make the optimizer of optimizer.*: a function of the parameters of a model, before it is
+    spread."""
+    wanted, momentum = config.optimizer, config.optimizer.momentum
+    hidden = hidden_of(model, config) if wanted.name == "muon" else set()
 
     def make(parameters: list[nn.Parameter]) -> Optimizer:
+        names = {id(parameter): name for name, parameter in plain_names.parameters(model)}
+        matrices = [p for p in parameters if names[id(p)] in hidden]
+        rest = [p for p in parameters if names[id(p)] not in hidden]
         # A norm's scale or a bias has no reason to be small.
-        decays = [p for p in parameters if p.dim() >= 2]
-        others = [p for p in parameters if p.dim() < 2]
         groups = [
-            {"params": decays, "weight_decay": wanted.weight_decay},
-            {"params": others, "weight_decay": 0.0},
+            {"params": [p for p in rest if p.dim() >= 2], "weight_decay": wanted.weight_decay},
+            {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
-        if wanted.name == "adamw":
-            return AdamW(groups, lr=wanted.lr, betas=wanted.betas, eps=wanted.eps)
-        return SGD(groups, lr=wanted.lr, momentum=wanted.momentum)
+        if wanted.name == "sgd":
+            return SGD(groups, lr=wanted.lr, momentum=0.9 if momentum is None else momentum)
+        adamw = functools.partial(AdamW, lr=wanted.lr, betas=wanted.betas, eps=wanted.eps)
+        if not matrices:
+            return adamw(groups)
+        of_matrices = torch.optim.Muon(
+            matrices,
+            lr=wanted.lr if wanted.muon_lr is None else wanted.muon_lr,
+            weight_decay=wanted.weight_decay,
+            momentum=0.95 if momentum is None else momentum,
+            adjust_lr_fn=wanted.adjust_lr,
+        )
+        made: Optimizer = one_of_several([of_matrices, adamw(groups)]) if groups else of_matrices
+        return made
 
     return make
+
+
+def hidden_of(model: nn.Module, config: Config) -> set[str]:
+    """Name the matrices that Muon is for; refuse where there are none."""
+    if not hasattr(torch.optim, "Muon"):
+        raise CheckFailed(f"optimizer.name: muon needs torch 2.9, here is {torch.__version__}")
+    found = hidden_matrices(model, blocks_of(model, config.fsdp.wrap))
+    if not found:
+        raise UsageError(
+            "optimizer.name is muon, which is for matrices inside repeated blocks, and the model"
+            " has none",
+            "name the classes of its blocks: fsdp.wrap; or optimizer.name: adamw",
+        )
+    return found
 
 
 def bound(
@@ -74,11 +105,12 @@ def bound(
             refuse_strangers([p for p in group["params"] if id(p) not in allowed])
     else:
         raise UsageError(
-            f"optimizer is {kind(optimizer)}, and a Trainer has one optimizer of torch's",
+            f"optimizer is {kind(optimizer)}, not an optimizer of torch's",
             "one may treat parts of a model differently:"
             ' torch.optim.AdamW([{"params": a, "lr": 1e-3}, {"params": b, "lr": 1e-5}])',
         )
-    refuse_closure(optimizer)
+    for part in parts_of(optimizer):
+        refuse_closure(part)
     return optimizer
 
 
@@ -299,7 +331,7 @@ def shard_of(value: Any) -> Any:
 @contextlib.contextmanager
 def on_shards() -> Iterator[None]:
     """Have a step compute on this rank's shards, as far as that comes to the same."""
-    with OnShards(), muon.on_shards():
+    with OnShards(), muon.on_shards():  # type: ignore[no-untyped-call]
         yield
 
 
@@ -327,7 +359,10 @@ class LrScheduler:
         if isinstance(scheduler, type) or (scheduler and not hasattr(scheduler, "step")):
             scheduler = scheduler(optimizer)
         if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-            raise UsageError("the scheduler belongs to another optimizer than the Trainer's")
+            raise UsageError(
+                "the scheduler belongs to another optimizer than the Trainer's",
+                "give a function of the optimizer: scheduler=lambda all: StepLR(all, 30)",
+            )
         self.scheduler, self.every = scheduler, every
         self.by_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if self.by_metric and every == "step":

@@ -21,6 +21,7 @@ from torch.distributed.tensor import empty as empty_sharded
 from torch.optim import Optimizer
 
 from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.engine.core.together import parts_of
 from orchestrator.engine.saving.in_memory.encoding import decoded, encoded, packages_of
 from orchestrator.engine.saving.pieces import DTYPES
 from orchestrator.engine.sharding.mesh import Mesh
@@ -185,7 +186,8 @@ class OptimizerState:
         keeps_settings: bool,
     ) -> None:
         self.optimizer, self.parameters, self.factory = optimizer, dict(named), factory
-        self.keeps_settings, self.packages = keeps_settings, packages_of(optimizer)
+        self.keeps_settings = keeps_settings
+        self.packages = frozenset[str]().union(*map(packages_of, parts_of(optimizer)))
         known = {id(parameter): name for name, parameter in named}
         own = (known[id(p)] for group in optimizer.param_groups for p in group["params"])
         self.names = dict(enumerate(own))

@@ -21,6 +21,7 @@ from orchestrator.common.text import Say, plural
 from orchestrator.config import parse
 from orchestrator.config.parse import at_least, one_of
 from orchestrator.config.schema import SHARDED, Config, Training
+from orchestrator.engine.core.together import one_of_several
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.ranks.ranks import Ranks, free_host_memory, gather
 from orchestrator.engine.sharding import several
@@ -147,7 +148,7 @@ class Trained:
                 f"a Trainer needs {'a model' if model is None else 'an optimizer'}",
                 f"Trainer(model, optimizer, loss), or {FOR_EXAMPLE}",
             )
-        return Trained(model, {"": optimizer}, {"": scheduler})
+        return Trained(model, {"": one_of_several(optimizer)}, {"": scheduler})
 
     @staticmethod
     def of_several(
@@ -159,6 +160,7 @@ class Trained:
         model = several.together(models)
         if not isinstance(optimizers, Mapping) or not optimizers:
             raise UsageError("models= goes with optimizers=, by name", FOR_EXAMPLE)
+        optimizers = {name: one_of_several(each) for name, each in optimizers.items()}
         names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
         trained: dict[int, str] = {}  # by which
         for name, optimizer in optimizers.items():

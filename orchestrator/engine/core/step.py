@@ -34,6 +34,7 @@ from orchestrator.engine.core.optimizer import (
     settings_of,
 )
 from orchestrator.engine.core.optimizer_state import OptimizerState, TensorFactory, sum_parts
+from orchestrator.engine.core.together import parts_of
 from orchestrator.engine.models.losses import Totals, loss_of
 from orchestrator.engine.observe.reporter import BAD, StepReport
 from orchestrator.engine.ranks import plain_names
@@ -93,7 +94,8 @@ class Stepper:
         chosen = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         self.named = [(key, p) for key, p in self.parameters.items() if id(p) in chosen]
         self.members = chosen
-        self.fused = not has_sparse(model) and fuse(self.optimizer)
+        fused = [fuse(part) for part in parts_of(self.optimizer)] if not has_sparse(model) else []
+        self.fused = all(fused) and len(fused) == 1  # of several, kernels do the arithmetic alone
         sharded = mesh.mesh is not None
         self.on_shards: Callable[[], Any] = on_shards if sharded else contextlib.nullcontext
         self.device = local_tensor(next(iter(self.parameters.values()))).device

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from orchestrator.common.errors import UsageError, nearest
+from orchestrator.engine.ranks import plain_names
 
 
 def blocks_of(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
@@ -67,6 +68,14 @@ def is_stack(module: nn.Module) -> bool:
 
 def is_torchs(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn")
+
+
+def hidden_matrices(model: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:
+    """Name the weights of two dimensions in the blocks; tables that are looked up are none."""
+    inside = {id(p) for block in blocks for p in block.parameters() if p.dim() == 2}
+    tables = (nn.Embedding, nn.EmbeddingBag)
+    inside -= {id(m.weight) for m in model.modules() if isinstance(m, tables)}
+    return {name for name, parameter in plain_names.parameters(model) if id(parameter) in inside}
 
 
 def to_shard(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:

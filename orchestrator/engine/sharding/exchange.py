@@ -47,7 +47,7 @@ class Exchange:
     def _whole(self, wait: Callable[[], list[Tensor]]) -> dict[int, Tensor]:
         pieces: dict[int, list[Tensor]] = {i: [] for i in self.mine}
         for rank, flat in enumerate(wait()):
-            flats = flat.split([self._numel(i, rank) for i in self.mine])
+            flats = torch.split(flat, [self._numel(i, rank) for i in self.mine])
             for i, piece in zip(self.mine, flats, strict=True):
                 pieces[i].append(piece.view(self._shape(i, rank)))
         return {i: torch.cat(own, self.axes[i]) for i, own in pieces.items()}
@@ -70,10 +70,8 @@ class Exchange:
         found: dict[int, Tensor] = {}
         for owner, flat in enumerate(wait()):
             own = self._of(owner)
-            flats = flat.split([self._numel(i, self.rank) for i in own])
-            found |= {
-                i: f.view(self._shape(i, self.rank)) for i, f in zip(own, flats, strict=True)
-            }
+            flats = torch.split(flat, [self._numel(i, self.rank) for i in own])
+            found |= {i: f.view(self._shape(i, self.rank)) for i, f in zip(own, flats, strict=True)}
         return [found[i] for i in range(len(self.shapes))]
 
     def _send(
@@ -91,7 +89,7 @@ class Exchange:
         def wait() -> list[Tensor]:
             if work is not None:
                 work.wait()
-            return list(incoming.split(came))
+            return list(torch.split(incoming, came))
 
         return wait
 

@@ -17,10 +17,11 @@ from torch.distributed.tensor import DTensor
 
 from orchestrator.engine.sharding.exchange import Exchange, dealt, is_cut, messages
 
+of_torch: Any
 try:
     from torch.optim import _muon as of_torch
 except ImportError:  # torch 2.8 has none
-    of_torch = None  # type: ignore[assignment]
+    of_torch = None
 
 LOW = torch.bfloat16  # in which torch iterates
 

@@ -160,7 +160,7 @@ def cost(message: Message, measured: Measured) -> float:
 
 def memory_of(strategy: str, groups: Sequence[int], shards: int, config: Config) -> float:
     """Return the bytes of weights, gradients and the optimizer's moments, without activations."""
-    each = 16 if config.optimizer.name == "adamw" else 12
+    each = 12 if config.optimizer.name == "sgd" else 16
     local = each * sum(groups) / shards
     if strategy == "ddp" or shards == 1:
         return local

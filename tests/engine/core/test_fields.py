@@ -100,6 +100,7 @@ def without(section: str, *names: str) -> Sections:
 BASES: dict[str, tuple[list[int], Sections]] = {
     "alone": ([1], TINY),
     "sgd": ([1], merged(TINY, {"optimizer": {"name": "sgd"}})),
+    "muon": ([1], merged(TINY, {"optimizer": {"name": "muon"}})),
     "wsd": ([1], merged(TINY, {"scheduler": {"name": "wsd"}})),
     "few samples": ([1], merged(TINY, FEW)),
     "evaluating": ([1], merged(TINY, FEW, {"training": {"eval_steps": 2}})),
@@ -191,6 +192,8 @@ ENGINE: dict[str, Change] = {
     "optimizer.betas": Change("alone", [0.5, 0.6]),
     "optimizer.eps": Change("alone", 0.1),
     "optimizer.momentum": Change("sgd", 0.0),
+    "optimizer.muon_lr": Change("muon", 0.5),
+    "optimizer.adjust_lr": Change("muon", "original"),
     "scheduler.name": Change("alone", "linear"),
     "scheduler.warmup_steps": Change("alone", 3),
     "scheduler.total_steps": Change("alone", 8),

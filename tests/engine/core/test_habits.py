@@ -60,7 +60,7 @@ def test_what_a_team_does_in_its_first_week(tmp_path: Path) -> None:
         assert "not loss.item()" in results["detached"]
         assert "give it all of them from the start" in results["another group"]
         assert "a parameter of shape (2, 2) that is not the model's" in results["stranger"]
-        assert "a Trainer has one optimizer" in results["two optimizers"]
+        assert "optimizer= is a list of 0" in results["two optimizers"]
         assert "use_reentrant=False" in results["reentrant"]
         assert results["compiled"] == [True, 2], "the plain model's names, in every file"
         assert results["dtypes"] == ["torch.float32"]

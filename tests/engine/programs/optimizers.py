@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
+from orchestrator.engine.core.together import one_of_several
+
 
 class Own(Optimizer):
     """Changes each parameter by what change() says."""
@@ -210,6 +212,17 @@ class Closed(Own):
 
     def step(self, closure: Any = None) -> None:
         assert closure is not None, "no closure"
+
+
+def matrices(parameters: Any) -> Optimizer:
+    return torch.optim.Muon([p for p in parameters if p.dim() == 2], lr=1e-2)
+
+
+def both(parameters: Any) -> Any:
+    """Muon for matrices, and AdamW for the rest."""
+    every = list(parameters)
+    others = [p for p in every if p.dim() != 2]
+    return one_of_several([matrices(every), AdamW(others, lr=1e-2)])
 
 
 OWN = {

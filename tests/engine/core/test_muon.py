@@ -1,0 +1,272 @@
+"""Muon orthogonalises whole matrices on shards, and trains beside AdamW as in a loop by hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn import functional
+from torch.optim import AdamW, Optimizer
+from torch.optim._muon import _zeropower_via_newtonschulz as of_torch
+from torch.utils.data import DataLoader
+
+from orchestrator import Trainer
+from orchestrator.common.errors import OrchestratorError, UsageError
+from orchestrator.config import parse
+from orchestrator.config.schema import Config
+from orchestrator.engine.core.optimizer import configured, on_shards
+from orchestrator.engine.models import build
+from orchestrator.engine.ranks import plain_names
+from orchestrator.engine.sharding import exchange, muon
+from tests.engine import pair
+from tests.engine.by_hand import (
+    BATCH,
+    FIRST,
+    STEPS,
+    by_hand,
+    clip_norm,
+    clipping,
+    data,
+    far,
+    going_on,
+    made,
+    net,
+    trained,
+    whole,
+)
+from tests.engine.programs.optimizers import both, matrices
+from tests.engine.worlds import Job, run
+
+pytestmark = pytest.mark.usefixtures("no_groups_left")
+LIFE = "STEPS_OF_THIS_LIFE"
+SHAPES = [(8, 6), (8, 8), (4, 8), (1, 5), (3, 7), (8, 8), (8, 8)]
+
+
+# -- on shards -------------------------------------------------------------------------------------
+
+
+def test_a_step_on_shards_is_that_on_whole_matrices(tmp_path: Path) -> None:
+    said = pair.run(step_on_shards, tmp_path)
+    assert said.count("equal") == 2, said
+
+
+def step_on_shards(rank: int, directory: Path) -> None:
+    """Also with fewer rows than ranks, between copies of shards, with what is whole, and in
+    several messages."""
+    torch.manual_seed(0)
+    first = [torch.randn(shape) for shape in SHAPES]
+    apart = {}
+    row, square = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (2, 1))
+    for name, mesh, places in [
+        ("row", row, [Shard(0)]),
+        ("columns", row, [Shard(1)]),
+        ("copies", square, [Replicate(), Shard(0)]),
+    ]:
+        for nesterov, dtype in [(True, torch.float32), (False, torch.float32), (True, muon.LOW)]:
+            wholes = [nn.Parameter(value.to(dtype)) for value in first]
+            shards = [nn.Parameter(distribute_tensor(w.detach(), mesh, places)) for w in wholes]
+            some = nn.Parameter(wholes[0].detach().clone())  # which sharding leaves whole
+            more = {"lr": 1e-2, "nesterov": nesterov, "adjust_lr_fn": "match_rms_adamw"}
+            plain = torch.optim.Muon(wholes, **more)
+            spread = torch.optim.Muon([some, *shards[1:]], **more)
+            for exchange.PER_MESSAGE in (1 << 20, 1, 300):
+                for one, other in zip(wholes, [some, *shards[1:]], strict=True):
+                    one.grad = torch.randn_like(one)
+                    spread_out = isinstance(other.data, type(shards[0].data))
+                    other.grad = (
+                        distribute_tensor(one.grad, mesh, places)
+                        if spread_out
+                        else one.grad.clone()
+                    )
+                plain.step()
+                with on_shards():
+                    spread.step()
+            found = {
+                "whole": some,
+                **{str(i): w.full_tensor() for i, w in enumerate(shards[1:], 1)},
+            }
+            expected = {"whole": wholes[0], **{str(i): w for i, w in enumerate(wholes[1:], 1)}}
+            apart[name, nesterov, dtype] = far(found, expected)
+    print({name: distance for name, distance in apart.items() if distance} or "equal", flush=True)
+
+
+def test_a_matrix_crosses_in_bf16_to_its_owner_and_back(tmp_path: Path) -> None:
+    """The ranks send 4 bytes for each element, but for the part that the owner has itself."""
+    said = pair.run(count_bytes, tmp_path)
+    assert said.count("4.0 bytes") == 2, said
+
+
+def count_bytes(rank: int, directory: Path) -> None:
+    mesh, sent, send = init_device_mesh("cpu", (2,)), [], dist.all_to_all_single
+
+    def counted(into: Tensor, of: Tensor, came: list[int], gone: list[int], **more: Any) -> Any:
+        sent.append((sum(gone) - gone[rank]) * of.itemsize)
+        return send(into, of, came, gone, **more)
+
+    vars(exchange.dist)["all_to_all_single"] = counted
+    weights = [distribute_tensor(torch.randn(8, 6), mesh, [Shard(0)]) for _ in range(4)]
+    optimizer = torch.optim.Muon(list(map(nn.Parameter, weights)))
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    with on_shards():
+        optimizer.step()
+    total = torch.tensor(float(sum(sent)))
+    dist.all_reduce(total)
+    elements = 4 * 8 * 6 * (2 - 1) / 2
+    print(f"{len(sent)} messages, {total.item() / elements} bytes", flush=True)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 16, 8), (2, 8, 24)])
+def test_a_stack_of_matrices_is_orthogonalised_as_each(shape: tuple[int, ...]) -> None:
+    """As on a GPU. In bf16 a stack may be rounded otherwise than a matrix."""
+    stack = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(muon.LOW)
+    coefficients = (3.4445, -4.7750, 2.0315)
+    found = muon.orthogonal_stack(stack, coefficients, 5, 1e-7)
+    expected = torch.stack([of_torch(matrix, coefficients, 5, 1e-7) for matrix in stack])
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=0)
+
+
+def test_work_is_dealt_out_evenly() -> None:
+    loads = [0.0, 0.0]
+    assert sorted(exchange.dealt([4.0, 1.0, 1.0, 1.0, 1.0], loads)) == [0, 1, 1, 1, 1]
+    assert loads == [4.0, 4.0]
+    assert exchange.dealt([1.0, 1.0], loads) == [0, 1]
+
+
+# -- trainings -------------------------------------------------------------------------------------
+
+
+def test_one_process_trains_and_goes_on_as_a_loop_by_hand(tmp_path: Path) -> None:
+    assert far(trained(made(both)), by_hand(both)) < 1e-6
+    assert far(trained(made(both), FIRST), by_hand(both, None, FIRST)) < 1e-6
+    assert going_on(both, tmp_path) == 0
+
+
+def test_two_ranks_train_and_go_on_as_a_loop_by_hand(tmp_path: Path) -> None:
+    trained(made(both), max_period="2 steps", save_to=tmp_path / "moved", save_every="2 steps")
+    said = pair.run(train_on_two_ranks, tmp_path)
+    assert said.count("equal") == 2, said
+    again = {"save_to": tmp_path / "moved", "save_every": "2 steps", "resume": True}
+    assert far(trained(made(both), **again), by_hand(both)) < 1e-6
+
+
+def train_on_two_ranks(rank: int, directory: Path) -> None:
+    clipped, apart = by_hand(clipping(both, clip_norm)), {}
+    for strategy in ("ddp", "full_shard"):
+        more = {"strategy": strategy, "accumulate": 2}
+        apart[strategy] = far(trained(made(both, **more)), by_hand(both))
+        apart[strategy, "alone"] = far(trained(made(matrices, **more)), by_hand(matrices))
+        apart[strategy, "clipped"] = far(trained(made(both, clip_grad_norm=0.05, **more)), clipped)
+        apart[strategy, "goes on"] = 1e6 * going_on(both, directory / strategy, **more)
+    saved = {"save_to": directory / "moved", "save_every": "2 steps", "resume": True}
+    trained(made(both, strategy="full_shard"), max_period="5 steps", **saved)
+    print({n: distance for n, distance in apart.items() if distance > 1e-6} or "equal", flush=True)
+
+
+def test_two_by_two_go_on_from_memory(tmp_path: Path) -> None:
+    call, memory = f"{__name__}:live", {"memory": str(tmp_path / "memory")}
+    whole_life = Job(str(tmp_path / "whole"), [2, 2], {}, call=call, env={LIFE: str(STEPS)})
+    first = Job(str(tmp_path / "first"), [2, 2], {}, call=call, env={LIFE: "4"}, **memory)
+    again = Job(str(tmp_path / "again"), [2, 2], {}, call=call, env={LIFE: str(STEPS)}, **memory)
+    assert run(whole_life, first, again) == [[0] * 4] * 3, first.output() + again.output()
+    assert "resuming after step 4, from memory" in again.output()
+    expected, found = (torch.load(job.path / "weights") for job in (whole_life, again))
+    assert far(found, expected) == 0
+    assert far(expected, by_hand(both)) < 1e-6
+
+
+def live(directory: Path) -> None:
+    keys = {"checkpoint": {"memory_every": 1}, "fsdp": {"shard_size": 2}}
+    trainer = made(both, strategy="hybrid_shard", config=keys, accumulate=2)
+    loader = DataLoader(data(), BATCH // 8)
+    trainer.train(loader, epochs=1, max_period=f"{os.environ[LIFE]} steps")
+    ended = whole(trainer)
+    if trainer.ranks.rank == 0:
+        torch.save(ended, directory / "weights")
+
+
+# -- from a config ---------------------------------------------------------------------------------
+
+
+def test_a_config_gives_it_the_matrices_of_the_blocks() -> None:
+    keys = {"name": "muon", "lr": 1e-3, "muon_lr": 2e-2, "weight_decay": 0.1}
+    config = parse.build(Config, {"optimizer": keys})
+    model = build.build(config)
+    names = {id(p): name for name, p in plain_names.parameters(model)}
+    optimizer = configured(config, model)(list(model.parameters()))
+    groups = [
+        ({names[id(p)] for p in group["params"]}, group["lr"], group["weight_decay"])
+        for group in optimizer.param_groups
+    ]
+    assert [group[1:] for group in groups] == [(2e-2, 0.1), (1e-3, 0.1), (1e-3, 0.0)]
+    (hidden, *_), (wide, *_), (vectors, *_) = groups
+    assert hidden == {
+        n for n in names.values() if n.startswith("blocks.") and n.endswith("weight")
+    } - {n for n in names.values() if "norm" in n}
+    assert wide == {"embedding.weight", "head.weight"}
+    assert all("norm" in name for name in vectors)
+    assert {type(part) for part in optimizer.parts} == {torch.optim.Muon, AdamW}  # type: ignore[attr-defined]
+
+
+def test_a_model_without_blocks_has_none() -> None:
+    config = parse.build(Config, {"optimizer": {"name": "muon"}})
+    with pytest.raises(UsageError, match=r"matrices inside repeated blocks.*has none"):
+        configured(config, net())
+
+
+# -- lists of optimizers ---------------------------------------------------------------------------
+
+
+class Keeps(AdamW):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def lists(model: nn.Module) -> dict[str, tuple[Any, str]]:
+    some = list(model.parameters())
+    return {
+        "a class": (
+            [AdamW(some), torch.optim.SGD],
+            r"optimizer= is a list with the class SGD in it",
+        ),
+        "twice": ([AdamW(some), AdamW(some[:1])], r"a parameter is in two optimizers of the list"),
+        "one": ([AdamW(some)], r"optimizer= is a list of 1"),
+        "own state": ([AdamW(some[:1]), Keeps(some[1:])], r"Keeps has a state_dict\(\) of its own"),
+        "strangers": ([AdamW(some), AdamW(net().parameters())], r"that is not the model's"),
+    }
+
+
+@pytest.mark.parametrize("name", ["a class", "twice", "one", "own state", "strangers"])
+def test_a_list_that_cannot_be_one_optimizer_is_refused(name: str) -> None:
+    model = net()
+    optimizers, message = lists(model)[name]
+    with pytest.raises(OrchestratorError, match=message):
+        Trainer(model, optimizers, functional.mse_loss)
+
+
+def test_each_of_a_list_is_called_as_by_itself() -> None:
+    """Its hooks, its zero_grad() and its modes; a scheduler sees all groups."""
+    model, heard = net(), []
+    parts: list[Optimizer] = [
+        torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=1e-2),
+        AdamW([p for p in model.parameters() if p.dim() != 2], lr=1e-3),
+    ]
+    for part in parts:
+        part.register_step_post_hook(lambda which, *_: heard.append(type(which).__name__))
+    falls = torch.optim.lr_scheduler.ExponentialLR
+    trainer = Trainer(
+        model, parts, functional.mse_loss, scheduler=lambda optimizer: falls(optimizer, 0.5)
+    )
+    trained(trainer, max_period="2 steps")
+    assert heard == ["Muon", "AdamW"] * 2
+    assert [part.param_groups[0]["lr"] for part in parts] == [1e-2 / 4, 1e-3 / 4]
+    assert type(trainer.optimizer).__name__ == "Muon+AdamW"
+    with pytest.raises(UsageError, match="the scheduler belongs to another optimizer"):
+        Trainer(model, parts, functional.mse_loss, scheduler=falls(parts[0], 0.5))
