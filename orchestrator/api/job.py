@@ -38,6 +38,7 @@ LOOK_SECONDS = 0.2  # between two looks at what the head has written
 LEAVE_SECONDS = 10.0
 ASK_SECONDS = 10.0  # between two questions whether Slurm still has a job
 CATCH_UP_SECONDS = 60.0
+TRACEBACK_LINES = 12  # of str(verdict): with the rest, a small terminal's
 TOO_SOON_SECONDS = 5.0  # a head that ends sooner would end again
 
 
@@ -60,12 +61,15 @@ class Verdict:
     text: str
 
     def __str__(self) -> str:
-        return f"{self.traceback.rstrip()}\n{self.text}" if self.traceback else self.text
+        trace = verdicts.excerpt(self.traceback.splitlines(), TRACEBACK_LINES)
+        return "\n".join([*trace, self.text])
 
     @staticmethod
     def of(recorded: outcome.Verdict) -> Verdict:
         """Read the verdict of job.json."""
-        known = {name: value for name, value in vars(recorded).items() if name != "also"}
+        known = {
+            name: value for name, value in vars(recorded).items() if name not in ("also", "source")
+        }
         return Verdict(**known, text="\n".join(verdicts.to_lines(recorded)))
 
 

@@ -12,7 +12,15 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from orchestrator.cli.options import FILE, Group, Seconds, experiment_names, options_from, shared
+from orchestrator.cli.options import (
+    FILE,
+    Group,
+    Seconds,
+    color_option,
+    experiment_names,
+    options_from,
+    shared,
+)
 from orchestrator.config.launch import DEFAULT_NODES, Launch, Where
 
 REACHING = ("connect_timeout", "strict_host_keys")  # options of a launch that serve here
@@ -72,9 +80,7 @@ def reaching(
 @click.option("--timeout", "limit", type=Seconds(), metavar="SECONDS", help="End it after so long.")
 @click.option("-b", "--fold", is_flag=True, help="Show equal outputs once, at the end.")
 @json_option
-@click.option(
-    "--color/--no-color", default=None, help="Colour the output. [default: on a terminal]"
-)
+@color_option
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...")
 def exec_command(**params: Any) -> int:
     """Run CMD on all nodes at once; show its output line by line, and the exit codes.

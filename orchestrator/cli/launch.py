@@ -12,6 +12,7 @@ from orchestrator.cli.options import (
     GroupedOption,
     Seconds,
     arguments_from,
+    color_option,
     launch_options,
 )
 from orchestrator.common.wings import view
@@ -47,6 +48,7 @@ def aliases() -> list[click.Parameter]:
     params=[*launch_options("launch"), *aliases(), PROGRAM],
     context_settings={**TAKES_PROGRAM, **HELP},
 )
+@color_option
 def launch_command(**params: Any) -> int:
     """Run SCRIPT on all nodes together; without SCRIPT, the built-in training engine.
 
@@ -75,6 +77,7 @@ def launch_arguments(arguments: Sequence[str]) -> LaunchArguments:
     params=[*launch_options("plan"), *aliases(), PROGRAM],
     context_settings={**TAKES_PROGRAM, **HELP},
 )
+@color_option
 @click.option("--explain", is_flag=True, help="Show where each setting of each node comes from.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan_command(explain: bool, as_json: bool, **params: Any) -> int:
@@ -107,6 +110,7 @@ def plan_command(explain: bool, as_json: bool, **params: Any) -> int:
     "--sdc", is_flag=True, help="Only look for silent corruption: compute the same on all devices."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@color_option
 def verify_command(
     backend: str | None,
     max_size: str,
@@ -137,12 +141,8 @@ def verify_command(
     "--fix-hints/--no-fix-hints", "hints", default=True, help="Say how to fix each problem."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--color/--no-color", default=None, help="Colour the output. [default: on a terminal]"
-)
-def doctor_command(
-    quick: bool, history: bool, hints: bool, as_json: bool, color: bool | None, **params: Any
-) -> int:
+@color_option
+def doctor_command(quick: bool, history: bool, hints: bool, as_json: bool, **params: Any) -> int:
     """Check every node and the network between them; exit code 3 if a launch would fail.
 
     With SCRIPT, its copies on the nodes are compared too.
@@ -152,7 +152,7 @@ def doctor_command(
     arguments = arguments_from(params)
     if history:
         return doctor.show(arguments.where.node_list, as_json=as_json)
-    return doctor.examine(arguments, full=not quick, hints=hints, as_json=as_json, color=color)
+    return doctor.examine(arguments, full=not quick, hints=hints, as_json=as_json)
 
 
 @click.command("bootstrap", cls=GroupedCommand, params=[*launch_options("nodes")])
@@ -199,29 +199,25 @@ def bootstrap_command(
 
 @click.command("nodes", cls=GroupedCommand, params=[*launch_options("nodes")])
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--color/--no-color", default=None, help="Colour the output. [default: on a terminal]"
-)
-def nodes_command(as_json: bool, color: bool | None, **params: Any) -> int:
+@color_option
+def nodes_command(as_json: bool, **params: Any) -> int:
     """List what each machine is: CPUs, memory, GPUs, driver, networks, torch, free disk.
 
     Exit code 4 if one cannot be reached.
     """
     from orchestrator.head.commands.machines import nodes
 
-    return nodes.nodes(arguments_from(params), as_json=as_json, color=color)
+    return nodes.nodes(arguments_from(params), as_json=as_json)
 
 
 @click.command("who", cls=GroupedCommand, params=[*launch_options("nodes")])
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--color/--no-color", default=None, help="Colour the output. [default: on a terminal]"
-)
-def who_command(as_json: bool, color: bool | None, **params: Any) -> int:
+@color_option
+def who_command(as_json: bool, **params: Any) -> int:
     """Show who uses each GPU, or each node that has none: user, job, age, use.
 
     Processes of others are shown, too. Exit code 4 if a node cannot be reached.
     """
     from orchestrator.head.commands.machines import nodes
 
-    return nodes.who(arguments_from(params), as_json=as_json, color=color)
+    return nodes.who(arguments_from(params), as_json=as_json)

@@ -20,7 +20,7 @@ from orchestrator.cli.launch import (
     verify_command,
     who_command,
 )
-from orchestrator.cli.options import Group, Seconds, experiment_names, shared
+from orchestrator.cli.options import Group, Seconds, color_option, experiment_names, shared
 from orchestrator.cli.records import (
     checkpoint,
     dashboard,
@@ -72,9 +72,6 @@ def experiment_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("experiment", required=False, shell_complete=experiment_names)(function)
 
 
-color_option = click.option(
-    "--color/--no-color", default=None, help="Colour the output. [default: on a terminal]"
-)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -84,13 +81,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 @click.option("--quiet", is_flag=True, help="Show no log lines; the files have them.")
 @click.option("--steal", is_flag=True, help="Take the job over from the process that follows it.")
 @color_option
-def attach(
-    where: Where, experiment: str | None, quiet: bool, steal: bool, color: bool | None
-) -> int:
+def attach(where: Where, experiment: str | None, quiet: bool, steal: bool) -> int:
     """Follow a running job again: its logs, its end, its exit code."""
     from orchestrator.head.commands import follow
 
-    return follow.attach(where, experiment, View(quiet=quiet, color=color), steal=steal)
+    return follow.attach(where, experiment, View(quiet=quiet), steal=steal)
 
 
 @cli.command()
@@ -124,12 +119,11 @@ def logs(
     last: int | None,
     node: int | None,
     rank: int | None,
-    color: bool | None,
 ) -> int:
     """Show the logs of a job, running or finished, started here or elsewhere."""
     from orchestrator.head.commands import logs
 
-    view = View(color=color, node=node, rank=rank)
+    view = View(node=node, rank=rank)
     return logs.logs(where, experiment, view, follow=follow, last=last)
 
 
@@ -164,6 +158,7 @@ def top(where: Where, once: bool, watch: bool, seconds: float, as_json: bool) ->
 @experiment_argument
 @click.option("--watch", is_flag=True, help="Show its ranks live until it is over.")
 @json_option
+@color_option
 def status(where: Where, experiment: str | None, watch: bool, as_json: bool) -> int:
     """Ask the nodes what runs where."""
     from orchestrator.head.commands import status

@@ -138,6 +138,23 @@ class GroupedCommand(click.Command):
                     formatter.write_dl(rows)
 
 
+def choose_color(_: click.Context, __: click.Parameter, color: bool | None) -> None:
+    from orchestrator.head.screen import styles
+
+    styles.choose(color)
+
+
+def color_option(function: Any) -> Any:
+    """Give a command --color and --no-color, which hold for all that it prints."""
+    return click.option(
+        "--color/--no-color",
+        default=None,
+        expose_value=False,
+        callback=choose_color,
+        help="Colour the output. [default: on a terminal]",
+    )(function)
+
+
 # -- options from their definitions ---------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from orchestrator.cli.options import FILE, FilePath, Group, experiment_names, shared
+from orchestrator.cli.options import FILE, FilePath, Group, color_option, experiment_names, shared
 from orchestrator.common.wings import view
 from orchestrator.config.launch import Where
 from orchestrator.trackers.known import KNOWN
@@ -123,11 +123,12 @@ def checkpoint_export(where: Where, **options: Any) -> int:
 @shared
 @click.argument("experiment", required=False, shell_complete=experiment_names)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@color_option
 def start_report(where: Where, experiment: str | None, as_json: bool) -> int:
     """Show where the seconds of a start went, on the head and on each node."""
     from orchestrator.head.commands import start_report
 
-    return start_report.start_report(where, experiment, as_json=as_json, color=None)
+    return start_report.start_report(where, experiment, as_json=as_json)
 
 
 @click.command()
@@ -270,11 +271,12 @@ def profile(where: Where, experiment: str | None, steps: int, timeout: float, as
 @click.argument("first", metavar="EXP1", shell_complete=experiment_names)
 @click.argument("second", metavar="EXP2", shell_complete=experiment_names)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@color_option
 def diff(where: Where, first: str, second: str, as_json: bool) -> int:
     """Show what differs between two experiments: code, config, versions, nodes, results."""
     from orchestrator.head.commands import diff
 
-    return diff.diff(where, first, second, as_json=as_json, color=None)
+    return diff.diff(where, first, second, as_json=as_json)
 
 
 @click.command()

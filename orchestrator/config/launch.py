@@ -375,18 +375,10 @@ class Where:
 
 @dataclass(frozen=True)
 class View:
-    """The part of a job's logs that is shown, and its colours."""
+    """The part of a job's logs that is shown."""
 
     quiet: bool = option(
         False, "Show no log lines; the files have them.", OUTPUT, commands=("launch", "verify")
-    )
-    color: bool | None = option(
-        None,
-        "Colour the output, or do not.",
-        OUTPUT,
-        commands=("launch", "verify"),
-        shown="colour on a terminal",
-        flags=("--color/--no-color",),
     )
     node: int | None = None
     rank: int | None = None

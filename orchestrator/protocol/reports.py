@@ -26,6 +26,14 @@ class Exit(TypedDict):
     code: str
 
 
+class SourceRecord(TypedDict):
+    first: int
+    lines: list[str]
+    line: int
+    begin: int
+    end: int
+
+
 class ErrorRecord(TypedDict):
     """Also the content of error_<local rank>.json."""
 
@@ -37,7 +45,7 @@ class ErrorRecord(TypedDict):
     file: str
     line: int
     function: str
-    code: str
+    source: Optional[SourceRecord]
 
 
 class Raised(TypedDict):

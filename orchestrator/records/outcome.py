@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from orchestrator.protocol.events import SourceFrame
 from orchestrator.protocol.message import Message, Nonsense, decode, parse
 from orchestrator.protocol.requests.follow import PortState
 
@@ -29,6 +30,7 @@ class Cause:
     message: str = ""
     traceback: str = ""
     where: str = ""  # the user's own line: file:line in function
+    source: SourceFrame | None = None  # the lines around it
     fix: str = ""  # what to do
 
 

@@ -24,7 +24,7 @@ from orchestrator.common.errors import (
     UsageError,
 )
 from orchestrator.config.launch import Where
-from orchestrator.head.screen import output
+from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Column, Progress, Table, Terminal
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, shown
@@ -51,8 +51,8 @@ def when(checkpoint: Checkpoint) -> str:
 
 def state_of(checkpoint: Checkpoint) -> Cell:
     if checkpoint.complete:
-        return "complete", "green"
-    return f"incomplete: {checkpoint.problem}", "red"
+        return "complete", styles.DONE
+    return f"incomplete: {checkpoint.problem}", styles.FAILED
 
 
 CHECKPOINTS: Table[Checkpoint] = Table(

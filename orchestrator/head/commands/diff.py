@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.common.errors import EXIT_DONE, CheckFailed, UsageError
 from orchestrator.config import resolved
 from orchestrator.config.launch import Where
-from orchestrator.head.screen import output
+from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Terminal
 from orchestrator.head.transfer.code import archive
 from orchestrator.records import experiments, manifest
@@ -40,7 +40,7 @@ MACHINE = ("hostname", "user", "cpus", "gpus", "memory_kb", "python", "workdir",
 FILE = re.compile(r'^diff --git "?a/(.*?)"? "?b/.*$', re.MULTILINE)
 
 
-def diff(where: Where, first: str, second: str, *, as_json: bool, color: bool | None) -> int:
+def diff(where: Where, first: str, second: str, *, as_json: bool) -> int:
     root, trusted = where.experiments, where.trust_record
     pair = [experiments.known(root, name, trusted=trusted) for name in (first, second)]
     described = [describe(experiment) for experiment in pair]
@@ -48,7 +48,7 @@ def diff(where: Where, first: str, second: str, *, as_json: bool, color: bool | 
     found["code"] |= differing_files(*pair)
     names = [experiment.name for experiment in pair]
     data = {"experiments": names, "differences": found}
-    output.result(data, partial(to_text, names, found), as_json=as_json, color=color)
+    output.result(data, partial(to_text, names, found), as_json=as_json)
     return EXIT_DONE
 
 
@@ -200,7 +200,7 @@ def to_text(names: Sequence[str], found: Differences, terminal: Terminal) -> str
     )
     for name, section in found.items():
         if section:
-            rows.append([(name, "bold"), "", ""])
+            rows.append([(name, styles.STRONG), "", ""])
             rows += [[f"  {key}", *shown(pair, room)] for key, pair in section.items()]
     lines = [output.table(rows, terminal, headed=True)] if len(same) < len(found) else []
     if same:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -20,23 +21,25 @@ from orchestrator.head.follow.notify.notifier import notifier_of
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.schedulers.backend import backend_of
-from orchestrator.head.screen import output
+from orchestrator.head.screen import output, styles
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.log_reader import last_words
 from orchestrator.head.screen.output import say
-from orchestrator.head.screen.screen import Screen
+from orchestrator.head.screen.screen import Screen, fit
 from orchestrator.head.start.job import Ending, Followed, Stay, make_screen
 from orchestrator.head.status import status
 from orchestrator.head.status.find_job import FoundJob, adopt_job
 from orchestrator.records import experiments, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, this_head
-from orchestrator.records.outcome import Head
+from orchestrator.records.outcome import Cause, Head
 
 if TYPE_CHECKING:
     from orchestrator.head.start.stages import Launched
 
-EXCERPT_LINES = 60
+PAGE_ROWS, PAGE_COLUMNS = 22, 80  # of the smallest terminal, beside what it already shows
+FEWEST_LINES = 5  # of a traceback
+MOST_ATTEMPTS = 3  # of which the end is told
 
 
 def follow_launched(
@@ -53,7 +56,7 @@ def follow_launched(
         keys=keys,
         latecomers=launched.latecomers,
     )
-    screen = make_screen(launched.experiment, running.record, view)
+    screen = make_screen(launched.experiment, running.record, view, folds=True)
     attempt = Followed(running.record, running.channels, running.logs)
     return report(stay, stay.follow(attempt, screen), where)
 
@@ -121,15 +124,16 @@ def show_unseen(experiment: Experiment, record: JobRecord, view: View) -> None:
 
 
 def report_end(experiment: Experiment, record: JobRecord, screen: Screen | None = None) -> int:
-    """Print how the job ended, and if it failed, the last lines of the rank that caused it.
+    """Print how the job ended, and if it failed, the one traceback that matters, and the verdict.
 
-    Lines that are still on the screen are not printed again, nor is their beginning.
+    All of it fits on a small terminal, however many ranks have failed.
     """
     assert record.ended is not None and record.exit_code is not None
     took = f"{record.ended - record.started:.1f} s"
     cause = record.verdict
+    lines = []
     if words := goodput.in_words({} if screen is None else record.goodput):
-        say(f"time spent: {words}")
+        lines.append(f"time spent: {words}")
     if cause is None or record.state == "stopped":
         reason = cause.message if cause else ""
         by_user = reason in (
@@ -137,48 +141,72 @@ def report_end(experiment: Experiment, record: JobRecord, screen: Screen | None 
             verdict.KILLED_BY_USER,
         )  # who reads that knows
         reason = "" if by_user else f" ({reason})" * bool(reason)
-        say(f"{record.state} after {took}{reason}: {experiment.path}")
-        report_attempts(record)
+        lines += [f"{state_of(record)} after {took}{reason}: {output.path(experiment.path)}"]
+        for line in [*lines, *report_attempts(record)]:
+            say(line)
         return record.exit_code
-    say(f"{record.state} after {took}; all logs are in {experiment.logs}")
-    report_attempts(record)
-    tree = manifest.working_tree(experiment)
-    if cause.node is not None and cause.node < len(record.nodes):
-        node, rank = record.node(cause.node), cause.rank
-        prefix = f"node{node.index} | " if rank is None else f"node{node.index} rank{rank} | "
-        (log,) = log_files(experiment, [node])
-        lines = cause.traceback.splitlines() or last_words(log, rank)
-        shown = 0 if screen is None else screen.still_shows(lines, node.index, rank)
-        lines = shortened([crash_dump.in_text(line, tree) for line in lines[shown:]])
-        output.write_out("".join(f"{prefix}{line}\n" for line in lines))
-    for line in verdict.to_lines(crash_dump.in_verdict(cause, tree)):
+    lines += [f"{state_of(record)} after {took}; all logs are in {output.path(experiment.logs)}"]
+    lines += report_attempts(record)
+    for line in lines:
         say(line)
+    tree = manifest.working_tree(experiment)
+    known = cause.node is not None and cause.node < len(record.nodes)
+    rank = "" if cause.rank is None else f" --rank {cause.rank}"
+    logs = f"orchestrator logs {shlex.quote(experiment.name)}{rank}" if known else ""
+    told = verdict.to_lines(
+        crash_dump.in_verdict(cause, tree), logs, styles.styled, output.terminal().width
+    )
+    if known:
+        show_words(experiment, record, cause, rows_of([*lines, *told]))
+    for line in told:
+        (output.own if line.startswith("  ") else say)(line)
     return record.exit_code
 
 
-def report_attempts(record: JobRecord) -> None:
+def state_of(record: JobRecord) -> str:
+    return styles.styled(record.state, styles.STATES.get(record.state, ""))
+
+
+def rows_of(lines: Sequence[str]) -> int:
+    """Count the rows of a terminal that these lines take."""
+    width = output.terminal().width or PAGE_COLUMNS
+    return sum(-(-(len(output.OURS) + 1 + len(output.printable(line))) // width) for line in lines)
+
+
+def show_words(experiment: Experiment, record: JobRecord, cause: Cause, taken: int) -> None:
+    """Print the traceback of the rank that failed, or the end of what it said."""
+    assert cause.node is not None
+    node, rank = record.node(cause.node), cause.rank
+    tree = manifest.working_tree(experiment)
+    prefix = f"node{node.index} | " if rank is None else f"node{node.index} rank{rank} | "
+    (log,) = log_files(experiment, [node])
+    lines = cause.traceback.splitlines() or last_words(log, rank)
+    width = output.terminal().width
+    most = (width - len(prefix)) if width else verdict.LONGEST_LINE
+    for line in verdict.excerpt(lines, max(FEWEST_LINES, PAGE_ROWS - taken)):
+        text = crash_dump.in_text(output.printable(line), tree)
+        output.own(styles.styled(prefix, styles.DIM) + fit(text, most))
+
+
+def report_attempts(record: JobRecord) -> list[str]:
     """Say how the attempts of a job ended that was started again, or could have been."""
-    for one in record.attempts[:-1]:
+    lines, earlier = [], record.attempts[:-1]
+    if len(earlier) > MOST_ATTEMPTS:
+        lines.append(f"{plural(len(earlier) - MOST_ATTEMPTS, 'attempt')} before these: job.json")
+    for one in earlier[-MOST_ATTEMPTS:]:
         at = "" if one.step is None else f" at step {one.step}"
-        say(f"attempt {one.number} ended after {one.ended - one.started:.1f} s{at}: {one.why}")
+        why = f"attempt {one.number} ended after {one.ended - one.started:.1f} s{at}: {one.why}"
+        lines.append(styles.styled(why, styles.WARNING))
     if record.attempts and record.state in ("failed", "lost"):
         last = record.attempts[-1]
-        say(f"attempt {last.number} was the last: {last.why}")
-
-
-def shortened(lines: Sequence[str]) -> list[str]:
-    """Leave out the middle of many lines: a message may be longer than any traceback."""
-    left_out = len(lines) - EXCERPT_LINES
-    if left_out <= 1:
-        return list(lines)
-    half = EXCERPT_LINES // 2
-    return [*lines[:half], f"... ({left_out} lines are left out here)", *lines[-half:]]
+        lines.append(f"attempt {last.number} was the last: {last.why}")
+    return lines
 
 
 # -- in the background ------------------------------------------------------------------------
 
 
-SILENT = View(quiet=True, color=False)
+SILENT = View(quiet=True)
 
 
 def leave_behind(experiment: Experiment, where: Where, *, on_purpose: bool) -> str:
@@ -235,6 +263,7 @@ def take_up(
 
 def speak_into(experiment: Experiment) -> None:
     """Send what the head prints to a file: there is no terminal any more."""
+    styles.choose(color=False)
     with contextlib.suppress(OSError):  # a full disk
         fd = files.open_to_append(experiment.path / "head.txt")
         os.dup2(fd, 1)

@@ -55,13 +55,13 @@ class Report:
         return max(steps, key=lambda step: step[2], default=None)
 
 
-def start_report(where: Where, wanted: str | None, *, as_json: bool, color: bool | None) -> int:
+def start_report(where: Where, wanted: str | None, *, as_json: bool) -> int:
     experiment = experiments.known(where.experiments, wanted, trusted=where.trust_record)
     record, times = experiment.read_record(), manifest.start_times(experiment)
     report = report_of(times, record)
     nodes = [{"node": name, **steps} for name, steps in report.nodes]
     data = {"experiment": experiment.name, "head": report.head, "nodes": nodes}
-    output.result(data, partial(to_text, experiment, report), as_json=as_json, color=color)
+    output.result(data, partial(to_text, experiment, report), as_json=as_json)
     return EXIT_DONE
 
 

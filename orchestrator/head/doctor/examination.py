@@ -28,7 +28,7 @@ from orchestrator.head.doctor.findings import (
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.plan import addresses as node_addresses
 from orchestrator.head.plan.model import NodeAddress
-from orchestrator.head.screen import output
+from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import PLAIN, Cell, Terminal
 from orchestrator.protocol.facts import Checkup, Disk
 from orchestrator.protocol.message import Message
@@ -228,7 +228,13 @@ def dial(
 # -- the report ------------------------------------------------------------------------------------
 
 WORDS = {"": "ok", WARN: "warn", BAD: "BAD", UNKNOWN: "?", "-": "-"}
-STYLES = {"": "green", WARN: "yellow", BAD: "bold red", UNKNOWN: "cyan", "-": "dim"}
+STYLES = {
+    "": styles.DONE,
+    WARN: styles.WARNING,
+    BAD: styles.FAILED,
+    UNKNOWN: styles.UNKNOWN,
+    "-": styles.DIM,
+}
 LEVELS = (BAD, WARN, UNKNOWN)
 
 

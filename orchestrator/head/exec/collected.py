@@ -12,7 +12,7 @@ from typing import IO, Any, TextIO
 
 from orchestrator.head.exec.execution import Outcome
 from orchestrator.head.nodes.node_list import NumberedNode, in_words
-from orchestrator.head.screen import output
+from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.lines import LineSplitter, plain
 from orchestrator.head.screen.screen import COLORS
 
@@ -94,9 +94,8 @@ def json_pieces(outcomes: Sequence[Outcome], streams: Streams, code: int) -> Ite
 class PrefixedOutput:
     """The two streams of a terminal or of pipes, and the nodes whose lines go there."""
 
-    def __init__(self, nodes: Iterable[int], color: bool | None) -> None:
+    def __init__(self, nodes: Iterable[int]) -> None:
         self.width = max((len(f"node{node}") for node in nodes), default=0)
-        self.color = color
         self.broken = False  # nobody reads us any more, as in `| head`
         self.when_broken: Callable[[], None] = lambda: None
         self.turn = threading.Lock()
@@ -116,7 +115,7 @@ class PrefixedStream:
 
     def __init__(self, whole: PrefixedOutput, node: int, out: TextIO) -> None:
         self.whole, self.out = whole, out
-        color = output.terminal(whole.color, out).color
+        color = styles.shown(out)
         self.splitter = LineSplitter(color)
         self.at_start = True
         prefix = f"node{node}".ljust(whole.width) + " | "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+FIX_IT = "fix the line that is named"
 # kind, as in job.json -> (its title on the screen, what to do)
 KINDS = {
-    "exception": ("an exception", "fix the line that is named; its rank's log has the traceback"),
+    "exception": ("an exception", FIX_IT),
     "exit": (
         "it ended itself",
         "the last lines of its log say why; the exit code is the program's own",

@@ -12,7 +12,9 @@ from orchestrator.head.follow import verdict
 from orchestrator.head.follow.job_end import JobEnd, Outcome
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.verdict import Failure
+from orchestrator.head.screen.output import OURS
 from orchestrator.head.screen.screen import Display
+from orchestrator.head.screen.styles import DIM, FAILED, styled
 from orchestrator.protocol.events import (
     Ended,
     Event,
@@ -117,7 +119,7 @@ class FollowedJob:
         self.disk_is_full = False
 
     def say(self, text: str) -> None:
-        self.display.say(f"orchestrator: {text}")
+        self.display.say(f"{styled(OURS, DIM)} {text}")
 
     @property
     def at_work(self) -> list[NodeFollower]:
@@ -133,12 +135,15 @@ class FollowedJob:
             self.display.mute()
             what = verdict.first_line(failure.message)
             what = f"it lost the others ({what[:100]})" if failure.echo else what
-            self.say(f"{failure.who}: {what}; ending the job everywhere")
+            said = styled(f"{failure.who}: {what}", FAILED)
+            self.say(f"{said}; ending the job everywhere")
 
     def give_up_on(self, loss: Failure) -> None:
         self.end.outcome = Outcome.LOST
         self.failures.append(loss)
-        self.say(f"{loss.who}: {loss.message}; ending the job everywhere")
+        self.display.mute()
+        said = styled(f"{loss.who}: {loss.message}", FAILED)
+        self.say(f"{said}; ending the job everywhere")
         self.end_all(f"node {loss.node} was lost", PEER_GRACE)
 
     def end_all(self, reason: str, grace: float) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import signal
+import textwrap
 import time as clock
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from orchestrator.common.text import plural
 from orchestrator.head.follow import failure_kinds
 from orchestrator.head.nodes import packages
+from orchestrator.head.screen import styles
+from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.output import printable
-from orchestrator.protocol.events import Ended, RankEnded, RankError
+from orchestrator.protocol.events import Ended, RankEnded, RankError, SourceFrame
 from orchestrator.protocol.timing import HEARSAY_SECONDS
 from orchestrator.records.outcome import Cause, OtherFailure, Verdict
 
@@ -30,6 +33,11 @@ WHAT = re.compile(r"^\s*what\(\):\s+(.+)$", re.MULTILINE)
 NO_THREAD = re.compile(r"^(?:libgomp: Thread creation failed|OMP: System error #11\b).*", re.M)
 TRACEBACK = "Traceback (most recent call last):"
 SAYS_ALL = ("ended with exit code", "no progress")  # messages that need no title
+LINE_OF_FILE = re.compile(r"([^/]+:\d+)(?: in \S+)?$")
+MARKS = re.compile(r"\s*[~^]+\s*")  # below a line of a traceback
+LONGEST_MESSAGE, LONGEST_LINE = 600, 500  # characters of it that are shown
+MESSAGE_LINES = 3  # at the end of a traceback that is too long to be shown
+Paint = Callable[[str, str], str]
 # Why a job was stopped, as it is ordered and as job.json has it.
 STOPPED_BY_USER, KILLED_BY_USER = "stopped by the user", "killed by the user"
 OWN, NODE, EARLY, APART, LEFT = range(5)  # the nearer to the cause, the smaller
@@ -114,7 +122,34 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
     if kind == "exception" and failure_kinds.HELPER_DIED.search(evidence):
         fix = failure_kinds.HELPER_FIX
     failure = replace(begun, time=when, kind=kind, message=message, evidence=evidence, fix=fix)
-    return replace(failure, traceback=trace, where=where)
+    source = error.source
+    if source is not None:
+        line = LINE_OF_FILE.search(where)
+        named = line is not None and line[1].endswith(f":{source.line}")
+        source = as_shown(source) if named else None
+    return replace(failure, traceback=trace, where=where, source=source)
+
+
+def as_shown(source: SourceFrame) -> SourceFrame | None:
+    """Return the lines as a terminal can show them, without what they are all indented by.
+
+    A node may say anything: it is three short lines, and a caret below one of them.
+    """
+    at = source.line - source.first
+    if not 0 < source.first <= source.line < 1 << 31 or not 0 <= at < len(source.lines[:3]):
+        return None
+    failed, begin = source.lines[at], max(0, source.begin)
+    end = min(source.end, len(failed)) if source.end > begin else len(failed.rstrip())
+    # A tab is several columns wide.
+    places = [len(clean(failed[:each])) for each in (begin, max(begin, end))]
+    text = "\n".join(clean(line)[:LONGEST_LINE] for line in source.lines[:3])
+    lines = textwrap.dedent(text).split("\n")
+    shift = len(clean(failed)[:LONGEST_LINE]) - len(lines[at])
+    first, last = (max(0, min(place - shift, len(lines[at]))) for place in places)
+    lines = [line.rstrip() for line in lines]
+    return SourceFrame(
+        first=source.first, lines=tuple(lines), line=source.line, begin=first, end=last
+    )
 
 
 def described(kind: str, text: str, trace: str) -> str:
@@ -300,6 +335,9 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> Verdict | None:
     of_first = {field.name: getattr(first, field.name) for field in fields(Cause)}
     of_first["message"] = printable(first.message)  # pages and notices have no use for its colours
     of_first["fix"] = first.fix or failure_kinds.fix_of(first.kind, first.message)
+    line = LINE_OF_FILE.search(first.where)
+    if of_first["fix"] == failure_kinds.FIX_IT and line:
+        of_first["fix"] = f"fix {line[1]}"
     return Verdict(
         **of_first,
         title=failure_kinds.title(first.kind),
@@ -322,27 +360,81 @@ def _without_a_node(kind: str, message: str, time: float) -> Verdict:
     return Verdict(time=time, kind=kind, message=message, title=title, fix=fix)
 
 
-def to_lines(verdict: Verdict) -> list[str]:
-    """Return the last lines on the screen."""
+def to_lines(
+    verdict: Verdict, logs: str = "", paint: Paint = lambda text, _: text, width: int | None = None
+) -> list[str]:
+    """Return the last lines on the screen. `logs` is the command for all that its rank said."""
     nobody = "the job" if verdict.kind == "hang" else "the head"
     who = f"node {verdict.node} ({verdict.node_name})"
     who = nobody if verdict.node is None else who
     who = who if verdict.rank is None else f"rank {verdict.rank} on {who}"
     at = clock.strftime("%H:%M:%S", clock.localtime(verdict.time))
     what = first_line(verdict.message)
-    if not what.startswith(SAYS_ALL):
-        what = f"{verdict.title}: {what}"
-    lines = [f"the cause: {who}, {at}: {what}"]
+    what = what if len(what) <= LONGEST_MESSAGE else what[: LONGEST_MESSAGE - 1] + "…"
+    title = "" if what.startswith(SAYS_ALL) or verdict.kind == "exception" else f"{verdict.title}: "
+    cause = paint("the cause:", styles.FAILED)
+    lines = [f"{cause} {who}, {at}: {title}{paint(what, styles.STRONG)}"]
     if verdict.where:
         lines.append(f"  at {verdict.where}")
+    if verdict.source is not None:
+        lines += source_lines(verdict.source, paint, width or LONGEST_LINE)
     if verdict.same:
         lines.append(f"  the same on {in_words(verdict.same)}")
     for other in verdict.also[:3]:
         rank = f"rank {other.rank} on node {other.node}"
-        lines.append(f"  {rank} failed by itself too: {other.message}")
+        lines.append(f"  {rank} failed by itself too: {other.message[:LONGEST_LINE]}")
     if verdict.others:
-        lines.append(f"  {plural(verdict.others, 'more rank')} ended because of it")
-    return [*lines, f"what to do: {verdict.fix}"] if verdict.fix else lines
+        lines.append(f"  {plural(verdict.others, 'other rank')} failed as a consequence")
+    if logs:
+        lines.append(f"  full log: {logs}")
+    return (
+        [*lines, f"{paint('what to do:', styles.STRONG)} {verdict.fix}"] if verdict.fix else lines
+    )
+
+
+def source_lines(source: SourceFrame, paint: Paint, columns: int) -> list[str]:
+    """Return the lines of the user's file, numbered, with a mark below what failed.
+
+    Of lines that are too wide it is the part around the mark.
+    """
+    width = len(str(source.first + len(source.lines) - 1))
+    room = max(20, columns - width - len("     | "))
+    shift = max(0, min(source.begin - room // 4, max(source.end, source.begin + room // 2) - room))
+    end = min(source.end - shift, room)
+    begin = source.begin - shift
+    lines = []
+    for number, text in enumerate(source.lines, source.first):
+        bar = paint(f"{number:>{width}} |", styles.DIM)
+        lines.append(f"    {bar} {text[shift : shift + room]}".rstrip())
+        if number == source.line and begin < end:
+            bar = paint(f"{'':{width}} |", styles.DIM)
+            lines.append(f"    {bar} {' ' * begin}{paint('^' * (end - begin), styles.FAILED)}")
+    return lines
+
+
+def excerpt(lines: Sequence[str], most: int) -> list[str]:
+    """Return so many lines of a traceback, or of a rank's last words, that tell most of it."""
+    lines = [line for line in lines if not MARKS.fullmatch(line)]
+    if len(lines) <= most:
+        return list(lines)
+    frames = [number for number, line in enumerate(lines) if FRAME.match(line)]
+    if lines[0].startswith("Fatal Python error"):  # the innermost frame comes first
+        return [*lines[: most - 1], left_out(len(lines) - most + 1)]
+    if not frames:
+        return [left_out(len(lines) - most + 1), *lines[-(most - 1) :]]
+    last = range(frames[-1] + 1, len(lines))
+    end = next((number for number in last if lines[number][:1].strip()), len(lines))
+    above, message = lines[:end], lines[end:]
+    if len(message) > MESSAGE_LINES:
+        message = [*message[: MESSAGE_LINES - 1], left_out(len(message) - MESSAGE_LINES + 1)]
+    room = max(1, most - len(message) - 2)
+    if len(above) > room + 2:
+        above = [above[0], left_out(len(above) - room - 1), *above[-room:]]
+    return [*above, *message]
+
+
+def left_out(count: int) -> str:
+    return f"... ({plural(count, 'line')} left out)"
 
 
 def in_words(ranks: Sequence[int]) -> str:

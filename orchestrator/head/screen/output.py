@@ -22,9 +22,11 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TextIO, TypeVar
 
 from orchestrator.common import text
+from orchestrator.head.screen import styles
 from orchestrator.head.screen.lines import clean
 
 Cell = str | tuple[str, str]  # a text, or a text and its style, such as "bold red"
@@ -40,6 +42,7 @@ DRAWN = {
 LEAVES_SCREEN = (
     b"\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?2004l\x1b[<u\x1b[?1049l\x1b[?25h"
 )
+OURS = "orchestrator:"  # begins each line that is none of the program
 PROGRESS_SECONDS = 0.2  # between two writings of how much is done
 SHORT_COLUMNS = 20  # of a table that are no wider are never wrapped
 
@@ -55,12 +58,11 @@ class Terminal:
 PLAIN = Terminal()
 
 
-def terminal(color: bool | None = None, out: TextIO | None = None) -> Terminal:
-    """Describe standard output, or `out`; `color` is what the user asked for, if anything."""
+def terminal(out: TextIO | None = None) -> Terminal:
+    """Describe standard output, or `out`."""
     terminal = (out or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
-    if color is None:
-        color = terminal and not os.environ.get("NO_COLOR")
-    return Terminal(shutil.get_terminal_size().columns if terminal else None, color)
+    width = shutil.get_terminal_size().columns if terminal else None
+    return Terminal(width, styles.shown(out))
 
 
 def write_out(text: str) -> None:
@@ -172,14 +174,22 @@ def safe(text: str) -> str:
 
 def say(text: str) -> None:
     """Print a line of our own, so that it is not taken for one of the program."""
-    write_out(f"orchestrator: {text}")
+    own(f"{styles.styled(OURS, styles.DIM)} {text}")
 
 
-def result(
-    data: object, words: Callable[[Terminal], str], *, as_json: bool, color: bool | None = None
-) -> None:
+def path(place: Path) -> str:
+    """Return a path as it is typed in this directory."""
+    return str(place.relative_to(Path.cwd())) if place.is_relative_to(Path.cwd()) else str(place)
+
+
+def own(text: str) -> None:
+    """Print a line that goes on with what was said, with colours if there are any."""
+    write_out(text if styles.shown() else printable(text))
+
+
+def result(data: object, words: Callable[[Terminal], str], *, as_json: bool) -> None:
     """Print the result of a command: as JSON for programs, else in words for people."""
-    write_out(json.dumps(data, indent=1) if as_json else words(terminal(color)))
+    write_out(json.dumps(data, indent=1) if as_json else words(terminal()))
 
 
 def clear() -> None:

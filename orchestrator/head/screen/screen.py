@@ -13,15 +13,15 @@ import queue
 import threading
 import time
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from orchestrator.common.text import size
+from orchestrator.common.text import plural, size
 from orchestrator.head.screen.lines import LineSplitter, clean, plain
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader, last_begin
-from orchestrator.head.screen.output import is_full
-from orchestrator.head.screen.tracebacks import CrashDump
+from orchestrator.head.screen.output import OURS, is_full
+from orchestrator.head.screen.tracebacks import CrashDump, HeldStack
 
 FRAME_SECONDS = 0.05  # between two paintings of a terminal
 BARS = 8  # progress bars shown at a time
@@ -31,8 +31,7 @@ _BYTES_PER_PUMP = 1 << 20
 _STALE_SECONDS = 5.0  # seconds without a move after which a bar gives way to those that move
 # What torch says of itself, harmless and in each job; the log has it.
 NOISE = (b"[c10d] The hostname of the client socket cannot be retrieved", b"USDT:")
-SHOWN_CHARACTERS = 1 << 16
-PAGE_LINES = 100  # of a pipe in which a reader still finds what was printed
+TICK_SECONDS = 0.5  # between two looks at what is due without any news
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 
 
@@ -45,6 +44,7 @@ class _Stream:
     splitter: LineSplitter
     prefix: str = ""
     dump: CrashDump = field(default_factory=CrashDump)
+    held: HeldStack = field(default_factory=HeldStack)
     moved: float = 0.0
 
     @property
@@ -73,11 +73,12 @@ class Screen:
         node: int | None = None,
         rank: int | None = None,
         ranks: int | None = None,  # how many the job has, if known: aligns from the first line on
+        folds: bool = False,  # stacks that may be a rank's last words are held back
     ) -> None:
         self.broken = False  # nobody reads us any more, as in `| head`: nothing is written
         self._out = out
         self._tty = tty and os.environ.get("TERM") != "dumb"
-        self._color = color and self._tty and not os.environ.get("NO_COLOR")
+        self._color = color
         self.quiet = quiet
         self._only = None if rank is None else str(rank)
         shown = [log for log in logs if node is None or log.node == node]
@@ -86,7 +87,9 @@ class Screen:
         self._rank_width = len(f" rank{ranks - 1}") if ranks else 0
         self._rows: list[str] = []  # the live area as it is on the terminal now
         self._painted = 0.0
-        self._shown_last = ""  # the end of what was printed
+        self._folds = folds
+        self.status: Callable[[int], str] | None = None  # the last row: a line for so many columns
+        self._status_row = ""
         if isinstance(out, io.TextIOWrapper):
             with contextlib.suppress(OSError):  # it writes first what a reader has not taken
                 out.reconfigure(errors="replace")  # a bar of █ must not end us in Latin-1
@@ -136,31 +139,38 @@ class Screen:
             node.reader.skip_to(last_begin(node.reader.log, lines, rank))
 
     @property
+    def waits(self) -> bool:
+        """Tell whether something is to be shown though nothing comes."""
+        return bool(self._tty and self.status) or any(each.held.lines for each in self._streams())
+
+    def tick(self) -> None:
+        """Show what was held back for long enough, and how far the job is."""
+        now = time.monotonic()
+        if self._tty and self.status is not None:
+            self._status_row = self.status(_terminal_size(self._out)[0] - 1)
+        due = ((stream, stream.held.due(now)) for stream in list(self._streams()))
+        self._paint("".join(self._lines(stream, lines) for stream, lines in due))
+
+    @property
     def positions(self) -> dict[int, int]:
         """Return how much of each node's log is on the screen, in whole lines."""
         return {node.number: node.reader.line_start for node in self._nodes}
 
-    def still_shows(self, lines: Sequence[str], node: int, rank: int | None) -> int:
-        """Count how many lines of a rank, from the first on, are among the last printed here."""
-        height = _terminal_size(self._out)[1] if self._tty else PAGE_LINES
-        stream = [f"node{node}"] if rank is None else [f"node{node}", f"rank{rank}"]
-        said = []
-        for line in map(clean, self._shown_last.splitlines()[-height:]):
-            prefix, bar, text = line.partition("| ")
-            if bar and prefix.split() == stream:
-                said.append(text.removeprefix(f"[rank{rank}]: "))  # of torch, with a process group
-        wanted = [clean(line) for line in lines]
-        if all(line in said for line in wanted if line.strip()):
-            return len(wanted)
-        # The last that it printed may be the beginning of these.
-        counts = range(min(len(said), len(wanted)), 0, -1)
-        return next((count for count in counts if said[-count:] == wanted[:count]), 0)
+    def close(self, *, fold: bool = False) -> int:
+        """Show unfinished lines as they are and take the live area away. The logs stay readable.
 
-    def close(self) -> None:
-        """Show unfinished lines as they are and take the live area away. The logs stay readable."""
+        With `fold`, what is held back is not shown: return how many ranks it is of.
+        """
         streams = sorted(self._streams(), key=lambda stream: stream.order)
-        rests = [(stream, [*stream.dump.rest(), *stream.splitter.flush()]) for stream in streams]
-        self._paint("".join(self._lines(stream, lines) for stream, lines in rests))
+        folded = [stream for stream in streams if fold and stream.held.lines]
+        rests = [
+            (stream, [*stream.held.rest(), *stream.dump.rest(), *stream.splitter.flush()])
+            for stream in streams
+        ]
+        self.status, self._status_row = None, ""
+        text = (self._lines(stream, lines) for stream, lines in rests if stream not in folded)
+        self._paint("".join(text))
+        return sum(stream.rank is not None for stream in folded)
 
     def _behind(self) -> int:
         return sum(node.reader.behind() for node in self._nodes)
@@ -186,10 +196,10 @@ class Screen:
             return
         # The first line may have begun before, so it is looked at whole.
         first = data.find(b"\n") + 1
-        yield self._lines(stream, stream.dump.users_lines(stream.splitter.feed(data[:first])))
+        yield self._lines(stream, self._wanted(stream, stream.splitter.feed(data[:first])))
         data = data[first:]
-        if stream.dump.concerns(data):
-            yield self._lines(stream, stream.dump.users_lines(stream.splitter.feed(data)))
+        if stream.dump.concerns(data) or (self._folds and stream.held.concerns(data)):
+            yield self._lines(stream, self._wanted(stream, stream.splitter.feed(data)))
             return
         last = data.rfind(b"\n") + 1
         block = plain(data[:last])
@@ -198,6 +208,14 @@ class Screen:
             yield from (prefix, block[:-1].replace("\n", f"\n{prefix}"), "\n")
             data = data[last:]
         yield self._lines(stream, stream.splitter.feed(data))
+
+    def _wanted(self, stream: _Stream, lines: list[str]) -> list[str]:
+        """Return the lines that are shown now, without our frames and what may be last words."""
+        lines = stream.dump.users_lines(lines)
+        if not self._folds:
+            return lines
+        own = f"[rank{stream.rank}]: "  # torch's, before each line of a traceback
+        return [line.removeprefix(own) for line in stream.held.shown(lines, stream.moved)]
 
     def _new_stream(self, node: _Node, name: str) -> _Stream:
         rank = None if name == NO_RANK else int(name)
@@ -222,9 +240,12 @@ class Screen:
         return f"\x1b[{color}m{text}\x1b[0m" if self._color else text
 
     def _live_rows(self) -> list[str]:
-        bars = self._bars() if self._tty else []
-        if not bars:
+        if not self._tty:
             return []
+        bars = [] if self.quiet else self._bars()
+        below = [self._status_row] if self._status_row else []
+        if not bars:
+            return below
         columns, height = _terminal_size(self._out)
         most = max(2, min(BARS, height // 2))
         shown = bars if len(bars) <= most else bars[: most - 1]
@@ -235,7 +256,7 @@ class Screen:
             rows.append(self._tint(stream, row[:width]) + row[width:])
         if len(bars) > len(shown):
             rows.append(fit(f"(+{len(bars) - len(shown)} more)", columns - 1))
-        return rows
+        return rows + below
 
     def _bars(self) -> list[_Stream]:
         """Return the bars, moving ones first, else by node and rank: each stays in place."""
@@ -251,7 +272,6 @@ class Screen:
             if self._rows:
                 up = len(self._rows) - 1
                 erase = (f"\x1b[{up}A" if up else "") + "\r\x1b[J"
-            self._shown_last = (self._shown_last + text)[-SHOWN_CHARACTERS:]
             try:
                 self._out.write(erase + text + "\n".join(rows))
                 self._out.flush()
@@ -305,6 +325,7 @@ class Display(threading.Thread):
         self.messages: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.news = threading.Event()
         self.muted = threading.Event()
+        self.fold = False  # what is held back at the end
 
     def say(self, text: str) -> None:
         self.messages.put(text)
@@ -317,8 +338,9 @@ class Display(threading.Thread):
         """Show no more of the logs: what follows a failure only echoes it, and is in the files."""
         self.muted.set()
 
-    def finish(self) -> None:
-        """Show what is left, then end."""
+    def finish(self, *, fold: bool = False) -> None:
+        """Show what is left, then end; with `fold`, no stacks that were held back."""
+        self.fold = fold
         self.messages.put(None)
         self.news.set()
         self.join()
@@ -326,12 +348,17 @@ class Display(threading.Thread):
     def run(self) -> None:
         last = False
         while not last:
-            self.news.wait()
+            self.news.wait(TICK_SECONDS if self.screen.waits else None)
             self.news.clear()
             last = self._speak()
             while not self.muted.is_set() and self.screen.pump():
                 last = self._speak() or last
-        self.screen.close()
+            if not last and not self.muted.is_set():
+                self.screen.tick()
+        folded = self.screen.close(fold=self.fold or self.muted.is_set())
+        if folded and not self.muted.is_set():
+            ranks = plural(folded, "rank")
+            self.screen.say(f"{OURS} {ranks} ended with a traceback: orchestrator logs shows all")
 
     def _speak(self) -> bool:
         while True:

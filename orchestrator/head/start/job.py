@@ -22,6 +22,7 @@ from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.run import Backend, Grow, Run
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.node_logs import NodeLogs, log_files, open_logs
+from orchestrator.head.screen import styles
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.start.recovery.spares import Latecomers
@@ -78,7 +79,7 @@ class Stay:
             if isinstance(following, JobRecord):
                 return self.ended(Ending(following))
             return self.follow(following, self.screen_after(following.record))
-        screen = make_screen(self.experiment, record, self.view)
+        screen = make_screen(self.experiment, record, self.view, folds=True)
         screen.skip_to((None if self.view.quiet else self.experiment.take_shown()) or {})
         logs = open_logs(self.experiment, record.nodes)
         return self.follow(Followed(record, [None] * len(logs), logs), screen)
@@ -110,7 +111,7 @@ class Stay:
 
     def screen_after(self, record: JobRecord) -> Screen:
         """Return a screen for a further attempt: it begins where the one before has ended."""
-        screen = make_screen(self.experiment, record, self.view)
+        screen = make_screen(self.experiment, record, self.view, folds=True)
         screen.skip_to({node.index: node.log_before for node in record.nodes})
         return screen
 
@@ -134,7 +135,7 @@ class Stay:
             self.experiment.unlock()
             raise
         finally:
-            display.finish()
+            display.finish(fold=not run.end.open)
         return run
 
     def grow_with(self, record: JobRecord, display: Display) -> Grow:
@@ -210,15 +211,18 @@ def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: T
         telling.join(OTHERS_SECONDS)
 
 
-def make_screen(experiment: Experiment, record: JobRecord, view: View) -> Screen:
+def make_screen(
+    experiment: Experiment, record: JobRecord, view: View, *, folds: bool = False
+) -> Screen:
     tty = sys.stdout.isatty()
     return Screen(
         log_files(experiment, record.nodes),
         sys.stdout,
         tty=tty,
-        color=tty if view.color is None else view.color,
+        color=styles.shown(),
         quiet=view.quiet,
         node=view.node,
         rank=view.rank,
         ranks=sum(node.nproc for node in record.nodes),
+        folds=folds,
     )

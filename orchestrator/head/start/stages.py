@@ -26,6 +26,7 @@ from orchestrator.head.nodes.facts import NoTorch, by_value
 from orchestrator.head.plan.dry_run import foreseen_lines
 from orchestrator.head.plan.model import Foreseen, Plan
 from orchestrator.head.plan.plan import DEFAULT_PORT
+from orchestrator.head.screen import output
 from orchestrator.head.start import payload, record, selection
 from orchestrator.head.start.code import HOME, expect_code, reach_with_code
 from orchestrator.head.start.nodes import Nodes, reach_all
@@ -176,7 +177,7 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting, say: Say) -
     request, nodes, plan = prepared.request, prepared.nodes, prepared.plan
     prepared.times["recorded"] = time.time()
     announce(plan, say)
-    say(f"logs in {prepared.experiment.logs}")
+    say(f"logs in {output.path(prepared.experiment.logs)}")
     try:
         logs = open_logs(prepared.experiment, starting.nodes)  # after the start it is too late
         if request.payload is not None:

@@ -19,7 +19,7 @@ from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.schedulers.backend import UNSCHEDULED, Scheduled
-from orchestrator.head.screen import output
+from orchestrator.head.screen import output, styles
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.output import Column, Table
 from orchestrator.head.status import containers
@@ -27,11 +27,6 @@ from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.follow import Jobs, JobState
 from orchestrator.records import cordons, experiment, experiments, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-
-STATES = {
-    **dict.fromkeys(("running", "done"), "green"),
-    **dict.fromkeys(("failed", "lost", "unreachable", "unknown there"), "red"),
-}
 
 
 def jobs_at(ssh: Transport, node: Node | NodeRecord, job: str | None = None) -> Sequence[JobState]:
@@ -94,7 +89,7 @@ STATES_THERE: Table[Line] = Table(
     (
         Column("", lambda line: line.title),
         Column("", lambda line: line.place),
-        Column("", lambda line: (line.state, STATES.get(line.state, ""))),
+        Column("", lambda line: (line.state, styles.STATES.get(line.state, ""))),
         Column("", lambda line: line.note),
     ),
     indent=2,

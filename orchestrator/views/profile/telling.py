@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common import text
-from orchestrator.head.screen import output
+from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Terminal
 from orchestrator.traces import overlap
 from orchestrator.traces.overlap import MOST_LINES, Overlap
@@ -88,7 +88,7 @@ def in_words(reading: Reading, terminal: Terminal) -> str:
         rank, parts = ranks[number], parts_of(ranks[number])
         figures = [rank.window_ms / rank.steps, *(parts[name] for name in columns)]
         figures += [rank.communication_ms / rank.steps, reading.overlap.waited_ms[number]]
-        slow = ("slowest", "yellow") if number == reading.overlap.straggler else ""
+        slow = ("slowest", styles.WARNING) if number == reading.overlap.straggler else ""
         rows.append([str(number), hosts[number], *(f"{value:.1f}" for value in figures), slow])
     lines = [output.table(rows, terminal, headed=True, right=set(range(2, len(rows[0]) - 1)))]
     if len(ranks) > MOST_LINES:
@@ -97,7 +97,7 @@ def in_words(reading: Reading, terminal: Terminal) -> str:
     lines.append(f"{reading.which}, milliseconds per step; {overlap.reading(reading.overlap)}")
     lines += ["", *operations(reading, terminal)]
     if reading.hint is not None:
-        lines += ["", output.paint(f"hint: {reading.hint.text}", "bold", terminal)]
+        lines += ["", output.paint(f"hint: {reading.hint.text}", styles.STRONG, terminal)]
         lines += [f"  {reading.hint.change}"] if reading.hint.change else []
     return "\n".join(lines)
 

@@ -119,7 +119,7 @@ def conclude(
     if as_json:
         output.write_out(json.dumps(measured, indent=1))
         return code
-    terminal = output.terminal(view.color)
+    terminal = output.terminal()
     output.write_out(
         "\n"
         + (

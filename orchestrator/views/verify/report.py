@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.common.text import duration
+from orchestrator.head.screen import styles
 from orchestrator.head.screen.output import PLAIN, Cell, Terminal, paint, table
 from orchestrator.views.verify.diagnosis import Bottleneck, operations, places, size
 from orchestrator.views.verify.prediction import Prediction
@@ -130,14 +131,16 @@ def conclusion(
     for finding in findings:
         wrong = finding.kind == "wrong"
         text = f"{'WRONG' if wrong else 'SLOW'}: {finding.text}"
-        lines.append(paint(text, "red" if wrong else "yellow", terminal))
+        lines.append(paint(text, styles.FAILED if wrong else styles.WARNING, terminal))
     if not results["complete"]:
-        lines.append(paint("the run ended before everything was measured", "yellow", terminal))
+        lines.append(
+            paint("the run ended before everything was measured", styles.WARNING, terminal)
+        )
     elif not findings:
         several = len(results["devices"]) > 1
         text = "every result is right, no node, link or device is slower than the others"
         text = text if several else "one rank alone: there is no link to verify"
-        lines.append(paint(text, "green", terminal))
+        lines.append(paint(text, styles.DONE, terminal))
     return "\n".join(lines)
 
 
@@ -215,12 +218,12 @@ def bits_text(
         alone = "" if len(ranks) > 1 else "; alone of its kind, it is compared with itself only"
         lines.append(f"{len(ranks)} x {kind}: {min(rounds):,} rounds each at least{alone}")
     lines.append("")
-    lines += [paint(f"WRONG: {item.text}", "red", terminal) for item in found]
+    lines += [paint(f"WRONG: {item.text}", styles.FAILED, terminal) for item in found]
     if not found:
         cases = len(bits["hashes"][0])
         lines.append(
             paint(f"all {cases} computations gave the same bits, every time, on every device of a"
-                  " kind", "green", terminal)
+                  " kind", styles.DONE, terminal)
         )  # fmt: skip
     return "\n".join(lines) + "\n"
 

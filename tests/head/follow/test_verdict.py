@@ -127,14 +127,14 @@ GROUP_TRACE = """  + Exception Group Traceback (most recent call last):
     ("fields", "message", "fix"),
     [
         ({"type": "ProcessRaisedException", "message": SPAWNED},
-         "ProcessRaisedException: ValueError: bad batch", "fix the line"),
+         "ProcessRaisedException: ValueError: bad batch", "fix spawn.py:1"),
         ({"type": "CheckpointException", "message": CHECKPOINT},
          "CheckpointException: CheckpointException ranks:dict_keys([2, 3]): " + UNREAD,
          "on a disk that all nodes share"),
         ({"type": "ExceptionGroup", "traceback": GROUP_TRACE,
           "message": "unhandled errors in a TaskGroup (2 sub-exceptions)"},
          "ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions): KeyError: 'lr'",
-         "fix the line"),
+         "fix train.py:12"),
         ({"type": "RuntimeError", "message": "\nsaid below"}, "RuntimeError: said below", "fix"),
         ({"type": "RuntimeError",
           "message": "DataLoader worker (pid 7) is killed by signal: Killed. "},
@@ -580,10 +580,80 @@ def test_the_verdict_counts_who_failed_the_same_way_by_itself_or_because_of_it()
     assert to_lines(told)[1:] == [
         "  the same on rank 2",
         "  rank 3 on node 0 failed by itself too: another",
-        "  7 more ranks ended because of it",
-        "what to do: fix the line that is named; its rank's log has the traceback",
+        "  7 other ranks failed as a consequence",
+        "what to do: fix the line that is named",
     ]
     assert conclude([], 0) is None
+
+
+STEP = ["        x = batch['x']", "        y = batch['labels']", "", "    return x, y"]
+
+
+def framed(lines: list[str], line: int = 12, **more: int) -> list[str]:
+    """The lines of a verdict on a rank that failed in train.py:12, below the one with the cause."""
+    source = {"first": 11, "lines": lines, "line": line, "begin": 12, "end": 27, **more}
+    found = conclude([of_rank(0, "a", ended(1, error("no", source=source)), 0.0)], 1)
+    assert found is not None
+    shown = to_lines(found, "orchestrator logs x --rank 3", width=60)
+    assert shown[1] == "  at /w/train.py:12 in step" and "no" in shown[0]
+    assert shown[-2:] == [
+        "  full log: orchestrator logs x --rank 3",
+        "what to do: fix train.py:12",
+    ]
+    return shown[2:-2]
+
+
+def test_the_line_that_failed_is_marked_between_its_neighbours() -> None:
+    assert framed(STEP[:3]) == [
+        "    11 | x = batch['x']",
+        "    12 | y = batch['labels']",
+        "       |     ^^^^^^^^^^^^^^^",
+        "    13 |",
+    ]
+    assert framed(["\tif a:", "\t\tb = c.d"], begin=6, end=9)[1:] == [
+        "    12 |         b = c.d",
+        "       |             ^^^",
+    ], "a tab is several columns"
+    wide = framed(["", "x" * 300 + "here" + "y" * 300], begin=300, end=304)
+    code, mark = (line.partition("| ")[2] for line in wide[1:])
+    assert len(wide[1]) <= 60 and code[mark.index("^") : len(mark)] == "here"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"lines": []},
+        {"lines": ["a"], "first": 12, "line": 13},
+        {"lines": ["a"] * 2, "first": -1},
+        {"lines": ["a"] * 2, "first": 1 << 100},
+        {"lines": ["a"] * 2, "line": 11},  # not the line that is named
+    ],
+)
+def test_a_source_that_a_node_made_up_is_not_shown(source: dict[str, Any]) -> None:
+    assert framed(source.pop("lines"), **source) == []
+
+
+def test_what_a_node_says_of_its_source_is_three_short_lines_without_controls() -> None:
+    shown = framed(["\x1b[2J" + "a" * 10_000, "\x07b\rc\u202e"] + ["d"] * 50, begin=-5, end=1 << 60)
+    assert [line[:6] for line in shown] == ["    11", "    12", "      ", "    13"]
+    assert all(len(line) <= 60 and line.isprintable() for line in shown)
+
+
+def test_of_a_long_traceback_its_end_and_its_message_are_shown() -> None:
+    frames = [f'  File "/w/{n}.py", line {n}, in f\n    g({n})\n    ~^^^' for n in range(40)]
+    trace = "\n".join([verdict.TRACEBACK, *frames, "RuntimeError: missing", *["  key"] * 900])
+    shown = verdict.excerpt(trace.splitlines(), 10)
+    assert len(shown) == 10
+    assert shown[:2] == [verdict.TRACEBACK, "... (75 lines left out)"]
+    assert shown[-4:] == [
+        "    g(39)",
+        "RuntimeError: missing",
+        "  key",
+        "... (899 lines left out)",
+    ]
+    assert verdict.excerpt(["a", "b", "c"], 2) == ["... (2 lines left out)", "c"]
+    dump = ["Fatal Python error: Segmentation fault", *frames[0].splitlines()[:1] * 9]
+    assert verdict.excerpt(dump, 3) == [*dump[:2], "... (8 lines left out)"]
 
 
 def test_an_end_that_is_of_no_node() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.head.screen import output
+from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Terminal
 
 ROWS: list[list[Cell]] = [
@@ -60,6 +60,9 @@ class FakeTerminal(io.StringIO):
         ({"NO_COLOR": "1"}, True, True, True),
         ({"TERM": "dumb"}, None, False, False),
         ({}, False, False, True),
+        ({"CLICOLOR": "0"}, None, False, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, None, False, True),
+        ({"FORCE_COLOR": "1", "TERM": "dumb"}, None, True, False),
     ],
 )
 def test_the_terminal_is_described(
@@ -70,12 +73,40 @@ def test_the_terminal_is_described(
     wide: bool,
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "77")
+    monkeypatch.setattr(styles, "_chosen", [asked])
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert output.terminal(asked, FakeTerminal()) == Terminal(77 if wide else None, color)
-    assert output.terminal(None, io.StringIO()) == output.PLAIN
+    assert output.terminal(FakeTerminal()) == Terminal(77 if wide else None, color)
+
+
+@pytest.mark.parametrize(
+    ("environment", "asked", "color"),
+    [
+        ({}, None, False),
+        ({}, True, True),
+        ({"CLICOLOR_FORCE": "1"}, None, True),
+        ({"FORCE_COLOR": "0"}, None, False),
+        ({"FORCE_COLOR": "1"}, False, False),
+    ],
+)
+def test_a_pipe_is_coloured_for_who_asks(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    environment: dict[str, str],
+    asked: bool | None,
+    color: bool,
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(styles, "_chosen", [asked])
+    output.say(styles.styled("lost", styles.FAILED))
+    assert ("\x1b[1;31mlost" in capsys.readouterr().out) == color
+    assert output.terminal(io.StringIO()) == Terminal(None, color)
 
 
 def test_a_pipe_does_not_wait_for_rich() -> None:

@@ -68,7 +68,6 @@ ALL += ["node1 rank2 | c", "node1 rank3 | d"]
         ({"rank": 1}, ALL[2:3]),
         ({"node": 1, "rank": 1}, []),
         ({"rank": 1, "ranks": 16}, ["node0 rank1  | b"]),
-        ({"node": 1, "color": True}, ALL[3:]),
         ({"quiet": True}, []),
     ],
 )
@@ -387,12 +386,9 @@ def test_colour_marks_the_node_and_keeps_the_lines_own(
     ]
 
 
-def test_no_color_and_dumb_terminals_are_respected(
+def test_dumb_terminals_have_no_bars(
     two_nodes: list[LogFile], terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    pump_all(on_tty(two_nodes, terminal, color=True))
-    assert b"\x1b" not in terminal.read()
     monkeypatch.setenv("TERM", "dumb")
     append(two_nodes[0], ("0", b"\r 10%"))
     pump_all(on_tty(two_nodes, terminal, color=True))
@@ -436,24 +432,49 @@ def test_fit(text: str, columns: int, fitted: str) -> None:
     assert fit(text, columns) == fitted
 
 
-def test_what_was_printed_a_while_ago_is_no_longer_shown(tmp_path: Path) -> None:
+TRACE = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nKeyError: 1\n'
+
+
+def test_the_last_words_of_many_ranks_are_folded_to_a_count(tmp_path: Path) -> None:
+    logs = [log_in(tmp_path, node) for node in range(8)]
+    for node, log in enumerate(logs):
+        for rank in range(8 * node, 8 * node + 8):
+            trace = b"".join(b"[rank%d]: " % rank + line + b"\n" for line in TRACE.splitlines())
+            append(log, (str(rank), b"step\n" + trace))
+    out = io.StringIO()
+    screen = piped(logs, out, folds=True)
+    pump_all(screen)
+    assert screen.waits
+    assert screen.close(fold=True) == 64
+    assert [line.partition("| ")[2] for line in out.getvalue().splitlines()] == ["step"] * 64
+    assert sum("KeyError" in line for line in shown(logs)) == 64, "a command for logs shows all"
+
+
+def test_who_talks_on_has_only_told_of_an_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now[0])
     log = log_in(tmp_path, 0)
-    trace = [f"line {n}" for n in range(30)]
-    append(log, ("0", "\n".join([*trace, ""]).encode()))
-    screen = piped([log], io.StringIO(), ranks=1)
-    assert not screen.still_shows(trace, 0, 0)
+    out = io.StringIO()
+    screen = piped([log], out, folds=True)
+    append(log, ("0", b"epoch 1\n" + TRACE[:20]), ("0", TRACE[20:]))
     pump_all(screen)
-    assert screen.still_shows(trace, 0, 0) == 30
-    assert screen.still_shows([*trace, "another"], 0, 0) == 30
-    assert not screen.still_shows(trace, 0, 1) and not screen.still_shows(["line 3", "x"], 0, 0)
-    screen.say("orchestrator: in one line of ours: words")
-    assert not screen.still_shows(["words"], 0, 0) and not screen.still_shows(["line"], 0, 0)
-    append(log, ("1", "".join(f"[rank1]: {line}\n" for line in trace).encode()))
+    screen.tick()
+    assert out.getvalue() == "node0 rank0 | epoch 1\n"
+    now[0] += 1.0
+    append(log, ("0", b"epoch 2\n"))
     pump_all(screen)
-    assert screen.still_shows(trace, 0, 1) == 30, "torch's words before each line of a traceback"
-    append(log, ("1", b"x\n" * 80))
+    now[0] += 1.1
+    screen.tick()
+    told = [line.partition("| ")[2] for line in out.getvalue().splitlines()]
+    assert told == ["epoch 1", *TRACE.decode().splitlines(), "epoch 2"]
+    assert not screen.waits
+    append(log, ("0", TRACE))
     pump_all(screen)
-    assert not screen.still_shows(trace, 0, 0)
+    now[0] += 10.1
+    screen.tick()
+    assert screen.close(fold=True) == 0 and out.getvalue().count("KeyError") == 2
 
 
 def test_a_line_half_received_is_whole_for_who_comes_next(tmp_path: Path) -> None:
@@ -508,9 +529,11 @@ def test_a_crash_is_shown_without_the_frames_of_the_launcher(tmp_path: Path, siz
 def test_quiet_shows_nothing(tmp_path: Path) -> None:
     log = log_in(tmp_path, 0)
     append(log, ("0", b"a\n"))
-    screen = piped([log], io.StringIO(), quiet=True)
+    out = io.StringIO()
+    screen = piped([log], out, quiet=True)
     pump_all(screen)
-    assert not screen.still_shows(["a"], 0, 0)
+    screen.close()
+    assert not out.getvalue()
 
 
 def test_of_a_crash_the_programs_own_frames_are_its_last_words(tmp_path: Path) -> None:

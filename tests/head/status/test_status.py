@@ -43,7 +43,7 @@ def test_a_job_that_failed_says_why() -> None:
     failed = dataclasses.replace(RECORD, state="failed", ended=1061.0, verdict=cause)
     said = to_text(failed, from_record(failed)).splitlines()[-3:]
     assert said[0].startswith("  the cause: rank 2 on node 1 (gpu12), ")
-    assert said[0].endswith(": an exception: ValueError: bad")
+    assert said[0].endswith(": ValueError: bad")
     assert said[1:] == ["    at train.py:3 in main", "  what to do: mend it"]
     for state in ("stopped", "running"):  # its attempt before failed
         assert "cause" not in to_text(dataclasses.replace(failed, state=state), from_record(failed))

@@ -24,16 +24,14 @@ from orchestrator.records import cordons, machines
 from orchestrator.records.machines import machine_of
 
 
-def examine(
-    arguments: LaunchArguments, *, full: bool, hints: bool, as_json: bool, color: bool | None
-) -> int:
+def examine(arguments: LaunchArguments, *, full: bool, hints: bool, as_json: bool) -> int:
     began = time.monotonic()
     request, source = read_source(resolve(arguments))
     request, nodes = expect_code(request, try_all(request))
     diagnosis = diagnose(request, nodes, full=full, foreseen=foresee(source, nodes))
     diagnosis = replace(diagnosis, seconds=time.monotonic() - began)
     words = partial(examination.to_text, diagnosis, hints=hints)
-    output.result(examination.to_json(diagnosis), words, as_json=as_json, color=color)
+    output.result(examination.to_json(diagnosis), words, as_json=as_json)
     return EXIT_CHECK if diagnosis.bad else EXIT_DONE
 
 

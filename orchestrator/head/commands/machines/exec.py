@@ -39,7 +39,7 @@ from orchestrator.head.exec.shell import (
 )
 from orchestrator.head.nodes import environment
 from orchestrator.head.nodes.node_list import NumberedNode, choose, in_words, read_nodes
-from orchestrator.head.screen import output
+from orchestrator.head.screen import output, styles
 
 if TYPE_CHECKING:
     from orchestrator.records.experiment import Experiment
@@ -98,7 +98,6 @@ def execute(
     *,
     fold: bool,
     as_json: bool,
-    color: bool | None,
 ) -> int:
     """Run a command on all nodes at once; show what it prints, and the exit codes at the end."""
     if fold and as_json:
@@ -107,7 +106,7 @@ def execute(
         waiting_time("--timeout", limit)
     nodes = chosen.numbered()
     standard = standard_input()
-    shown = PrefixedOutput([node.index for node in nodes], color)
+    shown = PrefixedOutput([node.index for node in nodes])
     kept: dict[tuple[int, bool], Stream] = {}
 
     def sink_of(node: NumberedNode, errors: bool) -> Sink:
@@ -130,7 +129,7 @@ def execute(
         for piece in collected.json_pieces(outcomes, kept, code):
             output.pass_on(piece)
         return code
-    show_folded(nodes, kept, color)
+    show_folded(nodes, kept)
     if code not in (EXIT_DONE, NOBODY_READS):
         output.complain(summary(outcomes))
     return code
@@ -183,9 +182,9 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
     return EXIT_DONE if all(outcome.code == 0 for outcome in outcomes) else EXIT_FAILED
 
 
-def show_folded(nodes: Sequence[NumberedNode], kept: Streams, color: bool | None) -> None:
+def show_folded(nodes: Sequence[NumberedNode], kept: Streams) -> None:
     for heading, stream in collected.folded(nodes, kept):
-        output.write_out(output.paint(heading, "bold", output.terminal(color)))
+        output.write_out(output.paint(heading, styles.STRONG, output.terminal()))
         last = b"\n"
         for last in stream.pieces():
             output.pass_on(last.decode("utf-8", "replace"))
@@ -202,10 +201,10 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     rows: list[list[output.Cell]] = [["NODE", "NAME", "EXIT CODE", ""]]
     for (code, about, fix), nodes in sorted(alike.items(), key=lambda item: item[0][0] == "0"):
         name = nodes[0].node.name if len(nodes) == 1 else text.plural(len(nodes), "node")
-        painted = code if code == "0" else (code, "red")
+        painted = code if code == "0" else (code, styles.FAILED)
         rows.append([in_words([node.index for node in nodes]), name, painted, about])
         rows += [["", "", "", f"-> {fix}"]] * bool(fix)
-    return output.table(rows, output.terminal(None, sys.stderr), headed=True)
+    return output.table(rows, output.terminal(sys.stderr), headed=True)
 
 
 def meaning(code: int | None) -> str:

@@ -26,7 +26,7 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes import clock, machine
 from orchestrator.head.nodes.machine import Machine
 from orchestrator.head.nodes.node_list import Node, choose, read_nodes
-from orchestrator.head.screen import output
+from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import Request, resolve
@@ -36,7 +36,7 @@ from orchestrator.protocol.requests.machine import CheckedUp, Examine
 from orchestrator.records import cordons
 from orchestrator.records.machines import machine_of
 
-LOST = "bold red"
+LOST = styles.FAILED
 GPU_SECONDS = 40.0  # without persistence mode the driver is loaded for every query
 
 
@@ -52,7 +52,7 @@ MACHINES: Table[Machine] = Table(
         Column("CPUS", lambda node: str(node.cpus)),
         Column("MEMORY", lambda node: text.size(node.memory, binary=True)),
         Column("DISK FREE", machine.disk_text),
-        Column("TORCH", lambda node: node.torch or ("none", "yellow")),
+        Column("TORCH", lambda node: node.torch or ("none", styles.WARNING)),
         Column("GPUS", machine.gpu_text),
         Column("DRIVER", lambda node: node.driver or "-"),
         Column("NETWORK", machine.network_text),
@@ -62,10 +62,10 @@ MACHINES: Table[Machine] = Table(
 )
 
 
-def nodes(arguments: LaunchArguments, *, as_json: bool, color: bool | None) -> int:
+def nodes(arguments: LaunchArguments, *, as_json: bool) -> int:
     machines = find_machines(resolve(arguments))
     data = {"nodes": [machine.to_json(node) for node in machines]}
-    output.result(data, partial(to_text, machines), as_json=as_json, color=color)
+    output.result(data, partial(to_text, machines), as_json=as_json)
     return EXIT_DONE if all(node.reached for node in machines) else EXIT_NODE
 
 
@@ -118,7 +118,7 @@ def reasons(lost: Sequence[Machine], total: int) -> str:
 
 # -- who uses them --------------------------------------------------------------------------------
 
-FREE = "green"
+FREE = styles.DONE
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,10 @@ USERS: Table[Use] = Table(
 )
 
 
-def who(arguments: LaunchArguments, *, as_json: bool, color: bool | None) -> int:
+def who(arguments: LaunchArguments, *, as_json: bool) -> int:
     users = find_users(resolve(arguments))
     data = {"nodes": [users_json(used) for used in users]}
-    output.result(data, partial(users_text, users, time.time()), as_json=as_json, color=color)
+    output.result(data, partial(users_text, users, time.time()), as_json=as_json)
     return EXIT_DONE if all(used.error is None for used in users) else EXIT_NODE
 
 

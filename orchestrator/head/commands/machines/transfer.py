@@ -22,7 +22,7 @@ from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.schedulers.backend import backend_of
-from orchestrator.head.screen import output
+from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Progress, Terminal
 from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer.fetch import pull as pulling
@@ -61,7 +61,7 @@ def to_text(
     for part in parts:
         label = f"node{part.node}"
         if part.error is not None:
-            rows.append([label, part.name, ("-", "red"), "", "", ""])
+            rows.append([label, part.name, ("-", styles.FAILED), "", "", ""])
             notes.append(f"{label}: {part.error.what}")
             notes += [f"  -> {part.error.fix}"] * bool(part.error.fix)
             continue

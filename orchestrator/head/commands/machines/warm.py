@@ -33,7 +33,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.environment import chosen
 from orchestrator.head.nodes.node_list import Node, choose, read_nodes
-from orchestrator.head.screen import output
+from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.start.stages import Launched
 from orchestrator.head.status import containers
@@ -135,7 +135,7 @@ def to_text(answers: Replies, terminal: Terminal) -> str:
 def lines_of(answers: Replies) -> Iterator[Line]:
     for node, answer in answers:
         if isinstance(answer, OrchestratorError):
-            yield Line(node.place, ("unreachable", "red"), answer.what)
+            yield Line(node.place, ("unreachable", styles.FAILED), answer.what)
             continue
         pairs = answer.pairs if isinstance(answer, WarmPairs) else ()
         if not pairs:
@@ -149,7 +149,7 @@ def lines_of(answers: Replies) -> Iterator[Line]:
                 parts.append(f"{', '.join(sorted({*pair.skipped}))} are left to the ranks")
             yield Line(
                 node.place,
-                ("warm", "green") if pair.ready else ("importing", "yellow"),
+                ("warm", styles.DONE) if pair.ready else ("importing", styles.WARNING),
                 f"{since}, {left}",
                 size(pair.memory, binary=True),
                 pair.python,
@@ -195,7 +195,6 @@ def to_data(answers: Replies) -> dict[str, object]:
 IDLE_SECONDS = 600.0  # without use after which they are closed
 START_SECONDS = 20.0
 POLL_SECONDS = 0.05
-STATES = {"open": "green", "connecting": "", "lost": "bold red"}
 NODE_PATIENCE_SECONDS = 2.0  # with a node whose connection may be dead
 
 
@@ -243,7 +242,7 @@ def held_text(held: Holding | None, closed: bool, terminal: Terminal) -> str:
         return "orchestrator: no connections are held open"
     rows: list[list[Cell]] = [["NODE", "CONNECTION", "COMMANDS NOW", ""]]
     for one in held.connections:
-        state: Cell = "closed" if closed else (one.state, STATES[one.state])
+        state: Cell = "closed" if closed else (one.state, styles.STATES.get(one.state, ""))
         rows.append([one.node, state, str(one.sessions or "-"), one.why])
     ends = f"process {held.pid} " + (
         "is gone" if closed else f"ends after {duration(held.idle)} without use"

@@ -80,6 +80,7 @@ class Rank:
             self.spec: RankSpec = in_this_locale(json.load(file))
         self.rank = int(os.environ["RANK"])
         self.local = int(os.environ["LOCAL_RANK"])
+        self.began = time.time()
         self.forked = False  # of torchrun's agent, torch and all; else a Python of its own
 
     def report(self, report: Report) -> None:
@@ -295,7 +296,7 @@ class Rank:
         sys.stderr.flush()
         frames = traceback.extract_tb(first)
         here = users_line(frames)
-        hide = self.hiding()
+        hide, source_lines = self.hiding(), loaded("source_lines.py")
         text, description = hide(text), hide(text_of(error))
         message = f"{type(error).__name__}: {description}"
         record: ErrorRecord = {
@@ -307,7 +308,7 @@ class Rank:
             "file": here.filename if here else "",
             "line": (here.lineno or 0) if here else 0,
             "function": here.name if here else "",
-            "code": hide(here.line or "") if here else "",
+            "source": source_lines.hidden(source_lines.around(error, here, self.began), hide),
         }
         if not write_json(os.path.join(self.run, f"error_{self.local}.json"), record):
             self.report({"event": "raised", "error": shortened(record)})  # under PIPE_BUF
@@ -319,12 +320,18 @@ class Rank:
 
     def hiding(self) -> Callable[[str], str]:
         """Return what takes the secrets of this job out of a text, as its supervisor does."""
-        path = os.path.join(os.path.dirname(__file__), *[os.pardir] * 3, "common", "hiding.py")
-        module: Any = types.ModuleType("orchestrator_hiding")
-        importlib.machinery.SourceFileLoader(module.__name__, path).exec_module(module)
+        module = loaded(*[os.pardir] * 3, "common", "hiding.py")
         env = {**os.environ, **self.spec.get("env", {})}
         secrets = module.of_environment(env, self.spec.get("secrets", ()))
         return lambda text: module.hide(text, secrets)
+
+
+def loaded(*path: str) -> Any:
+    """Load a module that only a rank which fails has a use for."""
+    module = types.ModuleType("orchestrator_" + path[-1].removesuffix(".py"))
+    place = os.path.join(os.path.dirname(__file__), *path)
+    importlib.machinery.SourceFileLoader(module.__name__, place).exec_module(module)
+    return module
 
 
 def end_in_time(code: int) -> None:
@@ -376,7 +383,7 @@ def shortened(record: ErrorRecord) -> ErrorRecord:
         "traceback": "",
         "file": record["file"][:150],
         "function": record["function"][:150],
-        "code": record["code"][:150],
+        "source": None,
     }
 
 

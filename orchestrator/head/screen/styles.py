@@ -1,0 +1,48 @@
+"""What a colour means on every screen, and whether there are any."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+# The styles, as Rich spells them.
+FAILED, WARNING, DONE, UNKNOWN = "bold red", "yellow", "green", "cyan"
+DIM, STRONG = "dim", "bold"
+CODES = {FAILED: "1;31", WARNING: "33", DONE: "32", UNKNOWN: "36", DIM: "2", STRONG: "1"}
+# What becomes of jobs, nodes and ranks.
+STATES = {
+    **dict.fromkeys(("running", "done", "open"), DONE),
+    **dict.fromkeys(("failed", "lost", "unreachable", "unknown there"), FAILED),
+    **dict.fromkeys(("stopped", "starting", "queued", "restarting"), WARNING),
+}
+
+_chosen: list[bool | None] = [None]
+
+
+def choose(color: bool | None) -> None:
+    """Take what the user says with --color or --no-color; None leaves it to the surroundings."""
+    _chosen[0] = color
+
+
+def shown(out: TextIO | None = None) -> bool:
+    """Tell whether standard output, or `out`, gets colours: --color, the environment, a terminal.
+
+    NO_COLOR, FORCE_COLOR, CLICOLOR and CLICOLOR_FORCE are those of other programs.
+    """
+    if _chosen[0] is not None:
+        return _chosen[0]
+    if os.environ.get("NO_COLOR"):
+        return False
+    if any(
+        os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")
+    ):
+        return True
+    out = out or sys.stdout
+    calm = os.environ.get("TERM") == "dumb" or os.environ.get("CLICOLOR") == "0"
+    return out is not None and out.isatty() and not calm
+
+
+def styled(text: str, style: str) -> str:
+    """Return a text in a style, for what is printed: where no colours show, they are taken out."""
+    return f"\x1b[{CODES[style]}m{text}\x1b[0m" if style and text else text
