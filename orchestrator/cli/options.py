@@ -17,6 +17,7 @@ from orchestrator.common.text import parse_seconds
 from orchestrator.config.launch import (
     DEFAULT_WARM,
     GROUPS,
+    OUTPUT,
     Launch,
     LaunchArguments,
     Option,
@@ -148,6 +149,8 @@ def color_option(function: Any) -> Any:
     """Give a command --color and --no-color, which hold for all that it prints."""
     return click.option(
         "--color/--no-color",
+        cls=GroupedOption,
+        group=OUTPUT,
         default=None,
         expose_value=False,
         callback=choose_color,

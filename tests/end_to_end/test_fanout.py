@@ -16,7 +16,7 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.nodes.node_list import choose, read_nodes
-from orchestrator.head.screen.output import Progress
+from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
 from orchestrator.head.transfer import push as pushing

@@ -56,7 +56,7 @@ def together(text: str) -> str:
 TABLE = {
     "raise": Planted(
         together("raise ValueError('bad batch')  # HERE"),
-        "exception", "^ValueError: bad batch$", "fix the line",
+        "exception", "^ValueError: bad batch$", r"fix \S+:\d+$",
     ),
     "wrapped": Planted(
         together("""
@@ -65,7 +65,7 @@ try:
 except KeyError as error:
     raise RuntimeError('no such option') from error  # HERE
 """),
-        "exception", "RuntimeError: no such option", "fix the line",
+        "exception", "RuntimeError: no such option", r"fix \S+:\d+$",
     ),
     "slow to leave, so that the echo is heard first": Planted(
         together("""
@@ -74,7 +74,7 @@ atexit.register(time.sleep, 5)
 dist.destroy_process_group()
 raise ValueError('bad batch')  # HERE
 """),
-        "exception", "^ValueError: bad batch$", "fix the line", 2,
+        "exception", "^ValueError: bad batch$", r"fix \S+:\d+$", 2,
     ),
     "its keeper slow, so that its end is heard of last": Planted(
         together("""
@@ -96,7 +96,7 @@ if rank == 1:
     list(torch.utils.data.DataLoader(Rows(), num_workers=1))
 dist.all_reduce(torch.ones(1))
 """,
-        "exception", r"^IndexError: index 5 .*\(in DataLoader worker process 0\)", "fix the line",
+        "exception", r"^IndexError: index 5 .*\(in DataLoader worker process 0\)", r"fix \S+:\d+$",
     ),
     "MemoryError": Planted(
         together("""
@@ -188,7 +188,7 @@ dist.all_reduce(torch.ones(1))
     ),
     "a syntax error": Planted(
         "if rank == 1:\n    exec(compile('a = (\\n', 'model.py', 'exec'))\njoin()",
-        "exception", "^SyntaxError: ", "fix the line",
+        "exception", "^SyntaxError: ", r"fix \S+:\d+$",
     ),
     "no such file": Planted(
         together("open('/data/config.yaml')  # HERE"),
@@ -204,15 +204,15 @@ dist.all_reduce(torch.ones(1))
     ),
     "too deep": Planted(
         "def deeper(n):\n    return deeper(n + 1)  # HERE\n" + together("deeper(0)"),
-        "exception", "^RecursionError: maximum recursion depth", "fix the line",
+        "exception", "^RecursionError: maximum recursion depth", r"fix \S+:\d+$",
     ),
     "KeyboardInterrupt in code": Planted(
         together("raise KeyboardInterrupt  # HERE"),
-        "exception", "^KeyboardInterrupt$", "fix the line",
+        "exception", "^KeyboardInterrupt$", r"fix \S+:\d+$",
     ),
     "a child that fails": Planted(
         together("subprocess.run(['sh', '-c', 'echo no data; exit 4'], check=True)  # HERE"),
-        "exception", "^CalledProcessError: .*returned non-zero exit status 4", "fix the line",
+        "exception", "^CalledProcessError: .*returned non-zero exit status 4", r"fix \S+:\d+$",
     ),
     "one rank never joins": Planted(
         "if rank == 1: sys.exit(0)\njoin(2)",

@@ -25,7 +25,8 @@ from orchestrator.common.errors import (
 )
 from orchestrator.config.launch import Where
 from orchestrator.head.screen import output, styles
-from orchestrator.head.screen.output import Cell, Column, Progress, Table, Terminal
+from orchestrator.head.screen.output import Cell, Column, Table, Terminal
+from orchestrator.head.screen.progress import Progress
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, shown
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.common import files
 from orchestrator.common.errors import EXIT_DONE, EXIT_STOPPED, OrchestratorError, UsageError
-from orchestrator.common.text import plural
+from orchestrator.common.text import duration, plural
 from orchestrator.config.launch import View, Where
 from orchestrator.head.background.process import Answers, Background, Pipe
 from orchestrator.head.follow import verdict
@@ -21,17 +21,19 @@ from orchestrator.head.follow.notify.notifier import notifier_of
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.schedulers.backend import backend_of
-from orchestrator.head.screen import output, styles
+from orchestrator.head.screen import output, progress, styles
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.keyboard import Keys
+from orchestrator.head.screen.lines import fit
 from orchestrator.head.screen.log_reader import last_words
 from orchestrator.head.screen.output import say
-from orchestrator.head.screen.screen import Screen, fit
+from orchestrator.head.screen.screen import Screen
 from orchestrator.head.start.job import Ending, Followed, Stay, make_screen
 from orchestrator.head.status import status
 from orchestrator.head.status.find_job import FoundJob, adopt_job
 from orchestrator.records import experiments, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, this_head
+from orchestrator.records.metrics import progress as job_progress
 from orchestrator.records.outcome import Cause, Head
 
 if TYPE_CHECKING:
@@ -129,26 +131,23 @@ def report_end(experiment: Experiment, record: JobRecord, screen: Screen | None 
     All of it fits on a small terminal, however many ranks have failed.
     """
     assert record.ended is not None and record.exit_code is not None
-    took = f"{record.ended - record.started:.1f} s"
     cause = record.verdict
-    lines = []
+    lines = [f"{state_of(record)} after {duration(record.ended - record.started)}"]
     if words := goodput.in_words({} if screen is None else record.goodput):
-        lines.append(f"time spent: {words}")
+        lines[0] += f" ({words})"
     if cause is None or record.state == "stopped":
         reason = cause.message if cause else ""
-        by_user = reason in (
-            verdict.STOPPED_BY_USER,
-            verdict.KILLED_BY_USER,
-        )  # who reads that knows
-        reason = "" if by_user else f" ({reason})" * bool(reason)
-        lines += [f"{state_of(record)} after {took}{reason}: {output.path(experiment.path)}"]
-        for line in [*lines, *report_attempts(record)]:
-            say(line)
-        return record.exit_code
-    lines += [f"{state_of(record)} after {took}; all logs are in {output.path(experiment.logs)}"]
-    lines += report_attempts(record)
+        if reason and reason not in (verdict.STOPPED_BY_USER, verdict.KILLED_BY_USER):
+            lines[0] += f" ({reason})"  # of which the user may not know
+        lines[0] = progress.SEPARATOR.join([lines[0], *how_far(experiment, record)])
+        lines += [*report_attempts(record), *closing(experiment, record)]
+    else:
+        lines[0] += f"; all logs are in {output.path(experiment.logs)}"
+        lines += report_attempts(record)
     for line in lines:
-        say(line)
+        (output.own if line.startswith("  ") else say)(line)
+    if cause is None or record.state == "stopped":
+        return record.exit_code
     tree = manifest.working_tree(experiment)
     known = cause.node is not None and cause.node < len(record.nodes)
     rank = "" if cause.rank is None else f" --rank {cause.rank}"
@@ -161,6 +160,20 @@ def report_end(experiment: Experiment, record: JobRecord, screen: Screen | None 
     for line in told:
         (output.own if line.startswith("  ") else say)(line)
     return record.exit_code
+
+
+def how_far(experiment: Experiment, record: JobRecord) -> list[str]:
+    """Say what a job has come to."""
+    steps = job_progress.all_steps(experiment.path, record)
+    known, _ = job_progress.of(experiment.path, record, steps)
+    return job_progress.parts(replace(known, rate=None, left=None))
+
+
+def closing(experiment: Experiment, record: JobRecord) -> list[str]:
+    """Say where all of it is, and what is usually typed next."""
+    word = "rerun" if record.state == "stopped" else "report"
+    name = shlex.quote(experiment.name)
+    return [f"  where: {output.path(experiment.path)}", f"  next:  orchestrator {word} {name}"]
 
 
 def state_of(record: JobRecord) -> str:

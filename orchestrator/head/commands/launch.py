@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from orchestrator.common import interrupt
 from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.common.text import plural
@@ -35,7 +37,7 @@ def follow_up(launched: Launched, arguments: LaunchArguments) -> int:
     if arguments.detach and not interrupt.end_is_wanted():
         code = detach(launched, arguments.where)
     else:
-        if in_foreground():
+        if in_foreground() and not sys.stdout.isatty():  # where a line that moves says so
             say(KEYS)
         code = follow.follow_launched(launched, arguments.view, where=arguments.where)
     if keeping is not None:

@@ -39,7 +39,7 @@ from orchestrator.head.prune.plan import (
 )
 from orchestrator.head.prune.remove import FAILED, KEPT, REMOVED, Removal
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import Progress
+from orchestrator.head.screen.progress import Progress
 from orchestrator.records.checkpoint_store import shown
 
 STATES = {"done": "green", "failed": "red", "lost": "red"}

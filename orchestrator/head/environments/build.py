@@ -17,6 +17,7 @@ from orchestrator.head.environments import wheels
 from orchestrator.head.environments.requirements import Requirements
 from orchestrator.head.environments.wheels import Kind
 from orchestrator.head.nodes.facts import by_value
+from orchestrator.head.screen.progress import Progress, counted
 from orchestrator.head.transfer.spread import PassingOn, first_failed, peers, send_to_all
 from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.requests.environments import (
@@ -107,11 +108,13 @@ def make_kind(
     """Make it on nodes of one kind: wheels that the oldest libc takes fit all of them."""
     kind = min((kind for _, kind, _ in members), key=lambda kind: kind.minor)
     nodes = [node for node, _, _ in members]
-    directory = wheels.wheels_for(kind, key, wanted.sources, say)
+    with Progress("resolving and downloading"):
+        directory = wheels.wheels_for(kind, key, wanted.sources, say)
     tree = of_files(directory, lambda path: 0o755 if path.name == "uv" else 0o644)
     say(f"{plural(len(nodes), 'node')} ({kind}): {plural(tree.files, 'file')}, {size(tree.size)}")
     places = [Place(kind=STORE)] * len(nodes)
-    sent = send_to_all(peers(nodes), places, tree, passing_on=PassingOn(), say=say)
+    with Progress("sending packages", tree.size * len(nodes)) as progress:
+        sent = send_to_all(peers(nodes), places, tree, progress.add, PassingOn(), say)
     changed = first_failed(sent)
     if changed:
         raise CheckFailed(f"{directory / os.fsdecode(changed)} was changed meanwhile")
@@ -133,7 +136,8 @@ def make_kind(
         return Outcome(name, path, progress.packages, made=True)
 
     pairs = [(n, s, path) for (n, _, path), s in zip(members, sent, strict=True)]
-    results = fleet.everywhere(pairs, build)
+    with counted("installing", build, pairs) as counting:
+        results = fleet.everywhere(pairs, counting)
     return [
         Outcome(node.node.name, problem=str(result), lost=True)
         if isinstance(result, OrchestratorError)

@@ -14,7 +14,7 @@ from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.output import OURS
 from orchestrator.head.screen.screen import Display
-from orchestrator.head.screen.styles import DIM, FAILED, styled
+from orchestrator.head.screen.styles import FAILED, styled
 from orchestrator.protocol.events import (
     Ended,
     Event,
@@ -119,7 +119,7 @@ class FollowedJob:
         self.disk_is_full = False
 
     def say(self, text: str) -> None:
-        self.display.say(f"{styled(OURS, DIM)} {text}")
+        self.display.say(f"{OURS} {text}")
 
     @property
     def at_work(self) -> list[NodeFollower]:

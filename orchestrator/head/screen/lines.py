@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+import unicodedata
 
 LONGEST_CHARACTERS = 64 * 1024 - 1  # of a line before it is cut; with the mark, 64 Ki
 CONTINUED = "…"
@@ -115,3 +116,21 @@ def _picture(control: re.Match[str]) -> str:
     if code < 0x20:
         return chr(0x2400 + code)
     return "␡" if code == 0x7F else "\N{REPLACEMENT CHARACTER}"
+
+
+def fit(text: str, columns: int) -> str:
+    """Return as much of the beginning of `text` as fits into so many columns of a terminal."""
+    if text.isascii():
+        return text[: max(0, columns)]
+    used = 0
+    for at, character in enumerate(text):
+        used += _columns(character)
+        if used > columns:
+            return text[:at]
+    return text
+
+
+def _columns(character: str) -> int:
+    if unicodedata.east_asian_width(character) in "WF":
+        return 2
+    return 0 if unicodedata.category(character) in ("Mn", "Me", "Cf") else 1

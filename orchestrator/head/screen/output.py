@@ -19,8 +19,7 @@ import signal
 import sys
 import termios
 import threading
-import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TextIO, TypeVar
@@ -43,7 +42,6 @@ LEAVES_SCREEN = (
     b"\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?2004l\x1b[<u\x1b[?1049l\x1b[?25h"
 )
 OURS = "orchestrator:"  # begins each line that is none of the program
-PROGRESS_SECONDS = 0.2  # between two writings of how much is done
 SHORT_COLUMNS = 20  # of a table that are no wider are never wrapped
 
 
@@ -81,8 +79,9 @@ def pass_on(text: str, out: TextIO | None = None) -> bool:
     try:
         if isinstance(out, io.TextIOWrapper):
             out.reconfigure(errors="drawn")  # it writes first what a reader has not taken
-        out.write(safe(text))
-        out.flush()
+        with above_the_line():
+            out.write(safe(text))
+            out.flush()
     except OSError as error:
         if not is_full(error) and error.errno not in GONE:
             raise
@@ -156,8 +155,9 @@ def complain(text: str, end: str = "\n") -> None:
     if sys.stderr is None:  # as above
         return
     try:
-        sys.stderr.write(safe(text) + end)
-        sys.stderr.flush()
+        with above_the_line():
+            sys.stderr.write(safe(text) + end)
+            sys.stderr.flush()
     except OSError as error:
         if error.errno not in GONE:
             raise
@@ -198,10 +198,28 @@ def clear() -> None:
         sys.stdout.write("\x1b[H\x1b[J")
 
 
+_moving = threading.RLock()  # whoever holds it may write to the terminal
+_line = [""]  # that moves, below all that is printed
+
+
 def status(line: str) -> None:
     """Replace the last line of a terminal on standard error; an empty one goes away."""
-    sys.stderr.write(f"\r\x1b[K{clean(line)}")
-    sys.stderr.flush()
+    with _moving, contextlib.suppress(OSError):
+        _line[0] = clean(line, color=True)
+        sys.stderr.write(f"\r\x1b[K{_line[0]}")
+        sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def above_the_line() -> Iterator[None]:
+    """Take the moving line away while something else is printed."""
+    with _moving:
+        line = _line[0]
+        if line:
+            status("")
+        yield
+        if line:
+            status(line)
 
 
 def printable(text: str) -> str:
@@ -268,35 +286,6 @@ def _drawn(
     with console.capture() as captured:
         console.print(grid, crop=False)
     return [line.rstrip() for line in captured.get().splitlines()]
-
-
-class Progress:
-    """Shows how many bytes are done, from any thread, on a terminal's line that goes at the end."""
-
-    def __init__(self, what: str, size: int = 0, *, quiet: bool = False) -> None:
-        self.what, self.size, self.done = what, size, 0
-        self.lock = threading.Lock()  # transfers add from threads of their own
-        self.tty = sys.stderr.isatty() and not quiet
-        self.next = time.monotonic() + PROGRESS_SECONDS
-        self.dirty = False
-
-    def add(self, count: int) -> None:
-        with self.lock:
-            self.done += count
-            if self.tty and time.monotonic() > self.next:
-                self.next = time.monotonic() + PROGRESS_SECONDS
-                self.dirty = True
-                status(f"{self.what}: {text.size(self.done)} of {text.size(self.size)}")
-
-    def clear(self) -> None:
-        if self.dirty:
-            status("")
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.clear()
 
 
 # -- tables whose columns are known ----------------------------------------------------------------

@@ -12,15 +12,15 @@ import os
 import queue
 import threading
 import time
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
 from orchestrator.common.text import plural, size
-from orchestrator.head.screen.lines import LineSplitter, clean, plain
+from orchestrator.head.screen.lines import LineSplitter, clean, fit, plain
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader, last_begin
 from orchestrator.head.screen.output import OURS, is_full
+from orchestrator.head.screen.styles import DIM, styled
 from orchestrator.head.screen.tracebacks import CrashDump, HeldStack
 
 FRAME_SECONDS = 0.05  # between two paintings of a terminal
@@ -112,6 +112,8 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Print a message of our own above the live area."""
+        if text.startswith(OURS):
+            text = styled(OURS, DIM) + text[len(OURS) :]
         lines = (clean(line, self._color) for line in text.split("\n"))
         self._paint("".join(f"{line}\n" for line in lines))
 
@@ -147,7 +149,8 @@ class Screen:
         """Show what was held back for long enough, and how far the job is."""
         now = time.monotonic()
         if self._tty and self.status is not None:
-            self._status_row = self.status(_terminal_size(self._out)[0] - 1)
+            row = self.status(_terminal_size(self._out)[0] - 1)
+            self._status_row = clean(row, self._color)
         due = ((stream, stream.held.due(now)) for stream in list(self._streams()))
         self._paint("".join(self._lines(stream, lines) for stream, lines in due))
 
@@ -285,24 +288,6 @@ class Screen:
 def of_torch_alone(line: str) -> bool:
     """Tell whether a line is one of torch's remarks that are left out here."""
     return line.startswith(("[W", "USDT:")) and any(noise.decode() in line for noise in NOISE)
-
-
-def fit(text: str, columns: int) -> str:
-    """Return as much of the beginning of `text` as fits into so many columns of a terminal."""
-    if text.isascii():
-        return text[: max(0, columns)]
-    used = 0
-    for at, character in enumerate(text):
-        used += _columns(character)
-        if used > columns:
-            return text[:at]
-    return text
-
-
-def _columns(character: str) -> int:
-    if unicodedata.east_asian_width(character) in "WF":
-        return 2
-    return 0 if unicodedata.category(character) in ("Mn", "Me", "Cf") else 1
 
 
 def _terminal_size(out: TextIO) -> tuple[int, int]:

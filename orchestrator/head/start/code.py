@@ -26,7 +26,7 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import by_value, listed
 from orchestrator.head.plan.model import Target
 from orchestrator.head.plan.plan import ENGINE
-from orchestrator.head.screen.output import Progress
+from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.nodes import Nodes, reach_all
 from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code import shared

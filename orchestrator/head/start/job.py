@@ -17,6 +17,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import ask_once, for_now
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.follow.monitors.job_line import JobLine
 from orchestrator.head.follow.notify.notifier import Notifier
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.run import Backend, Grow, Run
@@ -128,6 +129,7 @@ class Stay:
             grow=self.grow_with(record, display),
         )
         followers = self.followers_of(run, attempt)
+        display.screen.status = JobLine(run.job)
         display.start()
         try:
             run.go(followers, self.keys)

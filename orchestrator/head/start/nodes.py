@@ -24,6 +24,7 @@ from orchestrator.head.nodes.facts import ProbedNode, by_value, listed
 from orchestrator.head.nodes.node_list import Node, read_nodes
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.schedulers import queue
+from orchestrator.head.screen.progress import counted
 from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code.scan import Scan
 from orchestrator.head.transfer.code.shared import marker
@@ -197,7 +198,8 @@ def reach_these(
             question = probe.replace(marker=path, port=port if node is nodes[0] else None)
             return reach(transport, node, question)
 
-        results = fleet.everywhere(nodes, reach_node)
+        with counted("connecting", reach_node, nodes) as counting:
+            results = fleet.everywhere(nodes, counting)
     return Nodes(
         source=source,
         transport=transport,

@@ -27,6 +27,7 @@ from orchestrator.head.plan.dry_run import foreseen_lines
 from orchestrator.head.plan.model import Foreseen, Plan
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.screen import output
+from orchestrator.head.screen.progress import Progress, counted
 from orchestrator.head.start import payload, record, selection
 from orchestrator.head.start.code import HOME, expect_code, reach_with_code
 from orchestrator.head.start.nodes import Nodes, reach_all
@@ -93,7 +94,8 @@ def launch(request: Request, say: Say) -> Launched:
     except NoTorch as error:
         raise NoTorch(error.nodes, foresee(read_source(request)[1], nodes).command) from error
     with discarded_on_error(prepared.experiment):
-        selection.check(request, prepared.nodes, say)
+        with Progress("checking"):
+            selection.check(request, prepared.nodes, say)
         bring_checkpoint(prepared, say)
     prepared.times["checked"] = time.time()
     peers_port = prepared.nodes.reached[0].facts.peers_port or 0
@@ -346,7 +348,12 @@ def start_all(
 ) -> list[StartedHere | OrchestratorError]:
     """Start all parts at once; if one cannot start, end the others again."""
     pairs = list(zip(channels, orders, strict=True))
-    results = fleet.everywhere(pairs, lambda pair: pair[0].ask(pair[1], START_PATIENCE_SECONDS))
+
+    def ask(pair: tuple[NodeChannel, Start]) -> StartedHere:
+        return pair[0].ask(pair[1], START_PATIENCE_SECONDS)
+
+    with counted("starting", ask, pairs) as counting:
+        results = fleet.everywhere(pairs, counting)
     if any(isinstance(result, OrchestratorError) for result in results):
         reason = "not started"
         ends = [End(job=starting.job, node=n.index, why=reason, grace=0.0) for n in starting.nodes]

@@ -15,7 +15,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
-from orchestrator.head.screen.output import Progress
+from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.fetch.fetch import entry_of
 from orchestrator.head.transfer.peer import Moved, Peer, kept_alive
 from orchestrator.head.transfer.send import Outbox, Sender
@@ -105,12 +105,13 @@ def push(
                 progress.size += sender.size
                 if not (together or dry_run):
                     sender.go()
+                    progress.node_done()
             return sender
 
         with kept_alive(begun_peers):
             begun = fleet.everywhere(targets, begin)
         if together:
-            pass_on(begun, passing_on, say)
+            pass_on(begun, passing_on, say)  # all at once: none is done before the others
     moved = [sent_by(sender, dry_run=dry_run) for sender in begun]
     return [
         replace(part, node=target.index, name=target.node.name, into=cargo.directory)

@@ -21,7 +21,7 @@ from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import OWN_BRIDGES, listed
-from orchestrator.head.screen.output import Progress
+from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree, Peer, kept_alive
 from orchestrator.head.transfer.schedule import HEAD, WIDTH, Order, Rules, Schedule
 from orchestrator.head.transfer.send import PUT_SECONDS, Outbox, Seen, Sender, Sent

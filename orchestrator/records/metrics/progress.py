@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import UsageError
+from orchestrator.common.text import duration, size
 from orchestrator.config import resolved
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics import trainers
@@ -28,6 +29,22 @@ class Progress:
     left: float | None = None  # seconds
     slowest: str = ""  # the rank that keeps the others waiting
     trainer: int = 1  # whose step it is: the newest that is at work
+
+
+def parts(progress: Progress) -> list[str]:
+    """Say how far a job is, in some texts: its step, its loss, its speed, the time that is left."""
+    if progress.step is None:
+        return []
+    words = [f"step {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
+    if progress.trainer > 1:
+        words[0] += f" (Trainer {progress.trainer})"
+    if progress.lost or progress.loss is not None:
+        words.append("loss NaN" if progress.lost else f"loss {progress.loss:.4g}")
+    if progress.rate is not None:
+        words.append(f"{size(progress.rate).removesuffix('B').strip()}/s")
+    if progress.left is not None and progress.left >= 1.0:
+        words.append(f"{duration(round(progress.left))} left")
+    return words
 
 
 @dataclass(frozen=True)

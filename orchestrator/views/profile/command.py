@@ -28,7 +28,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.clock import Clock
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import Progress
+from orchestrator.head.screen.progress import Progress
 from orchestrator.head.status.find_job import find_experiment
 from orchestrator.head.transfer.fetch.fetch import Fetch, plain
 from orchestrator.protocol import profiling
@@ -115,9 +115,7 @@ def of_running(
 
 
 def showing(what: str, options: ProfileOptions, count: int = 0) -> Progress:
-    progress = Progress(what, count)
-    progress.tty = progress.tty and not options.as_json
-    return progress
+    return Progress(what, count, quiet=options.as_json)
 
 
 def read(directory: Path, options: ProfileOptions) -> Reading:

@@ -23,8 +23,9 @@ from hypothesis import given, settings
 from orchestrator.cli import run
 from orchestrator.head.screen import output
 from orchestrator.head.screen import screen as screen_module
+from orchestrator.head.screen.lines import fit
 from orchestrator.head.screen.log_reader import LogFile, last_words
-from orchestrator.head.screen.screen import Screen, fit
+from orchestrator.head.screen.screen import Screen
 from tests.gears import examples
 from tests.head.screen.test_lines import BYTES
 from tests.head.screen.test_log_reader import append, log_in

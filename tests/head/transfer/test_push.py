@@ -15,7 +15,7 @@ from orchestrator.common.folder import IS_DIRECTORY, Folder, Partial
 from orchestrator.head.commands.machines.transfer import notes_on
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node, NumberedNode
-from orchestrator.head.screen.output import Progress
+from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer.peer import Moved
 from orchestrator.node.transfer.directory import LABEL

@@ -81,7 +81,7 @@ def test_findings_stand_out() -> None:
     found = [Bottleneck("node", "node 1 is slow"), Bottleneck("wrong", "a wrong sum")]
     text = report.to_text(told(2), found, [], Terminal(color=True))
     assert "\x1b[33mSLOW: node 1 is slow\x1b[0m" in text
-    assert "\x1b[31mWRONG: a wrong sum\x1b[0m" in text
+    assert "\x1b[1;31mWRONG: a wrong sum\x1b[0m" in text
     assert "every result is right" not in text
 
 

@@ -23,7 +23,8 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output, styles
-from orchestrator.head.screen.output import Cell, Progress, Terminal
+from orchestrator.head.screen.output import Cell, Terminal
+from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer.fetch import pull as pulling
 from orchestrator.head.transfer.peer import Moved
@@ -204,7 +205,7 @@ def push(
     cargo = pushing.load(source, destination)
     transport = chosen.transport()
     said: list[str] = []
-    with Progress("sending", quiet=as_json) as progress:
+    with Progress("sending", nodes=len(targets), quiet=as_json) as progress:
         parts = pushing.push(transport, targets, cargo, progress, dry_run=dry_run, say=said.append)
     code = exit_code(parts)
 

@@ -12,7 +12,7 @@ from orchestrator.common.errors import NodeError
 from orchestrator.common.text import Say
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.ssh_config import Login
-from orchestrator.head.screen.output import Progress
+from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.fetch.fetch import plain
 from orchestrator.head.transfer.fetch.gathered import holding_of
 from orchestrator.head.transfer.fetch.pull import LIST_SECONDS, content

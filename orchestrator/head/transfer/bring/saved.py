@@ -17,7 +17,8 @@ from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.common.text import Say
 from orchestrator.config import resolved
 from orchestrator.head.connect import fleet
-from orchestrator.head.screen.output import Progress, printable
+from orchestrator.head.screen.output import printable
+from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.bring import decide
 from orchestrator.head.transfer.bring.checkpoint import Partner
 from orchestrator.head.transfer.bring.decide import Copying, Decision, Key, View

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import attending, kept_if_well
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.screen.output import Progress
+from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.fetch import gathered
 from orchestrator.head.transfer.fetch.fetch import Fetch, plain
 from orchestrator.head.transfer.fetch.gathered import Gathering
@@ -68,16 +68,20 @@ def pull(
     answers = fleet.everywhere(sources, lambda source: ask(transport, source))
     listed = [answer for answer in answers if isinstance(answer, Listed)]
 
-    def fetch(node: Listed, files: Sequence[OutputFile]) -> Moved:
+    def fetch(
+        node: Listed, files: Sequence[OutputFile], done: Callable[[], None] = lambda: None
+    ) -> Moved:
         if dry_run:
             return Moved(files=[file.path for file in files])
         make_place(node.source.into)
-        return Fetch(
+        moved = Fetch(
             *(node.channel, node.place, node.source.into),
             label=node.source.label,
             replace=lambda _: node.source.replace,
             progress=progress.add,
         ).go(files)
+        done()
+        return moved
 
     with contextlib.ExitStack() as opened:
         for node in listed:
@@ -86,7 +90,8 @@ def pull(
         progress.size = sum(file.size for node in nodes for file in (*node.first, *node.again))
         if not dry_run:
             check_room(nodes)
-        first = fleet.everywhere(nodes, lambda node: fetch(node, node.first))
+        progress.nodes = len(nodes)
+        first = fleet.everywhere(nodes, lambda node: fetch(node, node.first, progress.node_done))
         again = fleet.everywhere(nodes, lambda node: fetch(node, node.again))
     moved = {
         node.source.index: together(node, *parts)

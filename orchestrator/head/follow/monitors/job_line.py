@@ -1,0 +1,82 @@
+"""Says in one line how far a job is that is followed, or what its start waits for."""
+
+from __future__ import annotations
+
+import time
+
+from orchestrator.common.text import duration
+from orchestrator.head.follow.followed_job import FollowedJob
+from orchestrator.head.follow.job_end import Outcome
+from orchestrator.head.follow.restarts import Restarts
+from orchestrator.head.screen import styles
+from orchestrator.head.screen.keyboard import in_foreground
+from orchestrator.head.screen.progress import joined
+from orchestrator.records.metrics import progress
+
+LOOK_SECONDS = 1.0  # between two looks at the metrics, or twenty times what one takes
+
+Part = tuple[str, str, int]  # a text, its style, and its weight: the heaviest is left out first
+
+
+class JobLine:
+    """The line of one attempt, for a terminal of so many columns; called by its thread."""
+
+    def __init__(self, job: FollowedJob) -> None:
+        self.job = job
+        self.began = time.monotonic()
+        self.experiment = job.experiment.path
+        self.steps = progress.all_steps(self.experiment, job.record)
+        self.known = progress.Progress()
+        self.first_step: int | None = None
+        self.next = 0.0
+        self.keys = "d detach" if in_foreground() else ""
+
+    def __call__(self, columns: int) -> str:
+        now = time.monotonic()
+        if now >= self.next:
+            self.known, _ = progress.of(self.experiment, self.job.record, self.steps)
+            self.next = now + max(LOOK_SECONDS, 20 * (time.monotonic() - now))
+        return joined([*self.nodes(), *self.state(now - self.began), *self.rest()], columns)
+
+    def nodes(self) -> list[Part]:
+        nodes = self.job.nodes
+        here = sum(not (node.lost_since or node.given_up) for node in nodes)
+        style = styles.DONE if here == len(nodes) else styles.WARNING
+        return [(f"{here}/{len(nodes)} nodes", style, 1)] if len(nodes) > 1 else []
+
+    def state(self, seconds: float) -> list[Part]:
+        """Return what the job waits for, or how far it is."""
+        nodes, end = self.job.nodes, self.job.end
+        if not end.open:
+            over = sum(node.over for node in nodes)
+            stops = end.outcome in (Outcome.STOPPED, Outcome.RESIZED)
+            how = "saving and stopping" if stops else "ending"
+            return [(f"{how}, {over}/{len(nodes)} nodes have ended", styles.WARNING, 0)]
+        parts = progress.parts(self.known)
+        if parts:
+            lost = styles.FAILED if self.known.lost else ""
+            weights = {"step": 0, "loss": 2}
+            kinds = [(part, part.split(" ")[0]) for part in parts]
+            return [
+                (part, lost if kind == "loss" else "", weights.get(kind, 3)) for part, kind in kinds
+            ]
+        return [(f"{self.phase()} {duration(max(1, round(seconds)))}", "", 0)]
+
+    def phase(self) -> str:
+        nodes = self.job.nodes
+        begun = sum("supervisor" in node.times for node in nodes)
+        if begun < len(nodes):
+            return f"starting {begun}/{len(nodes)}"
+        if self.job.record.launch.start != "plain" and not all("torch" in n.times for n in nodes):
+            return "importing torch"
+        if not all("ranks" in node.times for node in nodes):
+            return "ranks meet"
+        return "running"
+
+    def rest(self) -> list[Part]:
+        record = self.job.record
+        most = Restarts(record).most_attempts
+        again = styles.WARNING if record.attempt > 1 else ""
+        attempt = f"attempt {record.attempt}/{most}" if most > 1 else ""
+        slow = self.known.slowest and f"slowest: {self.known.slowest}"
+        return [(slow, styles.WARNING, 4), (attempt, again, 5), (self.keys, styles.DIM, 6)]

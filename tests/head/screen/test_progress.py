@@ -1,0 +1,121 @@
+"""The one line that moves: what fits on it, and what is printed above it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestrator.head.connect import fleet
+from orchestrator.head.screen import output, styles
+from orchestrator.head.screen.lines import clean
+from orchestrator.head.screen.progress import Progress, counted, joined
+from tests.head.screen.test_log_reader import append, log_in
+from tests.head.screen.test_screen import Terminal, on_tty, pump_all, terminal
+from tests.node.running import wait_until
+
+__all__ = ["terminal"]
+PARTS = [
+    ("4/4 nodes", styles.DONE, 1),
+    ("step 214/1740", "", 0),
+    ("loss 0.016", "", 2),
+    ("1.3k/s", "", 3),
+    ("7 min 12 s left", "", 3),
+    ("attempt 2/4", styles.WARNING, 5),
+    ("d detach", styles.DIM, 6),
+]
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        (200, " · ".join(text for text, *_ in PARTS)),
+        (78, "4/4 nodes · step 214/1740 · loss 0.016 · 1.3k/s · 7 min 12 s left"),
+        (60, "4/4 nodes · step 214/1740 · loss 0.016 · 7 min 12 s left"),
+        (30, "4/4 nodes · step 214/1740"),
+        (8, "step 214"),
+    ],
+)
+def test_what_matters_least_has_no_room_first(columns: int, line: str) -> None:
+    shown = joined(PARTS, columns)
+    assert clean(shown) == line and len(clean(shown)) <= columns
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_a_bar_has_its_speed_the_time_left_and_the_nodes(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(styles, "_chosen", [False])
+    progress = Progress("sending", 4_000_000, nodes=3)
+    for count in (0, 400_000, 600_000):
+        progress.add(count)
+        progress.line(columns)
+    progress.node_done()
+    line = progress.line(columns)
+    assert line.startswith("sending ") and len(line) <= columns
+    if columns >= 80:
+        assert " 25% 1 MB of 4 MB · " in line and "B/s" in line and " left · 1/3 nodes" in line
+
+
+def test_nodes_are_counted_as_they_answer(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal.out)
+    monkeypatch.setenv("COLUMNS", "40")
+    gate = threading.Event()
+
+    def answer(node: int) -> int:
+        assert node or gate.wait(60)
+        return node
+
+    with counted("connecting", answer, [0, 1, 2]) as counting:
+        waiting = threading.Thread(target=fleet.everywhere, args=([0, 1, 2], counting))
+        waiting.start()
+        wait_until(lambda: "connecting 2/3 nodes" in terminal.lines()[-1])
+        gate.set()
+        waiting.join()
+    assert terminal.lines() == [""]
+
+
+def test_what_is_said_stands_above_the_moving_line(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal.out)
+    monkeypatch.setattr(sys, "stdout", terminal.out)
+    monkeypatch.setattr(styles, "_chosen", [False])
+    output.status("connecting 1/2")
+    output.say("one")
+    output.complain("two")
+    assert terminal.lines() == ["orchestrator: one", "two", "connecting 1/2"]
+    output.status("")
+    output.say("three")
+    assert terminal.lines() == ["orchestrator: one", "two", "orchestrator: three"]
+
+
+def test_lines_and_bars_scroll_above_the_line_of_a_job(tmp_path: Path, terminal: Terminal) -> None:
+    log = log_in(tmp_path, 0)
+    screen = on_tty([log], terminal)
+    step = iter(range(100))
+    screen.status = lambda columns: f"step {next(step)} of {columns} columns"
+    screen.tick()
+    append(log, ("0", b"a\n" * 30 + b"\r 10%"))
+    pump_all(screen)
+    assert terminal.lines()[-3:] == [
+        "node0 rank0 | a",
+        "node0 rank0 |  10%",
+        "step 0 of 39 columns",
+    ]
+    terminal.resize(60, 24)
+    screen.tick()
+    screen.say("orchestrator: word")
+    assert terminal.lines()[-3:] == [
+        "orchestrator: word",
+        "node0 rank0 |  10%",
+        "step 1 of 59 columns",
+    ]
+    screen.close()
+    lines = terminal.lines()
+    assert lines[-2:] == ["orchestrator: word", "node0 rank0 |  10%"]
+    assert lines.count("node0 rank0 | a") == 30 and not any("columns" in line for line in lines)
