@@ -96,9 +96,13 @@ class Progress:
         encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         out = io.TextIOWrapper(io.BytesIO(), encoding, "replace")
         console = Console(
-            file=out, width=max(20, min(columns, MOST_COLUMNS)), force_terminal=True, no_color=not colored,
-            color_system="standard" if colored else None, legacy_windows=False, _environ={},
-        )  # fmt: skip
+            file=out,
+            width=max(20, min(columns, MOST_COLUMNS)),
+            force_terminal=True,
+            no_color=not colored,
+            color_system="standard" if colored else None,
+            _environ={},
+        )
         with console.capture() as captured:
             console.print(bars.get_renderable(), crop=True, overflow="crop")
         return captured.get().split("\n")[0].rstrip()
