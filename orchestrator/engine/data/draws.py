@@ -183,8 +183,7 @@ class Draws:
                 "print": within and within.print,
                 "attributes": attributes_of(self.sampler),
                 "state": state,
-            },
-            self.ranks,
+            }
         )
 
     def _state(self) -> Any:
@@ -241,7 +240,7 @@ class Draws:
                 self.epoch = self._drawn(saved, number, position // self.moves)
             except CheckFailed as error:
                 problem = (error.what, error.fix)
-        if problem := from_rank_0(problem, self.ranks):
+        if problem := from_rank_0(problem):
             raise CheckFailed(*problem)
         self.begun = number + 1
         return self.epoch

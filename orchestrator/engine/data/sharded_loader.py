@@ -320,14 +320,14 @@ class MapShard(Shard):
             shown = {repr(sample)[:100] for sample in flat(mine[:DRAWS_COMPARED])}
             others = gather(shown)
             apart = any(others[0] and other and not others[0] & other for other in others[1:])
-            if apart and from_rank_0(self._is_part(mine), self.ranks):
+            if apart and from_rank_0(self._is_part(mine)):
                 raise CheckFailed(
                     f"every rank's {type(self.sampler).__name__} draws other samples, so dealing"
                     " out those of rank 0 would lose the rest",
                     'say stream="own" if it gives every rank its own part; otherwise leave the'
                     " parts to the Trainer",
                 )
-        return from_rank_0(piece, self.ranks)
+        return from_rank_0(piece)
 
     def _is_part(self, piece: list[Any]) -> bool:
         """Tell whether all ranks would have to draw so many to see the whole dataset: two samplers
@@ -596,7 +596,7 @@ class IterableShard(Shard):
 
     def _differs(self, print_: int, known: int) -> bool:
         """Tell, on all ranks alike, whether rank 0's stream begins with another batch."""
-        return from_rank_0(print_ != known, self.ranks)
+        return from_rank_0(print_ != known)
 
     def _checked(self, drawn: Iterator[Any]) -> Iterator[Any]:
         """Refuse data that differs between ranks before dealing it; the first batch shows it."""

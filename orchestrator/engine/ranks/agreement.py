@@ -10,14 +10,13 @@ import ctypes
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.engine.ranks.ranks import gather, host_group
+from orchestrator.engine.ranks.ranks import from_rank_0, gather, host_group
 
 NUMBERS_AT_ONCE = 1 << 20  # numbers that are hashed at a time: they stay in the cache
 BETWEEN_PIECES = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -69,12 +68,11 @@ def refuse_other_shapes(values: Sequence[tuple[str, Tensor]]) -> None:
     number = torch.tensor([int.from_bytes(digest, "little", signed=True)])
     if same(number).all():
         return
-    first: list[Any] = [described]
-    dist.broadcast_object_list(first, src=0, group=host_group())
-    missing = [entry for entry in first[0] if entry not in described]
-    extra = [entry for entry in described if entry not in first[0]]
+    first = from_rank_0(described)
+    missing = [entry for entry in first if entry not in described]
+    extra = [entry for entry in described if entry not in first]
     problem = ""
-    if described != first[0]:
+    if described != first:
         problem = f"rank {dist.get_rank()} lacks {missing[:1]} of rank 0, and has {extra[:1]}"
     problems = [text for text in gather(problem) if text]
     raise CheckFailed(f"the model is not the same on all ranks: {problems[0]}", FIX)

@@ -135,18 +135,21 @@ def gather(what: T, among: dist.ProcessGroup | None = None) -> list[T]:
     return values
 
 
-def from_rank_0(value: T, ranks: Ranks) -> T:
-    """Give all what rank 0 has."""
-    if ranks.world == 1:
+def from_rank_0(value: T) -> T:
+    """Give all what rank 0 has, by a collective."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
         return value
     held = [value]
     dist.broadcast_object_list(held, src=0, group=host_group())
     return held[0]
 
 
-def from_first(value: float) -> float:
-    """Take rank 0's value, without a collective: another rank may stand in one that this one left
-    out, and a watch is to name both. Every rank calls it equally often."""
+def from_rank_0_by_store(value: float) -> float:
+    """Give all the number of rank 0, without a collective.
+
+    Another rank may stand in one that this one left out, and a watch is to name both. Every rank
+    calls it equally often.
+    """
     store: Any = distributed_c10d._get_default_store()
     key = f"orchestrator/told/{next(NUMBERS)}"
     if dist.get_rank() == 0:

@@ -79,14 +79,12 @@ def find_experiment(where: Where, wanted: str | None) -> Experiment | None:
     newest = experiments.find(where.experiments, wanted, trusted=where.trust_record)
     if wanted is not None or newest is None:
         return newest
-    candidates = [
-        candidate
-        for candidate in experiments.unfinished(where.experiments, trusted=where.trust_record)
-        if not candidate.elsewhere and candidate.is_launched_here(candidate.read_record())
-    ]
-    if [candidate.path for candidate in candidates] in ([], [newest.path]):
+    unfinished = experiments.unfinished(where.experiments, trusted=where.trust_record)
+    read = [(each, each.read_record()) for each in unfinished if not each.elsewhere]
+    candidates = [(each, record) for each, record in read if each.is_launched_here(record)]
+    if [candidate.path for candidate, _ in candidates] in ([], [newest.path]):
         return newest
-    known = [(candidate, runs(candidate, where)) for candidate in candidates]
+    known = [(candidate, runs(candidate, record, where)) for candidate, record in candidates]
     most = max(certainty for _, certainty in known)
     running = [candidate for candidate, certainty in known if certainty == most > NOT]
     if len(running) > 1:
@@ -102,11 +100,10 @@ def several(names: Sequence[str]) -> UsageError:
 NOT, MAYBE, SURELY = range(3)
 
 
-def runs(experiment: Experiment, where: Where) -> int:
+def runs(experiment: Experiment, record: JobRecord, where: Where) -> int:
     """Tell whether a job waits or runs; on nodes that do not answer it may."""
     if experiment.followed:
         return SURELY
-    record = experiment.read_record()
     backend = backend_of(record)
     record = backend.settle(experiment, record)
     if record.over or record.state == "queued":

@@ -248,3 +248,15 @@ def test_a_name_with_a_newline_is_no_command(tmp_path: Path) -> None:
     (tmp_path / "x\nreboot.py").write_text("import einops\n")
     lines = dry_run.foreseen_lines(guess(tmp_path, "x\nreboot.py"))
     assert lines and not any("\n" in line for line in lines)
+
+
+def test_one_command_makes_an_environment_of_all_that_is_imported(tmp_path: Path) -> None:
+    """Also of what nodes have now: the new environment is another one."""
+    write(tmp_path / "own.py", "import yaml\n")
+    write(tmp_path / "train.py", "import einops, own, orchestrator, os\ndef f():\n import wandb\n")
+    orchestrator, bootstrap, torch, *packages = guess(tmp_path, "train.py").command.split()
+    assert (orchestrator, bootstrap, torch[:7]) == ("orchestrator", "bootstrap", "torch==")
+    assert sorted(packages) == ["einops", "numpy", "pyyaml"]  # numpy is what our engine needs
+    write(tmp_path / "requirements.txt", "torch\npyyaml\nnumpy\n")
+    assert guess(tmp_path, "train.py").command == "orchestrator bootstrap requirements.txt einops"
+    assert not guess(tmp_path, "no_such.py").command

@@ -110,6 +110,22 @@ def noted(tmp_path: Path) -> Noted:
             "    assert frames == __file__, frames\n",
             {("file", "OUT/x"), ("file", "OUT/y"), ("file", "OUT/wrong")},
         ),
+        (
+            "import types\nmodule = types.ModuleType('torch._C')\n"
+            "class Writer:\n    def __init__(self, file, *more): pass\n"
+            "class Script:\n    def save(self, file): pass\n"
+            "module.PyTorchFileWriter, module.ScriptModule = Writer, Script\n"
+            "sys.modules[module.__name__] = module\nimport this\n"
+            "import io; Writer(out + '/saved', True); Writer(io.BytesIO())\n"
+            "Script().save(out + '/scripted')\n",
+            {("file", "OUT/saved"), ("file", "OUT/scripted")},
+        ),
+        # Programs that it starts: where they run, and what their command lines name.
+        (
+            "from subprocess import run\nrun(['true', '--to=' + out + '/a', 'a/b'], cwd='../out')\n"
+            "os.system(f'true >{out}/c; true \"{out}/d\" https://x/y 2>/dev/null')",
+            {("known", f"OUT{path}") for path in ("", "/a", "/a/b", "/c", "/d")},
+        ),
         # Few of many files, then the directory; and an end of it.
         (
             "for i in range(1000): open(f'{out}/{i}', 'w')",

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from orchestrator.node.job.ranks.written_paths import KNOWN, NEW, TEMPORARY, is_in
+from orchestrator.node.job.ranks.written_paths import KNOWN, NEW, encloses_all, is_in
 from orchestrator.node.job.run_directory import RunDir, home
 from orchestrator.node.machine.disks import mount
 from orchestrator.node.transfer.code import snapshot
@@ -58,7 +58,7 @@ def written(run: RunDir, until: float) -> tuple[WrittenPlace, ...]:
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", errors="replace") as file:
         mounts = file.read()
     found = []
-    for path in chosen(noted):
+    for path in chosen(noted, spec.workdir):
         if is_in(path, ours) or OF_SERVERS.fullmatch(mount(mounts, path)[1]):
             continue
         place = looked_at(path, since, until, whole=path not in noted.known)
@@ -75,7 +75,7 @@ def near(workdir: str, since: float) -> Iterator[str]:
     A program that is no Python notes nothing, and writes there most of all.
     """
     above = os.path.dirname(os.path.realpath(workdir))
-    for place in (workdir, *([] if is_common(above) else [above])):
+    for place in (workdir, *([] if encloses_all(above) else [above])):
         with contextlib.suppress(OSError):
             for entry in os.scandir(os.path.realpath(place)):
                 is_new = entry.stat(follow_symlinks=False).st_mtime >= since
@@ -83,11 +83,6 @@ def near(workdir: str, since: float) -> Iterator[str]:
                 itself = is_in(os.path.realpath(workdir), entry.path)
                 if not (hidden or itself) and (is_new or place == workdir):
                     yield entry.path
-
-
-def is_common(directory: str) -> bool:
-    """Tell whether a directory is one that everything of this user, or of all, is in."""
-    return directory in ("/", os.path.realpath(os.path.expanduser("~")), *TEMPORARY)
 
 
 def links_of(workdir: str) -> Iterator[tuple[str, str]]:
@@ -118,12 +113,12 @@ def noted_of(run: RunDir) -> Noted:
     return noted
 
 
-def chosen(noted: Noted) -> Iterator[str]:
+def chosen(noted: Noted, workdir: str) -> Iterator[str]:
     """Yield the outermost places: directories, and files of which there are few in one."""
     places = noted.new | noted.known
     for directory, paths in noted.files.items():
         there = {path for path in paths if os.path.lexists(path)}
-        if len(there) > FEW and not is_common(directory):
+        if len(there) > FEW and not encloses_all(directory, workdir):
             noted.known.add(directory)
             places.add(directory)
         else:
