@@ -132,7 +132,7 @@ class Cluster:
         if isinstance(args, str):
             raise UsageError(f"args={args!r} is one string", f"write a list: args={args.split()!r}")
         if script is not None and module is not None:
-            raise UsageError("a script and a module: which one?", "give one of them")
+            raise UsageError("pass either a script or module=, not both")
         if script is None and module is None and args:
             raise UsageError("the built-in engine takes no args", "use config= and set=")
         check_names(options)

@@ -204,7 +204,7 @@ class Launch:
     )
     node_loss_timeout: float = option(
         60.0,
-        "A node that is silent for so many seconds is lost.",
+        "Take a node for lost after this many seconds of silence.",
         FAILURE,
         least=0,
         most=LONGEST_WAIT_SECONDS,
@@ -218,13 +218,13 @@ class Launch:
     )
     on_head_loss: str = option(
         "continue",
-        "When this machine is silent for as long, the nodes continue, or stop the job.",
+        "If this machine is unreachable for --node-loss-timeout, continue the job, or stop it.",
         FAILURE,
         choices=("continue", "stop"),
     )
     hang_timeout: float = option(
         600.0,
-        "After so many seconds without progress, find out where the ranks hang; 0 never does.",
+        "Find out where the ranks hang after this many seconds without progress; 0 never does.",
         FAILURE,
         least=0,
         most=LONGEST_WAIT_SECONDS,
@@ -420,7 +420,7 @@ class LaunchArguments:
     )
     env: tuple[str, ...] = option(
         (),
-        "Set a variable on every rank; without =VALUE it has its value from here.",
+        "Set a variable on every rank; without =VALUE, copied from your environment.",
         COMMON,
         commands=EXAMINE,
         metavar="NAME[=VALUE]",
@@ -445,7 +445,8 @@ class LaunchArguments:
     )
     secret: tuple[str, ...] = option(
         (),
-        "Set a secret on every rank, as it is set here or else typed; it is shown nowhere.",
+        "Set a secret on every rank, from your environment or prompted for; never printed or"
+        " recorded.",
         PROGRAM,
         commands=EXAMINE,
         metavar="NAME",

@@ -175,7 +175,9 @@ def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
 
 def at_least(name: str, value: float | None, least: float) -> None:
     if value is not None and not value >= least:
-        raise UsageError(f"{name} is {value:g}; it must be at least {least:g}")
+        option = name.removeprefix("launch.").replace("_", "-")
+        shown = f"--{option} ({name} in a config)" if name.startswith("launch.") else name
+        raise UsageError(f"{shown} must be at least {least:g} (got {value:g})")
 
 
 def at_most(name: str, value: float | None, most: float) -> None:

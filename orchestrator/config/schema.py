@@ -41,7 +41,7 @@ class Training:
     deterministic: bool = False  # use only operations that give the same bits every time
     max_bad_steps: int = 10  # end after this many steps in a row with NaN or inf
     eval_steps: int | None = None  # steps between evaluations on held-out samples
-    eval_seconds: float | None = None  # or seconds between them
+    eval_seconds: float | None = None  # seconds between evaluations
     eval_batches: int | None = None  # most batches per rank; default: all samples
     patience: int | None = None  # end after so many evaluations without a better checkpoint.best
     loss: str | None = None  # package.module:function of (model, batch); default: the model's own
@@ -150,7 +150,9 @@ class Dataset:
     eval_path: str | None = field(default=None, metadata=FILES)  # default: the end of path
     columns: dict[str, str] = field(default_factory=dict, metadata=RECORDS)  # {name: column}
     target: str | None = field(default=None, metadata=OWN_DATA)  # package.module:function
-    args: dict[str, Any] = field(default_factory=dict, metadata=WITH_ARGS)  # of it; of load_dataset
+    args: dict[str, Any] = field(
+        default_factory=dict, metadata=WITH_ARGS
+    )  # arguments of target or load_dataset
     sequence_length: int = field(default=64, metadata=TEXT)  # tokens per sample
     num_samples: int = field(default=10000, metadata=SYNTHETIC)
     eval_fraction: float = field(default=0.05, metadata=SPLIT)  # held out, without eval_path
@@ -356,7 +358,7 @@ class Checkpoint:
     """Saved state: sharded, checksummed, written whole or not at all."""
 
     steps: int | None = None  # steps between two checkpoints
-    seconds: float | None = None  # or seconds between them
+    seconds: float | None = None  # seconds between two checkpoints
     at_end: bool = True  # also save when the run ends or is stopped
     directory: str | None = None  # default: outputs/checkpoints of the experiment
     keep: int = 3  # how many of the newest to keep

@@ -74,7 +74,7 @@ def test_cordoned_until_it_is_not(someone: Head) -> None:
     assert f"orchestrator node uncordon {second} {spare}" in command.text
     node(someone, "uncordon", second, spare)
     text = someone.run("--nnodes", "1", "--max-restarts", "1", "meet.py").text
-    assert re.search(rf"standing by: {second}.*{spare}", text) and f"met 1 on {first}" in text
+    assert re.search(rf"2 spare nodes: {second}.*{spare}", text) and f"met 1 on {first}" in text
     waiting = [someone.cluster.processes(node, "ORCHESTRATOR_WARM=") for node in range(4)]
     assert not any(waiting)
     assert json.loads(node(someone, "list", "--json")) == {"cordoned": []}
@@ -108,7 +108,7 @@ def test_the_masters_node_is_cut_off_and_a_spare_goes_on(
     first, *_, spare = four_nodes.addresses
     settings = [word for value in TRAINING for word in ("--set", value)]
     command = someone.launch(*settings, "--max-restarts", "3", "--node-loss-timeout", "6")
-    command.wait_for(f"standing by: {spare}")
+    command.wait_for(f"1 spare node: {spare}")
     command.wait_for("saved step 3")
     four_nodes.cut(0)
     try:

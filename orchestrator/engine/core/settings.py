@@ -265,7 +265,8 @@ def choose(model: nn.Module, ranks: Ranks, keys: Mapping[str, Any]) -> tuple[str
     needed = sum(p.nbytes * (trained if p.requires_grad else 1) for p in model.parameters())
     needed += sum(buffer.nbytes for buffer in model.buffers())
     memory = min(gather(memory_of(ranks)))
-    sizes = f"training takes {needed / 1e9:,.1f} of a device's {memory / 1e9:,.1f} GB"
+    less = "less than 0.1" if needed < 1e8 else f"{needed / 1e9:,.1f}"
+    sizes = f"it needs {less} of a device's {memory / 1e9:,.1f} GB"
     if needed <= memory * SHARE:
         return "ddp", f"strategy: ddp, the fastest for a model that fits: {sizes}"
     return "hybrid_shard", f"strategy: hybrid_shard, since a whole copy is too large: {sizes}"

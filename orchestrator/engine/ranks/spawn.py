@@ -67,7 +67,7 @@ def number_of(nprocs: int | None) -> int:
         raise UsageError("this machine has no GPU to count by", "say how many: nprocs=2")
     count = gpus if nprocs is None else nprocs
     if count < 1:
-        raise UsageError(f"nprocs is {count}; it must be at least 1")
+        raise UsageError(f"nprocs must be at least 1 (got {count})")
     if gpus and count > gpus:
         raise UsageError(f"nprocs is {count}, but there are {gpus} GPUs, one for each process")
     return count

@@ -145,7 +145,7 @@ def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
         elif facts.target_kind == "missing":
             is_word = "/" not in target.name and "." not in target.name
             command = f", and no command {target.name}" if is_word else ""
-            problem = f"there is no {facts.target_name}{command}", facts.target_kind
+            problem = f"script not found: {facts.target_name}{command}", facts.target_kind
         elif facts.target_kind in NOT_READY:
             problem = f"{facts.target_name} is {facts.target_kind}", facts.target_kind
         else:
@@ -156,11 +156,11 @@ def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
         fix = NOT_READY.get(lacks.pop(), COPY) if len(lacks) == 1 else COPY
         if fix == MISSPELT and sum(map(len, problems.values())) < len(nodes):  # the others have it
             fix = COPY
-        details = "".join(f"\n    {listed(where)}: {what}" for (what, _), where in problems.items())
-        raise CheckFailed(
-            f"the program is not ready on every node:{details}",
-            fix.format(name=shlex.quote(target.name)),
-        )
+        details = [
+            f"{what} ({len(where)} of {len(nodes)} nodes: {listed(where)})"
+            for (what, _), where in problems.items()
+        ]
+        raise CheckFailed("\n  ".join(details), fix.format(name=shlex.quote(target.name)))
     of_kind = by_value((node.name, node.facts.target_kind) for node in nodes)
     if len(of_kind) > 1:
         each = sorted(of_kind.items())

@@ -219,10 +219,13 @@ def test_one_old_torch_decides_for_all_and_different_ones_are_warned_of() -> Non
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"workdir_exists": False, "workdir": "/gone"}, "b: there is no directory /gone"),
-        ({"target": program("missing", "/w/x.py")}, "b: there is no /w/x.py"),
-        ({"target": program("unreadable", "/x.py")}, "b: /x.py is unreadable"),
-        ({"target": program("not executable", "/x")}, "b: /x is not executable"),
+        (
+            {"workdir_exists": False, "workdir": "/gone"},
+            "there is no directory /gone (1 of 3 nodes: b)",
+        ),
+        ({"target": program("missing", "/w/x.py")}, "script not found: /w/x.py (1 of 3 nodes: b)"),
+        ({"target": program("unreadable", "/x.py")}, "/x.py is unreadable (1 of 3 nodes: b)"),
+        ({"target": program("not executable", "/x")}, "/x is not executable (1 of 3 nodes: b)"),
         ({"target": program("program")}, "not the same on all nodes (b: program; a, c: script)"),
         ({"torch": ""}, "there is no torch on: b (/usr/bin/python3)"),
     ],
@@ -231,8 +234,6 @@ def test_a_node_that_is_not_ready_is_named(fields: dict[str, Any], words: str) -
     with pytest.raises(CheckFailed) as failed:
         make(change(found("a\nb\nc"), 1, **fields))
     assert words in failed.value.what
-    assert "\n    a:" not in failed.value.what
-    assert "\n    c:" not in failed.value.what
 
 
 NO_TORCH = "orchestrator bootstrap torch numpy   makes an environment with it on every node"

@@ -236,13 +236,13 @@ class Memory:
     def _say_size(self, size: int) -> None:
         members, every, copied = self.members, self.pace.every, ""
         if any(part.to is not None for part in members.parts):
-            copied = "; each node holds a copy of the one before it"
+            copied = ", with a copy of the node before it"
         elif len(set(members.places)) > 1:
-            copied = "; each shard is on several nodes anyway, nothing is sent"
+            copied = ", already replicated: no extra traffic"
         often = f"every {every} steps" if every and every > 1 else "every step"
         self.say(
-            f"the state will be kept in memory {often}, in {self.where}: up to"
-            f" {text.size(size)} on a node, for two states{copied}"
+            f"checkpoint in memory {often}: up to {text.size(size)} per node for two states, in"
+            f" {self.where}{copied}"
         )
 
     # -- in a thread, with a group of its own -----------------------------------------------------
