@@ -59,6 +59,7 @@ HEADINGS = {
         *("checkpoint", "prune"),
     ),
     "Other launchers": ("run-node", "submit", "generate"),
+    "Help": ("help",),
 }
 
 
@@ -250,6 +251,24 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
 
     # A wrong option is refused before anything is started.
     return demo.demo(size, keep, arguments, launch_arguments(arguments))
+
+
+@cli.command("help")
+@click.argument("topic", required=False)
+@click.pass_context
+def help_command(context: click.Context, topic: str | None) -> int:
+    """Explain a topic of the messages, or a command; without TOPIC, list the topics."""
+    from orchestrator.cli import help as pages
+
+    command = cli.get_command(context, topic) if topic else None
+    if topic and command is None:
+        return pages.show(topic)
+    if command is None:
+        click.echo(pages.listed())
+    else:
+        name = f"orchestrator {topic}"
+        click.echo(command.get_help(click.Context(command, info_name=name)))
+    return 0
 
 
 for command in (

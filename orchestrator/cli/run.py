@@ -59,7 +59,10 @@ def run(command: click.Command, name: str) -> NoReturn:
     try:
         code = command.main(prog_name=name, standalone_mode=False)
     except OrchestratorError as error:
-        complain(f"error: {error}")
+        from orchestrator.cli.help import topic_of
+
+        topic = topic_of(str(error))
+        complain(f"error: {error}" + (f"\n  more: orchestrator help {topic}" if topic else ""))
         code = error.exit_code
     except click.exceptions.Exit as leaving:
         code = leaving.exit_code

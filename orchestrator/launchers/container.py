@@ -165,7 +165,7 @@ BASE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 CLONE = Path(__file__).parents[2]
 # What pip needs of our clone.
 FILES = ("pyproject.toml", "setup.py", "README.md")
-FOLDERS = ("orchestrator", "config")
+FOLDERS = ("orchestrator", "config", "docs")
 
 TEXT = """\
 # syntax=docker/dockerfile:1

@@ -191,7 +191,7 @@ def test_the_image_gets_of_us_what_pip_needs() -> None:
     assert "\nFROM mine:1\n" in text
     copied = re.findall(r"^COPY --from=orchestrator (.+) /opt/orchestrator/(\S*)$", text, re.M)
     names = {name: target for names, target in copied for name in names.split()}
-    folders = {"orchestrator": "orchestrator", "config": "config"}
+    folders = {"orchestrator": "orchestrator", "config": "config", "docs": "docs"}
     assert names == {"pyproject.toml": "", "setup.py": "", "README.md": "", **folders}
     assert all((container.CLONE / name).exists() for name in names)
     assert text.index("COPY --from") < text.index("RUN pip install") < text.index("COPY . .")

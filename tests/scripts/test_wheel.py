@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("orchestrator", "config", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+PARTS = ("orchestrator", "config", "docs", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
 def run(*command: str, place: Path, library: Path | None = None) -> str:

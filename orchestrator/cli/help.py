@@ -1,0 +1,83 @@
+"""`orchestrator help`: the topics of docs/troubleshooting.md, and which topic a message has.
+
+The page is the only table: a topic is a heading of the third level, and the words of the messages
+that it explains stand first in its paragraphs, as code before a colon.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.common.errors import EXIT_DONE, UsageError, nearest
+
+PAGE = Path(__file__).with_name("troubleshooting.md")  # a link to docs/, which a wheel holds whole
+MESSAGES = re.compile(r"^(`[^`]+`(?:, `[^`]+`)*)[^`:\n]*:", re.MULTILINE)
+# What stands for something else in the words of a message: dots, a name in capitals, a number.
+OPEN = re.compile(r"\.\.\.|\b[A-Z]{3,}\b(?!_)|\b\d+\b|\bN\b")
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A section of the page."""
+
+    name: str
+    title: str
+    part: str
+    text: str
+
+    @property
+    def messages(self) -> list[str]:
+        """Return the words of the messages that it explains."""
+        return [
+            word for group in MESSAGES.findall(self.text) for word in re.findall("`(.+?)`", group)
+        ]
+
+
+@functools.cache
+def topics() -> dict[str, Topic]:
+    found = {}
+    for part in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        heading, *sections = re.split(r"^### ", part, flags=re.MULTILINE)
+        for section in sections:
+            title, _, text = section.partition("\n")
+            name = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+            found[name] = Topic(name, title, heading.partition("\n")[0], text.strip())
+    return found
+
+
+def topic_of(message: str) -> str:
+    """Return the topic that explains a message, or nothing."""
+    for topic in topics().values():
+        for words in topic.messages:
+            fixed = [re.escape(piece.strip()) for piece in OPEN.split(words)]
+            if re.search(r"[^\n]*?".join(fixed), message):
+                return topic.name
+    return ""
+
+
+def listed() -> str:
+    lines = []
+    for topic in topics().values():
+        heading = f"{topic.part}:"
+        if heading not in lines:
+            lines += ["", heading]
+        lines.append(f"  {topic.name}")
+    return "\n".join(
+        [*lines[1:], "", "Type: orchestrator help TOPIC, or orchestrator COMMAND --help"]
+    )
+
+
+def show(name: str) -> int:
+    from orchestrator.head.screen import output
+
+    topic = topics().get(name)
+    if topic is None:
+        raise UsageError(
+            f"no topic {name!r}{nearest(name, topics())}", "orchestrator help   lists them"
+        )
+    plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", topic.text)
+    output.write_out(f"{topic.title}\n\n{plain}\n")
+    return EXIT_DONE
