@@ -267,7 +267,7 @@ def test_the_pythons_that_have_torch_are_said(pythons: list[tuple[str, ...]], wo
     [
         (
             {"target": program("missing", "/w/x.py")},
-            "n0, n1, n2, n3, n4 and 59 others: there is no /w/x.py",
+            "script not found: /w/x.py (64 of 64 nodes: n0, n1, n2, n3, n4 and 59 others)",
         ),
         (
             {"torch": ""},
