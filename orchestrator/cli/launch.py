@@ -101,7 +101,7 @@ def plan_command(explain: bool, as_json: bool, **params: Any) -> int:
     type=Seconds(),
     default=60.0,
     show_default=True,
-    help="Measure for so many seconds.",
+    help="Measure for this many seconds.",
 )
 @click.option(
     "--strict", is_flag=True, help="Exit with code 3 if a node, a link or a device is slow."

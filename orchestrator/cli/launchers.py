@@ -101,7 +101,7 @@ def groups(kind: type[click.Group]) -> tuple[click.Group, ...]:
     type=click.FloatRange(0),
     default=600.0,
     show_default=True,
-    help="Wait so many seconds for the other nodes.",
+    help="Wait this many seconds for the other nodes.",
 )
 @rest_argument
 def run_node(wait: float, arguments: tuple[str, ...]) -> int:

@@ -244,7 +244,7 @@ def dashboard(
     "--steps",
     type=click.IntRange(1, 20),
     default=3,
-    help="Trace so many steps of a running job. [default: 3]",
+    help="Trace this many steps of a running job. [default: 3]",
 )
 @click.option(
     "--timeout",

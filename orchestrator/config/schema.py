@@ -43,7 +43,7 @@ class Training:
     eval_steps: int | None = None  # steps between evaluations on held-out samples
     eval_seconds: float | None = None  # seconds between evaluations
     eval_batches: int | None = None  # most batches per rank; default: all samples
-    patience: int | None = None  # end after so many evaluations without a better checkpoint.best
+    patience: int | None = None  # end after this many evaluations without a better checkpoint.best
     loss: str | None = None  # package.module:function of (model, batch); default: the model's own
 
     def __post_init__(self) -> None:
@@ -451,7 +451,7 @@ class Sync:
     largest_file: float = 200.0  # megabytes; a larger one is refused
     largest_tree: float = 2000.0  # megabytes; more is refused
     keep: float = 20.0  # megabytes; code up to here is kept with the experiment, for rerun
-    fanout: int | bool | str = "auto"  # from so many nodes on they pass code on to each other; off
+    fanout: int | bool | str = "auto"  # nodes from which on they pass code to each other; off
 
     def __post_init__(self) -> None:
         if self.fanout is True or (isinstance(self.fanout, str) and self.fanout != "auto"):

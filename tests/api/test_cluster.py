@@ -56,7 +56,7 @@ def generator() -> Iterator[int]:
         ("Cluster().with_options(grase=2)", "did you mean 'grace'"),
         ("Cluster().launch('x', timeout=2)", "no option 'timeout'"),
         ("Cluster().launch('x', args='--a 1')", r"a list: args=\['--a', '1'\]"),
-        ("Cluster().launch('x', module='y')", "which one"),
+        ("Cluster().launch('x', module='y')", "pass either a script or module=, not both"),
         ("Cluster().launch(args=['x'])", "the built-in engine takes no args"),
         ("Cluster().run('train.py')", r"'train.py' is no function(.|\n)*launch\('train.py'\)"),
         ("Cluster().submit(None)", "None is no function"),

@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from email.parser import Parser
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import Cluster
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("orchestrator", "config", "docs", "pyproject.toml", "setup.py", "README.md", "LICENSE")
@@ -86,10 +92,12 @@ def test_the_readme_needs_no_clone() -> None:
     assert re.search(r"!\[[^\]]*\]\(https://example.org/us/it/raw/v3/docs/", text)
 
 
-def test_it_holds_all_that_is_used(tmp_path: Path) -> None:
-    source, empty, library = tmp_path / "source", tmp_path / "empty", tmp_path / "library"
-    for path in (source, empty, library):
-        path.mkdir()
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A clone with one commit, and the wheel of it."""
+    place = tmp_path_factory.mktemp("wheel")
+    source = place / "source"
+    source.mkdir()
     unwanted = shutil.ignore_patterns("__pycache__")
     for name in PARTS:
         if (ROOT / name).is_dir():
@@ -102,8 +110,13 @@ def test_it_holds_all_that_is_used(tmp_path: Path) -> None:
     git(source, "add", ".")
     git(source, "commit", "-qm", "one")
     options = ["--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet"]
-    run("pip", "wheel", *options, "--wheel-dir", str(tmp_path), str(source), place=empty)
-    (wheel,) = tmp_path.glob("master_launch-*.whl")
+    run("pip", "wheel", *options, "--wheel-dir", str(place), str(source), place=place)
+    (wheel,) = place.glob("master_launch-*.whl")
+    return source, wheel
+
+
+def test_it_holds_all_that_is_used(packed: tuple[Path, Path], tmp_path: Path) -> None:
+    (source, wheel), library = packed, tmp_path / "library"
     with zipfile.ZipFile(wheel) as file:
         inside = {name for name in file.namelist() if name.startswith("orchestrator/")}
         file.extractall(library)
@@ -113,12 +126,103 @@ def test_it_holds_all_that_is_used(tmp_path: Path) -> None:
     assert Parser().parsestr(told.read_text())["Version"] == version
     front = "from orchestrator import __version__ as v; print(v)"
     for command in (["orchestrator", "--version"], ["-c", front]):
-        assert run(*command, place=empty, library=library).split()[-1] == version
+        assert run(*command, place=tmp_path, library=library).split()[-1] == version
     assert inside == {
         os.path.relpath(Path(directory) / name, source)
         for directory, _, names in os.walk(source / "orchestrator", followlinks=True)
         for name in names
     }
-    # Nothing here but the wheel: the demo's config is the wheel's.
-    said = run("orchestrator", "demo", "--dry-run", place=empty, library=library)
-    assert "--config config/demo.yaml" in said
+
+
+# What README.md shows, and what is typed for it in an environment that has the wheel alone. What
+# needs a person, a network or a minute shows its help. `&`: beside others, when a job has ended.
+TYPED = {
+    "pip install -e '.[views]'": "",  # the wheel is installed
+    "cat node_ip_list.txt": "",
+    "./scripts/demo.sh": "& orchestrator demo --dry-run",  # a clone's two; each has its own test
+    "./scripts/test.sh": "",
+    "make docs": "",
+    "orchestrator bootstrap torch numpy": "& orchestrator bootstrap --help",
+    "master_launch --dry-run train.py --epochs 3": "& master_launch --dry-run train.py --epochs 3",
+    "master_launch train.py --epochs 3": "master_launch train.py --epochs 3",
+    "master_launch --warm train.py": "& master_launch --warm --dry-run train.py",
+    "master_launch": "& master_launch --dry-run",
+    "orchestrator nodes": "& orchestrator nodes",
+    "orchestrator who": "& orchestrator who",
+    "orchestrator top": "& orchestrator top --once",
+    "orchestrator plan --explain SCRIPT": "& orchestrator plan --explain train.py",
+    "orchestrator doctor": "& orchestrator doctor --quick",
+    "orchestrator verify": "& orchestrator verify --help",
+    "orchestrator status": "& orchestrator status",
+    "attach": "& orchestrator attach",
+    "logs -f": "& orchestrator logs -f",
+    "orchestrator stop": "& orchestrator stop",
+    "emergency_stop": "& emergency_stop --help",  # others' jobs run on this machine
+    "orchestrator report": "& orchestrator report",
+    "dashboard": "& orchestrator dashboard --help",
+    "orchestrator profile": "& orchestrator profile --help",
+    "orchestrator track": "& orchestrator track --help",
+    "metrics": "& orchestrator metrics --help",
+    "orchestrator diff EXP1 EXP2": "& orchestrator diff {experiment} {experiment}",
+    "rerun EXP": "& orchestrator rerun --help",
+    "orchestrator start-report": "& orchestrator start-report",
+    "orchestrator exec -- CMD": "& orchestrator exec -- true",
+    "ssh 3": "& orchestrator ssh --help",
+    "orchestrator push SRC": "& orchestrator push train.py /tmp/ --dry-run",
+    "pull EXP": "& orchestrator pull {experiment}",
+    "orchestrator prune --keep 20": "& orchestrator prune --keep 20 --yes",
+}
+
+
+def shown_in_the_readme() -> set[str]:
+    """The commands of its blocks, and those in the first column of its table of commands."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\n(.*?)^```$", text, re.M | re.S)
+    lines = [line for block in blocks for line in block.splitlines()]
+    typed = {re.sub(r"^\$ |\s+#.*$", "", line) for line in lines if re.match(r"\$ |\./", line)}
+    table = text.partition("| command | does |")[2].partition("\n\n")[0]
+    cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    return typed | {"make docs"} | {word for cell in cells for word in re.findall("`(.+?)`", cell)}
+
+
+def test_every_command_of_the_readme_works_from_the_wheel_alone(
+    packed: tuple[Path, Path],
+    tmp_path: Path,
+    loopback_cluster: Callable[..., Cluster],
+) -> None:
+    assert shown_in_the_readme() == set(TYPED)
+    venv, work, hosts = tmp_path / "venv", tmp_path / "work", loopback_cluster(2)
+    work.mkdir()
+    command = [sys.executable, "-m", "venv", "--without-pip", str(venv)]
+    subprocess.run(command, check=True)
+    (site,) = venv.glob("lib/python3*/site-packages")
+    options = ["--no-deps", "--no-index", "--disable-pip-version-check", "--quiet"]
+    into = ["--python", str(venv / "bin/python")]
+    run("pip", *into, "install", *options, str(packed[1]), place=work)
+    # What the package needs of others comes from here; the package itself does not: no .pth of
+    # this directory is read.
+    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (work / "train.py").write_text("import sys\nprint('trained', *sys.argv[1:])\n")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env |= {"PATH": f"{venv}/bin:{env['PATH']}", "ORCHESTRATOR_SSH_CONFIG": str(hosts.ssh_config)}
+    env |= {"ORCHESTRATOR_NODES": str(hosts.node_list)}
+
+    def start(line: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            shlex.split(line), cwd=work, env=env, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    first = start(TYPED["master_launch train.py --epochs 3"])
+    said = first.communicate()[0]
+    assert first.returncode == 0 and said.count("| trained --epochs 3") == 2, said
+    (experiment,) = [path.name for path in (work / "experiments").iterdir() if path.is_dir()]
+    beside = [line[2:].format(experiment=experiment) for line in TYPED.values() if line[:1] == "&"]
+    with ThreadPoolExecutor(4) as pool:
+        for line, process, text in pool.map(lambda line: (line, *ended(start(line))), beside):
+            assert process == 0, f"{line}: {text}"
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    text = process.communicate()[0]
+    return process.returncode, text
