@@ -160,3 +160,11 @@ def test_no_sentence_is_long() -> None:
                 long.append(f"{page.relative_to(ROOT)}: {words} words: {sentence[:90]} ...")
     assert long == []
     assert sum(lengths) / len(lengths) < 18
+
+
+def test_a_version_of_the_changelog_has_at_most_twenty_lines() -> None:
+    """One line a field, not one a change: what is new goes into the line of its field."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = text.split("\n## ")[1:]
+    assert len(versions) > 1
+    assert {v.split()[0]: n for v in versions if (n := len(v.strip().splitlines()) - 1) > 20} == {}
