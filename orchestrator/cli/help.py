@@ -70,14 +70,17 @@ def listed() -> str:
     )
 
 
-def show(name: str) -> int:
-    from orchestrator.head.screen import output
-
+def explained(name: str) -> str:
     topic = topics().get(name)
     if topic is None:
-        raise UsageError(
-            f"no topic {name!r}{nearest(name, topics())}", "orchestrator help   lists them"
-        )
+        known = nearest(name, topics())
+        raise UsageError(f"no topic {name!r}{known}", "orchestrator help   lists them")
     plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", topic.text)
-    output.write_out(f"{topic.title}\n\n{plain}\n")
+    return f"{topic.title}\n\n{plain}"
+
+
+def show(text: str) -> int:
+    from orchestrator.head.screen import output
+
+    output.write_out(f"{text}\n")
     return EXIT_DONE

@@ -261,14 +261,10 @@ def help_command(context: click.Context, topic: str | None) -> int:
     from orchestrator.cli import help as pages
 
     command = cli.get_command(context, topic) if topic else None
-    if topic and command is None:
-        return pages.show(topic)
-    if command is None:
-        click.echo(pages.listed())
-    else:
-        name = f"orchestrator {topic}"
-        click.echo(command.get_help(click.Context(command, info_name=name)))
-    return 0
+    if command is not None:
+        inner = click.Context(command, info_name=f"orchestrator {topic}")
+        return pages.show(command.get_help(inner))
+    return pages.show(pages.explained(topic) if topic else pages.listed())
 
 
 for command in (
