@@ -25,10 +25,11 @@ class OrchestratorError(Exception):
 
     exit_code = EXIT_FAILED
 
-    def __init__(self, what: str, fix: str = "") -> None:
+    def __init__(self, what: str, fix: str = "", *, names: Sequence[str] = ()) -> None:
         super().__init__(what)
         self.what = what
         self.fix = fix
+        self.names = tuple(names)  # of the nodes that are the reason, where these are known
 
     def __str__(self) -> str:
         return f"{self.what}\n  {self.fix}" if self.fix else self.what
@@ -63,10 +64,6 @@ class NodeError(OrchestratorError):
     """One or more nodes could not be reached, or were lost."""
 
     exit_code = EXIT_NODE
-
-    def __init__(self, what: str, fix: str = "", *, names: Sequence[str] = ()) -> None:
-        super().__init__(what, fix)
-        self.names = tuple(names)  # of these nodes, where the text is about several requests
 
 
 class NoKey(NodeError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -167,6 +168,12 @@ class JobRecord:
     def former_end(self) -> float:
         """Return when the attempt before this one was over; 0 where there was none."""
         return max((one.ended for one in self.attempts if one.job != self.job), default=0.0)
+
+    @property
+    def latest(self) -> list[Attempt]:
+        """Return the last attempt whose ranks had begun, and those after it, which had none."""
+        vain = len(list(itertools.takewhile(lambda one: one.ran == 0, reversed(self.attempts))))
+        return self.attempts[-vain - 1 :]
 
     def first_part(self, node: NodeRecord) -> tuple[str, int]:
         """Return where on a node its part of the job is described: by which attempt, as which."""

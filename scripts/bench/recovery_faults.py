@@ -274,6 +274,23 @@ def reboot_in_the_recovery(one: Job) -> str:
     return f"node {node} killed, then {where}"
 
 
+def in_a_recovery_from_memory(one: Job) -> str:
+    """A rank or a machine goes while the ranks take their state, before their first step."""
+    first, second, before, step = one.node(), one.node(), one.attempts, one.step
+    one.kill_rank(first)
+    one.await_next_attempt(before)
+    one.until(lambda: one.head.record["state"] == "running", "the next attempt")
+    one.until(lambda: one.pids(second, "rank"), f"rank {second} of the next attempt")
+    time.sleep(one.chance.uniform(0.0, 1.0))
+    where = f"rank {second}"
+    if one.chance.random() < 0.4:
+        where = rebooted(one, second, disk_lost=one.chance.random() < 0.5)
+    else:
+        one.kill_rank(second)
+    late = ", after a step" if one.step > step + 1 else ""
+    return f"node {first} killed, then {where}{late}"
+
+
 # -- memory and disks -----------------------------------------------------------------------------
 
 
@@ -286,8 +303,24 @@ def full(one: Job, place: str) -> str:
     one.kill_rank(node)
     one.victims.append(node)
     one.for_a_while(
-        one.chance.choice([6.0, 20.0]), lambda: one.cluster.path(host, f"{place}/filler").unlink()
+        one.chance.choice([6.0, 40.0]), lambda: one.cluster.path(host, f"{place}/filler").unlink()
     )
+    return f"node {node}, host {host}"
+
+
+def no_inodes(one: Job) -> str:
+    """A disk has room, and no further file can be made on it."""
+    node = one.node()
+    host, place = one.host(node), one.cluster.home_path
+    status = os.statvfs(one.cluster.path(host, place))
+
+    def let(most: int) -> None:
+        one.cluster.exec(host, ["mount", "-o", f"remount,nr_inodes={most}", place])
+
+    let(status.f_files - status.f_ffree + 2)
+    one.kill_rank(node)
+    one.victims.append(node)
+    one.for_a_while(one.chance.choice([6.0, 40.0]), lambda: let(status.f_files))
     return f"node {node}, host {host}"
 
 
@@ -337,7 +370,7 @@ def the_same_in_each_attempt(one: Job) -> str:
 
 
 # What a machine had not sent when it vanished, or when its rank was killed, nobody has.
-VANISHES = re.compile("cut|reboot|nothing")
+VANISHES = re.compile("cut|reboot|nothing|from memory")
 LAST = {"NaN": not_a_number, "the same exception in each attempt": the_same_in_each_attempt}
 FAULTS: dict[str, Callable[[Job], str]] = {
     **{name: fault for name, fault in harm.FAULTS.items() if name != "node rebooted"},
@@ -361,7 +394,9 @@ FAULTS: dict[str, Callable[[Job], str]] = {
     "rebooted with its disk": reboot_disk_kept,
     "rebooted without its disk": reboot_disk_lost,
     "rebooted in the recovery": reboot_in_the_recovery,
+    "killed in a recovery from memory": in_a_recovery_from_memory,
     "/dev/shm full": shared_memory_full,
+    "no inodes left": no_inodes,
     "disk full": disk_full,
     "out of memory": out_of_memory,
     "exception": by_itself("raise"),

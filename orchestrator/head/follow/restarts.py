@@ -23,6 +23,7 @@ from orchestrator.head.follow.failure_kinds import of_a_machine
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.records import cordons
 from orchestrator.records.experiment import (
+    NOT_STARTED,
     RESIZED,
     RESTARTING,
     Attempt,
@@ -48,6 +49,7 @@ PASSING = {
     "torchrun": "torchrun failed",
     "start": "it could not be started",
 }
+FULL = "disk_full"  # no passing failure of the node, as long as nobody makes room
 # Which node's snapshot of the code a path is in; two nodes may report one failure.
 SNAPSHOT = re.compile(r"/\S*?/code/snapshots/[^/\s]+/")
 MOST_WORDS = 150  # of the reason why an attempt could not be started
@@ -106,6 +108,18 @@ class Restarts:
             for verdict in (attempt.verdict for attempt in self.record.attempts)
             if verdict is not None
         )
+
+    def unable(self, node: NodeRecord) -> str:
+        """Say what a node could not do for the latest attempts, in words after its name."""
+        for attempt in self.record.latest:
+            verdict = attempt.verdict or Verdict()
+            others = [attempt.nodes[one.node] for one in verdict.also if one.node is not None]
+            if verdict.kind == FULL and verdict.node_name == node.name:
+                return "has no space left on a disk"
+            never = attempt.ran == 0 and node.state == NOT_STARTED
+            if never and node.name in (verdict.node_name, *others):
+                return "could not do its part of the start"
+        return ""
 
     def rests(self, name: str) -> str:
         """Say why a node is not to join yet, in words after its name; nothing, if it may."""

@@ -17,6 +17,7 @@ from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.output import printable
 from orchestrator.protocol.events import Ended, RankEnded, RankError, SourceFrame
 from orchestrator.protocol.timing import HEARSAY_SECONDS
+from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.outcome import Cause, OtherFailure, Verdict
 
 FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
@@ -351,8 +352,18 @@ def stopped(reason: str, time: float) -> Verdict:
     return _without_a_node("stopped", reason, time)
 
 
-def not_started(reason: str, time: float) -> Verdict:
-    return _without_a_node(failure_kinds.of_text(reason) or "start", reason, time)
+def not_started(
+    reason: str, time: float, fix: str = "", unable: Sequence[NodeRecord] = ()
+) -> Verdict:
+    """Say why a job or an attempt could not be started, and which nodes could not do their part."""
+    cause = _without_a_node(failure_kinds.of_text(reason) or "start", reason, time)
+    if fix:
+        cause = replace(cause, fix=fix)
+    if not unable:
+        return cause
+    first, *others = unable
+    also = tuple(OtherFailure(node=node.index, message="its part, too") for node in others)
+    return replace(cause, node=first.index, node_name=first.name, also=also)
 
 
 def _without_a_node(kind: str, message: str, time: float) -> Verdict:
@@ -381,8 +392,9 @@ def to_lines(
     if verdict.same:
         lines.append(f"  the same on {in_words(verdict.same)}")
     for other in verdict.also[:3]:
-        rank = f"rank {other.rank} on node {other.node}"
-        lines.append(f"  {rank} failed by itself too: {other.message[:LONGEST_LINE]}")
+        where = f"node {other.node}"
+        where = where if other.rank is None else f"rank {other.rank} on {where}"
+        lines.append(f"  {where} failed by itself too: {other.message[:LONGEST_LINE]}")
     if verdict.others:
         lines.append(f"  {plural(verdict.others, 'other rank')} failed as a consequence")
     if logs:

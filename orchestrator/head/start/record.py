@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common import hiding, interrupt
-from orchestrator.common.errors import NodeError, OrchestratorError, StoppedEarly, UsageError
+from orchestrator.common.errors import OrchestratorError, StoppedEarly, UsageError
 from orchestrator.common.text import Say
 from orchestrator.common.version import __version__
 from orchestrator.config import load
@@ -121,11 +121,13 @@ def not_started(record: JobRecord, error: OrchestratorError) -> JobRecord:
     from orchestrator.head.follow import verdict  # a start that goes well does without it
 
     now, stopped = time.time(), isinstance(error, StoppedEarly)
-    names = error.names if isinstance(error, NodeError) else ()
-    named = [node for node in record.nodes if node.name in names]
-    cause = (verdict.stopped if stopped else verdict.not_started)(error.what, now)
-    if len(named) == 1:
-        cause = replace(cause, node=named[0].index, node_name=named[0].name)
+    named = [node for node in record.nodes if node.name in error.names]
+    if 1 < len(named) == len(record.nodes):
+        named = []  # what none of them can do is no node's fault
+    if stopped:
+        cause = verdict.stopped(error.what, now)
+    else:
+        cause = verdict.not_started(error.what, now, error.fix, named)
     return replace(
         record,
         state="stopped" if stopped else "failed",

@@ -161,4 +161,5 @@ class NodeTree(Tree):
         except Declined as error:
             raise OSError(0, error.what) from None
         except NodeError as error:
-            raise NodeError(f"{self.peer.name}: {error.what}", error.fix) from None
+            name = self.peer.name
+            raise NodeError(f"{name}: {error.what}", error.fix, names=[name]) from None

@@ -84,6 +84,7 @@ class Sender:
         self.lacking: Lacking | None = None
         self.lacked: set[int] | None = None  # when it was first heard of
         self.settled: set[int] = set()  # files that only get another time there
+        self.unread: set[bytes] = set()  # paths that could not be read, so that none has them
         self.result = Sent()
 
     def go(self) -> Sent:
@@ -166,6 +167,7 @@ class Sender:
         for at, error in batch.problems.items():
             path = self.outbox.tree.entries[at].path
             self.result.failed[path] = error.strerror or str(error)
+            self.unread.add(path)
 
     def hear(self, window: list[tuple[int, transfer.Contents]]) -> None:
         """Wait for the answer to the oldest batch."""

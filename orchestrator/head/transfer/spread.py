@@ -277,7 +277,8 @@ class Spread:
             self.stopped()
             sent = sender.go()
         for path, reason in sent.failed.items():
-            raise NodeError(f"{os.fsdecode(path)}: {reason}")
+            names = [self.origin.name] if path in sender.unread else []
+            raise NodeError(f"{os.fsdecode(path)}: {reason}", names=names)
         return sent
 
     def wait(self, seconds: float) -> None:

@@ -22,7 +22,7 @@ from orchestrator.protocol.requests.follow import Living, LivingRuns, Stop
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS, SWEEP_PATIENCE_SECONDS
 from orchestrator.records import cordons
-from orchestrator.records.experiment import NOT_STARTED, Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 PROOF_SECONDS = 3 * SWEEP_PATIENCE_SECONDS
 RETRY_SECONDS = 1.0  # between two tries to reach a node that is away
@@ -104,14 +104,11 @@ class Gathering:
             if not choice.problem:
                 if not self.renew(choice.nodes) or not self.are_linked(choice.nodes):
                     continue  # another may take the place
-                apart = [
-                    f"{name} {self.apart[name]}" for name in choice.nodes if name in self.apart
-                ]
-                if not apart or waited > patience:
+                waits = self.needs_time(choice.nodes)
+                if not waits or waited > patience:
                     for line in choice.words:
                         self.say(line)
                     return self.gathered(choice.nodes)
-                waits = f"{'; '.join(apart)}: waiting for that link"
             else:
                 if waited > patience:
                     raise NotBack(f"{choice.problem}, after {patience:.0f} s", choice.fix)
@@ -180,13 +177,21 @@ class Gathering:
 
     def rests(self, node: NodeRecord, restarts: Restarts) -> str:
         """Say why a node is used only where there is no other, in words after its name."""
-        verdict = self.record.attempts[-1].verdict
-        unable = node.state == NOT_STARTED and verdict and verdict.node_name == node.name
         words = [restarts.rests(node.name), "" if self.has_part(node) else NOTHING_LEFT]
-        words += [self.apart.get(node.name, ""), "could not start its part" if unable else ""]
+        words += [self.apart.get(node.name, ""), restarts.unable(node)]
         answer = self.answers.get(node.name)
         words.append(doubt(answer.doubtful) if answer is not None else "")
         return next(filter(None, words), "")
+
+    def needs_time(self, names: Sequence[str]) -> str:
+        """Say what may mend itself of what speaks against nodes that have to be used."""
+        restarts = Restarts(self.record)
+        known = [node for node in (*self.record.nodes, *self.record.spares) if node.name in names]
+        apart = [f"{name} {self.apart[name]}" for name in names if name in self.apart]
+        unable = [f"{node.name} {words}" for node in known if (words := restarts.unable(node))]
+        if apart:
+            return f"{'; '.join(apart)}: waiting for that link"
+        return f"{'; '.join(unable)}, and there is no other node: waiting" if unable else ""
 
     def renew(self, names: Sequence[str]) -> bool:
         """Give nodes that have lost their part another one; say whether all have one now."""

@@ -51,6 +51,7 @@ class View:
     whole: bool = True  # these are all
     shared: bool = False
     kept: bool = False
+    leaves: bool = False  # it gives what it has, and the next attempt does without it
 
     def is_its_own(self, key: Key) -> bool:
         """Tell whether its own ranks wrote it; what came back from others counts as that."""
@@ -92,6 +93,7 @@ class Origin:
 def decide(views: Sequence[View], nodes_of: Mapping[int, Sequence[str]]) -> Decision:
     """Decide for the nodes of the next attempt; `nodes_of` names those of each one before."""
     decision = Decision()
+    takers = {node for node, view in enumerate(views) if not view.leaves}
     decision.restored.update(restored(views))
     for key in sorted(set[Key]().union(*(view.files for view in views))):
         have = {node: view.files[key] for node, view in enumerate(views) if key in view.files}
@@ -105,7 +107,7 @@ def decide(views: Sequence[View], nodes_of: Mapping[int, Sequence[str]]) -> Deci
         elif owners:
             origin = origin_of_owned(decision, views, nodes_of, key, owners)
         elif was_removed(views, key, have):
-            for node in have:
+            for node in have.keys() & takers:
                 decision.gone[node].append(key)
             continue
         elif any(
@@ -114,7 +116,7 @@ def decide(views: Sequence[View], nodes_of: Mapping[int, Sequence[str]]) -> Deci
             continue  # it may have what it wrote, or not
         else:
             origin = origin_of_copies(decision, views, key, have)
-        for node in set(range(len(views))) - origin.keep:
+        for node in takers - origin.keep:
             mine = have.get(node)
             if mine is None or not is_copy(mine, have[origin.node]):
                 decision.copies.append(Copying(origin.node, node, key, origin.by, node in owners))

@@ -70,9 +70,7 @@ def bring_to_start(start: Start, transport: Transport, say: Say) -> None:
                 question = Checkpoints(directory=directory)
                 search.bring(question, others_than(start.own, start.others), directory)
             return
-        old = [
-            others_than(start.own, partners_of(experiment.read_record())) for experiment in known
-        ]
+        old = [others_than(start.own, all_of(experiment.read_record())) for experiment in known]
         if not any(old):
             return  # all who can have any are nodes of this job: its ranks ask each other
         for experiment, others in zip(known, old, strict=True):
@@ -105,12 +103,18 @@ def stem(experiment: Experiment) -> str:
     return experiment.name[: -len("_YYYYMMDD_HHMMSS")]
 
 
-def partners_of(record: JobRecord) -> list[Partner]:
+def all_of(record: JobRecord) -> list[Partner]:
     """List the nodes of an earlier job, of all of its attempts."""
     before = {name for attempt in record.attempts for name in attempt.nodes}
     spares = [node for node in record.spares if node.name in before]
-    nodes = (*record.nodes, *spares)
-    return [Partner(node.name, address=node.address, login=node) for node in nodes]
+    return partners_of([*record.nodes, *spares], record)
+
+
+def partners_of(nodes: Sequence[NodeRecord], record: JobRecord) -> list[Partner]:
+    return [
+        Partner(node.name, address=node.address, login=node, job=record.first_part(node))
+        for node in nodes
+    ]
 
 
 def bring_to_attempt(
@@ -133,34 +137,33 @@ def bring_to_attempt(
         for node, channel in zip(nodes, channels, strict=True)
     ]
     before = {name for attempt in record.attempts for name in attempt.nodes}
-    left = [Partner(node.name, address=node.address, login=node)
-            for node in spares if node.name in before]  # fmt: skip
-    if left and not record.scheduled:
-        bring_from_left(experiment, partners, left, transport, say, stopped)
-    bring_saved(experiment, record, partners, say, stopped)
+    left = [node for node in spares if node.name in before]
+    search = Search(partners, transport, say, stopped)
+    try:
+        if left and not record.scheduled:
+            bring_from_left(experiment, search, partners_of(left, record))
+        if record.engine:  # what it saves is brought otherwise
+            return
+        latest = {name for one in record.latest for name in one.nodes}
+        there = [node for node in left if node.name in latest and node.state != "lost"]
+        givers = search.reach(others_than(partners, partners_of(there, record)))
+        if len(partners) > 1 or givers or record.attempts[-1].nodes != [partners[0].name]:
+            bring_saved(experiment, record, partners, givers, say, stopped)
+    finally:
+        search.close()
 
 
-def bring_from_left(
-    experiment: Experiment,
-    partners: Sequence[Partner],
-    left: Sequence[Partner],
-    transport: Transport,
-    say: Say,
-    stopped: Callable[[], None],
-) -> None:
+def bring_from_left(experiment: Experiment, search: Search, left: Sequence[Partner]) -> None:
     """Bring what only those have that the attempt leaves.
 
     Without it the ranks take what is whole, and say so. Nodes that share a disk lack nothing.
     """
-    search = Search(partners, transport, say, stopped)
     question = Checkpoints(experiment=experiment.name)
     try:
-        if held := search.held(partners, question):  # else it saves on a shared disk, or nothing
-            search.bring(question, others_than(partners, left), "", held)
+        if held := search.held(search.own, question):  # else it saves on a shared disk, or nothing
+            search.bring(question, others_than(search.own, left), "", held)
     except CheckFailed as error:
-        say(f"WARNING: {error.what}")
-    finally:
-        search.close()
+        search.say(f"WARNING: {error.what}")
 
 
 # -- the search ----------------------------------------------------------------------------------
@@ -329,9 +332,7 @@ def others_than(known: Sequence[Partner], partners: Sequence[Partner]) -> list[P
     kept: dict[str, Partner] = {}
     for partner in partners:
         if login_of(partner) not in logins and partner.address not in places - {""}:
-            kept.setdefault(
-                partner.name, Partner(partner.name, address=partner.address, login=partner.login)
-            )
+            kept.setdefault(partner.name, partner)
     return list(kept.values())
 
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from orchestrator.head.transfer.bring import decide
 from orchestrator.head.transfer.bring.checkpoint import Partner
 from orchestrator.head.transfer.bring.decide import Copying, Decision, Key, View
 from orchestrator.head.transfer.fetch.fetch import plain
-from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree, kept_alive
+from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree
 from orchestrator.head.transfer.schedule import WIDTH, Rules
 from orchestrator.head.transfer.spread import ServedFromHere, Spread, exchange
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
@@ -54,23 +55,21 @@ def bring_saved(
     experiment: Experiment,
     record: JobRecord,
     partners: Sequence[Partner],
+    left: Sequence[Partner],
     say: Say,
     stopped: Callable[[], None],
 ) -> None:
     """Bring it, and say so; on one disk that nodes share, wait until each sees all there is.
 
     The partners are the nodes of the next attempt, over open channels, with their part of the
-    first one as `job`. CheckFailed says what cannot be brought.
+    first one as `job`; those that it leaves give what they have. CheckFailed says what cannot be
+    brought.
     """
-    alone = len(partners) == len(record.attempts[-1].nodes) == 1
-    if record.engine or alone:  # what the engine saves is brought otherwise
-        return
     try:
-        with kept_alive(partners):
-            SavedFiles(partners, outputs_of(experiment), record, say, stopped).bring()
+        SavedFiles(partners, outputs_of(experiment), record, say, stopped, left).bring()
     except NodeError as error:
         what = f"what the program saved is not the same on all nodes: {error.what}"
-        raise CheckFailed(what, decide.MEND) from error
+        raise CheckFailed(what, error.fix or decide.MEND, names=error.names) from error
 
 
 def outputs_of(experiment: Experiment) -> tuple[str, ...]:
@@ -114,16 +113,20 @@ class SavedFiles:
         record: JobRecord,
         say: Say,
         stopped: Callable[[], None],
+        left: Sequence[Partner] = (),
     ) -> None:
-        self.partners, self.outputs, self.record = partners, tuple(outputs), record
+        self.own, self.partners = partners, [*partners, *left]
+        self.outputs, self.record = tuple(outputs), record
         self.say, self.stopped = say, stopped
         self.known_sums: dict[int, dict[Key, str]] = defaultdict(dict)  # of each node's files
 
     def bring(self) -> None:
-        views = self.views()
+        views = self.views(self.own)
         if all(view.shared for view in views):
             self.await_all(views)
             return
+        left = self.views(self.partners[len(views) :])
+        views += [replace(view, leaves=True) for view in left]
         began = time.monotonic()
         nodes_of = {attempt.number: attempt.nodes for attempt in self.record.attempts}
         decision = decide.decide(views, nodes_of)
@@ -134,7 +137,9 @@ class SavedFiles:
         if came:
             self.say(decide.come(came, views, time.monotonic() - began))
         if failed:
-            raise CheckFailed(decide.lacking(copies, views, failed), decide.MEND)
+            what = decide.lacking(copies, views, {n: error.what for n, error in failed.items()})
+            by = [error.names or (views[node].name,) for node, error in failed.items()]
+            raise CheckFailed(what, decide.MEND, names=[name for names in by for name in names])
         if count := sum(map(len, decision.gone.values())):
             removed = "1 copy" if count == 1 else f"{count} copies"
             self.say(f"{removed} removed of what was removed where it had been saved")
@@ -145,19 +150,19 @@ class SavedFiles:
         if away and not any(view.files or view.kept for view in views):
             self.say(decide.all_lost(away))
 
-    def views(self) -> list[View]:
-        """Ask each node; one that does not answer has nothing, and that may not be all."""
+    def views(self, partners: Sequence[Partner]) -> list[View]:
+        """Ask nodes; one that does not answer has nothing, and that may not be all."""
 
         def ask(partner: Partner) -> Saved:
             job, node = partner.job
             return partner.ask(AskSaved(job=job, node=node, outputs=self.outputs), ANSWER_SECONDS)
 
-        answers = fleet.everywhere(self.partners, ask)
+        answers = fleet.everywhere(partners, ask)
         return [
             View(partner.name, whole=False)
             if isinstance(answer, OrchestratorError)
             else view(partner.name, answer)
-            for partner, answer in zip(self.partners, answers, strict=True)
+            for partner, answer in zip(partners, answers, strict=True)
         ]
 
     def check_size(self, copies: Sequence[Copying], views: Sequence[View]) -> None:
@@ -171,7 +176,7 @@ class SavedFiles:
 
     # -- bringing ----------------------------------------------------------------------------
 
-    def carry_out(self, decision: Decision, views: Sequence[View]) -> dict[int, str]:
+    def carry_out(self, decision: Decision, views: Sequence[View]) -> dict[int, OrchestratorError]:
         """Bring and remove what was decided; return which nodes that failed on, and why."""
         total = sum(views[copy.source].files[copy.key].size for copy in decision.copies)
         progress = Progress("bringing what one node alone has saved", total)
@@ -195,7 +200,7 @@ class SavedFiles:
         for (partner, _, _), result in zip(gone, fleet.everywhere(gone, remove), strict=True):
             if isinstance(result, OrchestratorError):
                 failed[partner] = result
-        return {self.partners.index(peer): reason.what for peer, reason in failed.items()}
+        return {at: failed[peer] for at, peer in enumerate(self.partners) if peer in failed}
 
     def spread(
         self,
@@ -253,7 +258,8 @@ class SavedFiles:
                 some, sizes, partner.ask_all(questions, seconds), strict=True
             ):
                 if answer.size != size:
-                    raise NodeError(f"{partner.name}: {key.path} changes while it is read")
+                    what = f"{partner.name}: {key.path} changes while it is read"
+                    raise NodeError(what, names=[partner.name])
                 sums[key] = answer.sum
         return sums
 
@@ -270,7 +276,7 @@ class SavedFiles:
         while late and time.monotonic() < deadline:
             self.stopped()
             time.sleep(POLL_SECONDS)
-            late = unseen(wanted, self.views())
+            late = unseen(wanted, self.views(self.own))
         if late:
             raise CheckFailed(*decide.unseen(late, LAG_SECONDS))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from orchestrator.common import files
+from orchestrator.common.text import size
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.transfer.directory import Arriving, Directory
 from orchestrator.node.transfer.receive import Target
@@ -25,7 +26,8 @@ from orchestrator.protocol.requests.transfer import Lacking, Place, SavedPlace
 
 WAITING = ".orchestrator-arriving"
 KEPT = ".{name}.{number}.before"  # what made room for a newer one
-MARGIN_BYTES = 1 << 20  # that a disk needs besides, for directories and our list
+MARGIN_BYTES = 1 << 20  # that a disk needs besides, for directories and our list,
+FEW_NAMES = 8  # and of names
 
 
 class State(NamedTuple):
@@ -139,17 +141,26 @@ class CopiesTarget(Target):
 
     def make_room(self, count: int) -> None:
         """See that the disk has room, without older copies if need be."""
-        if self.free() >= count + MARGIN_BYTES:
-            return
-        self.drop(os.fsdecode(entry.path) for entry in self.lacking)
-        if (free := self.free()) < count + MARGIN_BYTES:
-            raise ValueError(
-                f"{self.root} has {free / 1e6:.1f} MB free, and {count / 1e6:.1f} MB would come"
-            )
+        if self.shortage(count):
+            self.drop(os.fsdecode(entry.path) for entry in self.lacking)
+        if shortage := self.shortage(count):
+            raise ValueError(f"{self.root}: {os.strerror(errno.ENOSPC)}: {shortage}")
 
-    def free(self) -> int:
-        status = os.statvfs(self.root)
-        return status.f_bavail * status.f_frsize
+    def shortage(self, count: int) -> str:
+        """Say what the disk lacks for so many bytes of these files; nothing if it has that."""
+        status = self.disk()
+        free = status.f_bavail * status.f_frsize
+        if free < count + MARGIN_BYTES:
+            return (
+                f"{size(free)} free, for {size(count)} and a list of {size(MARGIN_BYTES)} at most"
+            )
+        names = len(self.entries) + FEW_NAMES
+        if status.f_files and status.f_favail < names:  # else it has no fixed number of them
+            return f"{status.f_favail} inodes free, for {names} names"
+        return ""
+
+    def disk(self) -> os.statvfs_result:
+        return os.statvfs(self.root)
 
     # -- what has come -----------------------------------------------------------------------
 

@@ -258,10 +258,55 @@ def test_a_node_on_which_an_attempt_could_not_begin_makes_way_at_once(tmp_path: 
         all_answers(job.nodes, [None, NodeError("its disk is full"), None])
     failed = not_started(replace(job, attempts=[]), full.value)
     assert failed.verdict is not None and failed.verdict.node_name == "b"
-    attempt = replace(job.attempts[0], state="failed", verdict=failed.verdict)
+    attempt = replace(job.attempts[0], state="failed", verdict=failed.verdict, ran=0.0)
     asking, said = gathering(tmp_path, replace(failed, attempts=[attempt]))
     assert "".join(one.name for one in asking.run().nodes) == "asc"
-    assert said == ["b could not start its part: s takes its place"]
+    assert said == ["b could not do its part of the start: s takes its place"]
+
+
+def never_began(job: JobRecord, errors: str) -> JobRecord:
+    """Let an attempt come to nothing, by these of its nodes."""
+    at = dict.fromkeys(errors, "its disk is full")
+    error = NodeError("; ".join(f"{name}: {what}" for name, what in at.items()), names=[*at])
+    failed = not_started(replace(job, attempts=[]), error)
+    number = len(job.attempts) + 1
+    nodes = [node.name for node in job.nodes]
+    last = Attempt(number, f"run-1.{number}", 1.0, 2.0, "failed", 4, failed.verdict, nodes, ran=0.0)
+    return replace(failed, attempts=[*job.attempts, last])
+
+
+def test_of_nodes_that_cannot_do_their_part_none_comes_back_before_another(tmp_path: Path) -> None:
+    failed = never_began(record("abc", spares="stu"), "bc")
+    gathered = gathering(tmp_path, failed)[0].run()
+    assert "".join(one.name for one in gathered.nodes) == "ast"
+    again = never_began(replace(failed, nodes=gathered.nodes, spares=gathered.spares), "s")
+    asking, said = gathering(tmp_path, again)
+    assert "".join(one.name for one in asking.run().nodes) == "aut"
+    assert said == ["s could not do its part of the start: u takes its place"]
+
+
+def test_without_another_node_there_is_time_to_mend_it(tmp_path: Path) -> None:
+    failed = never_began(record("abc"), "b")
+    failed = replace(failed, launch=replace(failed.launch, node_loss_timeout=0.01))
+    asking, said = gathering(tmp_path, failed)
+    assert "".join(one.name for one in asking.run().nodes) == "abc"
+    words = "b could not do its part of the start"
+    assert said == [
+        f"{words}, and there is no other node: waiting, for 0 s at most",
+        f"{words}; it stays, as there is no other node",
+    ]
+    asking, said = gathering(tmp_path, never_began(record("abc", nnodes="2:3"), "b"))
+    assert "".join(one.name for one in asking.run().nodes) == "ac"
+
+
+def test_a_node_whose_disk_is_full_makes_way_at_once(tmp_path: Path) -> None:
+    """The program's second failure by that would be the end of the job."""
+    job = record("abc", spares="s")
+    full = Verdict(node=1, node_name="b", kind="disk_full", message="OSError: [Errno 28]")
+    job = replace(job, attempts=[replace(job.attempts[0], verdict=full, ran=5.0)])
+    asking, said = gathering(tmp_path, job)
+    assert "".join(one.name for one in asking.run().nodes) == "asc"
+    assert said == ["b has no space left on a disk: s takes its place"]
 
 
 def test_a_node_that_is_needed_is_asked_again(tmp_path: Path) -> None:

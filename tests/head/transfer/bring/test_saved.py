@@ -97,12 +97,20 @@ class Job:
         first = record(self.attempts[-1].nodes and "".join(self.attempts[-1].nodes))
         return replace(first, attempts=self.attempts)
 
-    def again(self, names: str, stopped: Callable[[], None] = lambda: None) -> list[str]:
-        """Gather these nodes, bring what they lack, begin the next attempt; return what is said."""
+    def partner(self, name: str) -> Partner:
+        one = self.machines[name]
+        return Partner(name, cast("Any", one), job=(JOB, one.index))
+
+    def again(
+        self, names: str, stopped: Callable[[], None] = lambda: None, left: str = ""
+    ) -> list[str]:
+        """Gather these nodes, bring what they lack, begin the next attempt; return what is said.
+
+        Others are there that it leaves.
+        """
         said: list[str] = []
-        there = [self.machines[name] for name in names]
-        partners = [Partner(one.name, cast("Any", one), job=(JOB, one.index)) for one in there]
-        SavedFiles(partners, (), self.record(), said.append, stopped).bring()
+        own, others = ([self.partner(name) for name in some] for some in (names, left))
+        SavedFiles(own, (), self.record(), said.append, stopped, others).bring()
         self.began(names)
         return said
 
@@ -247,6 +255,21 @@ def test_another_node_takes_the_place_of_one(place: Path) -> None:
     assert ".ckpt.pt.1.before" in said[0]
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_node_that_makes_way_gives_what_it_alone_has(place: Path, world: int) -> None:
+    """Its disk is full, say: it is there, and what it saved in this attempt no other node has."""
+    job = Job("abcd", place)
+    job.began("ab"[:world])
+    job["a"].write("ckpt.pt", "step 40", 2500)
+    said = job.again("cd"[:world], left="a")
+    assert said[0].startswith("only a had ckpt.pt (7 B): c"), said
+    assert all(job[name].has() == {"ckpt.pt": "step 40"} for name in "cd"[:world])
+    job["c"].write("ckpt.pt", "step 80", 3500)
+    job.again("cb", left="a")
+    assert job["a"].has() == {"ckpt.pt": "step 40"}, "it gets nothing"
+    assert job["b"].has() == job["c"].has() == {"ckpt.pt": "step 80"}
+
+
 def test_what_rank_0_removed_of_a_lost_nodes_does_not_come_back(place: Path) -> None:
     job = Job("abc", place)
     job["a"].write("s_20.pt", "20", 1500)
@@ -311,7 +334,8 @@ def test_what_cannot_be_brought_ends_the_attempt_and_nothing_of_it_is_there(
     job["a"].write("c-40/model.pt", "weights", 1500)
     job["a"].write("c-40/other.pt", "weights", 1500)
     if why == "no room":
-        monkeypatch.setattr(CopiesTarget, "free", lambda _: place_of_copies.MARGIN_BYTES)
+        full = SimpleNamespace(f_bavail=1, f_frsize=512, f_files=0, f_favail=0)
+        monkeypatch.setattr(CopiesTarget, "disk", lambda _: full)
     elif why == "too much":
         monkeypatch.setattr(saved, "MOST_BYTES", 10)
     else:
@@ -326,6 +350,8 @@ def test_what_cannot_be_brought_ends_the_attempt_and_nothing_of_it_is_there(
     with pytest.raises(CheckFailed, match="its ranks would begin anew") as refusal:
         job.again("ab")
     assert "begins with a dot" in refusal.value.fix
+    named = {"no room": ("b",), "too much": (), "changed": ("b",)}
+    assert refusal.value.names == named[why], "a spare takes the place of who is the reason"
     assert job["b"].has() == {} and not (job["b"].work / place_of_copies.WAITING).exists()
 
 
@@ -438,14 +464,14 @@ def test_a_network_disk_that_lags_behind_is_waited_for(
     ]
     place = experiments.create(tmp_path / "experiments", "run")
     program = replace(record("ab"), engine=False)
-    bring_saved(place, program, partners, said.append, lambda: stops.append(None))
+    bring_saved(place, program, partners, (), said.append, lambda: stops.append(None))
     assert len(said) == 1 and said[0].startswith("not every node sees a_4.pt yet")
     assert len(seen) == 1 and len(stops) == 2, "it goes on as soon as all nodes see all"
 
     monkeypatch.setattr(saved, "LAG_SECONDS", 0.0)
     seen[:] = [()]
     with pytest.raises(CheckFailed, match=r"not every node sees a_4\.pt"):
-        bring_saved(place, program, partners, said.append, lambda: None)
+        bring_saved(place, program, partners, (), said.append, lambda: None)
 
 
 # -- what a node says -----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,11 +199,16 @@ def test_older_copies_make_room_on_a_full_disk(
 ) -> None:
     assert not ask("ckpt.pt")
 
-    def free(_: CopiesTarget) -> int:
-        return place.MARGIN_BYTES + 4 * (not (work / "ckpt.pt").exists())
+    def disk(_: CopiesTarget) -> SimpleNamespace:
+        free = place.MARGIN_BYTES + 4 * (not (work / "ckpt.pt").exists())
+        return SimpleNamespace(f_bavail=free, f_frsize=1, f_files=100, f_favail=names)
 
-    monkeypatch.setattr(CopiesTarget, "free", free)
+    names = 100
+    monkeypatch.setattr(CopiesTarget, "disk", disk)
     assert not ask("ckpt.pt", changed=TIME + 5, content=b"more")
     assert (work / "ckpt.pt").read_bytes() == b"more"
-    assert "MB free" in ask("runs/s-1/model.pt")
+    reason = "No space left on device: 1.05 MB free, for 3 kB and a list"
+    assert reason in ask("runs/s-1/model.pt")
     assert (work / "ckpt.pt").exists() and not (work / "runs").exists()
+    names = 2
+    assert "2 inodes free" in ask("ckpt.pt", changed=TIME + 9, content=b"most")
