@@ -93,6 +93,9 @@ class Attempt:
     why: str = ""  # it was started again, or not
     ran: float | None = None  # seconds since all of its ranks had begun; 0: they never did
     clock: float = 0.0  # of rank 0's node, minus the head's
+    # Of each node: what its log here had before, in bytes. Empty, if nothing was started.
+    log_before: list[int] = field(default_factory=list)
+    ranks_before: list[int] = field(default_factory=list)
 
     @property
     def alive(self) -> float:
@@ -168,6 +171,11 @@ class JobRecord:
     def former_end(self) -> float:
         """Return when the attempt before this one was over; 0 where there was none."""
         return max((one.ended for one in self.attempts if one.job != self.job), default=0.0)
+
+    @property
+    def lost(self) -> list[NodeRecord]:
+        """Return the nodes, and those that stand by, which nobody has heard the end from."""
+        return [node for node in (*self.nodes, *self.spares) if node.state == "lost"]
 
     @property
     def latest(self) -> list[Attempt]:

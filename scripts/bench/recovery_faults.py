@@ -369,8 +369,8 @@ def the_same_in_each_attempt(one: Job) -> str:
     return one.order(node, "raise", always=True)
 
 
-# What a machine had not sent when it vanished, or when its rank was killed, nobody has.
-VANISHES = re.compile("cut|reboot|nothing|from memory")
+# What a machine had not sent when it lost its disk nobody has; others are back at the end.
+VANISHES = re.compile("without its disk|in the recovery|from memory")
 LAST = {"NaN": not_a_number, "the same exception in each attempt": the_same_in_each_attempt}
 FAULTS: dict[str, Callable[[Job], str]] = {
     **{name: fault for name, fault in harm.FAULTS.items() if name != "node rebooted"},

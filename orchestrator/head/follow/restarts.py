@@ -162,6 +162,7 @@ def ended(experiment: Experiment, record: JobRecord) -> Attempt:
     """Describe the attempt that this record says has ended."""
     codes = (rank.code for node in record.nodes for rank in node.ranks.values())
     earlier = record.attempts
+    begun = [] if any(node.state == NOT_STARTED for node in record.nodes) else record.nodes
     return Attempt(
         number=len(earlier) + 1,
         job=record.job,
@@ -176,6 +177,8 @@ def ended(experiment: Experiment, record: JobRecord) -> Attempt:
         printed=step_reached(trainers.printed(experiment.path / "outputs")),
         ran=seconds_of_ranks(record),
         clock=next((node.clock for node in record.nodes), 0.0),
+        log_before=[node.log_before for node in begun],
+        ranks_before=[node.ranks_before for node in begun],
     )
 
 

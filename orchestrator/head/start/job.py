@@ -5,24 +5,28 @@ Stay.follow is the whole of it. A head may come in between, or leave before the 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.text import Say
 from orchestrator.config.launch import View
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import ask_once, for_now
+from orchestrator.head.connect.reach import for_now
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.monitors.job_line import JobLine
 from orchestrator.head.follow.notify.notifier import Notifier
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.run import Backend, Grow, Run
+from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.node_logs import NodeLogs, log_files, open_logs
+from orchestrator.head.nodes.facts import listed
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.screen import Display, Screen
@@ -169,7 +173,7 @@ class Stay:
         """Give back what this head held of the job."""
         channels = ending.run.channels if ending.run is not None else {}
         if ending.record.over and (channels or ending.record.spares):
-            release(ending.record, channels, self.transport)
+            release(self.experiment, ending.record, channels, self.transport, self.say)
         for channel in channels.values():
             channel.connection.close()
         self.experiment.unlock()
@@ -178,13 +182,21 @@ class Stay:
         return ending
 
 
-def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: Transport) -> None:
+def release(
+    experiment: Experiment,
+    record: JobRecord,
+    channels: Mapping[int, NodeChannel],
+    transport: Transport,
+    say: Say,
+) -> None:
     """Let the nodes remove what the attempts of a job shared there; who misses it forgets it.
 
-    That is every node which the job has had: one that was lost may be back, and have measured what
-    is missing here. One that is away keeps its state for an hour (node/job/resume_dir.py).
+    That is every node which the job has had: one that was lost may be back, and have printed and
+    measured what is missing here. One that is away keeps its state for an hour
+    (node/job/resume_dir.py).
     """
     outputs = Path(record.experiment) / "outputs"
+    lost = {node.name for node in record.lost if last_lines.last_part(record, node)}
     wanted = gaps.lacking(outputs) if record.attempts else ()
     nodes = [node for node in record.nodes if node.index in channels]
     others = [node for node in record.nodes if node.index not in channels]
@@ -195,10 +207,13 @@ def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: T
         return Release(job=job, node=part)
 
     def tell(node: NodeRecord) -> None:
-        if wanted:
-            with for_now(transport, node) as channel:
+        with contextlib.suppress(OrchestratorError), for_now(transport, node) as channel:
+            if wanted:
                 gaps.fill(channel, record.first_part(node), outputs, wanted)
-        ask_once(transport, node, order(node), RELEASE_SECONDS)
+            channel.ask(order(node), RELEASE_SECONDS)
+            if node.name in lost:
+                lost.discard(node.name)
+                last_lines.bring(experiment, record, [node], lambda _: channel, say)
 
     def end(node: NodeRecord) -> None:
         if wanted:
@@ -211,6 +226,9 @@ def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: T
     fleet.everywhere(nodes, end)
     if others:
         telling.join(OTHERS_SECONDS)
+    if gone := [node.name for node in others if node.name in lost]:
+        verb = "does" if len(gone) == 1 else "do"
+        say(f"{listed(gone)} {verb} not answer: the last seconds of the log there are not here")
 
 
 def make_screen(

@@ -21,6 +21,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.restarts import Restarts
+from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.node_logs import NodeLogs, open_logs
 from orchestrator.head.nodes.facts import NoTorch, by_value
 from orchestrator.head.plan.dry_run import foreseen_lines
@@ -245,6 +246,7 @@ def launch_again(job: Again, say: Say) -> Running | JobRecord:
         gathered = None
         try:
             gathered = gathering.run()
+            bring_last_lines(experiment, ended, gathered, say)
             bring_saved(job, ended, gathered, say)
             return start_again(experiment, ended, gathered, say)
         except NotBack as error:
@@ -262,6 +264,15 @@ def launch_again(job: Again, say: Say) -> Running | JobRecord:
         if final.over:
             return final
         ended = gathering.record = final
+
+
+def bring_last_lines(
+    experiment: Experiment, ended: JobRecord, gathered: Gathered, say: Say
+) -> None:
+    """Let the logs here be as those of nodes that are back, before more is written into them."""
+    there = {node.name: gathered.channels[node.index] for node in gathered.nodes}
+    back = [node for node in ended.lost if node.name in there]
+    last_lines.bring(experiment, ended, back, lambda node: there[node.name], say)
 
 
 def bring_saved(job: Again, ended: JobRecord, gathered: Gathered, say: Say) -> None:
