@@ -98,6 +98,11 @@ class Attempt:
     ranks_before: list[int] = field(default_factory=list)
 
     @property
+    def never_began(self) -> bool:
+        """Tell whether nothing was started: a node could not be given what it needs, say."""
+        return self.ran == 0 and not self.log_before
+
+    @property
     def alive(self) -> float:
         """Return for how long its ranks ran; an earlier version did not note since when."""
         return self.ended - self.started if self.ran is None else self.ran

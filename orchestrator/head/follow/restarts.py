@@ -116,7 +116,7 @@ class Restarts:
             others = [attempt.nodes[one.node] for one in verdict.also if one.node is not None]
             if verdict.kind == FULL and verdict.node_name == node.name:
                 return "has no space left on a disk"
-            never = attempt.ran == 0 and node.state == NOT_STARTED
+            never = attempt.never_began and node.state == NOT_STARTED
             if never and node.name in (verdict.node_name, *others):
                 return "could not do its part of the start"
         return ""
@@ -249,7 +249,7 @@ def kind_of(attempt: Attempt) -> str:
 
 def is_passing(attempt: Attempt) -> bool:
     """Tell whether the failure is of a kind that another start may not meet again."""
-    return attempt.state == "lost" or kind_of(attempt) in PASSING
+    return attempt.state == "lost" or attempt.never_began or kind_of(attempt) in PASSING
 
 
 def because(attempt: Attempt) -> str:
@@ -259,7 +259,8 @@ def because(attempt: Attempt) -> str:
     node, rank = verdict.node, verdict.rank
     if kind_of(attempt) == "lost" and node is not None:
         return f"node {node} lost"
-    if kind_of(attempt) == "start":
+    if kind_of(attempt) == "start" or attempt.never_began:
+        what = PASSING["start"]
         reason = verdict.message.partition("\n")[0]
         return f"{what}: {reason[:MOST_WORDS]}" if reason else what
     if rank is not None:

@@ -302,3 +302,13 @@ def test_the_step_that_lines_told_is_noted(tmp_path: Path) -> None:
     (tmp_path / "printed/rank_00_metrics.jsonl").write_text('{"step": 14, "loss": 1.0}\n')
     last = Restarts(FAILED).after(place).attempts[-1]
     assert (last.step, last.printed) == (None, 14)
+
+
+def test_an_attempt_that_never_began_is_no_failure_of_the_program() -> None:
+    """The same disk may be full a moment later, and nobody has run the program there."""
+    full = {"kind": "disk_full", "message": "b: No space left on device", "rank": None}
+    one, two = attempts((full, None), (full, None), ran=0.0)
+    assert because(two) == "it could not be started: b: No space left on device"
+    assert decide([one, two], 5).restart
+    begun = [replace(each, log_before=[0, 0]) for each in (one, two)]
+    assert not decide(begun, 5).restart

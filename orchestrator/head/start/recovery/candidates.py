@@ -20,7 +20,7 @@ class Candidate:
     failures: int = 0  # of this job, with this node named as the cause
     cordoned: str = ""  # why, and since when
     rests: str = ""  # why it is taken only where the job could not go on without it
-    apart: bool = False  # that is because it cannot reach another: the last choice of all
+    unable: bool = False  # that is what it could not do before: the last choice of all
 
     @property
     def fit(self) -> bool:
@@ -67,7 +67,7 @@ def choose(candidates: Sequence[Candidate], least: int, most: int) -> Choice:
     for node in (node for node in fit if node.place is None and not node.suspect):
         seat(node, seats, most)
     suspects = [node for node in fit if node.suspect]
-    for node in sorted(suspects, key=lambda node: (node.apart, node.place is None)):
+    for node in sorted(suspects, key=lambda node: (node.unable, node.place is None)):
         seat(node, seats, least)  # only where the job could not go on without it
     chosen = [seats[place] for place in sorted(seats)]
     nodes = tuple(node.name for node in chosen if node is not None)

@@ -170,7 +170,7 @@ class Gathering:
                 failures=restarts.blamed(node.name),
                 cordoned=cordons.words_of(node, cordoned),
                 rests=self.rests(node, restarts),
-                apart=node.name in self.apart,
+                unable=node.name in self.apart or bool(restarts.unable(node)),
             )
             for node, place in [*known, *standing]
         ]

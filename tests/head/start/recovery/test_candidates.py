@@ -89,7 +89,7 @@ def cordoned(node: Candidate) -> Candidate:
         (
             [
                 A,
-                replace(B, rests="cannot reach a", apart=True),
+                replace(B, rests="cannot reach a", unable=True),
                 replace(S, rests="has another disk"),
             ],
             2,
