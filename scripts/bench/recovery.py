@@ -29,6 +29,7 @@ from pathlib import Path
 
 from ground import require_root
 from recovery_faults import (
+    CLOCKS,
     FAULTS,
     HANG,
     LAST,
@@ -92,14 +93,18 @@ def main() -> None:
     parser.add_argument("--programs", default=",".join(PROGRAMS))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="until the last job")
     parser.add_argument("--out", type=Path, help="where each result is appended as JSON")
+    parser.add_argument("--clocks", help="libfaketimeMT.so.1: the clocks of nodes jump, too")
+    parser.add_argument("--shared", action="store_true", help="nodes and head share a disk")
     options = parser.parse_args()
+    if options.clocks:
+        FAULTS.update(CLOCKS)
     require_root()
     chance = random.Random(options.seed)
     kinds = order(chance, options.faults, options.kinds.split(",") if options.kinds else None)
     deadline = time.monotonic() + 60 * options.minutes
     blows: list[Blow] = []
     ends: list[End] = []
-    with hosts() as (cluster, base):
+    with hosts(options.clocks, shared=options.shared) as (cluster, base):
         bench = Bench(cluster, base, options.out)
         turn = 0
         while kinds and time.monotonic() < deadline:
@@ -132,15 +137,20 @@ def next_job(kinds: list[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def hosts() -> Iterator[tuple[NetnsCluster, Path]]:
+def hosts(clocks: str | None, *, shared: bool) -> Iterator[tuple[NetnsCluster, Path]]:
     """Make the hosts; the head's own directory is not what they see at that path."""
     with tempfile.TemporaryDirectory(prefix="orchestrator-recovery-") as name:
         base = Path(name)
         for part in ("work", "control"):
             (base / part).mkdir()
         os.environ["ORCHESTRATOR_HOME"] = str(base / "login")
-        disks = [str(base / "work"), Path.home()]
+        disks = [Path.home()] if shared else [base / "work", Path.home()]
         cluster = NetnsCluster(NODES + 1, base / "cluster", tmpfs=disks, tmpfs_size="96m")
+        if clocks:  # ~/.faketimerc says what they show; those of files, and of waits, stay right
+            cluster.environment |= dict.fromkeys(
+                ("NO_FAKE_STAT", "FAKETIME_DONT_FAKE_MONOTONIC"), "1"
+            )
+            cluster.environment |= {"LD_PRELOAD": clocks, "FAKETIME_CACHE_DURATION": "1"}
         with cluster:
             for host in range(NODES + 1):
                 size = f"remount,size={SHARED_MEMORY_MB}m"

@@ -291,6 +291,27 @@ def in_a_recovery_from_memory(one: Job) -> str:
     return f"node {first} killed, then {where}{late}"
 
 
+def clock_jumps(one: Job) -> str:
+    """The clock of a node, or of all, is set by hours; a moment later a rank is killed.
+
+    It stays as it is, or is put right in the recovery. To all nodes together their disk's is wrong.
+    """
+    hours, node = one.chance.choice([-26.0, -1.0, -0.02, 1.0, 400.0]), one.node()
+    several = range(len(one.cluster.addresses)) if one.chance.random() < 0.4 else [one.host(node)]
+    clocks = [one.cluster.path(h, one.cluster.home_path) / ".faketimerc" for h in several]
+
+    def set_to(seconds: float) -> None:
+        for clock in clocks:
+            clock.write_text(f"{seconds:+.0f}\n")
+
+    set_to(3600 * hours)
+    time.sleep(one.chance.uniform(0.5, 4.0))
+    one.kill_rank(node)
+    if one.chance.random() < 0.5:
+        one.for_a_while(one.chance.uniform(0.5, 6.0), lambda: set_to(0))
+    return f"node {node}, {len(clocks)} clocks, {hours:+g} h"
+
+
 # -- memory and disks -----------------------------------------------------------------------------
 
 
@@ -407,4 +428,15 @@ FAULTS: dict[str, Callable[[Job], str]] = {
     "spin": by_itself("spin"),
     **LAST,
 }
-__all__ = ["FAULTS", "HANG", "LAST", "LEASE", "SHARED_MEMORY_MB", "VANISHES", "Seam", "UnderFire"]
+CLOCKS = {"clock jumps": clock_jumps}  # where libfaketime is
+__all__ = [
+    "CLOCKS",
+    "FAULTS",
+    "HANG",
+    "LAST",
+    "LEASE",
+    "SHARED_MEMORY_MB",
+    "VANISHES",
+    "Seam",
+    "UnderFire",
+]
