@@ -200,7 +200,7 @@ def link_cut_for_long(one: Job) -> str:
 def one_way(one: Job, *, out: bool) -> str:
     node = one.node()
     host = one.host(node)
-    me, others = one.cluster.addresses[host], [*range(len(one.cluster.addresses)), None]
+    me, others = one.cluster.addresses[host], [*range(one.cluster.size), None]
     others.remove(host)
     for other in others:
         there = head_address(one) if other is None else one.cluster.addresses[other]
@@ -297,8 +297,8 @@ def clock_jumps(one: Job) -> str:
     It stays as it is, or is put right in the recovery. To all nodes together their disk's is wrong.
     """
     hours, node = one.chance.choice([-26.0, -1.0, -0.02, 1.0, 400.0]), one.node()
-    several = range(len(one.cluster.addresses)) if one.chance.random() < 0.4 else [one.host(node)]
-    clocks = [one.cluster.path(h, one.cluster.home_path) / ".faketimerc" for h in several]
+    several = range(one.cluster.size) if one.chance.random() < 0.4 else [one.host(node)]
+    clocks = [one.cluster.path(h, one.cluster.home_path) / ".clock" for h in several]
 
     def set_to(seconds: float) -> None:
         for clock in clocks:
@@ -428,7 +428,7 @@ FAULTS: dict[str, Callable[[Job], str]] = {
     "spin": by_itself("spin"),
     **LAST,
 }
-CLOCKS = {"clock jumps": clock_jumps}  # where libfaketime is
+CLOCKS = {"clock jumps": clock_jumps}  # with clock.c
 __all__ = [
     "CLOCKS",
     "FAULTS",
