@@ -122,13 +122,13 @@ def all_pairs() -> list[Pair]:
     pairs = []
     for name in names:
         pair = read(os.path.join(root(), name)) if len(name) == KEY_LENGTH else None
-        if pair is None or time.time() > pair.since + pair.idle + FORGOTTEN_SECONDS:
-            remove_if_old(os.path.join(root(), name))
-        elif pair.setting.get(setting.MACHINE) == setting.machine():
-            if lives(pair):
+        if pair is not None and pair.setting.get(setting.MACHINE) == setting.machine():
+            if lives(pair):  # whatever time it is: the clock may have been set since
                 pairs.append(pair)
             else:
                 remove(pair)
+        elif pair is None or time.time() > pair.since + pair.idle + FORGOTTEN_SECONDS:
+            remove_if_old(os.path.join(root(), name))
     return sorted(pairs, key=lambda pair: pair.since)
 
 

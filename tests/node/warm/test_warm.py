@@ -10,6 +10,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -363,7 +365,9 @@ def test_it_leaves_after_its_time(node: WarmNode) -> None:
     assert names == {pair.key for pair in pairs.all_pairs()}, "what was noted is forgotten"
 
 
-def test_it_stays_for_as_long_as_the_last_job_said(node: WarmNode) -> None:
+def test_it_stays_for_as_long_as_the_last_job_said(
+    node: WarmNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that was made for the next attempt of a job is kept afterwards, but not for its hour."""
     job, _ = node.run(HELLO)
     spec = job.run.read_spec()
@@ -371,6 +375,8 @@ def test_it_stays_for_as_long_as_the_last_job_said(node: WarmNode) -> None:
         assert pairs.start_for(spec.replace(warm=seconds), job.run, os.environ, 0o022) == ""
         (pair,) = pairs.all_pairs()
         assert seconds - 60 < pairs.ask(pair)["left"] <= seconds
+    monkeypatch.setattr(time, "time", partial(add, time.time(), 1e6))
+    assert [each.key for each in pairs.all_pairs()] == [pair.key], "the clock was set"
 
 
 MEMORY = "MemTotal:       1000 kB\nMemFree:           1 kB\nMemAvailable:   {} kB\n"
