@@ -76,6 +76,15 @@ def test_what_may_live_of_it_is_looked_for_where_it_was_to_be(tmp_path: Path) ->
     assert ("run-1.2", 1) not in parts_of(final, "c")
 
 
+def test_a_node_that_is_back_and_cannot_do_its_part_makes_way(tmp_path: Path) -> None:
+    job = record("ab", lost="b", spares="s")
+    gathered = gathering(tmp_path, job, silent="s")[0].run()
+    assert [one.name for one in gathered.nodes] == ["a", "b"]
+    place = experiments.create(tmp_path / "experiments", "other")
+    final = after(place, job, gathered, NodeError("b: its disk is full", names=["b"]))
+    assert [one.name for one in gathering(tmp_path, final)[0].run().nodes] == ["a", "s"]
+
+
 def test_where_no_nodes_were_gathered_it_has_those_of_the_attempt_before(tmp_path: Path) -> None:
     job = record("ac", spares="b")
     failed = failed_to_start(job, None, NodeError("gone"))
