@@ -168,3 +168,9 @@ def test_a_version_of_the_changelog_has_at_most_twenty_lines() -> None:
     versions = text.split("\n## ")[1:]
     assert len(versions) > 1
     assert {v.split()[0]: n for v in versions if (n := len(v.strip().splitlines()) - 1) > 20} == {}
+
+
+def test_the_pages_for_users_are_short() -> None:
+    """30,000 words, and a thousand for what is new; a bar of a table is no word."""
+    words = [word for page in USERS for word in page.read_text(encoding="utf-8").split()]
+    assert sum(bool(re.search(r"\w", word)) for word in words) < 31_000

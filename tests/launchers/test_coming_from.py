@@ -1,4 +1,4 @@
-"""docs/coming-from: somebody types each page from top to bottom, and all of it works.
+"""docs/start.md and docs/coming-from: somebody types each page from top to bottom, and it works.
 
 What a page says to this test, in the words behind the language of a fenced block:
 
@@ -32,6 +32,7 @@ from tests.launching import BIN, Command
 ROOT = Path(__file__).parents[2]
 PLACE = ROOT / "docs" / "coming-from"
 PAGES = sorted(PLACE.glob("*.md"))
+START = ROOT / "docs" / "start.md"
 LISTED = "node_ip_list.txt"  # what master_launch reads by itself
 PROGRAMS = ("master_launch", "orchestrator", "emergency_stop")
 NOT_RUN = {"old", "elsewhere"}
@@ -167,7 +168,7 @@ def reader(request: pytest.FixtureRequest, tmp_path: Path) -> Reader:
     return Reader(tmp_path, {"PATH": f"{own.parent}:{BIN}:{os.environ['PATH']}"}, here)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
+@pytest.mark.parametrize("page", [START, *PAGES], ids=lambda page: str(page.stem))
 def test_all_that_a_page_says_works(page: Path, reader: Reader) -> None:
     reader.read(page.read_text(encoding="utf-8"))
 
