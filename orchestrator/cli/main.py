@@ -42,7 +42,7 @@ __all__ = ["cli", "emergency_stop_command", "launch_command"]
 
 HEADINGS = {
     "Run a job": (
-        *("launch", "rerun", "attach", "watch", "logs", "status", "stop", "emergency-stop"),
+        *("launch", "rerun", "attach", "watch", "logs", "ls", "status", "stop", "emergency-stop"),
     ),
     "Look before a launch": ("top", "who", "nodes", "node", "plan", "doctor", "verify", "demo"),
     "Everyday work on all nodes": (
@@ -156,12 +156,25 @@ def top(where: Where, once: bool, watch: bool, seconds: float, as_json: bool) ->
 
 @cli.command()
 @shared
+@click.option("--running", is_flag=True, help="Only those that wait or run.")
+@click.option("--all", "every", is_flag=True, help="Also those that are older than the newest 20.")
+@json_option
+@color_option
+def ls(where: Where, running: bool, every: bool, as_json: bool) -> int:
+    """List the jobs of this directory: state, step, loss, time left, nodes, age."""
+    from orchestrator.head.commands import ls
+
+    return ls.ls(where, running=running, every=every, as_json=as_json)
+
+
+@cli.command()
+@shared
 @experiment_argument
 @click.option("--watch", is_flag=True, help="Show its ranks live until it is over.")
 @json_option
 @color_option
 def status(where: Where, experiment: str | None, watch: bool, as_json: bool) -> int:
-    """Ask the nodes what runs where."""
+    """Show how far a job is, and what its nodes say runs there."""
     from orchestrator.head.commands import status
 
     return status.status(where, experiment, watch=watch, as_json=as_json)

@@ -175,7 +175,7 @@ def known(root: Path, wanted: str | None, *, trusted: bool = False) -> Experimen
     return experiment
 
 
-LISTS = "orchestrator prune --list"
+LISTS = "orchestrator ls"
 
 
 def missing(root: Path, wanted: str | None, nor: str = "") -> UsageError:

@@ -14,7 +14,7 @@ from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.output import OURS
 from orchestrator.head.screen.screen import Display
-from orchestrator.head.screen.styles import FAILED, styled
+from orchestrator.head.screen.styles import FAILED, WARNING, styled
 from orchestrator.protocol.events import (
     Ended,
     Event,
@@ -121,6 +121,10 @@ class FollowedJob:
     def say(self, text: str) -> None:
         self.display.say(f"{OURS} {text}")
 
+    def warn(self, text: str) -> None:
+        """Say what the user may have to act on."""
+        self.say(styled(text, WARNING))
+
     @property
     def at_work(self) -> list[NodeFollower]:
         """Return the followers of the nodes whose part is not over."""
@@ -170,7 +174,7 @@ class FollowedJob:
         try:
             machines.note(Incident(machine, when, self.record.job, name, kind, what))
         except UsageError as error:
-            self.say(f"the history of {machine} is not kept: {error.what}")
+            self.warn(f"the history of {machine} is not kept: {error.what}")
 
     # -- the record --------------------------------------------------------------------------
 
@@ -193,6 +197,6 @@ class FollowedJob:
             return
         self.disk_is_full = True
         if error is not None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            self.say(f"{self.experiment.path} cannot be written: {error.strerror}")
+            self.warn(f"{self.experiment.path} cannot be written: {error.strerror}")
         else:
-            self.say(f"no space left for {self.experiment.path}: the logs wait on the nodes")
+            self.warn(f"no space left for {self.experiment.path}: the logs wait on the nodes")

@@ -27,6 +27,7 @@ from orchestrator.head.follow.streams.follower import (
 )
 from orchestrator.head.follow.streams.printed import LostLoss
 from orchestrator.head.follow.verdict import Failure
+from orchestrator.head.screen.styles import DONE, styled
 from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
@@ -60,12 +61,12 @@ class Reports:
         elif isinstance(news, Connected):
             self.set_clock(node, news.clock)
             if node.lost_since:
-                self.job.say(f"{node.who} is back after {node.away:.0f} s")
+                self.job.say(styled(f"{node.who} is back after {node.away:.0f} s", DONE))
             node.lost_since = node.outside_since = node.awaited = 0.0
         elif isinstance(news, ClockRead):
             self.set_clock(node, news.clock)
         elif isinstance(news, OutputsStay):
-            self.job.say(f"node {news.node}: {news.what}")
+            self.job.warn(f"node {news.node}: {news.what}")
         elif isinstance(news, LossLost):
             self.loss_lost(node, news.what)
         elif isinstance(news, Wrote):
@@ -104,7 +105,7 @@ class Reports:
             node.record = replace(node.record, state="running")
         elif isinstance(event, events.LeaseFormed):
             if not event.active:
-                self.job.say(
+                self.job.warn(
                     f"{node.who} cannot reach node 0's supervisor ({event.why}): without a head,"
                     " an end on one will not be an end on the other. If that is a firewall, ranks"
                     f" that connect to each other hang, too: {OPEN_ALL}"
@@ -123,7 +124,7 @@ class Reports:
         """Say that a program, which did not notice, goes on without a loss: the earliest rank."""
         if self.lost_loss is None or lost.step < self.lost_loss.step:
             self.lost_loss = lost
-            self.job.say(
+            self.job.warn(
                 f"rank {lost.rank} on {node.who} prints a loss that is NaN or infinite, from step"
                 f" {lost.step} on; the job goes on: `orchestrator stop` ends it"
             )
@@ -132,12 +133,12 @@ class Reports:
         """Say why ranks were not forked, once for all of them."""
         if event.why not in self.not_forked:
             self.not_forked.add(event.why)
-            self.job.say(f"rank {event.rank} is started afresh, not forked: {event.why}")
+            self.job.warn(f"rank {event.rank} is started afresh, not forked: {event.why}")
 
     def ending(self, node: NodeState, event: events.Ending, when: float) -> None:
         """Handle an end that a supervisor began, and that this head did not order."""
         if event.headless:
-            self.job.say(f"{node.who} ended its part: {event.why}")
+            self.job.warn(f"{node.who} ended its part: {event.why}")
         elif self.has_other_heads:
             self.ended_elsewhere(node, event, when)
         elif (loss := self.loss_of(event, when)) is None:
@@ -168,7 +169,7 @@ class Reports:
         if event.failed or event.lost is not None:
             self.job.end.outcome = Outcome.FAILED if event.lost is None else Outcome.LOST
             self.job.display.mute()
-            self.job.say(f"{event.why}; this node ends its part")
+            self.job.warn(f"{event.why}; this node ends its part")
             self.job.failures.append(node.failure(when, "elsewhere", event.why))
 
     def ended(self, node: NodeState, event: events.Ended, when: float) -> None:
@@ -185,7 +186,7 @@ class Reports:
     def say_what_was_lost(self, node: NodeState, event: events.Ended) -> None:
         """Say what its log ends without; what a disk refused earlier, the log says by itself."""
         if event.lost:
-            self.job.say(
+            self.job.warn(
                 f"{node.who}: the last {size(event.lost)} of output are in no log: there was no"
                 " room for them on the disk of ~/.orchestrator there (`df -h ~`, `quota`)"
             )
@@ -193,7 +194,7 @@ class Reports:
     def say_what_was_killed(self, node: NodeState, event: events.Ended) -> None:
         """Say what did not end by itself: what it had not saved is lost."""
         if event.left_behind:
-            self.job.say(
+            self.job.warn(
                 f"{node.who}: ended what ranks had left running: {listed(event.left_behind)}"
             )
         ranks = {rank.pid: f"rank {number}" for number, rank in event.ranks.items() if rank.pid}
@@ -201,7 +202,7 @@ class Reports:
         if unsaved and self.job.end.outcome in (Outcome.STOPPED, Outcome.RESIZED) and node.grace:
             who = ", ".join(unsaved.values())
             waited = min(node.grace, round(max(0.0, event.time - node.asked_at), 1))
-            self.job.say(f"{node.who}: killed {who}: still there {waited:g} s after it was asked")
+            self.job.warn(f"{node.who}: killed {who}: still there {waited:g} s after it was asked")
 
     def rank_done(self, node: NodeState, rank: int, when: float) -> None:
         # It closes its connections between its last line and its end: others may fail before that.
@@ -227,7 +228,7 @@ class Reports:
             self.job.failed(node.failure(time.time(), "supervisor", otherwise))
         elif node.ended.left:
             left = list(node.ended.left)
-            self.job.say(
+            self.job.warn(
                 f"node {node.record.index}: processes {left} do not end (stuck in the kernel?)"
             )
 
@@ -240,7 +241,7 @@ class Reports:
     def set_clock(self, node: NodeState, offset: float) -> None:
         if abs(offset) > CLOCK_IS_OFF_SECONDS and abs(offset - node.clock) > CLOCK_IS_OFF_SECONDS:
             what = f"{abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}"
-            self.job.say(
+            self.job.warn(
                 f"the clock of node {node.record.index} is {what}; its times are corrected"
             )
         node.clock = offset
@@ -252,13 +253,13 @@ class Reports:
     def lost(self, node: NodeState, news: Lost) -> None:
         if not node.lost_since:
             node.lost_since, node.silent = time.monotonic(), news.silent
-            self.job.say(f"{node.who}: {news.why}; trying to come back")
+            self.job.warn(f"{node.who}: {news.why}; trying to come back")
         node.lost_why = news.why
         if not news.outside:
             node.outside_since = 0.0
         elif not node.outside_since:
             node.outside_since = time.monotonic()
-            self.job.say(
+            self.job.warn(
                 f"{node.who}: {news.why}; it is lost if that is so for {CONTAINER_SECONDS:g} s"
             )
 

@@ -188,10 +188,10 @@ class Run:
             return
         self.out_of_time = number == signal.SIGUSR1 and self.end.open
         if self.out_of_time:
-            self.job.say("the time limit of Slurm's job is near")
+            self.job.warn("the time limit of Slurm's job is near")
         if self.interrupts == 1 and (self.end.open or self.end.outcome is Outcome.RESIZED):
             self.end.outcome = Outcome.STOPPED
-            self.job.say(
+            self.job.warn(
                 f"asking all ranks to save and stop ({self.grace:g} s); Ctrl-C again to kill"
             )
             self.job.end_all(verdict.STOPPED_BY_USER, self.grace)
@@ -239,7 +239,7 @@ class Run:
                     self.job.give_up_on(node.failure(since, "lost", reason))
                 else:
                     node.awaited = away
-                    self.job.say(f"{node.who}: {reason}; still waiting (--on-node-loss wait)")
+                    self.job.warn(f"{node.who}: {reason}; still waiting (--on-node-loss wait)")
             too_long = not self.end.open and (gone or node.unheard > limit)
             given_up = self.end.gives_up(now) or too_long
             if given_up and not node.given_up and away and self.end.outcome is not Outcome.LOST:
@@ -255,7 +255,7 @@ class Run:
         if not all(away) or not self.end.open:
             return False
         if min(away, default=0.0) > max(CUT_OFF_SECONDS, self.record.launch.node_loss_timeout):
-            self.job.say(f"no node was reached for {min(away):.0f} s")
+            self.job.warn(f"no node was reached for {min(away):.0f} s")
             self.end.left = True
         return True
 
@@ -270,7 +270,7 @@ class Run:
         self.experiment.sign(self.job.current_record())
         self.job.save()  # whoever follows the job then has to know who joins
         self.end.outcome = Outcome.RESIZED
-        self.job.say(f"{larger.why}; asking all ranks to save and stop ({self.grace:g} s)")
+        self.job.warn(f"{larger.why}; asking all ranks to save and stop ({self.grace:g} s)")
         self.job.end_all(RESIZED, self.grace)
 
     def check_successor(self) -> None:

@@ -20,6 +20,7 @@ from orchestrator.head.doctor.findings import BAD, WARN, Examined, Needs
 from orchestrator.head.plan import nccl_transport, plan
 from orchestrator.head.plan.model import Foreseen
 from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
+from orchestrator.head.screen.styles import WARNING, styled
 from orchestrator.head.start.nodes import Bounds, Nodes, with_master
 from orchestrator.head.start.request import Request
 from orchestrator.node.machine.disks import disk
@@ -119,7 +120,8 @@ def check(request: Request, nodes: Nodes, say: Say) -> None:
         )
     for finding in diagnosis.findings:
         if finding.level == WARN and finding.check not in (*examination.OF_OTHERS, *IN_THE_PLAN):
-            say(f"warning: {finding.what}" + (f" -> {finding.fix}" if finding.fix else ""))
+            mark = styled("warning:", WARNING)
+            say(f"{mark} {finding.what}" + (f" -> {finding.fix}" if finding.fix else ""))
 
 
 def diagnose(

@@ -29,6 +29,7 @@ from orchestrator.head.plan.model import Foreseen, Plan
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress, counted
+from orchestrator.head.screen.styles import WARNING, styled
 from orchestrator.head.start import payload, record, selection
 from orchestrator.head.start.code import HOME, expect_code, reach_with_code
 from orchestrator.head.start.nodes import Nodes, reach_all
@@ -290,7 +291,7 @@ def start_again(experiment: Experiment, ended: JobRecord, gathered: Gathered, sa
     """Record the next attempt, and start it on every node or on none."""
     number, most = len(ended.attempts) + 1, Restarts(ended).most_attempts
     line = f"attempt {number} of at most {most} ({ended.attempts[-1].why})"
-    say(line)
+    say(styled(line, WARNING))
     ports = take_ports(ended, gathered)
     nodes, others = gathered.nodes, gathered.spares
     starting = record.record_again(experiment, ended, nodes, others, ports.port, line)

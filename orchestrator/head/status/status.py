@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import OrchestratorError
@@ -22,11 +22,16 @@ from orchestrator.head.schedulers.backend import UNSCHEDULED, Scheduled
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.output import Column, Table
+from orchestrator.head.screen.progress import SEPARATOR
 from orchestrator.head.status import containers
+from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.follow import Jobs, JobState
 from orchestrator.records import cordons, experiment, experiments, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.metrics import progress
+
+MOST_PIDS = 4  # of ranks that are alike
 
 
 def jobs_at(ssh: Transport, node: Node | NodeRecord, job: str | None = None) -> Sequence[JobState]:
@@ -100,15 +105,19 @@ def to_text(
     record: JobRecord, states: Sequence[JobState], scheduled: Scheduled = UNSCHEDULED
 ) -> str:
     """Return a line for the job and a table of its nodes and ranks, as standard output wants it."""
-    heading = f"{record.job}: {job_now(record, states)}, {plural(len(record.nodes), 'node')}"
+    state = job_now(record, states)
+    painted = output.paint(state, styles.STATES.get(state, ""), output.terminal())
+    heading = f"{record.job}: {painted}, {plural(len(record.nodes), 'node')}"
     heading += attempt_now(record)
     heading += f", {scheduled.text}" if scheduled.text else ""
-    lines = [heading, STATES_THERE.text(rows_of(record, states), output.terminal()).rstrip()]
+    lines = [heading, *how_far(record)]
+    lines.append(STATES_THERE.text(rows_of(record, states), output.terminal()).rstrip())
     if words := goodput.in_words(time_of(record)):
         lines.append(f"  time spent: {words}")
     lines += [f"  {output.printable(slow.text)}" for slow in record.slow]
-    lines += [f"  {output.printable(line)}" for line in cause_of(record)]
-    return "\n".join([*lines, *left_warm(record)]).rstrip()
+    color = output.terminal().color
+    lines += [f"  {line if color else output.printable(line)}" for line in cause_of(record)]
+    return "\n".join(line for line in [*lines, *left_warm(record)] if line).rstrip()
 
 
 def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[Line]:
@@ -123,10 +132,51 @@ def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[Line]:
             notes.append(f"last output {duration(silence)} ago")
         note = ", ".join(filter(None, notes))
         yield Line(f"node {node.index}", node.name, status.state, note)
-        for number, rank in sorted(status.ranks.items()):
-            pid = f"pid {'?' if rank.pid is None else rank.pid}"
-            end = "" if rank.code is None else f"exit code {rank.code}"
-            yield Line(f"  rank {number}", pid, rank.state, end)
+        for numbers, ranks in alike(status.ranks):
+            pids = ["?" if rank.pid is None else str(rank.pid) for rank in ranks]
+            many = len(numbers) > 1
+            title = f"  ranks {numbers[0]} to {numbers[-1]}" if many else f"  rank {numbers[0]}"
+            shown = ", ".join(pids if len(pids) <= MOST_PIDS else [*pids[: MOST_PIDS - 1], "..."])
+            end = "" if ranks[0].code is None else f"exit code {ranks[0].code}"
+            if record.over and record.verdict and record.verdict.rank in numbers:
+                end += f"{', ' * bool(end)}rank {record.verdict.rank} was the cause"
+            yield Line(title, f"pid{'s' * many} {shown}", ranks[0].state, end)
+
+
+def alike(ranks: Mapping[int, RankState]) -> Iterator[tuple[list[int], list[RankState]]]:
+    """Yield ranks that follow each other and are in the same state."""
+    numbers: list[int] = []
+    for number in sorted(ranks):
+        last = ranks[numbers[-1]] if numbers else None
+        rank = ranks[number]
+        same = last is not None and (last.state, last.code) == (rank.state, rank.code)
+        if numbers and not (same and number == numbers[-1] + 1):
+            yield numbers, [ranks[each] for each in numbers]
+            numbers = []
+        numbers = [*numbers, number]
+    if numbers:
+        yield numbers, [ranks[each] for each in numbers]
+
+
+def progress_of(record: JobRecord) -> progress.Progress:
+    """Return how far a job is, where its metrics are here."""
+    place = Path(record.experiment)
+    if not record.experiment or not place.is_dir():
+        return progress.Progress()
+    return progress.of(place, record, progress.all_steps(place, record))[0]
+
+
+def how_far(record: JobRecord) -> list[str]:
+    """Say how far a job is, for how long it has run, and what was typed."""
+    known = progress_of(record)
+    if record.over:
+        known = replace(known, rate=None, left=None)
+    took = duration(round(max(1.0, (record.ended or time.time()) - record.started)))
+    age = f"started {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(record.started))}"
+    words = [*progress.parts(known), f"{'took' if record.over else 'for'} {took}", age]
+    command = [Path(word).name if at == 0 else word for at, word in enumerate(record.command)]
+    typed = [output.printable(f"  {shlex.join(command)}")] if command else []
+    return [f"  {SEPARATOR.join(words)}", *typed]
 
 
 def cause_of(record: JobRecord) -> list[str]:
@@ -134,7 +184,10 @@ def cause_of(record: JobRecord) -> list[str]:
     if record.verdict is None or record.state not in ("failed", "lost"):
         return []
     tree = manifest.working_tree(Experiment(Path(record.experiment)))
-    return verdict.to_lines(crash_dump.in_verdict(record.verdict, tree))
+    rank = "" if record.verdict.rank is None else f" --rank {record.verdict.rank}"
+    logs = f"orchestrator logs {shlex.quote(Path(record.experiment).name)}{rank}"
+    shown = crash_dump.in_verdict(record.verdict, tree)
+    return verdict.to_lines(shown, logs, styles.styled, (output.terminal().width or 2) - 2)
 
 
 def attempt_now(record: JobRecord) -> str:
@@ -178,6 +231,10 @@ def to_json(
         "job": record.job,
         "experiment": record.experiment,
         "state": job_now(record, states),
+        "command": record.command,
+        "started": record.started,
+        "ended": record.ended,
+        "progress": encode(progress_of(record)),
         "exit_code": record.exit_code,
         "verdict": encode(record.verdict),
         "slow": encode(record.slow),

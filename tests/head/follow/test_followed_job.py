@@ -10,6 +10,7 @@ import pytest
 from orchestrator.head.follow.conclusion import cause_of
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.verdict import Failure
+from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.protocol.events import Ended
 from orchestrator.records import machines
@@ -30,7 +31,9 @@ def followed(path: Path) -> FollowedJob:
 
 
 def said_by(job: FollowedJob) -> list[str]:
-    return [job.display.messages.get_nowait() for _ in range(job.display.messages.qsize())]
+    return [
+        clean(job.display.messages.get_nowait() or "") for _ in range(job.display.messages.qsize())
+    ]
 
 
 @pytest.mark.parametrize(

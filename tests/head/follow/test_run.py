@@ -18,6 +18,7 @@ from orchestrator.head.follow.streams.follower import Answer, Happened, LossLost
 from orchestrator.head.follow.streams.printed import LostLoss
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.schedulers.backend import backend_of
+from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.protocol.events import Ended, Ending, RankState
 from orchestrator.protocol.requests.machine import Dial, Dialed, Listen, Listening
@@ -38,7 +39,7 @@ def run_of(
 
 def said_by(run: Run) -> list[str]:
     messages = run.job.display.messages
-    return [messages.get_nowait() for _ in range(messages.qsize())]
+    return [clean(messages.get_nowait() or "") for _ in range(messages.qsize())]
 
 
 def job(directory: experiment.Experiment, *, batch: bool = False) -> JobRecord:
@@ -114,9 +115,7 @@ def test_a_log_that_lacks_its_end_is_named(tmp_path: Path) -> None:
     ended = Ended(time=1005.0, agent=0, why="", killed={}, left=(), ranks={})
     for event in (ended, ended.replace(lost=90_000_000)):
         run.reports.ended(run.job.nodes[0], event, 1005.0)
-    (said,) = [
-        run.job.display.messages.get_nowait() for _ in range(run.job.display.messages.qsize())
-    ]
+    (said,) = said_by(run)
     assert said.startswith("orchestrator: node 0 (n1): the last 90 MB of output are in no log")
 
 
@@ -186,7 +185,7 @@ def test_a_record_that_cannot_be_written_is_said_with_the_reason(
     directory = experiments.create(tmp_path, "run")
     run = run_of(directory, job(directory))
     said: list[str] = []
-    monkeypatch.setattr(run.job, "say", said.append)
+    monkeypatch.setattr(run.job, "warn", said.append)
     shutil.rmtree(directory.path)
     run.job.save()
     run.job.save()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 
 from orchestrator.head.status.status import from_record, in_order, state_of, to_text
@@ -13,24 +14,31 @@ NODES = [
     NodeRecord(0, "gpu1", "gpu1", None, None, "10.0.0.1", "python3", 0, 1),
     NodeRecord(1, "bob@gpu12", "gpu12", "bob", None, "10.0.0.2", "python3", 1, 2),
 ]
-RECORD = JobRecord("job-1", "experiments/x", "running", ["master_launch"], NODES, 1000.0)
+RECORD = JobRecord(
+    "job-1", "experiments/x", "running", ["/bin/master_launch", "train.py", "a b"], NODES, 1000.0
+)
 
 
 def test_a_line_for_every_node_and_rank() -> None:
     ranks = {
         10: RankState(state="exited", pid=8, code=3),
         2: RankState(state="running", pid=7),
+        **{rank: RankState(state="running", pid=rank) for rank in range(3, 8)},
+        11: RankState(state="exited", pid=9, code=3),
     }
     states = [
         state_of(RECORD, NODES[0], "unreachable", "no answer"),
         state_of(RECORD, NODES[1], "running").replace(ranks=ranks),
     ]
-    assert to_text(RECORD, states).splitlines() == [
-        "job-1: running, 2 nodes",
-        "  node 0     gpu1       unreachable  no answer",
-        "  node 1     bob@gpu12  running",
-        "    rank 2   pid 7      running",
-        "    rank 10  pid 8      exited       exit code 3",
+    heading, how_far, typed, *lines = to_text(RECORD, states).splitlines()
+    assert heading == "job-1: running, 2 nodes"
+    assert re.fullmatch(r"  for \d+ d \d\d h · started 19\d\d-\d\d-\d\d [0-9:]{8}", how_far)
+    assert typed == "  master_launch train.py 'a b'"
+    assert lines == [
+        "  node 0            gpu1               unreachable  no answer",
+        "  node 1            bob@gpu12          running",
+        "    ranks 2 to 7    pids 7, 3, 4, ...  running",
+        "    ranks 10 to 11  pids 8, 9          exited       exit code 3",
     ]
 
 
@@ -41,10 +49,11 @@ def test_a_job_that_failed_says_why() -> None:
         **{"title": "an exception", "fix": "mend it"},
     )
     failed = dataclasses.replace(RECORD, state="failed", ended=1061.0, verdict=cause)
-    said = to_text(failed, from_record(failed)).splitlines()[-3:]
+    said = to_text(failed, from_record(failed)).splitlines()[-4:]
     assert said[0].startswith("  the cause: rank 2 on node 1 (gpu12), ")
     assert said[0].endswith(": ValueError: bad")
-    assert said[1:] == ["    at train.py:3 in main", "  what to do: mend it"]
+    full = "    full log: orchestrator logs x --rank 2"
+    assert said[1:] == ["    at train.py:3 in main", full, "  what to do: mend it"]
     for state in ("stopped", "running"):  # its attempt before failed
         assert "cause" not in to_text(dataclasses.replace(failed, state=state), from_record(failed))
 
@@ -68,4 +77,6 @@ def test_the_newest_job_is_that_of_the_last_launch() -> None:
 
 
 def test_a_job_that_has_no_nodes_yet() -> None:
-    assert to_text(dataclasses.replace(RECORD, nodes=[]), []) == "job-1: running, 0 nodes"
+    assert to_text(dataclasses.replace(RECORD, nodes=[]), []).startswith(
+        "job-1: running, 0 nodes\n"
+    )

@@ -58,16 +58,16 @@ class Monitors:
             return
         apart = self.link.check(followers, begun=begun or self.stuck is not None)
         if apart and self.stuck is None:
-            job.say(f"WARNING: {apart}; {OPEN_ALL}")
+            job.warn(f"WARNING: {apart}; {OPEN_ALL}")
         if slow := self.slow.check(followers):
             job.held_up(slow.replace(time=time.time()))
-            job.say(slow.text)
+            job.warn(slow.text)
         failure = self.hanging(followers, apart)
         if failure is not None and job.record.launch.on_hang == "stop":
             job.failed(failure)
         elif failure is not None:
             self.left_hanging = True
-            job.say(f"{failure.message}; left as it is (--on-hang leave)")
+            job.warn(f"{failure.message}; left as it is (--on-hang leave)")
 
     def hanging(self, followers: Sequence[NodeFollower], apart: str) -> Failure | None:
         """Return a hang; where no rank explains it, once it is known who reaches whom."""

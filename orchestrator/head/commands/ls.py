@@ -1,0 +1,130 @@
+"""`orchestrator ls`: list the jobs of this directory, the newest first."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from orchestrator.common.errors import EXIT_DONE, UsageError
+from orchestrator.common.text import duration, plural
+from orchestrator.config.launch import Where
+from orchestrator.head.screen import output, styles
+from orchestrator.head.screen.output import Cell, Column, Table, Terminal
+from orchestrator.head.status import find_job
+from orchestrator.protocol.message import encode
+from orchestrator.records import experiments
+from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.metrics import progress
+
+AGES = {"d": 86400, "h": 3600, "min": 60, "s": 1}
+USUALLY = 20  # jobs that are listed
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job, and how far it is."""
+
+    name: str
+    state: str
+    progress: progress.Progress = progress.Progress()  # noqa: RUF009  it is frozen
+    nodes: int = 0
+    ranks: int = 0
+    attempt: int = 1
+    started: float = 0.0
+    ended: float | None = None
+    note: str = ""  # why it failed, or why it cannot be read
+
+
+def step_of(row: Row) -> str:
+    known = row.progress
+    return "-" if known.step is None else f"{known.step}" + f"/{known.steps}" * bool(known.steps)
+
+
+def loss_of(row: Row) -> Cell:
+    if row.progress.lost:
+        return "NaN", styles.FAILED
+    return "-" if row.progress.loss is None else f"{row.progress.loss:.4g}"
+
+
+def left_of(row: Row) -> str:
+    known = row.ended is None and row.progress.left is not None
+    return duration(round(row.progress.left or 0.0)) if known else "-"
+
+
+def age_of(row: Row) -> str:
+    """Return an age in its largest unit."""
+    seconds = max(1, round(time.time() - row.started)) if row.started else 0
+    unit = next((unit for unit in AGES if seconds >= AGES[unit]), "s")
+    return f"{seconds // AGES[unit]} {unit}" if seconds else "-"
+
+
+COLUMNS: tuple[Column[Row], ...] = (
+    Column("JOB", lambda row: row.name),
+    Column("STATE", lambda row: (row.state, styles.STATES.get(row.state, ""))),
+    Column("STEP", step_of, right=True),
+    Column("LOSS", loss_of, right=True),
+    Column("LEFT", left_of, right=True),
+    Column("NODES", lambda row: str(row.nodes), right=True),
+    Column("AGE", age_of, right=True),
+    Column("NOTE", lambda row: (row.note, styles.DIM)),
+)
+
+
+def ls(where: Where, *, running: bool, every: bool, as_json: bool) -> int:
+    """List the newest jobs, or those that run; nodes are asked only where a record may be old."""
+    known = experiments.every(where.experiments, trusted=where.trust_record)[::-1]
+    if running:
+        left = {each.path for each in experiments.unfinished(where.experiments)}
+        known = [each for each in known if each.path in left]
+    shown = known if every or running else known[:USUALLY]
+    rows = [row_of(each, where) for each in shown]
+    rows = [row for row in rows if not running or row.ended is None]
+    more = len(known) - len(shown)
+
+    def words(terminal: Terminal) -> str:
+        if not rows:
+            what = "no job runs" if running else "there is no job"
+            return f"{what} in {output.path(where.experiments.absolute())}"
+        table = Table(COLUMNS).text(rows, replace(terminal, width=None))
+        wide = not output.fits(output.printable(table), terminal)
+        lines = [Table(COLUMNS[:-1] if wide else COLUMNS).text(rows, terminal)]
+        if more:
+            lines.append(f"and {plural(more, 'older job')}: orchestrator ls --all")
+        return "\n".join(lines)
+
+    output.result([encode(row) for row in rows], words, as_json=as_json)
+    return EXIT_DONE
+
+
+def row_of(experiment: Experiment, where: Where) -> Row:
+    try:
+        record = experiment.read_record()
+        state, note = state_of(experiment, record, where)
+        steps = progress.all_steps(experiment.path, record)
+        known, _ = progress.of(experiment.path, record, steps)
+    except (UsageError, OSError) as error:
+        note = error.what if isinstance(error, UsageError) else error.strerror or "unreadable"
+        return Row(experiment.name, "damaged", note=note)
+    return Row(
+        experiment.name,
+        state,
+        known,
+        nodes=len(record.nodes),
+        ranks=sum(node.nproc for node in record.nodes),
+        attempt=record.attempt,
+        started=record.started,
+        ended=record.ended if record.over else None,
+        note=note,
+    )
+
+
+def state_of(experiment: Experiment, record: JobRecord, where: Where) -> tuple[str, str]:
+    """Return the state of a job, and why it failed; its head may have been killed meanwhile."""
+    if record.over:
+        cause = record.verdict if record.state in ("failed", "lost") else None
+        return record.state, (cause.message.splitlines() or [""])[0][:120] if cause else ""
+    certainty = find_job.runs(experiment, where)
+    if certainty == find_job.NOT:
+        return "ended", f"its result: orchestrator attach {experiment.name}"
+    attempt = f"attempt {record.attempt}" if record.attempt > 1 else ""
+    return record.state, attempt if certainty == find_job.SURELY else "its nodes do not answer"

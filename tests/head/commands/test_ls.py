@@ -1,0 +1,68 @@
+"""What the list of jobs says, without a node."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config.launch import Where
+from orchestrator.head.commands.ls import ls
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.metrics.trainers import file_name
+from orchestrator.records.outcome import Verdict
+
+NODES = [NodeRecord(0, "gpu1", "gpu1", None, None, "10.0.0.1", "python3", 0, 8)]
+NAMES = [f"run_20260101_00000{number}" for number in range(3)]
+
+
+def experiment(root: Path, name: str, state: str, **fields: object) -> Experiment:
+    path = root / name
+    (path / "outputs").mkdir(parents=True, mode=0o700)
+    (path / "logs").mkdir()
+    record = JobRecord(name, str(path), state, ["master_launch"], NODES, time.time() - 60, **fields)  # type: ignore[arg-type]
+    found = Experiment(path)
+    found.write_record(record)
+    return found
+
+
+def listed(root: Path, capsys: pytest.CaptureFixture[str], **options: bool) -> list[str]:
+    chosen = {"running": False, "every": False, "as_json": False, **options}
+    assert ls(Where(experiments=root), **chosen) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_each_job_has_a_line_the_newest_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert listed(tmp_path, capsys) == [f"there is no job in {tmp_path}"]
+    cause = Verdict(kind="exception", message="KeyError: 'labels'\nmore")
+    ended = {"ended": time.time(), "exit_code": 1}
+    experiment(tmp_path, NAMES[0], "failed", verdict=cause, **ended)
+    runs = experiment(tmp_path, NAMES[1], "running", engine=False)
+    step = {"step": 214, "steps": 1740, "loss": 0.016, "step_ms": 300}
+    (runs.path / "outputs" / file_name(0)).write_text(json.dumps(step) + "\n")
+    damaged = experiment(tmp_path, NAMES[2], "done", **ended)
+    (damaged.path / "job.json").write_text("{")
+    assert runs.lock() is None  # as whoever follows it does
+    heading, third, second, first = listed(tmp_path, capsys)
+    assert heading.split()[:6] == ["JOB", "STATE", "STEP", "LOSS", "LEFT", "NODES"]
+    assert third.startswith(f"{NAMES[2]}  damaged")
+    assert second.split()[:5] == [NAMES[1], "running", "214/1740", "0.016", "7"]
+    assert first.split()[:6] == [NAMES[0], "failed", "-", "-", "-", "1"]
+    assert first.endswith("KeyError: 'labels'")
+    (row,) = json.loads("\n".join(listed(tmp_path, capsys, running=True, as_json=True)))
+    assert (row["name"], row["ranks"], row["progress"]["step"]) == (NAMES[1], 8, 214)
+    runs.unlock()
+
+
+def test_of_many_the_newest_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(22):
+        name = f"run_20260101_0000{number:02d}"
+        experiment(tmp_path, name, "done", ended=time.time(), exit_code=0)
+    lines = listed(tmp_path, capsys)
+    assert len(lines) == 22 and lines[-1] == "and 2 older jobs: orchestrator ls --all"
+    assert lines[1].startswith("run_20260101_000021")
+    assert len(listed(tmp_path, capsys, every=True)) == 23
