@@ -95,6 +95,7 @@ class Trainer:
         models: instead of model, several by name; with optimizers, and schedulers, by name.
         optimizers: each takes the loss of its name that step(models, batch) returns.
         schedulers: by the names of optimizers.
+        every: optimizers that step less often, by name: {"G": 5} in steps 5, 10, 15 ...
         loss: called with (outputs, targets) of a batch (inputs, targets); returns the mean over the
             samples, or (sum, count).
         step: instead of loss, called with (model, batch); returns the same, or (sum, count, {name:
@@ -154,6 +155,7 @@ class Trainer:
         models: Mapping[str, nn.Module] | None = None,
         optimizers: Mapping[str, Any] | None = None,
         schedulers: Mapping[str, Any] | None = None,
+        every: Mapping[str, int] | None = None,
         step: Step | None = None,
         metrics: Mapping[str, Criterion] | None = None,
         strategy: str = "auto",
@@ -180,7 +182,7 @@ class Trainer:
     ) -> None:
         settings.check_arguments(strategy, scheduler_every, stream, warmup_steps, log_every)
         given = (model, optimizer, scheduler), (models, optimizers, schedulers)
-        what = settings.trained(*given, strategy, config)
+        what = settings.trained(*given, strategy, config).seldom(every)
         losses = Losses(loss, step, metrics or {}, [*what.optimizers], what.model)
         self._keys = settings.with_average(config or {}, ema)
         arguments = settings.arguments(precision, accumulate, clip_grad_norm, seed, log_every)
@@ -211,7 +213,9 @@ class Trainer:
         model = trained.model
         names, fill = names_of(model), self._filling(model, weights, everyone)
         shape, whole = mesh.distribute_local(model, strategy, everyone, self.config, fill)
-        steppers = Steppers(trained.optimizers, names, model, shape, each, lr_factor=lr_factor)
+        steppers = Steppers(
+            *(trained.optimizers, names, model, shape, each, trained.every), lr_factor=lr_factor
+        )
         return Parts(self.config, everyone, shape, whole, model, losses, steppers)
 
     def _bound(self, *hooks: Hook | None) -> training_loop.Hooks:

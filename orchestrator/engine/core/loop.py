@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
@@ -73,6 +74,7 @@ class Loop:
     best: Best
     comparison: Comparison | None = None  # of the copies of the weights, bit by bit
     names: tuple[str, ...] = ()  # of the losses and metrics
+    given: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)  # by who is due
     sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # this step's, this rank's
     used: int | None = None  # stands for the parts of the model that this rank used in this step
     modes: dict[nn.Module, bool] = field(default_factory=dict)  # of its parts: do they train?
@@ -135,6 +137,8 @@ class Loop:
         batches = Following(self.training.epoch(state.epoch, state.position))
         index = 0  # of the micro-batch in its step
         while (micro := self._next(batches)) is not None:
+            if index == 0:
+                self.parts.steppers.begin(state.step + 1)
             if index == 0 and not self.votes_late:
                 self._vote()  # who wants to stop, save, evaluate: sent while it computes
             complete = index + 1 == config.training.gradient_accumulation or self._over(batches)
@@ -167,18 +171,17 @@ class Loop:
         """Forward and backward; gradients are summed over the ranks when the step is complete."""
         parts, phases = self.parts, self.reporter.phases
         config, ranks, used = parts.config, parts.ranks, used_parts.of(parts.model)
+        alone = parts.steppers.sums_itself
         seed_all(config.training.seed, self.state.step + 1, index, ranks.rank)
         with (
             phases("forward_backward"),
-            mesh.backward(parts.model, parts.mesh, config, last=complete),
+            mesh.backward(parts.model, parts.mesh, config, last=complete and not alone),
         ):
             with (
                 mesh.computing(parts.mesh, ranks, config),
                 mesh.sharding_explained(parts.mesh, "the model's forward"),
             ):
-                totals = mesh.as_forward(
-                    parts.model, lambda model: parts.losses(model, micro.data, micro.size)
-                )
+                totals = mesh.as_forward(parts.model, lambda model: parts.totals(model, micro))
             parts.steppers.backward(totals, phases.backward, real=micro.real)
         if complete and used is not None:
             self.used = used.close_step()
@@ -200,7 +203,7 @@ class Loop:
         self.reporter.ledger.close(report)
         self._refuse_unsaved()
         self.sums = {}
-        self.schedulers.after_step()
+        self.schedulers.after_step(steppers.names_due)
         self._call(self.hooks.on_step_end)
         if self.votes_late:
             self._vote()
@@ -272,16 +275,22 @@ class Loop:
             self.reporter.say(problem)
 
     def _check_names(self) -> None:
-        names = tuple(self.sums)
-        if not self.names:
-            self.names = names
-            self.best.refuse_unknown(self._names_of_values())
+        """Have a place for each name; optimizers that are not due leave theirs empty."""
+        names, steppers = tuple(self.sums), self.parts.steppers
+        before = self.given.setdefault(steppers.names_due, names)
+        if before is names:
+            self.names = tuple(dict.fromkeys([*self.names, *names]))
+            if steppers.all_due:
+                self.best.refuse_unknown(self._names_of_values())
             refuse_other_names(names)
-        elif names != self.names:
+        elif names != before:
             raise UsageError(
-                f"the step gave {', '.join(self.names)} before, and now {', '.join(names)}",
+                f"the step gave {', '.join(before)} before, and now {', '.join(names)}",
                 "give the same metrics for every batch, in the same order",
             )
+        if names != self.names:
+            nothing = (torch.zeros_like(self.sums["loss"][0]),) * 2
+            self.sums = {name: self.sums.get(name, nothing) for name in self.names}
 
     def _names_of_values(self) -> list[str]:
         """Name all that an evaluation or an epoch will say."""

@@ -429,9 +429,10 @@ class Schedulers:
     def __init__(self, by_name: Mapping[str, LrScheduler]) -> None:
         self.by_name = by_name
 
-    def after_step(self) -> None:
-        for scheduler in self.by_name.values():
-            scheduler.after_step()
+    def after_step(self, names: Sequence[str]) -> None:
+        """Step those of the optimizers that have stepped."""
+        for name in names:
+            self.by_name[name].after_step()
 
     def after_epoch(self, metrics: Metrics) -> None:
         """Let each see the loss of its own optimizer."""

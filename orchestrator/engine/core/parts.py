@@ -16,7 +16,8 @@ from orchestrator.engine.core.optimizer import Schedulers
 from orchestrator.engine.core.optimizer_state import HOW, by_name
 from orchestrator.engine.core.step import Steppers
 from orchestrator.engine.core.stopping import TrainState
-from orchestrator.engine.models.losses import Loss
+from orchestrator.engine.data.batch import Micro
+from orchestrator.engine.models.losses import Loss, Losses, Totals
 from orchestrator.engine.ranks import agreement, plain_names
 from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.engine.saving import ownership, weights
@@ -36,6 +37,12 @@ class Parts:
     bare: nn.Module  # without what ddp puts around it
     losses: Loss
     steppers: Steppers
+
+    def totals(self, model: nn.Module, micro: Micro) -> Totals:
+        """Compute the losses of a micro-batch, as far as their optimizers are due."""
+        if isinstance(self.losses, Losses):
+            return self.losses(model, micro.data, micro.size, self.steppers.names_due)
+        return self.losses(model, micro.data, micro.size)
 
     @functools.cached_property
     def auxiliary(self) -> AuxiliaryState:

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,19 @@ class Trained:
     model: nn.Module
     optimizers: Mapping[str, Any]
     schedulers: Mapping[str, Any]
+    every: Mapping[str, int] = field(default_factory=dict)  # steps between two of an optimizer
+
+    def seldom(self, every: Mapping[str, int] | None) -> Trained:
+        """Have some optimizers step in every so many steps only."""
+        refuse_unknown("every=", every or {}, self.optimizers)
+        for name, steps in (every or {}).items():
+            whole_number(f"every[{name!r}]", steps)
+        if every and all(every.get(name, 1) > 1 for name in self.optimizers):
+            raise UsageError(
+                "every= leaves steps in which no optimizer steps",
+                "let one of them step in each: leave it out of every=",
+            )
+        return dataclasses.replace(self, every=every or {})
 
     @staticmethod
     def of_one(model: Any, optimizer: Any, scheduler: Any) -> Trained:
@@ -215,6 +228,11 @@ def trained(
         )
     refuse_unfit_for_several(strategy, keys or {})
     return Trained.of_several(*by_name)
+
+
+def whole_number(name: str, value: Any) -> None:
+    if type(value) is not int or value < 1:
+        raise UsageError(f"{name} is {value!r}", "give a whole number of steps, 1 or more")
 
 
 def parameters_of(name: str, optimizer: Any, model: nn.ModuleDict) -> list[nn.Parameter]:

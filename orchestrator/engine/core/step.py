@@ -82,12 +82,13 @@ class Stepper:
         training: Training,
         *,
         name: str = "",  # among several
+        every: int = 1,  # steps of the training is one of its own
         lr_factor: Callable[[int], float] = lambda step: 1.0,
         nominal: float | None = None,  # things counted in a step, if all are: keeps sums near one
         keeps_settings: bool = False,  # on a resume: the learning rate, weight decay ... of today
     ) -> None:
         self.mesh, self.training, self.lr_factor = mesh, training, lr_factor
-        self.name, self.loss = name, loss_of(name)
+        self.name, self.loss, self.every = name, loss_of(name), every
         self.parameters = dict(plain_names.parameters(model))
         self.optimizer = bound(optimizer, names, own_of(self.parameters, optimizer, name))
         self.initial_settings = settings_of(self.optimizer)
@@ -108,6 +109,8 @@ class Stepper:
             refuse_two_averages(self.optimizer)
             self.average = Average(training.ema, self.named)
         self.proved = False  # its step() has come to an end once
+        self.reached = False  # its loss has been seen to depend on what it trains
+        self.latest: Outcome | None = None
         self.scaling = training.mixed_precision == "fp16"
         self.nominal = nominal
         self.scale: Tensor | float = 1.0
@@ -159,7 +162,17 @@ class Stepper:
         if self.average is not None:
             self.average.update(bad)
         self._count(bad, count)
-        return Outcome(norm, bad, scale, lr)
+        self.latest = Outcome(norm, bad, scale, lr)
+        return self.latest
+
+    def idle(self, step: int) -> Outcome:
+        """Give what a step comes to in which it does nothing: the numbers of its latest one."""
+        none = torch.zeros((), dtype=torch.float64, device=self.device)
+        if self.latest is not None:
+            return self.latest._replace(bad=none)
+        lr = self.optimizer.param_groups[0].get("lr")
+        rate = math.nan if lr is None else lr * self.lr_factor(step)
+        return Outcome(none * math.nan, none, self.scale, rate)
 
     def _apply(self, divisor: Tensor, bad: Tensor, lr_factor: float) -> float | Tensor:
         lr = copy_of(self.optimizer.param_groups[0].get("lr"))
@@ -261,7 +274,8 @@ class Stepper:
 
 
 class Steppers:
-    """All optimizers of a training, by name; a single one has none. They step together."""
+    """All optimizers of a training, by name; a single one has none. Those that are due in a step
+    take it together."""
 
     def __init__(
         self,
@@ -270,18 +284,24 @@ class Steppers:
         model: nn.Module,
         mesh: Mesh,
         training: Mapping[str, Training],  # as each of them has it
+        every: Mapping[str, int] | None = None,  # steps, of those that take fewer
         **more: Any,
     ) -> None:
         self.model, self.mesh = model, mesh
         self.by_name = {
-            name: Stepper(optimizer, names, model, mesh, training[name], name=name, **more)
+            name: Stepper(
+                *(optimizer, names, model, mesh, training[name]),
+                name=name,
+                every=(every or {}).get(name, 1),
+                **more,
+            )
             for name, optimizer in optimizers.items()
         }
+        self.due = [*self.by_name.values()]
         self.first = next(iter(self.by_name.values()))
         self.parameters, self.device = self.first.parameters, self.first.device
         self.left = [p for p in self.parameters.values() if not is_summed(p, mesh)]
         self.in_training = False  # else an evaluation need not end
-        self.stepped = False
         if mesh.mesh is not None:
             carry_assignments()
 
@@ -292,20 +312,40 @@ class Steppers:
     def several(self) -> bool:
         return "" not in self.by_name
 
+    def begin(self, step: int) -> None:
+        """Choose who takes this step."""
+        self.due = [stepper for stepper in self if step % stepper.every == 0]
+
+    @property
+    def names_due(self) -> tuple[str, ...]:
+        return tuple(stepper.name for stepper in self.due)
+
+    @property
+    def all_due(self) -> bool:
+        return len(self.due) == len(self.by_name)
+
+    @property
+    def sums_itself(self) -> bool:
+        """Tell whether ddp, which waits for the gradients of all, must not sum in this step."""
+        return not self.all_due and self.mesh.strategy == "ddp"
+
     @property
     def whole(self) -> list[nn.Parameter]:
         """The parameters whose gradients nobody sums but this class: sharding leaves some whole,
         and ddp knows only those that were trained when it was made, not what is unfrozen later."""
-        return [parameter for parameter in self.left if parameter.requires_grad]
+        left = self.left
+        if self.sums_itself:
+            left = [parameter for stepper in self.due for _, parameter in stepper.named]
+        return [parameter for parameter in left if parameter.requires_grad]
 
     # -- a step -------------------------------------------------------------------------------
 
     def backward(self, totals: Totals, run: Callable[..., None], *, real: bool) -> None:
         """Compute the gradients of a micro-batch: of each loss those that its optimizer takes."""
-        for stepper in self:
+        for stepper in self.due:
             loss, count = totals[stepper.loss]
             refuse_detached(loss, stepper.name)
-            scaled, last = stepper.scaled(loss, count, real=real), stepper is [*self][-1]
+            scaled, last = stepper.scaled(loss, count, real=real), stepper is self.due[-1]
             if not self.several:
                 run(scaled)
                 continue
@@ -338,17 +378,17 @@ class Steppers:
         return total[:-2], (total[-1] * world != total[-2] ** 2).float()
 
     def _refuse_unreached(self) -> None:
-        """Refuse at the first step an optimizer whose parameters its loss does not depend on."""
-        if self.stepped or not self.several:
-            return
-        self.stepped = True
-        for stepper in self:
-            if all(parameter.grad is None for _, parameter in stepper.named):
+        """Refuse at its first step an optimizer whose parameters its loss does not depend on."""
+        for stepper in self.due if self.several else ():
+            if not stepper.reached and all(
+                parameter.grad is None for _, parameter in stepper.named
+            ):
                 raise UsageError(
                     f"the loss of {stepper.name!r} depends on none of the parameters of its"
                     f" optimizer, such as {stepper.named[0][0]}",
                     "give each optimizer its loss by its own name, without detach() on the way",
                 )
+            stepper.reached = True
 
     def step(
         self, step: int, names: tuple[str, ...], total: Tensor, apart: Tensor | None = None
@@ -356,14 +396,17 @@ class Steppers:
         values, count = total.unbind(), len(self.by_name)
         outcomes = {}
         for index, stepper in enumerate(self):
+            if stepper not in self.due:
+                outcomes[stepper.name] = stepper.idle(step)
+                continue
             at = count + 2 * names.index(stepper.loss)
             loss, number = values[at], values[at + 1]
             outcomes[stepper.name] = stepper.step(step, values[index], loss, number, apart)
         self._forget()
-        norm, bad, scale, lr = next(iter(outcomes.values()))
+        norm, bad, scale, lr = outcomes[self.due[0].name]
         each: dict[str, float | Tensor] = {}
         if self.several:
-            norm = torch.stack([outcome.grad_norm for outcome in outcomes.values()]).norm()
+            norm = torch.stack([outcomes[name].grad_norm for name in self.names_due]).norm()
             bad = torch.stack([outcome.bad for outcome in outcomes.values()]).max()
             if isinstance(scale, Tensor):
                 scale = torch.stack([torch.as_tensor(o.scale) for o in outcomes.values()]).max()

@@ -157,9 +157,16 @@ class Losses:
             return None
         return self.loss if self.loss.state_dict() else None
 
-    def __call__(self, model: nn.Module, batch: Any, size: int | None = None) -> Totals:
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        size: int | None = None,
+        due: Sequence[str] | None = None,  # the optimizers that will step; None: all
+    ) -> Totals:
         if self.step is not None:
-            return by_optimizer(self.names, self.step(model, batch), batch, size)
+            names = self.names if due is None else due
+            return by_optimizer(names, self.step(model, batch), batch, size, self.names)
         inputs, targets = halves(batch)
         outputs = mapped(call(model, inputs), in_fp32)  # in which losses are computed
         sized_by = targets if isinstance(targets, Tensor) else batch
@@ -205,13 +212,19 @@ def loss_of(name: str) -> str:
     return f"loss_{name}" if name else "loss"
 
 
-def by_optimizer(names: Sequence[str], result: Any, batch: Any, size: int | None) -> Totals:
-    """Take what a step gave for each optimizer, and all of it together as "loss"."""
-    if not isinstance(result, Mapping) and len(names) == 1:
-        result = {names[0]: result}
-    refuse_other_optimizers(names, result)
+def by_optimizer(
+    names: Sequence[str], result: Any, batch: Any, size: int | None, known: Sequence[str]
+) -> Totals:
+    """Take what a step gave for each optimizer that is due, and all of it together as "loss".
+
+    What is a function is called for those alone.
+    """
+    if not isinstance(result, Mapping) and len(known) == 1:
+        result = {known[0]: result}
+    refuse_other_optimizers(names, result, known)
+    given = {name: result[name]() if callable(result[name]) else result[name] for name in names}
     each = {
-        name: totals(f"the step's loss of {name!r}" if name else "the step", result[name], batch,
+        name: totals(f"the step's loss of {name!r}" if name else "the step", given[name], batch,
                      size)
         for name in names
     }  # fmt: skip
@@ -227,15 +240,15 @@ def by_optimizer(names: Sequence[str], result: Any, batch: Any, size: int | None
     return found
 
 
-def refuse_other_optimizers(names: Sequence[str], result: Any) -> None:
-    shown = ", ".join(f'"{name}": ...' for name in names)
+def refuse_other_optimizers(names: Sequence[str], result: Any, known: Sequence[str]) -> None:
+    shown = ", ".join(f'"{name}": ...' for name in known)
     fix = f"return {{{shown}}}: a mean, or (sum, count), or (sum, count, {{name: sum}}) for each"
     if not isinstance(result, Mapping):
         raise UsageError(
             f"the step gave {kind(result)}, where each optimizer needs a loss by its name", fix
         )
     lacking = [name for name in names if result.get(name) is None]
-    unknown = [name for name in result if name not in names]
+    unknown = [name for name in result if name not in known]
     if unknown:
         raise UsageError(
             f"the step gives a loss of {unknown[0]!r}, and no optimizer has that name"

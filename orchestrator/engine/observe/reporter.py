@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -87,8 +88,10 @@ class Ledger:
         steps, self.steps = self.steps, []
         reports = [report for report, _, _ in steps]
         more = tuple(reports[0].each)
+        widths = [len(report.total) for report in reports]  # a name may come later
+        totals = iter(torch.cat([report.total for report in reports]).tolist())
         columns = (
-            torch.stack([report.total for report in reports]).tolist(),
+            [list(itertools.islice(totals, width)) for width in widths],
             *(on_host([r.value(name) for r in reports]) for name in (*MEASURED, *more)),
         )
         for (report, ids, losses), row in zip(steps, zip(*columns, strict=True), strict=True):
@@ -181,6 +184,7 @@ class Reporter:
         self.logged_step, self.logged_tokens = step, tokens
         self.begun = False  # the first step of a run has its line
         self.latest: StepResult | None = None
+        self.seen: dict[str, tuple[float, float]] = {}  # of each name the latest step that had it
         run, local = os.environ.get("ORCHESTRATOR_RUN"), os.environ.get("LOCAL_RANK", "0")
         self.sign = Path(run, f"step_{local}") if run else None
 
@@ -210,6 +214,8 @@ class Reporter:
         """Read what the steps came to: the one place where the host waits for the device."""
         for result in self.ledger.read():
             self.latest = result
+            several = bool(result.each)
+            self.seen |= {n: p for n, p in result.sums.items() if p[1] or not several}
             if result.apart:
                 raise JobFailed(
                     f"the ranks used other parts of the model than each other in step"
@@ -252,7 +258,7 @@ class Reporter:
         assert self.latest is not None
         seconds, steps = self.busy, step - self.logged_step
         memory, peak = metrics.memory(self.ranks.device)
-        means = means_of(self.latest.sums)
+        means = means_of({**self.latest.sums, **self.seen})
         per_step = self.measures.samples_per_step
         record: dict[str, float | None] = {
             "step": step,

@@ -24,6 +24,7 @@ from tests.engine.programs.several import (
     Net,
     by_hand,
     data,
+    lazily,
     made,
     models,
     optimizers,
@@ -52,6 +53,9 @@ def apart(layouts: dict[str, dict[str, Any]]) -> dict[str, float]:
     for name, more in layouts.items():
         found[name] = far(trained(made(**more)), expected)
         found[f"{name}, in two"] = far(trained(made(accumulate=2, **more)), expected)
+        for call in (step, lazily):
+            seldom = made(call, every={"G": 3}, accumulate=2, **more)
+            found[f"{name}, seldom, {call.__name__}"] = far(trained(seldom), by_hand(every=3))
         found[f"{name}, poisoned"] = far(trained(made(poisoned, **more), marked=True), without)
     return {name: distance for name, distance in found.items() if not distance < 1e-6}
 
@@ -69,9 +73,10 @@ def train_on_two_ranks(rank: int, directory: Path) -> None:
     wrong = apart(LAYOUTS)
     for name in ("ddp", "full_shard", "copies"):
         more, saved = LAYOUTS[name], {"save_to": directory / name, "save_every": "4 steps"}
-        at_once = trained(made(**more, ema={"G": 0.9}))
-        trained(made(**more, ema={"G": 0.9}), max_period="4 steps", **saved)
-        again = made(**more, ema={"G": 0.9})
+        more |= {"ema": {"G": 0.9}, "every": {"G": 3}}
+        at_once = trained(made(**more))
+        trained(made(**more), max_period="4 steps", **saved)
+        again = made(**more)
         if distance := far(trained(again, resume=True, **saved), at_once):
             wrong[f"{name}, resumed"] = distance
     print(wrong or "equal", flush=True)
@@ -86,7 +91,7 @@ def test_they_go_on_as_they_were_on_two_by_two_and_from_memory(tmp_path: Path) -
     assert "resuming after step 4, from memory" in again.output()
     expected, found = (torch.load(job.path / "weights") for job in (whole, again))
     assert far(found, expected) == 0
-    assert far(expected, by_hand()) < 1e-6
+    assert far(expected, by_hand(every=3)) < 1e-6
     line = next(line for line in whole.metrics() if "lr" in line)
     assert {"loss", "loss_G", "loss_D", "lr_G", "grad_norm_D"} <= line.keys()
     assert line["loss"] == pytest.approx(line["loss_G"] + line["loss_D"])
@@ -94,10 +99,26 @@ def test_they_go_on_as_they_were_on_two_by_two_and_from_memory(tmp_path: Path) -
 
 def live(directory: Path) -> None:
     config = {"checkpoint": {"memory_every": 1}, "logging": {"interval": 1}}
-    trainer = made(strategy="hybrid_shard", config=config, accumulate=2)
+    more = {"every": {"G": 3}, "config": config, "accumulate": 2}
+    trainer = made(lazily, strategy="hybrid_shard", **more)
     own = trained(trainer, verbose=True, max_period=f"{os.environ[LIFE]} steps")
     if trainer.ranks.rank == 0:
         torch.save(own, directory / "weights")
+
+
+def test_who_steps_less_often_is_asked_for_its_loss_then_alone(tmp_path: Path) -> None:
+    trainer, asked = made(lazily, every={"G": 3}, log_every=1), vars(lazily)
+    asked["asked"] = []
+    rates: list[float] = []
+    trainer.optimizers["G"].register_step_pre_hook(
+        lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
+    )
+    trained(trainer)
+    assert len(asked["asked"]) == STEPS // 3 == len(rates)
+    assert rates == [1e-2] * 2, "its scheduler steps with it: in every third of its own steps"
+    asked["asked"] = []
+    assert {"loss_G", "fooled"} <= trainer.evaluate(DataLoader(data(), BATCH)).keys()
+    assert len(asked["asked"]) == STEPS, "an evaluation asks for all"
 
 
 # -- other programs --------------------------------------------------------------------------------
@@ -178,6 +199,9 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "scheduler": ({"schedulers": {"g": None}}, r"schedulers= has 'g', and no optimizer.*'G'"),
     "clipping": ({"clip_grad_norm": {"g": 1.0}}, r"clip_grad_norm= has 'g'"),
     "ema": ({"ema": {"H": 0.9}}, r"ema= has 'H'"),
+    "every": ({"every": {"H": 2}}, r"every= has 'H'"),
+    "every none": ({"every": {"G": 0}}, r"every\['G'\] is 0"),
+    "every all": ({"every": {"G": 2, "D": 2}}, r"steps in which no optimizer steps"),
     "no step": ({"step": None, "loss": functional.mse_loss}, r"models= needs step="),
     "dp": ({"strategy": "dp"}, r'strategy="dp" takes one loss per step'),
     "static": ({"config": {"distributed": {"static_graph": True}}}, r"static_graph takes one loss"),
