@@ -52,10 +52,8 @@ def apart(layouts: dict[str, dict[str, Any]]) -> dict[str, float]:
     expected, without = by_hand(), by_hand(poisoned, marked=True)
     for name, more in layouts.items():
         found[name] = far(trained(made(**more)), expected)
-        found[f"{name}, in two"] = far(trained(made(accumulate=2, **more)), expected)
-        for call in (step, lazily):
-            seldom = made(call, every={"G": 3}, accumulate=2, **more)
-            found[f"{name}, seldom, {call.__name__}"] = far(trained(seldom), by_hand(every=3))
+        seldom = made(lazily, every={"G": 3}, accumulate=2, **more)
+        found[f"{name}, in two, seldom"] = far(trained(seldom), by_hand(every=3))
         found[f"{name}, poisoned"] = far(trained(made(poisoned, **more), marked=True), without)
     return {name: distance for name, distance in found.items() if not distance < 1e-6}
 
