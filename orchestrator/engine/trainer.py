@@ -21,7 +21,7 @@ from torch import nn
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.files import expanded
 from orchestrator.config.parse import at_least
-from orchestrator.config.schema import Config, Training
+from orchestrator.config.schema import Config
 from orchestrator.engine.core import evaluation, settings, stopping
 from orchestrator.engine.core import loop as training_loop
 from orchestrator.engine.core.average import KEPT
@@ -190,9 +190,8 @@ class Trainer:
         strategy = self._chosen(what.model, arguments, strategy, find_unused_parameters, everyone)
         self.config = kept_batch(self.config, everyone, loader=True)
         lr_scale = ranks_of_batch(self.config, everyone, accumulate) if scale_lr else 1.0
-        each = what.settings(self.config.training, clip_grad_norm, ema)
-        rate = functools.partial(warmed_up, lr_scale, warmup_steps)
-        self._assemble(self._spread(what, each, losses, everyone, strategy, weights, rate))
+        rate, own = functools.partial(warmed_up, lr_scale, warmup_steps), (clip_grad_norm, ema)
+        self._assemble(self._spread(what, own, losses, everyone, strategy, weights, rate))
         self._stream, self._hooks = stream, self._bound(on_train_begin, on_step_end, on_epoch_end)
         self._schedulers = scheduled(self.parts.steppers, what.schedulers, scheduler_every)
         self._say_rates(lr_scale, warmup_steps)
@@ -201,7 +200,7 @@ class Trainer:
     def _spread(
         self,
         trained: settings.Trained,
-        each: Mapping[str, Training],
+        own: tuple[settings.Each, settings.Each],  # clipping and average of each optimizer
         losses: Losses,
         everyone: Ranks,
         strategy: str,
@@ -210,7 +209,7 @@ class Trainer:
     ) -> Parts:
         """Spread the model over the ranks, and bind the optimizers to what becomes of it."""
         losses.to(everyone.device)
-        model = trained.model
+        model, each = trained.model, trained.settings(self.config.training, *own)
         names, fill = names_of(model), self._filling(model, weights, everyone)
         shape, whole = mesh.distribute_local(model, strategy, everyone, self.config, fill)
         steppers = Steppers(
