@@ -69,8 +69,6 @@ class NodeError(OrchestratorError):
 class NoKey(NodeError):
     """This machine has no SSH key at all."""
 
-    first = "ssh-keygen -t ed25519"  # to be typed once, before the fix of each node
-
 
 class NoRestart(Exception):
     """Raised in a rank by the user's program: the job fails, and is not to be started again."""

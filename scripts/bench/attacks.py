@@ -10,15 +10,19 @@ network namespaces. Without a NAME all attacks are made, about an hour on two bu
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import hashlib
+import http.server
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import urllib.request
@@ -29,7 +33,9 @@ from typing import NamedTuple
 
 from ground import Cluster, machine, require_root, table
 
+from orchestrator.head.environments import requirements, wheels
 from orchestrator.head.screen.log_reader import LogFile, LogReader
+from tests.head.environments.test_requirements import wheel
 from tests.launching import BIN, Command, Head
 
 LIMIT = 240.0  # seconds for one command, on cores that others keep busy
@@ -461,6 +467,146 @@ def memory_of_others(ground: Ground) -> Answer:
     return Answer(not wrong, "; ".join(wrong) or f"{len(PLANTED)} kinds of things in the way")
 
 
+# -- packages -----------------------------------------------------------------------------------
+
+SECRET = "s3cretOfAnIndex77"
+
+
+class Index(http.server.BaseHTTPRequestHandler):
+    """An index of one package, `mine`, that may hang or send half; its URL needs a password."""
+
+    wheel = b""
+    name = "mine-1.0-py3-none-any.whl"
+    hangs = False
+    share = 1.0  # of the wheel that is sent
+
+    def do_GET(self) -> None:
+        if self.hangs:
+            time.sleep(LIMIT)
+        whole, body = f"/simple/mine/{self.name}", b""
+        if SECRET not in base64.b64decode(self.headers.get("Authorization", "")[6:]).decode():
+            self.send_error(401)
+            return
+        if self.path == whole:
+            body = self.wheel
+        elif self.path.startswith("/simple/mine"):
+            body = f'<a href="{whole}">{self.name}</a>'.encode()
+        else:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html" if self.path != whole else "application/zip")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: int(len(body) * (self.share if self.path == whole else 1))])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+HOSTILE = """[global]
+index-url = {index}
+target = /var/tmp/hostile
+prefix = /var/tmp/hostile
+user = true
+require-virtualenv = true
+no-binary = :all:
+find-links =
+    /nowhere
+    {links}
+[download]
+dest = /var/tmp/hostile
+"""
+
+
+@contextlib.contextmanager
+def index_of(how: dict[str, object]) -> Iterator[str]:
+    """Serve an index at an address with a password; what it is asked meanwhile is answered so."""
+    kind = type("AnIndex", (Index,), how)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://me:{SECRET}@127.0.0.1:{server.server_port}/simple"
+    finally:
+        server.shutdown()
+        threading.Thread(
+            target=server.server_close, daemon=True
+        ).start()  # a hanging answer is left
+
+
+def packages_of_enemies(ground: Ground) -> Answer:
+    """A bootstrap from an index that hangs, lies or needs a password ends in words, or is whole."""
+    wrong, codes = [], {}
+    with ground.head(1) as head:
+        links = head.directory / "links"
+        links.mkdir()
+        wheel(links, "mine", "1.0")
+        (whole,) = (path.read_bytes() for path in links.iterdir())
+        config = head.directory / "pip.conf"
+        usual = requirements.read(("mine",), (), index=True)
+        program = wheels.uv_for(platform.machine(), "glibc", usual)
+        if program is None:
+            return Answer(False, "uv cannot be downloaded")
+        uv = program.parent
+        cases: dict[str, tuple[dict[str, object], dict[str, str], int, str]] = {
+            "with a password": ({}, {}, 0, "1 package"),
+            "half a wheel": ({"share": 0.5}, {}, 3, "."),
+            "not a wheel": ({"wheel": b"x" * 5000}, {}, 3, "."),
+            "a source": ({"name": "mine-1.0.tar.gz"}, {}, 3, "wheel"),
+            "hangs": (
+                {"hangs": True},
+                {"PIP_DEFAULT_TIMEOUT": "5", "PIP_RETRIES": "0", "UV_HTTP_TIMEOUT": "5"},
+                3,
+                "reach|time",
+            ),
+            "a hostile pip.conf": ({}, {"PIP_CONFIG_FILE": str(config)}, 0, "1 package"),
+        }
+        for title, (how, more, expected, words) in cases.items():
+            cache = head.directory / f"cache of {title}"
+            shutil.copytree(uv, cache / uv.relative_to(uv.parents[3]))
+            with index_of({"wheel": whole, **how}) as url:
+                config.write_text(HOSTILE.format(index=url, links=links))
+                settings = {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": ""}
+                if "PIP_CONFIG_FILE" in more:
+                    settings.pop("PIP_INDEX_URL")
+                settings |= {"XDG_CACHE_HOME": str(cache), **more}
+                command = head.command("orchestrator", "bootstrap", "mine==1.0", **settings)
+                seen = watch_for(SECRET, command)
+                code = command.finish(LIMIT)
+            codes[title] = code
+            problems = [
+                *([f"exit code {code}"] if code != expected else []),
+                *(["a stack trace"] if said_badly(command) else []),
+                *(["its password is shown"] if SECRET in command.text else []),
+                *([f"its password is on the command line of {seen[0]}"] if seen else []),
+                *(["it does not say why"] if not re.search(words, command.text) else []),
+                *(["it is written elsewhere"] if Path("/var/tmp/hostile").exists() else []),
+            ]
+            if problems:
+                print(command.text[-1500:], file=sys.stderr)
+            wrong += [f"{title}: {', '.join(problems)}"] if problems else []
+            shutil.rmtree(head.cluster.run_home(0) / "environments", ignore_errors=True)
+    return Answer(not wrong, "; ".join(wrong) or f"exit codes {codes}")
+
+
+def watch_for(secret: str, command: Command) -> list[str]:
+    """Note the programs below a command whose command line has a secret, while it runs."""
+    seen: list[str] = []
+
+    def watch() -> None:
+        while command.process.poll() is None:
+            for place in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    line = place.read_bytes()
+                    if secret.encode() in line:
+                        seen.append(line.split(b"\0")[0].decode(errors="replace"))
+            time.sleep(0.01)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return seen
+
+
 # -- all ----------------------------------------------------------------------------------------
 
 ATTACKS: dict[str, Callable[[Ground], Answer]] = {
@@ -468,7 +614,7 @@ ATTACKS: dict[str, Callable[[Ground], Answer]] = {
     for attack in (
         *(launches_in_one_process, launches_at_once, floods_under_load, cuts_of_a_launch),
         *(disk_full_at_the_head, disk_full_on_a_node, few_startups, nodes_of_ipv6_alone),
-        *(strangers_between_nodes, memory_of_others),
+        *(strangers_between_nodes, memory_of_others, packages_of_enemies),
     )
 }
 

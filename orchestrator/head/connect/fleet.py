@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from orchestrator.common.errors import NodeError, NoKey, OrchestratorError
+from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.common.text import table
 
 if TYPE_CHECKING:
@@ -101,9 +101,6 @@ def failure_table(failed: Sequence[tuple[Node, OrchestratorError]], total: int, 
             rows.append(("", f"  -> {fix}"))
     lines = [f"{len(failed)} of {total} nodes cannot be used{then}"]
     lines += [f"  {line}" for line in table(rows)]
-    keyless = next((error for _, error in failed if isinstance(error, NoKey)), None)
-    if keyless is not None:
-        lines.append(f"  first, once: {keyless.first}; then for each node the line below it")
     return "\n".join(lines)
 
 

@@ -511,7 +511,8 @@ def denied(
     if tried:
         return NodeError("; ".join([what, *map(str, notes), *ticket]), fix)
     if not notes:
-        return NoKey("; ".join(["there is no key to log in with", *ticket]), fix)
+        what = "; ".join(["there is no key to log in with", *ticket])
+        return NoKey(what, f"once: ssh-keygen -t ed25519; then: {fix}")
     # The node may know them: none was shown to it.
     first, *others = notes
     return NodeError("; ".join([f"no key of yours can be used: {first.why}", *map(str, others)]),

@@ -175,14 +175,17 @@ OF_INDEXES = ("index-url", "extra-index-url", "find-links")
 def settings_of_pip() -> Mapping[str, str]:
     """Return what pip's files and variables say, which uv does not read, for what it knows too."""
     words = [sys.executable, "-m", "pip", "config", "list"]
-    lines = run(words, "pip cannot read its configuration").splitlines()
+    # They would say which of its files are listed, and may be meant for `pip install`.
+    every = dict.fromkeys(("PIP_USER", "PIP_GLOBAL", "PIP_SITE"), "0")
+    lines = run(words, "pip cannot read its configuration", env=every).splitlines()
     found = {}
     for section in SECTIONS:
         for name, _, value in (line.partition("=") for line in lines):
             where, _, key = name.rpartition(".")
-            if where == section and key in UV_NAMES:
-                found[key] = " ".join(str(ast.literal_eval(value)).split())  # one URL a line
-    return {key: value for key, value in found.items() if value}
+            text = " ".join(str(ast.literal_eval(value)).split()) if key in UV_NAMES else ""
+            if where == section and text:  # as pip does, which passes over empty ones
+                found[key] = text
+    return found
 
 
 def variables_of_uv(sources: Requirements) -> dict[str, str]:
@@ -194,8 +197,13 @@ def variables_of_uv(sources: Requirements) -> dict[str, str]:
             found.pop(key, None)
     if b"--index-url" in sources.text:
         found.pop("index-url", None)
-    if "find-links" in found:
-        found["find-links"] = found["find-links"].replace(" ", ",")
+    links = found.pop("find-links", "").split()
+    local = {link: Path(link).expanduser() for link in links if "://" not in link}
+    there = [
+        str(local.get(link, link)) for link in links if link not in local or local[link].exists()
+    ]
+    if there:  # pip passes over those that are not, and uv refuses them
+        found["find-links"] = ",".join(there)
     strategy = {"UV_INDEX_STRATEGY": "unsafe-best-match"} if {*OF_INDEXES} & {*found} else {}
     return {**strategy, **{UV_NAMES[key]: value for key, value in found.items()}}
 

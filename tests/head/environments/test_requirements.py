@@ -213,18 +213,20 @@ def test_settings_of_pip_are_uv_s_too(tmp_path: Path, monkeypatch: pytest.Monkey
     config = tmp_path / "pip.conf"
     config.write_text(
         "[global]\nextra-index-url =\n    https://me:secret@a/simple\n    https://b/simple\n"
-        f"find-links = /one /two\nconstraint = {cap}\n[download]\nindex-url = https://d/simple\n"
+        f"find-links = /one /two\nconstraint = {cap}\nuser = true\n[download]\nindex-url = https://d/simple\n"
         "[install]\nindex-url = https://i/simple\n[list]\nindex-url = https://l/simple\n"
     )
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
-    monkeypatch.setenv("PIP_FIND_LINKS", "/three")
+    monkeypatch.setenv("PIP_FIND_LINKS", f"/three {tmp_path} https://c/links")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
     monkeypatch.setattr(wheels, "settings_of_pip", wheels.settings_of_pip.__wrapped__)
     sources = requirements.Requirements(tmp_path / "requirements.txt", b"six\n")
     found = wheels.variables_of_uv(sources)
     assert found["UV_EXTRA_INDEX_URL"] == "https://me:secret@a/simple https://b/simple"
-    assert (found["UV_INDEX_URL"], found["UV_FIND_LINKS"]) == ("https://d/simple", "/three")
+    assert found["UV_INDEX_URL"] == "https://d/simple"
+    assert found["UV_FIND_LINKS"] == f"{tmp_path},https://c/links"  # pip passes over others
     assert found["UV_CONSTRAINT"] == str(cap)
     capped = wheels.constrained(sources)
     cap.write_text("six<3\n")
