@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the documentation as a site in build/site: its pages open without a server, too.
+# Builds the documentation as a site in build/site.
 # Arguments are those of mkdocs build: scripts/docs.sh --site-dir DIR
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
@@ -7,4 +7,4 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
 need_venv docs
 cd -- "$ROOT"
 NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build "$@"
-printf 'docs: open %s/build/site/index.html\n' "$ROOT"
+printf 'docs: to read it: python3 -m http.server --bind 127.0.0.1 --directory %q\n' "$ROOT/build/site"

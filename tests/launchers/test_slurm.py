@@ -131,7 +131,7 @@ def test_a_submitted_job_is_queued_again_at_its_time_limit_and_resumes(login: Lo
         assert "hunter2" not in (login.experiment / file).read_text()
     job = login.record["slurm_job"]
     login.slurm.run("scancel", "--batch", "--signal=USR1", job)
-    step = command.wait_for(r"all ranks end together after step (\d+)")[1]
+    step = command.wait_for(r"asked to [^\n]*\(step (\d+)\)")[1]
     command.wait_for("goes back into the queue")
     wait_until(lambda: f"{job} PENDING" in login.slurm.queue(), "the queue")
     assert login.record["state"] == "queued"

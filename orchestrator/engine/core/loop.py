@@ -126,7 +126,7 @@ class Loop:
                     self._save_last(self.checkpoints)
                 self.checkpoints.leave()
             self.reporter.account.write()
-        say(f"{state.ended}: all ranks end together after step {state.step}")
+        say(f"{state.ended} (step {state.step})")
 
     def _epoch(self) -> None:
         """Train one epoch, or what is left of it."""

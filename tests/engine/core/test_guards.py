@@ -99,7 +99,7 @@ def test_one_rank_is_asked_and_all_save_and_end_together(tmp_path: Path, number:
     steps = {one.metrics(rank)[-1]["step"] for rank in range(4)}
     assert len(steps) == 1
     last = steps.pop()
-    assert f"asked to stop: all ranks end together after step {last}\n" in one.output()
+    assert f"asked to stop (step {last})\n" in one.output()
     kept = one.experiment() / f"outputs/checkpoints/step_{last:08d}/manifest.json"
     assert kept.exists()
 
@@ -108,7 +108,7 @@ def test_a_run_keeps_to_its_minutes(tmp_path: Path) -> None:
     short = {"training": {**ENDLESS["training"], "max_minutes": 0.005}}
     one = job(tmp_path, "a", [2], ENDLESS, short)
     assert run(one) == [[0, 0]]
-    assert "training.max_minutes (0.005) are over: all ranks end together" in one.output()
+    assert "training.max_minutes (0.005) are over (step " in one.output()
 
 
 def test_clocks_start_evaluations_and_checkpoints(tmp_path: Path) -> None:

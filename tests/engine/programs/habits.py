@@ -151,7 +151,7 @@ def arguments(directory: Path) -> None:
             sorted(trainer.state.val_metrics),
             saved,
             words,
-            "all ranks end together" in said.getvalue(),
+            f"(step {trainer.state.step})" in said.getvalue(),
         ]
 
     given: dict[str, Any] = {
