@@ -92,8 +92,6 @@ SLOW = [
     "tests/node/job/test_register.py::test_what_a_frozen_supervisor",
     "tests/node/follow/test_stop_job.py::test_a_stop_while_a_slow_node_starts",
     "tests/node/warm/test_warm.py",
-    "tests/protocol/test_message.py::test_each_field_of_a_wrong_type_is_nonsense[Spec]",
-    "tests/protocol/test_message.py::test_each_field_of_a_wrong_type_is_nonsense[Started]",
     "tests/records/test_checkpoint_store.py::test_pruning_keeps_its_promise",
     "tests/records/test_goodput.py::test_a_job_of_many_days",
     "tests/scripts/test_gpu_checks.py::test_without_cuda",
