@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import pytest
 from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces, require_sshd
-from tests.gears import EXAMPLES, FIRST_GEAR_SHARE, WHOLE_FILES, dealt, gear
+from tests.gears import EXAMPLES, FIRST_GEAR_SHARE, dealt, gear, none_in_first_gear
 from tests.launching import Head
 
 Cluster = FaultyLoopback | NetnsCluster
@@ -54,8 +55,30 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """The first gear does not import modules that it runs nothing of."""
     name = collection_path.relative_to(config.rootpath).as_posix()
-    none_of_it = config.option.markexpr == "fast" and name.startswith(tuple(WHOLE_FILES))
-    return True if none_of_it else None
+    first = config.option.markexpr == "fast"
+    return True if first and none_in_first_gear(name, collection_path) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Each worker begins to import the modules at another place.
+
+    pytest rewrites the asserts of each module once and keeps them. In a new clone all workers would
+    rewrite the same one at the same time.
+    """
+    config = session.config
+    worker: dict[str, Any] = getattr(config, "workerinput", {})
+    if not worker:
+        return
+    roots = [config.rootpath / arg for arg in config.args]
+    files = sorted({path for root in roots for path in root.rglob("test_*.py")})
+    files = [path for path in files if not pytest_ignore_collect(path, config)]
+    first = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for path in files[first:] + files[:first]:
+        with suppress(Exception, pytest.skip.Exception):  # which the collection itself will tell
+            importlib.import_module(
+                ".".join(path.relative_to(config.rootpath).with_suffix("").parts)
+            )
 
 
 @pytest.hookimpl(wrapper=True)

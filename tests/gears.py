@@ -6,6 +6,10 @@ the second, and no -m at all the third. An entry of a table below is the beginni
 
 from __future__ import annotations
 
+import functools
+import re
+from pathlib import Path
+
 import hypothesis
 import pytest
 
@@ -251,6 +255,7 @@ LONG = [
 ]
 
 
+FORKING = re.compile(r"^from tests\.engine(\.worlds import| import .*\bpair\b)", re.MULTILINE)
 WHOLE_FILES = [entry for entry in (*SLOW, *LONG) if "::" not in entry]  # and whole folders
 
 
@@ -264,16 +269,20 @@ def gear(item: pytest.Item) -> str:
     used = set(getattr(item, "fixturenames", ()))
     if ONE_RUN_PER_KEY in used or item.nodeid.startswith(tuple(LONG)):
         return "long"
-    if used & CLUSTERS or item.nodeid.startswith(tuple(SLOW)) or forks_ranks(item):
+    if used & CLUSTERS or item.nodeid.startswith(tuple(SLOW)) or forks_ranks(item.path):
         return ""
     return "fast"
 
 
-def forks_ranks(item: pytest.Item) -> bool:
-    """Does its module use one of those that fork ranks with torch imported?"""
-    names = vars(getattr(item, "module", pytest)).values()
-    modules = {getattr(name, "__module__", None) or getattr(name, "__name__", "") for name in names}
-    return bool(modules & {"tests.engine.worlds", "tests.engine.pair"})
+@functools.cache
+def forks_ranks(path: Path) -> bool:
+    """Does this module use one of those that fork ranks with torch imported?"""
+    return FORKING.search(path.read_text(encoding="utf-8")) is not None
+
+
+def none_in_first_gear(name: str, path: Path) -> bool:
+    """Is this a module, or a folder, that need not be imported for the first gear?"""
+    return name.startswith(tuple(WHOLE_FILES)) or (path.suffix == ".py" and forks_ranks(path))
 
 
 def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
