@@ -187,6 +187,7 @@ def app(pid: int, used: object) -> str:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop_job, "RELEASE_SECONDS", 0.2)
+    monkeypatch.setattr(stop_job, "GPU_SECONDS", 60.0)  # for a shell on a machine that is busy
     monkeypatch.setattr(stop_job, "MACHINE_PIDS", Path("/proc/self/ns/pid").stat().st_ino)
 
 
@@ -225,7 +226,10 @@ def test_a_living_process_with_such_a_pid_is_anothers(nvidia: Callable[[str], No
     assert stop_job.gpu_memory({os.getpid()}) == ({}, "")
 
 
-def test_memory_that_is_given_back_late(nvidia: Callable[[str], None], tmp_path: Path) -> None:
+def test_memory_that_is_given_back_late(
+    nvidia: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_job, "RELEASE_SECONDS", 60.0)
     nvidia(f"cd {tmp_path}; [ -e asked ] || echo {app(DEAD, 1)}; : >asked")
     assert stop_job.gpu_memory({DEAD}) == ({}, "")
 

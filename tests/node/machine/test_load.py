@@ -38,11 +38,10 @@ def test_a_job_that_computes_and_one_that_waits_are_named() -> None:
     with program(SPIN, **spins) as busy, program(WAIT, **waits) as idle:
         found = load.load(1.0)
     by_job = {user.job: user for user in found.users}
-    assert by_job["spins-1"].pid == busy and by_job["spins-1"].cores > 0.05
-    assert by_job["spins-1"].cores <= found.cores
-    assert by_job["waits-1"].pid == idle and by_job["waits-1"].cores < 0.05
+    assert by_job["spins-1"].pid == busy and by_job["waits-1"].pid == idle
+    assert by_job["waits-1"].cores < by_job["spins-1"].cores <= found.cores
     assert by_job["waits-1"].memory > 1 << 20
-    assert abs(by_job["spins-1"].since - begun) < 5.0
+    assert begun - 1.0 < by_job["spins-1"].since < time.time()  # in ticks since the boot
     assert list(found.users) == sorted(found.users, key=lambda user: -user.cores)
 
 
