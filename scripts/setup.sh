@@ -20,20 +20,24 @@ need_venv() {
     [ -x "$python" ] || make_venv || return
     # Missing where somebody interrupted the making, or made it with another tool.
     has_module "$python" pip || "$python" -m ensurepip >/dev/null || return
+    local wanted=()
     if ! has_module "$python" torch; then
         say "installing $TORCH, the largest part of it all"
-        install "$TORCH" || return
+        wanted+=("$TORCH")
     fi
     # torch's collectives of objects, and so its checkpoints, need it.
-    has_module "$python" numpy || install numpy || return
+    has_module "$python" numpy || wanted+=(numpy)
     # Editable: only other dependencies or another place of the clone need it done again.
     local stamp=$ROOT/.venv/installed${extras:+-$extras} state
     state="$ROOT $(cksum <"$ROOT/pyproject.toml")"
     if [ ! -x "$ROOT/.venv/bin/orchestrator" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$state" ]; then
         say "installing this package${extras:+ with [$extras]}"
-        (cd -- "$ROOT" && install -e ".${extras:+[$extras]}") || return
-        printf '%s\n' "$state" >"$stamp"
+        wanted+=(-e ".${extras:+[$extras]}")
     fi
+    # All of it at once: pip looks once at what goes together.
+    [ "${#wanted[@]}" -gt 0 ] || return 0
+    (cd -- "$ROOT" && install "${wanted[@]}") || return
+    printf '%s\n' "$state" >"$stamp"
 }
 
 make_venv() {
