@@ -326,7 +326,8 @@ def work(local, node, nodes):
 if __name__ == "__main__":
     left = [n for n in os.environ if n.startswith(("TORCHELASTIC", "LOCAL_"))]
     print("attempt", os.environ["ORCHESTRATOR_ATTEMPT"], "torchrun's", left, flush=True)
-    mp.spawn(work, (int(os.environ["NODE_RANK"]), int(os.environ["NNODES"])), nprocs=2)
+    place = (int(os.environ["NODE_RANK"]), int(os.environ["NNODES"]))
+    mp.start_processes(work, place, nprocs=2, start_method="fork")
     if os.environ["ORCHESTRATOR_ATTEMPT"] == "1" and os.environ["NODE_RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
 """
