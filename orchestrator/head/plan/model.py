@@ -34,6 +34,7 @@ class Target:
     kind: str
     name: str
     args: tuple[str, ...]
+    near: str = ""  # a question after a file that may be meant, where there is none of the name
 
 
 @dataclass(frozen=True)

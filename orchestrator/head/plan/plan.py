@@ -160,6 +160,7 @@ def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
             f"{what} ({len(where)} of {len(nodes)} nodes: {listed(where)})"
             for (what, _), where in problems.items()
         ]
+        details[-1] += target.near
         raise CheckFailed("\n  ".join(details), fix.format(name=shlex.quote(target.name)))
     of_kind = by_value((node.name, node.facts.target_kind) for node in nodes)
     if len(of_kind) > 1:

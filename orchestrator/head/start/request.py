@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import time
@@ -11,10 +12,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common import hiding
-from orchestrator.common.errors import UsageError
+from orchestrator.common.errors import UsageError, nearest
 from orchestrator.common.text import parse_seconds
 from orchestrator.config import load
-from orchestrator.config.launch import DEFAULT_CONFIG, DEFAULT_HOOK, LaunchArguments, Origin, Where
+from orchestrator.config.launch import (
+    DEFAULT_CONFIG,
+    DEFAULT_HOOK,
+    Launch,
+    LaunchArguments,
+    Origin,
+    View,
+    Where,
+    options_of,
+)
 from orchestrator.config.schema import Config
 from orchestrator.head.follow.notify import target as notify_target
 from orchestrator.head.follow.notify.target import Target as Told
@@ -26,6 +36,12 @@ from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.start import user_env
 from orchestrator.head.start.payload import CALL
 
+# Programs whose options are made elsewhere: by a library, of fields of another module.
+READS_ANY = re.compile(
+    r"parse_known_args|HfArgumentParser|LightningCLI|\b(hydra|tyro|fire|draccus|jsonargparse"
+    r"|simple_parsing|omegaconf|typer|click|absl|docopt)\b"
+    r"|from \S+ import .*([Aa]rg|parse|[Cc]onfig|option)"
+)
 START_TIME = 19  # among the fields of /proc/self/stat after the name, see proc(5)
 
 
@@ -100,7 +116,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         accelerate=by,
         told=targets,
         begun=begun() if command is None else time.time(),
-        notes=(*notes, *user_env.notes(arguments, os.environ)),
+        notes=(*notes, *user_env.notes(arguments, os.environ), *behind_the_script(arguments)),
         secret_files=tuple(
             Path(os.path.normpath(Path.cwd() / file))
             for file in (*arguments.env_file, *(target.file for target in targets))
@@ -120,8 +136,53 @@ def target_of(arguments: LaunchArguments) -> Target:
         if not arguments.launch.get("no_torchrun"):
             other_launchers.refuse(arguments.program)
             other_launchers.refuse_script(arguments.program)
-        return without_python(arguments.program)
+        target = without_python(arguments.program)
+        return replace(target, near=near(target.name))
     return Target("engine", ENGINE, ())
+
+
+def near(name: str) -> str:
+    """Ask after a file with a name much like this one, where there is none of this name here."""
+    path = Path(name)
+    try:
+        if path.exists():
+            return ""
+        names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
+    except (OSError, ValueError):
+        return ""
+    return nearest(path.name, [each for each in names if each.endswith((".py", ".sh"))])
+
+
+def behind_the_script(arguments: LaunchArguments) -> list[str]:
+    """Notice options of ours that stand behind the script, which gets them and knows none of them.
+
+    A dry run that starts a job is worse than none.
+    """
+    script = next((word for word in arguments.program[:3] if word.endswith(".py")), "")
+    words = list(arguments.program[arguments.program.index(script) + 1 :]) if script else []
+    kinds = (Where, LaunchArguments, Launch, View)
+    flags = {
+        flag
+        for kind in kinds
+        for name, option in options_of(kind).items()
+        for flag in option.flags or (f"--{name.replace('_', '-')}",)
+    }
+    ours = [word for word in words if word in flags and word.startswith("--")]
+    try:
+        text = Path(script).read_text(errors="replace") if ours else ""
+    except OSError:
+        return []  # the nodes may have one
+    bare = text.replace("_", "-")
+    unknown = [word for word in ours if word[2:] not in bare]
+    if not unknown or READS_ANY.search(text):
+        return []
+    if "--dry-run" in unknown:
+        raise UsageError(
+            f"--dry-run stands behind {script}, which would be started and does not know it",
+            f"write it before {script}; if {script} takes it all the same, name it in a comment",
+        )
+    which = ", ".join(dict.fromkeys(unknown))
+    return [f"passed to {script}, which does not name it: {which}; ours stand before {script}"]
 
 
 def without_python(program: Sequence[str]) -> Target:
