@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from orchestrator.api import head_process
+from orchestrator.api import head_process, notebook
 from orchestrator.common.errors import (
     EXIT_DONE,
     EXIT_NODE,
@@ -120,6 +120,13 @@ class Job:
     def __repr__(self) -> str:
         return f"<Job {self.name}: {self.status}>"
 
+    def _repr_html_(self) -> str:
+        return self._html(self._record())
+
+    def _html(self, record: JobRecord) -> str:
+        cause = str(self.verdict or "") if record.state in ("failed", "lost") else ""
+        return notebook.html(self.name, self.directory, record, cause)
+
     def __enter__(self) -> Job:
         return self
 
@@ -167,6 +174,13 @@ class Job:
             return None
         return Verdict.of(crash_dump.in_verdict(verdict, manifest.working_tree(self._experiment)))
 
+    def metrics(self) -> notebook.Metrics:
+        """Return the steps that rank 0 told of so far: a list of rows with step, loss and more.
+
+        As text and in a notebook it is a table; pandas.DataFrame takes it.
+        """
+        return notebook.metrics(self.directory)
+
     def _record(self) -> JobRecord:
         return self._experiment.read_record()
 
@@ -191,8 +205,11 @@ class Job:
 
     def _until_over(self, timeout: float | None) -> JobRecord:
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        show = notebook.live()
         while True:
             record = self._record()
+            if show is not None:
+                show(self._html(record))
             left = deadline - time.monotonic()
             if record.over:
                 self._head = None  # it leaves

@@ -123,7 +123,7 @@ def state_of(experiment: Experiment, record: JobRecord, where: Where) -> tuple[s
     if record.over:
         cause = record.verdict if record.state in ("failed", "lost") else None
         return record.state, (cause.message.splitlines() or [""])[0][:120] if cause else ""
-    certainty = find_job.runs(experiment, where)
+    certainty = find_job.runs(experiment, record, where)
     if certainty == find_job.NOT:
         return "ended", f"its result: orchestrator attach {experiment.name}"
     attempt = f"attempt {record.attempt}" if record.attempt > 1 else ""
