@@ -61,6 +61,7 @@ from tests.engine.by_hand import (  # noqa: E402
     trained,
 )  # fmt: skip
 from tests.engine.programs import optimizers as own  # noqa: E402
+from tests.engine.programs import several  # noqa: E402
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "one": (1, {}),
@@ -73,6 +74,7 @@ WORST = ("BARE", "WRONG", "late", "refused", "none", "as torch", "parity", "to t
 LEAST = 1e-5  # relative, of what always counts as equal to a loop by hand
 BY_FUNCTION = "by a function of the parameters"  # as a refusal says that it works
 CELL = "ZOO_CELL"
+DECAY = 0.9
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ def of_torch() -> dict[str, Make]:
 def of_programs() -> dict[str, Make]:
     kinds = (own.Switching, own.Finer, own.Rateless, own.Closed, own.Closing)
     more = {f"own.{kind.__name__}": kind for kind in kinds}
+    more |= {"own.Muon beside AdamW": own.both, "own.Roots": own.Roots, "own.Coarse": own.Coarse}
+    more |= dict.fromkeys(GAMES, own.both) | {AVERAGED: own.OWN["amsgrad"]}
     return {f"own.{name}": make for name, make in own.OWN.items()} | more
 
 
@@ -179,6 +183,12 @@ LIBRARIES = ("schedulefree", "prodigyopt", "transformers.optimization", "torchao
              "kron_torch", "grokadamw", "adan_pytorch", "heavyball", "muon_fsdp2",
              "muonium")  # fmt: skip
 SMALLER = {"lr": 1e-3}
+# Two models by two losses, and the average of one's weights: compared with loops of their own.
+GAMES: dict[str, dict[str, Any]] = {
+    "several.GAN": {},
+    "several.GAN, a generator in every third step": {"every": {"G": 3}},
+}
+AVERAGED = "several.EMA of AdamW"
 NEEDED: dict[str, dict[str, Any]] = {
     "schedulefree.AdamWScheduleFree": {"warmup_steps": 3},
     "schedulefree.SGDScheduleFree": {"lr": 1e-1, "warmup_steps": 3},
@@ -201,7 +211,8 @@ def cell(directory: Path) -> None:
     warnings.simplefilter("ignore")
     name, layout, life, *cases = json.loads(os.environ[CELL])
     out = directory / f"answers_{os.environ['RANK']}"
-    subject = Subject(name, catalogue()[name], layout, directory)
+    kind = Game if name in GAMES else Averaged if name == AVERAGED else Subject
+    subject = kind(name, catalogue()[name], layout, directory)
     for case in cases:
         litter()
         if answer := subject.answer(case, life):  # none to a half of one
@@ -275,6 +286,9 @@ class Subject:
         lost = relative(resumed_by_hand(self.make), by_hand(self.make))
         return ("as torch" if lost else "WRONG"), distance
 
+    def _made(self, make: Make, **more: Any) -> Trainer:
+        return made(make, **more)
+
     def _train(
         self,
         make: Make,
@@ -295,11 +309,77 @@ class Subject:
             if after is not None:
                 after(trainer.bare, trainer.state.step)
 
-        trainer = made(
+        trainer = self._made(
             make, frozen=after is thaw, later=self.later, accumulate=2, on_step_end=step_done,
             on_train_begin=begins, **layout,
         )  # fmt: skip
         return trained(trainer, poisoned, **more)
+
+
+class Game(Subject):
+    """A GAN in one layout."""
+
+    def _tried(self, case: str, life: int) -> tuple[str, float] | None:
+        if case in ("restart", "resume"):
+            return super()._tried(case, life)
+        if case in ("hook", "unfreeze"):
+            return "none", 0.0
+        bad = case == "skip"
+        found = self._train(self.make, poisoned=FIRST if bad else NONE)
+        every = GAMES[self.name].get("every", {}).get("G", 1)
+        call = several.poisoned if bad else several.step
+        return compared(found, lambda **_: several.by_hand(call, marked=bad, every=every))
+
+    def _train(
+        self,
+        make: Make,
+        after: Any = None,
+        poisoned: slice = NONE,
+        keys: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> dict[str, Tensor]:
+        layout = dict(LAYOUTS[self.layout][1])
+        layout["config"] = {**layout.get("config", {}), **(keys or {})}
+        self.began, bad = -1, poisoned is FIRST
+
+        def begins(trainer: Trainer) -> None:
+            self.began = trainer.state.step
+
+        trainer = several.made(
+            several.poisoned if bad else several.step, accumulate=2, on_train_begin=begins,
+            **GAMES[self.name], **layout,
+        )  # fmt: skip
+        return several.trained(trainer, marked=bad, **more)
+
+
+class Averaged(Subject):
+    """An optimizer with an average of the weights, which is what is compared."""
+
+    def _tried(self, case: str, life: int) -> tuple[str, float] | None:
+        if case in ("restart", "resume"):
+            return super()._tried(case, life)
+        if case != "train":
+            return "none", 0.0
+        self.whole = self._train(self.make)
+        mean: dict[str, Tensor] = {}
+
+        def average(model: Any, step: int) -> None:
+            for name, weight in model.named_parameters():
+                mean.setdefault(name, weight.detach().clone()).lerp_(weight.detach(), 1 - DECAY)
+
+        by_hand(self.make, average)
+        return compared(self.whole, lambda **_: mean)
+
+    def _made(self, make: Make, **more: Any) -> Trainer:
+        self.trainer = made(make, ema=DECAY, **more)
+        return self.trainer
+
+    def _train(self, make: Make, *given: Any, **more: Any) -> dict[str, Tensor]:
+        super()._train(make, *given, **more)
+        average = self.trainer.parts.steppers.first.average
+        assert average is not None
+        weights: dict[str, Any] = average.weights
+        return {n: w.full_tensor() if hasattr(w, "full_tensor") else w for n, w in weights.items()}
 
 
 def compared(

@@ -245,7 +245,7 @@ class Loop:
     def _refuse_unsaved(self) -> None:
         """Refuse at the first step, and not at a resume, what no checkpoint would have."""
         steppers, saves = self.parts.steppers, bool(self.checkpoints or self.memory)
-        if self.savable or not saves or not any(s.optimizer.state for s in steppers):
+        if self.savable or not saves or not any(s.optimizer.state or s.owners for s in steppers):
             return
         self.savable = True
         for stepper in steppers:

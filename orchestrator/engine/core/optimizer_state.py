@@ -22,8 +22,10 @@ from torch.optim import Optimizer
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.core.together import parts_of
+from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.saving.in_memory.encoding import decoded, encoded, packages_of
 from orchestrator.engine.saving.pieces import DTYPES
+from orchestrator.engine.sharding.by_owner import Owners
 from orchestrator.engine.sharding.mesh import Mesh
 
 HOW = ("fused", "foreach", "capturable", "differentiable")  # how it is computed, not what
@@ -184,6 +186,7 @@ class OptimizerState:
         factory: TensorFactory,
         *,
         keeps_settings: bool,
+        owners: Sequence[Owners] = (),  # of parameters whose state one rank has
     ) -> None:
         self.optimizer, self.parameters, self.factory = optimizer, dict(named), factory
         self.keeps_settings = keeps_settings
@@ -191,6 +194,8 @@ class OptimizerState:
         known = {id(parameter): name for name, parameter in named}
         own = (known[id(p)] for group in optimizer.param_groups for p in group["params"])
         self.names = dict(enumerate(own))
+        self.owners = {known[id(p)]: each for each in owners for p in each.sharded}
+        self.ids = {name: id(parameter) for name, parameter in named}
 
     def content(self) -> Content:
         """Give all of it as JSON and tensors: the very tensors that train."""
@@ -199,12 +204,13 @@ class OptimizerState:
         numbered = is_numbered(more)
         state = more.pop("state") if numbered else {}
         groups = more.pop("param_groups") if numbered else []
+        own = {
+            name: content.entries(state[number], f"{name}.", self.parameters[name])
+            for number, name in self.names.items()
+            if state.get(number)
+        }
         content.text = {
-            "state": {
-                name: content.entries(state[number], f"{name}.", self.parameters[name])
-                for number, name in self.names.items()
-                if state.get(number)
-            },
+            "state": self._of_all_owners(own, content) if self.owners else own,
             "shared": content.entries(
                 {key: value for key, value in state.items() if key not in self.names}, "shared "
             ),
@@ -218,10 +224,56 @@ class OptimizerState:
         content.forms |= settings.forms  # what JSON has not of them is code, such as a function
         return content
 
+    def _of_all_owners(self, own: dict[str, Any], content: Content) -> dict[str, Any]:
+        """Put together what owners have of the state, tensors in shards. Every rank calls it."""
+        mine = {name: own.pop(name) for name in [*own] if name in self.owners}
+        paths = {path: name for name, text in mine.items() for path in tensors_of(text)}
+        whole = {path: content.tensors.pop(path) for path in paths}
+        for path in paths:
+            content.forms.pop(path, None)
+        described = {
+            path: (tensor.dtype, [*tensor.shape], paths[path], None if tensor.numel() else tensor)
+            if tensor.dim()
+            else (tensor.dtype, [], paths[path], tensor.cpu())
+            for path, tensor in whole.items()
+        }
+        texts: dict[str, Any] = {}
+        forms: dict[str, Any] = {}
+        for texts_there, forms_there, unsaved in gather((mine, described, content.unsaved)):
+            texts |= texts_there
+            forms |= forms_there
+            content.unsaved = list(dict.fromkeys([*content.unsaved, *unsaved]))
+        for owners in dict.fromkeys(self.owners.values()):
+            cut = {
+                path: (dtype, shape, owners.owner[self.ids[name]])
+                for path, (dtype, shape, name, value) in sorted(forms.items())
+                if value is None and self.owners[name] is owners
+            }
+            content.tensors |= owners.in_shards(whole, cut)
+        for path, (_dtype, _shape, name, value) in sorted(forms.items()):
+            if value is not None:
+                content.tensors[path] = whole.get(path, value)
+            like = self.parameters[name]
+            if not alike(content.tensors[path], like):
+                content.forms[path] = form_of(content.tensors[path], like)
+        return {name: {**own, **texts}[name] for name in self.names.values() if name in own | texts}
+
+    def _with_owners(self, text: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+        """Bring what was saved of the state to its owners; the others have none of it."""
+        found = {name: inner for name, inner in text.items() if name not in self.owners}
+        whole = dict(tensors)
+        for owners in dict.fromkeys(self.owners.values()):
+            names = [n for n, each in self.owners.items() if each is owners and n in text]
+            place = {name: owners.owner[self.ids[name]] for name in names}
+            paths = {path: place[name] for name in names for path in tensors_of(text[name])}
+            whole |= owners.whole(tensors, paths)
+            found |= {name: text[name] for name in names if place[name] == owners.rank}
+        return found, whole
+
     def targets(self, progress: Mapping[str, Any]) -> dict[str, Tensor]:
         """Give the tensors that the saved ones are to be read into."""
         text, forms = saved(progress)
-        now = self.content().tensors
+        now = {} if self.owners else self.content().tensors  # what owners have is in no shards
         found = {}
         for name, like in self.parameters.items():
             for path in tensors_of(text["state"].get(name)):
@@ -238,12 +290,13 @@ class OptimizerState:
                 f"the checkpoint's optimizer has {len(text['groups'])} groups of parameters,"
                 f" this one {len(groups)}"
             )
+        states = text["state"]
+        if self.owners:
+            states, tensors = self._with_owners(states, tensors)
         values = functools.partial(values_of, tensors=tensors, packages=self.packages)
         now |= values(text["more"])
         state = {
-            number: values(text["state"][name])
-            for number, name in self.names.items()
-            if name in text["state"]
+            number: values(states[name]) for number, name in self.names.items() if name in states
         }
         if groups:
             settings = [values(group) for group in text["groups"]]

@@ -21,6 +21,7 @@ from orchestrator.config.schema import Training
 from orchestrator.engine.core.assignment import carry_assignments
 from orchestrator.engine.core.average import Average, refuse_two_averages
 from orchestrator.engine.core.optimizer import (
+    FUSED,
     Factory,
     bound,
     copy_of,
@@ -41,10 +42,13 @@ from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import from_rank_0_by_store
 from orchestrator.engine.sharding import used_parts
 from orchestrator.engine.sharding.blocks import has_sparse, sum_whole
+from orchestrator.engine.sharding.by_owner import owners_of
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor, sharding_explained
 
 Sums = Mapping[str, tuple[Tensor, Tensor]]
 
+# Of these no trial is needed: they are right on shards.
+KNOWN = (*FUSED, *([torch.optim.Muon] if hasattr(torch.optim, "Muon") else []))
 FIRST_SCALE = 2.0**16  # of fp16 losses, as in torch.amp
 LARGEST_SCALE = 2.0**24
 GROW_AFTER = 2000  # good steps
@@ -99,10 +103,14 @@ class Stepper:
         self.fused = all(fused) and len(fused) == 1  # of several, kernels do the arithmetic alone
         sharded = mesh.mesh is not None
         self.on_shards: Callable[[], Any] = on_shards if sharded else contextlib.nullcontext
+        parts = parts_of(self.optimizer) if sharded else []
+        tried = [owners_of(part, on_shards) for part in parts if type(part) not in KNOWN]
+        self.owners = [owners for owners in tried if owners is not None]
         self.device = local_tensor(next(iter(self.parameters.values()))).device
         self.state = OptimizerState(
             *(self.optimizer, self.named, TensorFactory(mesh, self.device)),
             keeps_settings=keeps_settings,
+            owners=self.owners,
         )
         self.average: Average | None = None
         if training.ema is not None:
@@ -190,7 +198,9 @@ class Stepper:
         """Say, at its first step, by name what an optimizer cannot do here."""
         name = type(self.optimizer).__name__
         try:
-            with sharding_explained(self.mesh, name):
+            with sharding_explained(self.mesh, name), contextlib.ExitStack() as whole:
+                for owners in self.owners:
+                    whole.enter_context(owners.stepping())
                 self.optimizer.step()
         except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError,
                 ValueError) as error:  # fmt: skip
@@ -204,7 +214,9 @@ class Stepper:
                 "a Trainer calls it as torch's own: after the backward, without a closure",
             ) from error  # fmt: skip
         self.proved = True
-        if self.mesh.mesh is not None and not self.fused:  # a fused kernel leaves no partial sums
+        if self.mesh.mesh is not None and not (
+            self.fused or self.owners
+        ):  # a fused kernel leaves no partial sums
             sum_parts(self.optimizer)
 
     def _multiply(self, factor: float) -> None:

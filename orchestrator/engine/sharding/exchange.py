@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 PER_MESSAGE = 64 << 20  # bytes
@@ -23,16 +24,19 @@ def is_cut(tensor: Tensor) -> bool:
 
 
 class Exchange:
-    """Some sharded tensors of one mesh, by their places in a list, and who owns each of them."""
+    """Some tensors in shards of one mesh, by their places in a list, and who owns each of them."""
 
-    def __init__(self, like: Sequence[DTensor], owners: Sequence[int]) -> None:
-        first = like[0]
-        self.group = first.device_mesh.get_group(first.device_mesh.ndim - 1)
+    def __init__(
+        self,
+        mesh: DeviceMesh,
+        shapes: Sequence[torch.Size],
+        axes: Sequence[int],  # along which they are cut
+        owners: Sequence[int],
+    ) -> None:
+        self.group = mesh.get_group(mesh.ndim - 1)
         self.size, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
-        self.device = torch.device(first.device_mesh.device_type)
-        self.shapes = [tensor.shape for tensor in like]
-        self.axes = [axis_of(tensor) for tensor in like]
-        self.owners = list(owners)
+        self.device = torch.device(mesh.device_type)
+        self.shapes, self.axes, self.owners = list(shapes), list(axes), list(owners)
         self.mine = [i for i, owner in enumerate(owners) if owner == self.rank]
 
     def to_owners(self, parts: Sequence[Tensor]) -> Callable[[], dict[int, Tensor]]:
@@ -113,6 +117,12 @@ class Exchange:
 
     def _part(self, whole: Tensor, i: int, rank: int) -> Tensor:
         return whole.narrow(self.axes[i], *self._rows(i, rank))
+
+
+def exchange_of(like: Sequence[DTensor], owners: Sequence[int]) -> Exchange:
+    """Make one for tensors that lie as these do."""
+    shapes = [tensor.shape for tensor in like]
+    return Exchange(like[0].device_mesh, shapes, [axis_of(tensor) for tensor in like], owners)
 
 
 def axis_of(tensor: DTensor) -> int:

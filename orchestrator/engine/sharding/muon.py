@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from orchestrator.engine.sharding.exchange import Exchange, dealt, is_cut, messages
+from orchestrator.engine.sharding.exchange import Exchange, dealt, exchange_of, is_cut, messages
 
 of_torch: Any
 try:
@@ -91,7 +91,7 @@ def orthogonal(
         ahead = coming
         if places is not None:
             own = [like[i] for i in places]
-            exchange = Exchange(own, dealt([cost(tensor) for tensor in own], loads))
+            exchange = exchange_of(own, dealt([cost(tensor) for tensor in own], loads))
             coming = places, exchange, exchange.to_owners([parts[i].to(LOW) for i in places])
         if ahead is not None:
             if going is not None:

@@ -214,6 +214,49 @@ class Closed(Own):
         assert closure is not None, "no closure"
 
 
+class Roots(Own):
+    """Divides a matrix by roots of what its gradients were, on both sides, as Shampoo does."""
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        state["seen"] = state.get("seen", 0) + 1
+        if grad.dim() != 2:
+            return grad
+        sides = state.setdefault("sides", [torch.eye(many) for many in grad.shape])
+        for side, product in zip(sides, (grad @ grad.T, grad.T @ grad), strict=True):
+            side.add_(product)
+        left, right = (rooted(side) for side in sides)
+        mean = state.setdefault("mean", torch.zeros_like(grad))
+        mean.lerp_(left @ grad @ right, 0.5)
+        return mean / state["seen"] ** 0.5
+
+
+def rooted(matrix: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors @ torch.diag(values.clamp(min=1e-6) ** -0.25) @ vectors.T
+
+
+class Coarse(Own):
+    """Multiplies in bf16, in which the order of a sum shows."""
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        if grad.dim() != 2:
+            return grad
+        low = grad.bfloat16()
+        return (low @ (low.T @ low)).to(grad.dtype)
+
+
+class Roundabout(Roots):
+    """Looks at all parameters together, besides."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        every = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        total = sum(float(parameter.grad.abs().sum()) for parameter in every)
+        for parameter in every:
+            parameter.grad.div_(1.0 + total)
+        super().step()
+
+
 def matrices(parameters: Any) -> Optimizer:
     return torch.optim.Muon([p for p in parameters if p.dim() == 2], lr=1e-2)
 

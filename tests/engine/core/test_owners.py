@@ -1,0 +1,104 @@
+"""Optimizers that need whole tensors are right in shards: each parameter has an owner."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import Adafactor
+from torch.utils.data import DataLoader
+
+from orchestrator.common.errors import UsageError
+from orchestrator.engine.core.together import one_of_several
+from tests.engine import pair
+from tests.engine.by_hand import (
+    BATCH,
+    FIRST,
+    NONE,
+    STEPS,
+    adamw,
+    by_hand,
+    clip_norm,
+    clipping,
+    data,
+    far,
+    going_on,
+    made,
+    momentum,
+    thaw,
+    trained,
+    whole,
+)  # fmt: skip
+from tests.engine.programs.optimizers import Coarse, Lists, Roots, Roundabout, Switching
+from tests.engine.worlds import Job, run
+
+pytestmark = pytest.mark.usefixtures("no_groups_left")
+LIFE = "STEPS_OF_THIS_LIFE"
+
+
+def beside(parameters: Any) -> Any:
+    """One of the two needs owners."""
+    every = list(parameters)
+    vectors = adamw([p for p in every if p.dim() != 2])
+    return one_of_several([Roots([p for p in every if p.dim() == 2]), vectors])
+
+
+def test_two_ranks_train_and_go_on_as_a_loop_by_hand(tmp_path: Path) -> None:
+    trained(made(Roots), max_period="2 steps", save_to=tmp_path / "moved", save_every="2 steps")
+    said = pair.run(train_on_two_ranks, tmp_path)
+    assert said.count("equal") == 2, said
+    again = {"save_to": tmp_path / "moved", "save_every": "2 steps", "resume": True}
+    assert far(trained(made(Roots), **again), by_hand(Roots)) < 1e-6
+
+
+def train_on_two_ranks(rank: int, directory: Path) -> None:
+    cases: dict[str, tuple[Any, Any, slice]] = {
+        "roots": (Roots, None, NONE),
+        "beside": (beside, None, NONE),
+        "Adafactor": (lambda p: Adafactor(p, lr=1e-2), None, NONE),
+        "skipped": (Roots, None, FIRST),
+        "hook": (clipping(Roots, clip_norm), None, NONE),
+        "unfreezing": (Roots, thaw, NONE),
+    }
+    apart: dict[str, float] = {}
+    for name, (make, after, poisoned) in cases.items():
+        hook = after and (lambda t, call=after: call(t.bare, t.state.step))
+        more = {"strategy": "full_shard", "accumulate": 2, "on_step_end": hook}
+        trainer = made(make, frozen=after is thaw, **more)
+        assert trainer.parts.steppers.first.owners, name
+        apart[name] = far(trained(trainer, poisoned), by_hand(make, after, poisoned))
+    apart["going on"] = 1e6 * going_on(beside, directory / "beside", strategy="full_shard")
+    saved = {"save_to": directory / "moved", "save_every": "2 steps", "resume": True}
+    trained(made(Roots, strategy="full_shard"), max_period="5 steps", **saved)
+    print({n: distance for n, distance in apart.items() if distance > 1e-6} or "equal", flush=True)
+    choose(rank)
+
+
+def choose(rank: int) -> None:
+    """Only those that need owners have them: the others are right on shards, or look at all."""
+    for make, owned in [(Coarse, True), (Lists, False), (momentum, False), (Switching, False)]:
+        assert bool(made(make, strategy="full_shard").parts.steppers.first.owners) is owned, make
+    with pytest.raises(UsageError, match=r"Roundabout.* with sharded parameters"):
+        trained(made(Roundabout, strategy="full_shard"))
+
+
+def test_two_by_two_go_on_from_memory(tmp_path: Path) -> None:
+    call, memory = f"{__name__}:live", {"memory": str(tmp_path / "memory")}
+    first = Job(str(tmp_path / "first"), [2, 2], {}, call=call, env={LIFE: "4"}, **memory)
+    again = Job(str(tmp_path / "again"), [2, 2], {}, call=call, env={LIFE: str(STEPS)}, **memory)
+    assert run(first, again) == [[0] * 4] * 2, first.output() + again.output()
+    assert "resuming after step 4, from memory" in again.output()
+    assert far(torch.load(again.path / "weights"), by_hand(Roots)) < 1e-6
+
+
+def live(directory: Path) -> None:
+    keys = {"checkpoint": {"memory_every": 1}, "fsdp": {"shard_size": 2}}
+    trainer = made(Roots, strategy="hybrid_shard", config=keys)
+    loader = DataLoader(data(), BATCH // 4)
+    trainer.train(loader, epochs=1, max_period=f"{os.environ[LIFE]} steps")
+    ended = whole(trainer)
+    if trainer.ranks.rank == 0:
+        torch.save(ended, directory / "weights")
