@@ -174,3 +174,14 @@ def test_the_pages_for_users_are_short() -> None:
     """30,000 words, and a thousand for what is new; a bar of a table is no word."""
     words = [word for page in USERS for word in page.read_text(encoding="utf-8").split()]
     assert sum(bool(re.search(r"\w", word)) for word in words) < 31_000
+
+
+def test_pages_have_none_of_the_habits() -> None:
+    """Who does what is said first; nothing says how it was before."""
+    habits = r"\banew\b|\bis said\b|\bare (said|told)\b|\bso many\b|\bused to be\b|\bsince then\b"
+    wrong = [
+        f"{page.relative_to(ROOT)}: {found[0]}"
+        for page in USERS
+        for found in re.finditer(habits, page.read_text(encoding="utf-8"))
+    ]
+    assert wrong == []

@@ -248,8 +248,8 @@ class Launch:
     )
     grow_every: float = option(
         30.0,
-        "While a job with --max-restarts runs on fewer nodes than --nnodes allows, look every so"
-        " many seconds, and less often in time, for one that can join; 0 never does.",
+        "Look at this interval, and less often in time, for nodes that can join a job with"
+        " --max-restarts that runs on fewer than --nnodes allows; 0 never does.",
         FAILURE,
         commands=START,
         least=0,
