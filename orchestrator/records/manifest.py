@@ -17,7 +17,7 @@ from orchestrator.records.experiment import Experiment
 NAME = "manifest.json"
 LARGEST_BYTES = 64 << 20
 MISSING = re.compile(r"FileNotFoundError: .*?'([^']+)'")
-MISSING_MODULE = re.compile(r"No module named ['\"]?([A-Za-z_]\w*)")
+MISSING_MODULE = re.compile(r"No module named ['\"]?([A-Za-z_]\w*)(?![\w.])")  # a whole package
 SNAPSHOT = r".*/code/snapshots/[^/]+/"
 
 

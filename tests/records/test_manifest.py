@@ -46,7 +46,7 @@ def test_a_file_that_was_not_sent(message: str, fix: str, tmp_path: Path) -> Non
     ("message", "place"),
     [
         ("ModuleNotFoundError: No module named 'inside'", "src"),
-        ("ModuleNotFoundError: No module named 'inside.deeper'", "src"),
+        ("ModuleNotFoundError: No module named 'inside.deeper'", ""),  # inside was found
         ("ModuleNotFoundError: No module named 'file'", "."),
         ("ModuleNotFoundError: No module named 'elsewhere'", ""),
         ("ValueError: inside", ""),

@@ -63,6 +63,8 @@ OF_TORCH = ("torch", "functorch", "torchgen")
 WITH_CUDA = ("triton",)  # comes with torch's CUDA build
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # at the beginning of a requirement
 MODULE = re.compile(r"No module named ['\"]?([A-Za-z_]\w*)")
+WITHIN = re.compile(r"No module named ['\"]?([A-Za-z_][\w.]*)\.(\w+)")  # the package is there
+SHARED = ("azure", "backports", "google", "mpl_toolkits", "ruamel")  # by several packages
 # What packages say of those that they need, with the words that would install them.
 NEEDS = re.compile(
     r"^(ModuleNotFoundError: |ImportError: (?!cannot import name).*(not installed|requires|pip ))"
@@ -115,6 +117,12 @@ def missing(message: str, *, everywhere: bool) -> str:
     """
     match = MODULE.search(message)
     module = match[1] if match else ""
+    within = WITHIN.search(message)
+    if within and module not in SHARED:
+        return (
+            f"{within[1]} is there, and has no {within[2]}: check its spelling; a file of that name"
+            f" in this directory hides a package {module}; or it is of another version of it"
+        )
     asked = None if match else PIP_INSTALL.search(message)
     who = "no node has it" if everywhere else f"{module or 'it'} is missing there, if nowhere else"
     if module in WITH_CUDA:
