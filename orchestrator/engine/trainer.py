@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from torch import nn
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.files import expanded
-from orchestrator.config.parse import at_least
 from orchestrator.config.schema import Config
-from orchestrator.engine.core import evaluation, settings, stopping
+from orchestrator.engine.arguments import checked
+from orchestrator.engine.core import evaluation, request, settings
 from orchestrator.engine.core import loop as training_loop
 from orchestrator.engine.core.average import KEPT
 from orchestrator.engine.core.kept import WHAT_IS_DRAWN, WHAT_TRAINS, ExtraState
@@ -43,8 +43,9 @@ from orchestrator.engine.core.parts import (
     save_checkpoint,
     state_of,
 )
+from orchestrator.engine.core.request import Request
 from orchestrator.engine.core.step import Steppers, names_of
-from orchestrator.engine.core.stopping import Best, Duration, Limit, Metrics, StopPolicy, TrainState
+from orchestrator.engine.core.stopping import Best, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data import sharded_loader, sources
 from orchestrator.engine.data.batch import Batches, randomness_kept
 from orchestrator.engine.data.dataset import HeldOutSamples, TrainingSamples
@@ -146,6 +147,7 @@ class Trainer:
     _quiet = False
     _number = 0  # among those of this program that have trained, from 1 on
 
+    @checked(optimizer=None)
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -170,7 +172,7 @@ class Trainer:
         find_unused_parameters: bool = False,
         stream: str = "dealt",
         seed: int = 0,
-        device: str | torch.device | None = None,
+        device: str | int | torch.device | None = None,
         backend: str | None = None,
         trackers: Sequence[str | Tracker] | Mapping[str, Any] = (),
         on_train_begin: Hook | None = None,
@@ -181,6 +183,11 @@ class Trainer:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         settings.check_arguments(strategy, scheduler_every, stream, warmup_steps, log_every)
+        settings.refuse_uncallable(metrics or {})
+        settings.refuse_twice(
+            config or {}, precision=precision, accumulate=accumulate, clip_grad_norm=clip_grad_norm,
+            ema=ema, seed=seed, log_every=log_every, find_unused_parameters=find_unused_parameters,
+        )  # fmt: skip
         given = (model, optimizer, scheduler), (models, optimizers, schedulers)
         what = settings.trained(*given, strategy, config).seldom(every)
         losses = Losses(loss, step, metrics or {}, [*what.optimizers], what.model)
@@ -226,7 +233,7 @@ class Trainer:
         strategy: str,
         unused: bool,
         backend: str | None,
-        device: str | torch.device | None,
+        device: str | int | torch.device | None,
     ) -> Ranks:
         self.config = settings.config_of(arguments, strategy, unused, self._keys)
         settings.make_deterministic(self.config)
@@ -369,6 +376,7 @@ class Trainer:
                       " as they are")  # fmt: skip
 
     @staticmethod
+    @checked()
     def launch(
         fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int | None = None
     ) -> list[Any]:
@@ -380,6 +388,10 @@ class Trainer:
 
     # -- training -----------------------------------------------------------------------------
 
+    @checked(
+        resume="resume=True with save_to=DIR goes on from the newest there; config={'checkpoint':"
+        " {'resume': PATH}} begins with the one that it names"
+    )
     def train(
         self,
         train_loader: Any = None,
@@ -418,44 +430,30 @@ class Trainer:
             verbose: False says nothing.
         """
         self._quiet = not verbose
-        self._refuse_spent(train_loader, val_loader, epochs, max_period)
-        at_least("epochs", epochs, 1)
-        at_least("keep", keep, 1)
-        limits = self._limits(max_period)
-        if epochs is None and not limits:
-            raise UsageError(
-                "train() has no end",
-                'say epochs=, or max_period= such as "2m", "3 epochs" or "1000 steps"',
-            )
-        least, saving = stopping.parse("min_period", min_period), self._saving(save_every)
-        at_least("patience", patience, 1)
-        best = best or self.config.checkpoint.best
-        saves = bool(saving or best or save_to)
-        checkpoints = self._resumed(save_to, keep, resume, self._kept(), saving=saves)
-        watched = Best(best, patience or self.config.training.patience, self.state)
-        training, held_out = self._data(train_loader, val_loader)
-        policy = StopPolicy(
-            self.state, epochs=epochs, least=least, limits=limits, saving=saving,
-            evaluating=self._cadences("training", "eval_steps", "eval_seconds"),
+        asked = request.of(
+            self.config, self._keys, self._training is not None, epochs=epochs,
+            min_period=min_period, max_period=max_period, save_every=save_every, best=best,
+            patience=patience, save_to=save_to, keep=keep, resume=resume,
         )  # fmt: skip
-        if policy.evaluating and held_out is None:
-            raise UsageError("training.eval_* asks for an evaluation", "give train() a val_loader")
+        training, held_out = self._data(asked, train_loader, val_loader)
+        checkpoints = self._resumed(asked, self._kept())
+        watched = Best(asked.best, asked.patience, self.state)
+        policy = asked.policy(self.state)
         self._begin_to_draw(training)
         self._say(f"training on {training.description}")
         self._say_where(checkpoints)
         if policy.nothing_to_do():
             self._say_nothing_to_do(checkpoints)
             return self.state.history
-        self._loop(training, held_out, policy, checkpoints, watched, saves=saves).run()
+        self._loop(training, held_out, policy, checkpoints, watched, at_end=asked.at_end).run()
         self._policy = None
         return self.state.history
 
     def _say_where(self, checkpoints: Checkpoints | None) -> None:
         """Say where it saves, or that it does not; of a launched job the head says where all is."""
-        if training_loop.outputs_directory() is not None:
-            return
         if checkpoints is not None:
-            self._say(f"checkpoints go to {checkpoints.directory}")
+            if training_loop.outputs_directory() is None:
+                self._say(f"checkpoints go to {checkpoints.directory}")
         elif self._training is None:
             self._say("nothing of it is saved: train(..., save_to=DIR) saves at the end and when it"
                       " is stopped")  # fmt: skip
@@ -474,7 +472,7 @@ class Trainer:
         checkpoints: Checkpoints | None,
         best: Best,
         *,
-        saves: bool,
+        at_end: bool,
     ) -> Loop:
         config, state = self.config, self.state
         state.ended = ""
@@ -498,8 +496,6 @@ class Trainer:
             trackers=self._trackers, say=self._say, trainer=self._number,
         )  # fmt: skip
         reporter.epoch_sums = state.epoch_sums
-        at_end = config.checkpoint.at_end if built_in or self._is_set("checkpoint", "at_end") else (
-            saves)  # fmt: skip
         comparison = corruption.start(
             config, self.ranks, self.mesh, state.step,
             functools.partial(self._distrust, checkpoints), self._say,
@@ -523,6 +519,7 @@ class Trainer:
         assert metrics is not None
         return metrics
 
+    @checked()
     def predict(self, loader: Any, output: evaluation.Forward = evaluation.forward) -> Any:
         """Give the outputs for all samples, in the loader's order, on the CPU of every rank.
 
@@ -537,6 +534,7 @@ class Trainer:
         with randomness_kept(), used_parts.watched(self.model):
             return evaluation.predict(self.parts, self._shared(loader, "loader"), output)
 
+    @checked()
     def state_dict(self, *, model: str = "", ema: bool | None = None) -> dict[str, Any]:
         """Give the whole weights, on the CPU of rank 0; {} on the others. Every rank calls it.
 
@@ -546,6 +544,7 @@ class Trainer:
         with self._shown(ema):
             return whole_weights.state_dict(self._named(model))
 
+    @checked()
     def save(self, path: str | Path, *, model: str = "", ema: bool | None = None) -> None:
         """Write the whole weights, and nothing else, from rank 0. Every rank calls it.
 
@@ -559,8 +558,11 @@ class Trainer:
 
     def _named(self, model: str) -> nn.Module:
         if model and model not in self.models:
-            known = ", ".join(filter(None, self.models)) or "one, without a name"
-            raise UsageError(f"no model is called {model!r}", f"there are {known}")
+            known = ", ".join(filter(None, self.models))
+            fix = (
+                f"there are {known}" if known else "leave model= out: there is one, without a name"
+            )
+            raise UsageError(f"no model is called {model!r}", fix)
         return self.models[model] if model else self.bare
 
     def _shown(self, ema: bool | None) -> contextlib.AbstractContextManager[None]:
@@ -587,15 +589,19 @@ class Trainer:
 
     # -- what train() was asked for -----------------------------------------------------------
 
-    def _data(self, train_loader: Any, val_loader: Any) -> tuple[Batches, Batches | None]:
+    def _data(
+        self, asked: Request, train_loader: Any, val_loader: Any
+    ) -> tuple[Batches, Batches | None]:
         if train_loader is None and self._training is None:
             raise UsageError("train() has no data", "give it a DataLoader: train(loader, epochs=1)")
+        request.refuse_spent(asked, train_loader, val_loader)
         training, held_out = self._training, self._held_out
         if train_loader is not None:
             training = self._shared(train_loader, "train_loader")
         if val_loader is not None:
             held_out = self._shared(val_loader, "val_loader")
         assert training is not None
+        request.refuse_unfit(asked, training, held_out, self._stream)
         return training, held_out
 
     def _begin_to_draw(self, training: Batches) -> None:
@@ -604,52 +610,9 @@ class Trainer:
             self.state.position = self.state.batch * training.round_size
         self._drawn.begin(training, self.state, self._say)
 
-    def _refuse_spent(
-        self, train_loader: Any, val_loader: Any, epochs: int | None, max_period: str | None
-    ) -> None:
-        """Refuse a generator that is empty when it is asked a second time."""
-        again = epochs != 1 or self._cadences("training", "eval_steps", "eval_seconds")
-        refused = {"val_loader": val_loader if again else None}
-        if max_period is None and epochs != 1:
-            refused["train_loader"] = train_loader
-        for name, loader in refused.items():
-            if isinstance(loader, Iterator):
-                raise UsageError(
-                    f"{name} is a {type(loader).__name__}, which gives its batches only once, and"
-                    " every epoch asks for them",
-                    "give a DataLoader, a list, or an object whose __iter__ begins anew",
-                )
-
     def _shared(self, loader: Any, name: str) -> sharded_loader.Shard:
         seed, first = self.config.training.seed, settings.first_world(self.ranks.world)
         return sharded_loader.shared(loader, self.ranks, seed, self._stream, name, first)
-
-    def _limits(self, max_period: str | None) -> list[Limit]:
-        training = self.config.training
-        limits = []
-        if most := stopping.parse("max_period", max_period):
-            limits.append(Limit(most, "max_period is over"))
-        if training.max_steps != settings.UNENDING:
-            steps = Duration(training.max_steps, "steps")
-            limits.append(Limit(steps, f"training.max_steps ({training.max_steps}) is reached"))
-        if training.max_minutes:
-            minutes = training.max_minutes
-            reason = f"training.max_minutes ({minutes:g}) are over"
-            limits.append(Limit(Duration(minutes * 60, "seconds"), reason))
-        return limits
-
-    def _saving(self, save_every: str | None) -> list[Duration]:
-        cadences = self._cadences("checkpoint", "steps", "seconds")
-        every = stopping.parse("save_every", save_every)
-        return [*cadences, every] if every else cadences
-
-    def _cadences(self, section: str, steps: str, seconds: str) -> list[Duration]:
-        values = getattr(self.config, section)
-        wanted = {"steps": getattr(values, steps), "seconds": getattr(values, seconds)}
-        return [Duration(amount, unit) for unit, amount in wanted.items() if amount]
-
-    def _is_set(self, section: str, key: str) -> bool:
-        return key in self._keys.get(section, {})
 
     def _say(self, text: str) -> None:
         if not self._quiet:
@@ -657,6 +620,7 @@ class Trainer:
 
     # -- checkpoints --------------------------------------------------------------------------
 
+    @checked()
     def keep(self, name: str, holder: Any) -> None:
         """Have checkpoints, and states in memory, hold something of yours.
 
@@ -666,6 +630,7 @@ class Trainer:
         """
         self.parts.auxiliary.add(name, holder)
 
+    @checked()
     def save_checkpoint(self, directory: str | Path) -> Path:
         """Save into directory/step_NNNNNNNN and wait for it. Every rank calls it."""
         endless = self._training is not None
@@ -676,6 +641,7 @@ class Trainer:
             checkpoints.leave()
         return checkpoint_store.final(checkpoints.directory, self.state.step)
 
+    @checked()
     def load_checkpoint(self, directory: str | Path) -> Path:
         """Load what was saved last into a directory and verifies, or one step. Every rank calls it.
 
@@ -781,66 +747,61 @@ class Trainer:
             what = f"{other} saved them with another model"
         raise CheckFailed(what)
 
-    def _resumed(
-        self,
-        save_to: str | Path | None,
-        keep: int | None,
-        resumes: bool,
-        found: Found | None,
-        *,
-        saving: bool,
-    ) -> Checkpoints | None:
+    def _resumed(self, asked: Request, found: Found | None) -> Checkpoints | None:
         """Make the store that a training saves into, if it does, and resume from it, if asked."""
-        config, outputs = self.config.checkpoint, training_loop.outputs_directory()
-        named = save_to or config.directory
-        built_in = self._training is not None
+        outputs, built_in = training_loop.outputs_directory(), self._training is not None
         default = outputs / "checkpoints" if outputs else None if built_in else Path("checkpoints")
-        wanted = "auto" if resumes else config.resume
-        saves = saving or (config.at_end and (built_in or self._is_set("checkpoint", "at_end")))
-        if named is None and default is None:
+        if asked.directory is None and default is None:
             self._newest(None, found, Path())
-            if saves or wanted != "never":
-                self._without_directory(saving, "auto" if found else wanted)
+            if asked.saves or asked.resume != "never":
+                self._without_directory(asked, found)
             return None
-        directory = as_path(named or default or "")
-        searches = named is None and wanted == "auto"
-        find = loading.newest(
-            directory, searches=searches, accept=self._accept_user_progress, say=self._say
-        )
-        loaded = None
-        if wanted == "auto" or found is not None or ownership.attempt() > 1:
-            # What an earlier attempt saved is this run's own.
-            loaded = self._newest(find, found, directory)
-            if loaded is None and wanted == "auto":
-                self._say(f"nothing to resume from in {directory}: starting anew")
-                if fix := loading.unasked(config.resume):
-                    self._say(f"  {fix}")
-        if loaded is None and wanted not in ("auto", "never"):
-            loaded = self._load_named(wanted, directory)
-        if not saves:
-            refuse_unused(keep)
+        directory = as_path(asked.directory or default or "")
+        loaded = self._begun(asked, found, directory)
+        if not asked.saves:
             return None
         # Where nodes share no disk, one that had nothing of it was given its part for the moment.
         here = loaded is not None and all(gather(loaded.path.parent == directory))
-        if saving and not here:
+        if asked.asks_to_save and not here:
             loading.refuse_later(directory, self.state.step)
-        checkpoints = self._store(directory, keep or config.keep, background=config.asynchronous)
+        in_background = self.config.checkpoint.asynchronous
+        checkpoints = self._store(directory, asked.keep, background=in_background)
         if loaded is not None and here:
             checkpoints.last_saved = loaded.step
         checkpoints.known_whole = self.state.step
         return checkpoints
 
-    def _without_directory(self, saving: bool, wanted: str) -> None:
+    def _begun(
+        self, asked: Request, found: Found | None, directory: Path
+    ) -> checkpoint_store.Checkpoint | None:
+        """Load what it is to go on from, if there is something."""
+        searches = asked.directory is None and asked.resume == "auto"
+        find = loading.newest(
+            directory, searches=searches, accept=self._accept_user_progress, say=self._say
+        )
+        loaded = None
+        if asked.resume == "auto" or found is not None or ownership.attempt() > 1:
+            # What an earlier attempt saved is this run's own.
+            loaded = self._newest(find, found, directory)
+            if loaded is None and asked.resume == "auto":
+                self._say(f"nothing to resume from in {directory}: starting anew")
+                if fix := loading.unasked(self.config.checkpoint.resume):
+                    self._say(f"  {fix}")
+        if loaded is None and asked.resume not in ("auto", "never"):
+            loaded = self._load_named(asked.resume, directory)
+        return loaded
+
+    def _without_directory(self, asked: Request, found: Found | None) -> None:
         """Say that the engine, started by hand, has no directory of its own to save into."""
         fix = "set checkpoint.directory"
-        if saving:
+        if asked.asks_to_save:
             raise CheckFailed(
                 "checkpoint.steps, seconds or best is set, but this run has no experiment to save"
                 " into",
                 fix,
             )
-        if wanted not in ("never", "auto"):
-            self._load_named(wanted, Path.cwd())
+        if asked.resume not in ("never", "auto") and found is None:
+            self._load_named(asked.resume, Path.cwd())
         self._say(f"this run has no experiment, so nothing of it is saved: {fix}")
 
     def _store(self, directory: Path, keep: int, *, background: bool) -> Checkpoints:
@@ -854,15 +815,6 @@ class Trainer:
 
 def warmed_up(lr_scale: float, warmup_steps: int, step: int) -> float:
     return lr_scale * min(1.0, step / max(1, warmup_steps))
-
-
-def refuse_unused(keep: int | None) -> None:
-    if keep is not None:
-        raise UsageError(
-            f"keep={keep} says how many checkpoints stay, but none is saved",
-            "say save_to=DIR (at the end, and when stopped), save_every= or best=; or leave keep="
-            " out",
-        )
 
 
 def scheduled(steppers: Steppers, schedulers: Mapping[str, Any], every: str) -> Schedulers:
@@ -940,9 +892,17 @@ def say_unused_accelerator(everyone: Ranks) -> None:
         )
 
 
-def on_device(everyone: Ranks, device: str | torch.device | None) -> Ranks:
+def on_device(everyone: Ranks, device: str | int | torch.device | None) -> Ranks:
     if device is None:
         return everyone
     if everyone.world > 1:
         raise UsageError("device= is for one process; each of several has its own", "leave it out")
-    return dataclasses.replace(everyone, device=torch.device(device))
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"device={str(device)!r} cannot be used: {reason}", "leave it out"
+        ) from None
+    return dataclasses.replace(everyone, device=chosen)

@@ -357,6 +357,11 @@ class LrScheduler:
 
     def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer, every: str) -> None:
         if isinstance(scheduler, type) or (scheduler and not hasattr(scheduler, "step")):
+            if not callable(scheduler):
+                raise UsageError(
+                    f"scheduler is {kind(scheduler)}, not a scheduler of torch's",
+                    "give one over the optimizer, or a function of the optimizer that makes it",
+                )
             scheduler = scheduler(optimizer)
         if getattr(scheduler, "optimizer", optimizer) is not optimizer:
             raise UsageError(

@@ -70,6 +70,61 @@ def arguments(
     return {"training": training, "logging": {"interval": log_every or 50}}
 
 
+# Arguments that stand for a key, and what each is if nobody gives it.
+SAME = {
+    "precision": ("training.mixed_precision", "fp32"),
+    "accumulate": ("training.gradient_accumulation", 1),
+    "clip_grad_norm": ("training.grad_clip_norm", None),
+    "ema": ("training.ema", None),
+    "seed": ("training.seed", 0),
+    "log_every": ("logging.interval", None),
+    "find_unused_parameters": ("distributed.find_unused_parameters", False),
+}
+
+
+def refuse_twice(keys: Mapping[str, Any], **given: Any) -> None:
+    """Refuse an argument of a Trainer beside a key of config= that says something else."""
+    for argument, (name, default) in SAME.items():
+        section, key = name.split(".")
+        inner = keys.get(section)
+        if not isinstance(inner, Mapping) or key not in inner:
+            continue  # what is no mapping is refused elsewhere
+        if given[argument] != default and inner[key] != given[argument]:
+            raise UsageError(
+                f"{argument}={given[argument]!r} and config= with {name} {inner[key]!r} contradict"
+                " each other",
+                f"leave one of them out: {argument}= is the same as {name}",
+            )
+
+
+OF_SEVERAL_RANKS = ("fsdp", "distributed")
+OF_ANY = ("fsdp.wrap", "distributed.timeout")
+
+
+def refuse_unspread(strategy: str, unused: bool, keys: Mapping[str, Any]) -> None:
+    """Refuse what says how a model is spread over ranks, if it is not."""
+    if strategy not in ("dp", "none"):
+        return
+    named = [f"{name}.{key}" for name in OF_SEVERAL_RANKS for key in keys.get(name, {})]
+    named = ["find_unused_parameters="] * unused + [key for key in named if key not in OF_ANY]
+    if named:
+        raise UsageError(
+            f"{named[0]} says how a model is spread over ranks, and strategy={strategy!r} spreads"
+            " none",
+            f'leave it out, or say strategy="ddp" ({" or ".join(SHARDED)} for keys of fsdp)',
+        )
+
+
+def refuse_uncallable(metrics: Mapping[str, Any]) -> None:
+    """Refuse at once what is to be called later, and cannot be."""
+    for name, metric in metrics.items():
+        if not callable(metric):
+            raise UsageError(
+                f"metrics[{name!r}] is {kind(metric)}, where a function is needed",
+                "give a function of (outputs, targets)",
+            )
+
+
 def one_for_all(value: Each) -> float | None:
     return None if isinstance(value, Mapping) else value
 
@@ -99,6 +154,7 @@ def config_of(
 ) -> Config:
     """Make the engine's config of the Trainer's arguments and the keys of its config=."""
     refuse_unread(keys)
+    refuse_unspread(strategy, find_unused, keys)
     merged: dict[str, Any] = copy.deepcopy(dict(arguments))
     if strategy == "auto" and "fsdp" in keys:
         strategy = "hybrid_shard"  # the only one of the two that reads them

@@ -376,11 +376,6 @@ class Best:
         self.goal = Goal(*best_metric("best", wanted)) if wanted else None
         self.patience, self.state = patience, state
         self.improved = False  # by what was heard last
-        if patience and self.goal is None:
-            raise UsageError(
-                "patience= counts how often no better value came, but no metric is named",
-                'best="min val_loss" or best="max val_accuracy" (checkpoint.best) names it',
-            )
 
     def refuse_unknown(self, names: Iterable[str]) -> None:
         """Say at the first step, and not after the first epoch, that nothing has this name."""

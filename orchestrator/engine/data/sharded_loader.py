@@ -126,6 +126,7 @@ class Shard(Batches):
     """The batches of an epoch, for one rank; a subclass for each kind of loader."""
 
     interleaved = False  # the n-th samples of all ranks' batches follow each other in the order
+    may_be_own = False  # whether stream="own" says something of it
     begins_anywhere = False  # also where no round of these ranks begins: others were there before
     order_of = "your loader"  # what alone knows the order of the samples
     alternative = ""  # what goes on with any number of ranks
@@ -492,6 +493,7 @@ def asking(loader: Any, ranks: Ranks, seed: int, moves: int, **changes: Any) -> 
 class IterableShard(Shard):
     """A dataset without a length, or any iterable of batches."""
 
+    may_be_own = True
     alternative = 'a stream that is the same on all ranks (stream="dealt")'
 
     def __init__(self, loader: Any, ranks: Ranks, seed: int, is_part: bool, first: int) -> None:

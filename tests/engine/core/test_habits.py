@@ -68,7 +68,7 @@ def test_what_a_team_does_in_its_first_week(tmp_path: Path) -> None:
         assert results["by hand"] == ["step_00000002"]
         assert results["counted"] == 3 * 8
     assert (
-        job.output().count("nothing of it is saved: train(..., save_to=DIR) saves at the end") == 1
+        job.output().count("nothing of it is saved: train(..., save_to=DIR) saves at the end") == 2
     )
     assert job.output().count(f"checkpoints go to {job.path}/by_hand") == 1
     assert job.output().count("as saved: lr 0.1, not 0.01") == 1

@@ -1,0 +1,187 @@
+"""Each argument does what it says, alone and beside others, or is refused by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from orchestrator import Trainer
+from orchestrator.common.errors import OrchestratorError, UsageError
+from orchestrator.engine.core import request, settings
+
+OWN = settings.arguments("fp32", 1, None, 0, None)
+NOTHING = dict.fromkeys(
+    ("epochs", "min_period", "max_period", "save_every", "best", "patience", "save_to", "keep")
+)
+BEST = {"best": "min val_loss"}
+DIR = {"save_to": "here"}
+
+
+def asked(keys: dict[str, Any] | None = None, **more: Any) -> request.Request:
+    sections = {"checkpoint": keys or {}} if "training" not in (keys or {}) else keys or {}
+    config = settings.config_of(OWN, "ddp", False, sections)
+    arguments: dict[str, Any] = {**NOTHING, "resume": False, "epochs": 1, **more}
+    return request.of(config, sections, False, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("keys", "more", "said"),
+    [
+        ({}, {"epochs": None}, "train() has no end"),
+        ({}, {"epochs": None, "min_period": "2 epochs"}, "train() has no end"),
+        ({}, {"patience": 2}, "no metric is named"),
+        ({"training": {"patience": 2}}, {}, "no metric is named"),
+        ({}, {"best": "val_loss"}, "it must be min or max"),
+        ({}, {"save_to": ""}, "save_to= is empty"),
+        ({}, {"keep": 2}, "keep=2 says how many checkpoints stay, but none is saved"),
+        ({"keep": 2}, {}, "checkpoint.keep says how checkpoints are saved, but none is"),
+        ({"keep": 2}, {"resume": True}, "checkpoint.keep says how"),
+        ({"asynchronous": False}, {}, "checkpoint.asynchronous says how"),
+        ({"at_end": False}, {}, "checkpoint.at_end says how"),
+        ({"at_end": False}, DIR, "at_end is false, and nothing says when else"),
+        ({"at_end": False, "directory": "here"}, {}, "at_end is false, and nothing says when else"),
+        ({}, {"save_every": "100"}, "save_every is '100'"),
+    ],
+)
+def test_what_does_nothing_in_train_is_refused(
+    keys: dict[str, Any], more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        asked(keys, **more)
+    assert said in str(error.value)
+    assert error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("keys", "more", "saves", "at_end"),
+    [
+        ({}, {}, False, False),
+        ({}, {"resume": True}, False, False),
+        ({"resume": "auto"}, {}, False, False),
+        ({"copies": 2}, {}, False, False),  # also of save_checkpoint()
+        ({}, DIR, True, True),
+        ({"directory": "here"}, {}, True, True),
+        ({}, {"save_every": "1 epoch"}, True, True),
+        ({"steps": 5}, {}, True, True),
+        ({}, BEST, True, True),
+        ({"best": "min val_loss"}, {}, True, True),
+        ({"at_end": True}, {}, True, True),
+        ({"at_end": True, "keep": 2}, {}, True, True),
+        ({"at_end": False}, {**DIR, **BEST}, True, False),
+        ({"at_end": False}, {"save_every": "1 epoch"}, True, False),
+        ({"directory": "here", "keep": 1, "asynchronous": False}, {}, True, True),
+    ],
+)
+def test_what_names_a_place_a_time_or_a_metric_saves(
+    keys: dict[str, Any], more: dict[str, Any], saves: bool, at_end: bool
+) -> None:
+    found = asked(keys, **more)
+    assert (found.saves, found.at_end) == (saves, at_end)
+
+
+def test_an_argument_of_train_is_stronger_than_the_key_of_its_name() -> None:
+    keys = {"keep": 2, "best": "min val_loss", "directory": "there"}
+    found = asked(keys, keep=5, best="max val_accuracy", save_to="here", patience=1)
+    assert (found.keep, found.best, found.directory) == (5, "max val_accuracy", "here")
+    assert (asked(keys).keep, asked(keys).directory) == (2, "there")
+
+
+# -- of the Trainer itself ------------------------------------------------------------------------
+
+
+def made(**more: Any) -> Trainer:
+    model = more.pop("model", None) or nn.Linear(2, 1)
+    optimizer = more.pop("optimizer", torch.optim.SGD)
+    more = more if "step" in more else {"loss": nn.MSELoss(), **more}
+    return Trainer(model, optimizer, **more)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"strategy": "none", "find_unused_parameters": True}, "find_unused_parameters= says how"),
+        (
+            {"strategy": "dp", "config": {"distributed": {"static_graph": True}}},
+            "static_graph says",
+        ),
+        ({"strategy": "none", "config": {"distributed": {"compare_copies": 2}}}, "copies says how"),
+        ({"strategy": "none", "config": {"fsdp": {"shard_size": 2}}}, "fsdp.shard_size says how"),
+        ({"strategy": "ddp", "config": {"fsdp": {"shard_size": 2}}}, "nothing reads it while"),
+        ({"strategy": "full_shard", "config": {"distributed": {"static_graph": True}}}, "nothing"),
+        ({"accumulate": 2, "config": {"training": {"gradient_accumulation": 4}}}, "contradict"),
+        ({"precision": "bf16", "config": {"training": {"mixed_precision": "fp16"}}}, "contradict"),
+        ({"clip_grad_norm": 1.0, "config": {"training": {"grad_clip_norm": 2.0}}}, "contradict"),
+        ({"seed": 3, "config": {"training": {"seed": 4}}}, "contradict"),
+        ({"ema": 0.9, "config": {"training": {"ema": 0.5}}}, "contradict"),
+        ({"log_every": 3, "config": {"logging": {"interval": 4}}}, "contradict"),
+        ({"scheduler_every": "epoch"}, "scheduler_every='epoch' says when"),
+        ({"schedulers": {}}, "a model does not go with"),
+        ({"metrics": {"a": max}, "step": max}, "metrics= goes with loss="),
+        ({"metrics": {"a": 3}}, "metrics['a'] is an int"),
+        ({"metrics": [max]}, "is not a dict"),
+        ({"loss": "mse"}, "loss='mse' is not a function"),
+        ({"loss": nn.MSELoss(), "step": max}, "either loss= or step="),
+        ({"scheduler": "cosine"}, "scheduler is a str"),
+        ({"model": "net"}, "model='net' is not a Module"),
+        ({"on_step_end": 3}, "on_step_end=3 is not a function"),
+        ({"scale_lr": "yes"}, "scale_lr='yes' is not True or False"),
+        ({"accumulate": True}, "accumulate=True is not a whole number"),
+        ({"clip_grad_norm": "1"}, "clip_grad_norm='1' is not a number or a dict"),
+        ({"trackers": 3}, "trackers=3 is not a list or a dict"),
+        ({"config": "small.yaml"}, "config='small.yaml' is not a dict"),
+        ({"weights": {}}, "weights={} is not text or a path"),
+        ({"device": "gpu"}, "device='gpu' cannot be used"),
+    ],
+)
+def test_what_does_nothing_in_a_trainer_is_refused(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        made(**more)
+    assert said in str(error.value)
+
+
+def test_what_says_the_same_twice_is_taken() -> None:
+    config = {"training": {"gradient_accumulation": 2, "grad_clip_norm": 1.0}}
+    trainer = made(accumulate=2, clip_grad_norm=1.0, config=config)
+    assert trainer.config.training.gradient_accumulation == 2
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from zip(torch.ones(4, 2), torch.ones(4, 1), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda t, data: t.train(data, epochs=1.5), "epochs=1.5 is not a whole number"),
+        (lambda t, data: t.train(data, epochs="2"), "epochs='2' is not a whole number"),
+        (lambda t, data: t.train(data, epochs=1, resume="here"), "goes on from the newest there"),
+        (lambda t, data: t.train(data, epochs=1, patience=0), "patience is 0"),
+        (lambda t, data: t.train(data, max_period=100), "max_period=100 is not text"),
+        (lambda t, data: t.train(epochs=1), "train() has no data"),
+        (lambda t, data: t.predict(data, None), "output=None is not a function"),
+        (lambda t, data: t.save(3), "path=3 is not text or a path"),
+        (lambda t, data: t.save("w.pt", model="G"), "there is one, without a name"),
+        (lambda t, data: t.state_dict(ema=True), "this Trainer has none"),
+        (lambda t, data: t.keep(3, {}), "name=3 is not text"),
+        (lambda t, data: t.evaluate(3), "loader is a int"),
+    ],
+)
+def test_what_is_no_answer_to_an_argument_is_refused(call: Any, said: str) -> None:
+    data = DataLoader(TensorDataset(torch.ones(4, 2), torch.ones(4, 1)), 2)
+    with pytest.raises(OrchestratorError) as error:
+        call(made(), data)
+    assert said in str(error.value)
+
+
+def test_parts_of_each_rank_are_asked_of_data_that_can_have_them() -> None:
+    trainer = made(stream="own")
+    dealt = DataLoader(TensorDataset(torch.ones(4, 2), torch.ones(4, 1)), 2)
+    with pytest.raises(UsageError, match='leave stream="own" out'):
+        trainer.train(dealt, dealt, epochs=1)
+    trainer.train(DataLoader(Stream(), 2), dealt, epochs=1, verbose=False)
+    assert trainer.state.step == 2
