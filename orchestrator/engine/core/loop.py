@@ -82,6 +82,7 @@ class Loop:
     run_id: ownership.Run = field(default_factory=ownership.Run)
     savable: bool = False  # a checkpoint has all of the optimizer's state
     unreadable: list[str] = field(default_factory=list)  # what a resume could not read, as said
+    untrained: list[str] | None = None  # weights that want gradients, and are in no optimizer
     memory: Memory | None = None  # what outlives the ranks, where the launch has such a place
 
     def run(self) -> None:
@@ -109,6 +110,7 @@ class Loop:
             after.enter_context(self.parts.steppers.training_mode())
             # A hook is heard after its step, so all vote after it; else while the step computes.
             self.votes_late = any(gather(ranks.world == 1 or self.hooks.on_step_end is not None))
+            self._warn_of_untrained()
             self._call(self.hooks.on_train_begin)
             self.policy.before_first_step()
             trains = not state.ended
@@ -236,8 +238,18 @@ class Loop:
         with self.reporter.estimate.pause():
             enough = hook()
         self.users = Randomness.now()
+        self._warn_of_untrained()
         if enough:
             self.policy.request_end()
+
+    def _warn_of_untrained(self) -> None:
+        """Say it when a hook has unfrozen what no optimizer holds."""
+        before, self.untrained = self.untrained, self.parts.steppers.untrained()
+        if before is not None and (names := [n for n in self.untrained if n not in before]):
+            self.reporter.say(
+                f"WARNING: a hook has unfrozen {several(names)}, which no optimizer holds, so"
+                " nothing trains it: make the optimizer from all parameters, frozen ones too"
+            )
 
     def _restore_randomness(self) -> None:
         self.users.restore()

@@ -350,6 +350,14 @@ class Steppers:
             left = [parameter for stepper in self.due for _, parameter in stepper.named]
         return [parameter for parameter in left if parameter.requires_grad]
 
+    def untrained(self) -> list[str]:
+        """Name the weights that want gradients although no optimizer holds them."""
+        return [
+            name
+            for name, parameter in self.parameters.items()
+            if parameter.requires_grad and not any(id(parameter) in s.members for s in self)
+        ]
+
     # -- a step -------------------------------------------------------------------------------
 
     def backward(self, totals: Totals, run: Callable[..., None], *, real: bool) -> None:

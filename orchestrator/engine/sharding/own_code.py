@@ -5,15 +5,17 @@ Hooks of parameters are kept; what cannot be kept is refused.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import register_pytree_node, tree_leaves
 
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.ranks import plain_names
@@ -116,7 +118,7 @@ def refuse_hidden(block: str, output: Any) -> None:
     for its backward, which would read freed memory."""
     if not torch.is_grad_enabled():
         return
-    leaves = tree_leaves(output)
+    leaves = leaves_shown(output)
     if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
         return
     for leaf in leaves:
@@ -125,8 +127,33 @@ def refuse_hidden(block: str, output: Any) -> None:
             raise UsageError(
                 f"{block} gives a {type(leaf).__name__}, in which torch does not see the tensors,"
                 " as it has to under sharding",
-                f"give a tensor, or a tuple, list, dict or NamedTuple of them; {WHOLE}",
+                f"give a tensor, or a tuple, list, dict, NamedTuple or dataclass of them; {WHOLE}",
             )
+
+
+def leaves_shown(output: Any) -> list[Any]:
+    """Give what torch finds in an output, once it has been told of the dataclasses there."""
+    leaves = tree_leaves(output)
+    hidden = {type(leaf) for leaf in leaves if is_dataclass(leaf) and not isinstance(leaf, type)}
+    if not hidden:
+        return leaves
+    for kind in hidden:
+        names = [field.name for field in fields(kind)]
+        register_pytree_node(kind, functools.partial(apart, names), together)
+    return leaves_shown(output)
+
+
+def apart(names: list[str], value: Any) -> tuple[list[Any], Any]:
+    there = [name for name in names if hasattr(value, name)]
+    return [getattr(value, name) for name in there], (copy.copy(value), there)
+
+
+def together(values: Iterable[Any], context: Any) -> Any:
+    like, names = context
+    again = copy.copy(like)
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(again, name, value)  # also of a frozen one
+    return again
 
 
 def attributes(value: Any) -> Iterator[Any]:

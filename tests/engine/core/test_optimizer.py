@@ -355,6 +355,25 @@ def test_what_tells_training_from_evaluation_is_told(tmp_path: Path) -> None:
     assert "T" not in optimizer.turns[len(turns) :], "nobody trains any more"
 
 
+@pytest.mark.parametrize("later", [True, False])
+def test_what_is_unfrozen_and_in_no_optimizer_is_named(
+    later: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A function of the parameters gets those that train at the start."""
+    said: dict[int, str] = {}
+
+    def thaw_and_look(trainer: Trainer) -> None:
+        said[trainer.state.step] = capsys.readouterr().out
+        thaw(trainer.bare, trainer.state.step)
+
+    trainer = made(adamw, frozen=True, later=later, on_step_end=thaw_and_look)
+    trainer.train(DataLoader(data(), BATCH), epochs=1)
+    warned = [step for step, text in said.items() if "which no optimizer holds" in text]
+    assert len(warned) == later, said
+    if later:
+        assert "a hook has unfrozen 2.weight, 2.bias, which no optimizer" in said[warned[0]]
+
+
 @pytest.mark.parametrize("make", [torch.optim.LBFGS, Closing])
 def test_what_needs_a_closure_is_refused(make: Any) -> None:
     with pytest.raises(UsageError, match=f"{make.__name__} evaluates the loss several times"):

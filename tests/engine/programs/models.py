@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,37 @@ class Wrapping(nn.Linear):
         return Result(super().forward(getattr(x, "value", x)))
 
 
+@dataclass
+class Stream:
+    value: Tensor
+    comment: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    stream: Stream
+    logits: Tensor
+
+
+class InFields(nn.Linear):
+    def forward(self, stream: Any) -> Any:
+        return Stream(torch.tanh(super().forward(stream.value)), "of a block")
+
+
+class Fields(Base):
+    """It and its blocks give dataclasses, one inside the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(InFields(6, 6) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Any:
+        stream = Stream(x)
+        for block in self.blocks:
+            stream = block(stream)
+        return Outcome(stream, super().forward(stream.value))
+
+
 class Hidden(Base):
     """Its blocks give objects whose tensors torch does not find."""
 
@@ -257,7 +289,7 @@ class Sparse(nn.Module):
 # The FSDP groups besides the root's.
 MODELS: dict[type[Base], int] = {
     Clip: 0, Pairs: 4, Universal: 1, Tied: 1, TiedToHead: 1, Mixed: 2, ChannelsLast: 0,
-    Transposed: 0, Complex: 0, Stacked: 4, Spare: 0, Forces: 3, Masked: 2,
+    Transposed: 0, Complex: 0, Stacked: 4, Spare: 0, Forces: 3, Masked: 2, Fields: 2,
 }  # fmt: skip
 
 
@@ -270,13 +302,15 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), 0.02)
 
 
+def of_logits(outputs: Any, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(getattr(outputs, "logits", outputs), targets)
+
+
 def by_hand(model: nn.Module) -> dict[str, Tensor]:
     """Train as one process would; two micro-batches of all ranks are a batch."""
     stepper, (x, y) = optimizer(model), data(SAMPLES)[:]
     for first in range(0, len(x), 2 * BATCH):
-        nn.functional.cross_entropy(
-            model(x[first : first + 2 * BATCH]), y[first : first + 2 * BATCH]
-        ).backward()
+        of_logits(model(x[first : first + 2 * BATCH]), y[first : first + 2 * BATCH]).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         stepper.step()
         stepper.zero_grad()
@@ -293,9 +327,8 @@ def furthest(make: Callable[[], nn.Module], directory: Path) -> list[float]:
     fit = DataLoader(data(SAMPLES), BATCH // world())
 
     def training(model: nn.Module) -> Trainer:
-        loss = nn.CrossEntropyLoss()
         how = {"accumulate": 2, "clip_grad_norm": CLIP, "strategy": SHARDED}
-        return Trainer(model, optimizer(model), loss, **how)
+        return Trainer(model, optimizer(model), of_logits, **how)
 
     trainer = training(model)
     trainer.train(fit, epochs=1, verbose=False)
