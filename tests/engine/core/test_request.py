@@ -160,7 +160,7 @@ class Stream(IterableDataset[Any]):
         (lambda t, data: t.train(data, epochs=1.5), "epochs=1.5 is not a whole number"),
         (lambda t, data: t.train(data, epochs="2"), "epochs='2' is not a whole number"),
         (lambda t, data: t.train(data, epochs=1, resume="here"), "goes on from the newest there"),
-        (lambda t, data: t.train(data, epochs=1, patience=0), "patience is 0"),
+        (lambda t, data: t.train(data, epochs=1, patience=0), "patience must be at least 1"),
         (lambda t, data: t.train(data, max_period=100), "max_period=100 is not text"),
         (lambda t, data: t.train(epochs=1), "train() has no data"),
         (lambda t, data: t.predict(data, None), "output=None is not a function"),
