@@ -20,8 +20,8 @@ from torch import nn
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.files import expanded
+from orchestrator.config.arguments import checked
 from orchestrator.config.schema import Config
-from orchestrator.engine.arguments import checked
 from orchestrator.engine.core import evaluation, request, settings
 from orchestrator.engine.core import loop as training_loop
 from orchestrator.engine.core.average import KEPT

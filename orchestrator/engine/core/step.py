@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import Training
-from orchestrator.engine.core.assignment import carry_assignments
 from orchestrator.engine.core.average import Average, refuse_two_averages
 from orchestrator.engine.core.optimizer import (
     FUSED,
@@ -41,6 +40,7 @@ from orchestrator.engine.observe.reporter import BAD, StepReport
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import from_rank_0_by_store
 from orchestrator.engine.sharding import used_parts
+from orchestrator.engine.sharding.assignment import carry_assignments
 from orchestrator.engine.sharding.blocks import has_sparse, sum_whole
 from orchestrator.engine.sharding.by_owner import owners_of
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor, sharding_explained
