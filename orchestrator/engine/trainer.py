@@ -183,11 +183,6 @@ class Trainer:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         settings.check_arguments(strategy, scheduler_every, stream, warmup_steps, log_every)
-        settings.refuse_uncallable(metrics or {})
-        settings.refuse_twice(
-            config or {}, precision=precision, accumulate=accumulate, clip_grad_norm=clip_grad_norm,
-            ema=ema, seed=seed, log_every=log_every, find_unused_parameters=find_unused_parameters,
-        )  # fmt: skip
         given = (model, optimizer, scheduler), (models, optimizers, schedulers)
         what = settings.trained(*given, strategy, config).seldom(every)
         losses = Losses(loss, step, metrics or {}, [*what.optimizers], what.model)

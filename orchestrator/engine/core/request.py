@@ -78,19 +78,11 @@ def of(
     every = stopping.parse("save_every", save_every)
     saving = [*cadences(checkpoint, "steps", "seconds"), *([every] if every else [])]
     best, patience = best or checkpoint.best, patience or training.patience
-    if best is not None:
-        best_metric("best", best)
-    if save_to is not None and not str(save_to):
-        raise UsageError("save_to= is empty", "name a directory, or leave it out")
+    refuse_lone(best, patience, save_to)
     named = save_to or checkpoint.directory
     asks = bool(saving or best or save_to or (named and not built_in))
     at_end = checkpoint.at_end if built_in or "at_end" in set_keys else asks
     refuse_unused(keep, set_keys, asks=asks, at_end=at_end, ever=bool(saving or best))
-    if patience and not best:
-        raise UsageError(
-            "patience= counts how often no better value came, but no metric is named",
-            'best="min val_loss" or best="max val_accuracy" (checkpoint.best) names it',
-        )
     return Request(
         epochs=epochs,
         least=stopping.parse("min_period", min_period),
@@ -106,6 +98,19 @@ def of(
         saves=asks or at_end,
         at_end=at_end,
     )
+
+
+def refuse_lone(best: str | None, patience: int | None, save_to: str | Path | None) -> None:
+    """Refuse what is no answer by itself."""
+    if best is not None:
+        best_metric("best", best)
+    if save_to is not None and not str(save_to):
+        raise UsageError("save_to= is empty", "name a directory, or leave it out")
+    if patience and not best:
+        raise UsageError(
+            "patience= counts how often no better value came, but no metric is named",
+            'best="min val_loss" or best="max val_accuracy" (checkpoint.best) names it',
+        )
 
 
 def refuse_unused(

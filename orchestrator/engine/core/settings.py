@@ -70,31 +70,31 @@ def arguments(
     return {"training": training, "logging": {"interval": log_every or 50}}
 
 
-# Arguments that stand for a key, and what each is if nobody gives it.
-SAME = {
-    "precision": ("training.mixed_precision", "fp32"),
-    "accumulate": ("training.gradient_accumulation", 1),
-    "clip_grad_norm": ("training.grad_clip_norm", None),
-    "ema": ("training.ema", None),
-    "seed": ("training.seed", 0),
-    "log_every": ("logging.interval", None),
-    "find_unused_parameters": ("distributed.find_unused_parameters", False),
+SAME = {  # keys, by the arguments that stand for them
+    "precision": "training.mixed_precision",
+    "accumulate": "training.gradient_accumulation",
+    "clip_grad_norm": "training.grad_clip_norm",
+    "seed": "training.seed",
+    "log_every": "logging.interval",
 }
 
 
-def refuse_twice(keys: Mapping[str, Any], **given: Any) -> None:
+def refuse_twice(given: Mapping[str, Any], keys: Mapping[str, Any]) -> None:
     """Refuse an argument of a Trainer beside a key of config= that says something else."""
-    for argument, (name, default) in SAME.items():
+    usual = arguments("fp32", 1, None, 0, None)
+    for argument, name in SAME.items():
         section, key = name.split(".")
-        inner = keys.get(section)
-        if not isinstance(inner, Mapping) or key not in inner:
-            continue  # what is no mapping is refused elsewhere
-        if given[argument] != default and inner[key] != given[argument]:
-            raise UsageError(
-                f"{argument}={given[argument]!r} and config= with {name} {inner[key]!r} contradict"
-                " each other",
-                f"leave one of them out: {argument}= is the same as {name}",
-            )
+        value, inner = given[section].get(key), keys.get(section, {})
+        if value != usual[section][key]:
+            refuse_other(argument, value, name, inner.get(key, value))
+
+
+def refuse_other(argument: str, value: Any, name: str, of_key: Any) -> None:
+    if of_key != value:
+        raise UsageError(
+            f"{argument}={value!r} and config= with {name} {of_key!r} contradict each other",
+            f"leave one of them out: {argument}= is the same as {name}",
+        )
 
 
 OF_SEVERAL_RANKS = ("fsdp", "distributed")
@@ -115,16 +115,6 @@ def refuse_unspread(strategy: str, unused: bool, keys: Mapping[str, Any]) -> Non
         )
 
 
-def refuse_uncallable(metrics: Mapping[str, Any]) -> None:
-    """Refuse at once what is to be called later, and cannot be."""
-    for name, metric in metrics.items():
-        if not callable(metric):
-            raise UsageError(
-                f"metrics[{name!r}] is {kind(metric)}, where a function is needed",
-                "give a function of (outputs, targets)",
-            )
-
-
 def one_for_all(value: Each) -> float | None:
     return None if isinstance(value, Mapping) else value
 
@@ -133,7 +123,9 @@ def with_average(keys: Mapping[str, Any], ema: Each) -> Mapping[str, Any]:
     """Give the keys of config= with what the argument ema= stands for."""
     if one_for_all(ema) is None:
         return keys
-    return {**keys, "training": {**keys.get("training", {}), "ema": ema}}
+    inner = keys.get("training", {})
+    refuse_other("ema", ema, "training.ema", inner.get("ema", ema))
+    return {**keys, "training": {**inner, "ema": ema}}
 
 
 def refuse_unread(keys: Mapping[str, Any]) -> None:
@@ -150,12 +142,13 @@ def refuse_unread(keys: Mapping[str, Any]) -> None:
 
 
 def config_of(
-    arguments: Mapping[str, Any], strategy: str, find_unused: bool, keys: Mapping[str, Any]
+    given: Mapping[str, Any], strategy: str, find_unused: bool, keys: Mapping[str, Any]
 ) -> Config:
     """Make the engine's config of the Trainer's arguments and the keys of its config=."""
     refuse_unread(keys)
+    refuse_twice(given, keys)
     refuse_unspread(strategy, find_unused, keys)
-    merged: dict[str, Any] = copy.deepcopy(dict(arguments))
+    merged: dict[str, Any] = copy.deepcopy(dict(given))
     if strategy == "auto" and "fsdp" in keys:
         strategy = "hybrid_shard"  # the only one of the two that reads them
     merged["fsdp"] = {"sharding_strategy": strategy if strategy in OVER_RANKS else "ddp"}

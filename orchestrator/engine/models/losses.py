@@ -140,6 +140,12 @@ class Losses:
                 " batch: model(batch)",
             )
         refuse_taken_names(metrics, "metrics=")
+        for name, metric in metrics.items():
+            if not callable(metric):
+                raise UsageError(
+                    f"metrics[{name!r}] is {kind(metric)}, where a function is needed",
+                    "give a function of (outputs, targets)",
+                )
         self.loss, self.step, self.metrics = loss, step, dict(metrics)
         self.names = tuple(names)
         # For these torch knows what a mean is divided by: targets that count, times their weights.
