@@ -108,11 +108,14 @@ def server(one: Job) -> str:
 
 
 def sshd_for_moments(one: Job) -> str:
-    host = one.host(one.node())
+    host, began = one.host(node := one.node()), time.monotonic()
     one.cluster.kill_sshd(host)
     time.sleep(one.chance.uniform(0.0, 3.0))
     one.cluster.start_sshd(host)
-    return f"host {host}"
+    away = time.monotonic() - began
+    if away > LEASE / 2:  # on a busy machine that is no moment any more
+        one.victims.append(node)
+    return f"host {host}, {away:.0f} s"
 
 
 def stopped(one: Job, node: int, what: str, seconds: float) -> str:
