@@ -50,6 +50,7 @@ GAP_STEPS = 4  # between two faults
 LAST_STEPS = 20  # before the end nothing more comes
 FAULT_LIMIT_SECONDS = 150.0  # until the next good step
 END_LIMIT_SECONDS = 240.0
+RELEASE_LIMIT_SECONDS = 60.0  # the head waits 5 s for nodes that have no part in the end
 UNSENT_STEPS = 16  # that a machine may have measured since it was asked last, two seconds ago
 CLOCK = Path(__file__).with_name("clock.c")
 STEP = re.compile(r"^step (\d+) loss (\S+) rank (\d+)$", re.MULTILINE)
@@ -439,8 +440,12 @@ class Trial(UnderFire):
     def left_on_hosts(self) -> Iterator[str]:
         if not self.head.nothing_left():
             yield f"processes are left: {[self.head.left(host) for host in range(NODES + 1)]}"
+        until = time.monotonic() + RELEASE_LIMIT_SECONDS
         for host in range(NODES + 1):
-            waiting = self.cluster.processes(host, "ORCHESTRATOR_WARM=")
+            while waiting := self.cluster.processes(host, "ORCHESTRATOR_WARM="):
+                if time.monotonic() > until:
+                    break
+                time.sleep(0.5)
             if waiting:
                 yield f"host {host}: {len(waiting)} processes wait for a job that is over"
             words = "ls -d /dev/shm/orchestrator-*/*/* 2> /dev/null; true"
