@@ -37,7 +37,7 @@ from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 SHORTEST_SILENCE_SECONDS = 4.0  # a busy machine may need it: it beats once a second at most
 RELEASE_SECONDS = 20.0
-OTHERS_SECONDS = 5.0  # that the end of a job may wait for nodes that have no part in it
+AWAY_SECONDS = 5.0  # that the end of a job may wait for nodes that were lost
 
 
 @dataclass(frozen=True)
@@ -198,16 +198,18 @@ def release(
     outputs = Path(record.experiment) / "outputs"
     lost = {node.name for node in record.lost if last_lines.last_part(record, node)}
     wanted = gaps.lacking(outputs) if record.attempts else ()
-    nodes = [node for node in record.nodes if node.index in channels]
-    others = [node for node in record.nodes if node.index not in channels]
-    others += record.spares
+    every = (*record.nodes, *record.spares)
+    held = {node.name: channels[node.index] for node in record.nodes if node.index in channels}
+    away = [node for node in every if node.state == "lost" and node.name not in held]
 
     def order(node: NodeRecord) -> Release:
         job, part = record.first_part(node)
         return Release(job=job, node=part)
 
     def tell(node: NodeRecord) -> None:
-        with contextlib.suppress(OrchestratorError), for_now(transport, node) as channel:
+        ours = held.get(node.name)
+        opened = contextlib.nullcontext(ours) if ours else for_now(transport, node)
+        with contextlib.suppress(OrchestratorError), opened as channel:
             if wanted:
                 gaps.fill(channel, record.first_part(node), outputs, wanted)
             channel.ask(order(node), RELEASE_SECONDS)
@@ -215,18 +217,13 @@ def release(
                 lost.discard(node.name)
                 last_lines.bring(experiment, record, [node], lambda _: channel, say)
 
-    def end(node: NodeRecord) -> None:
-        if wanted:
-            gaps.fill(channels[node.index], record.first_part(node), outputs, wanted)
-        channels[node.index].ask(order(node), RELEASE_SECONDS)
-
-    telling = threading.Thread(target=fleet.everywhere, args=(others, tell), daemon=True)
-    if others:
+    telling = threading.Thread(target=fleet.everywhere, args=(away, tell), daemon=True)
+    if away:
         telling.start()
-    fleet.everywhere(nodes, end)
-    if others:
-        telling.join(OTHERS_SECONDS)
-    if gone := [node.name for node in others if node.name in lost]:
+    fleet.everywhere([node for node in every if node not in away], tell)
+    if away:
+        telling.join(AWAY_SECONDS)
+    if gone := [node.name for node in away if node.name in lost]:
         verb = "does" if len(gone) == 1 else "do"
         say(f"{listed(gone)} {verb} not answer: the last seconds of the log there are not here")
 
