@@ -153,8 +153,9 @@ TYPED = {
     "orchestrator plan --explain SCRIPT": "& orchestrator plan --explain train.py",
     "orchestrator doctor": "& orchestrator doctor --quick",
     "orchestrator verify": "& orchestrator verify --help",
-    "orchestrator status": "& orchestrator status",
-    "attach": "& orchestrator attach",
+    "orchestrator ls": "& orchestrator ls",
+    "status": "& orchestrator status",
+    "orchestrator attach": "& orchestrator attach",
     "logs -f": "& orchestrator logs -f",
     "orchestrator stop": "& orchestrator stop",
     "emergency_stop": "& emergency_stop --help",  # others' jobs run on this machine
