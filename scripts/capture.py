@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Run a command in a real terminal and draw what it shows: scripts/capture.py OUT COMMAND...
 
+    scripts/capture.py --rows 26 --when "· step 85/120" demo.svg orchestrator demo
+
 Makes the README's picture, and for pictures.py that of `orchestrator top`. Needs pyte, a terminal
 emulator (in the `test` extra).
 """
@@ -164,12 +166,17 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=104)
     parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--last", type=int, help="draw the last N lines only")
+    parser.add_argument("--when", help="draw the first screen with this text, then type Ctrl-C")
     parser.add_argument("--title", help="default: the command")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="options go before OUT")
     options = parser.parse_args()
     if not options.command or shutil.which(options.command[0]) is None:
         parser.error("command not found")
-    lines = record(options.command, options.columns, options.rows)
+    if options.when:
+        words = (options.command, options.columns, options.rows)
+        lines = glimpse(*words, lambda text: options.when in text, "\x03")
+    else:
+        lines = record(options.command, options.columns, options.rows)
     if options.last:
         lines = lines[-options.last :]
     options.out.write_text(draw(lines, options.columns, options.title or " ".join(options.command)))

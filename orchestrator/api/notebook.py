@@ -14,6 +14,7 @@ from orchestrator.records.metrics import progress, trainers
 from orchestrator.records.metrics.lines import GrowingFile
 
 SHOWN_ROWS = 20
+UNSEEN = ("time", "rank")  # in a table of one rank, over its steps
 COLORS = {"done": "#1a7f37", "failed": "#cf222e", "lost": "#cf222e", "stopped": "#9a6700"}
 
 
@@ -22,8 +23,8 @@ class Metrics(list[dict[str, float]]):
 
     @property
     def columns(self) -> list[str]:
-        """The names of all values, step and loss first."""
-        names = dict.fromkeys(name for row in self for name in row)
+        """The names of the values that the table shows, step and loss first."""
+        names = dict.fromkeys(name for row in self for name in row if name not in UNSEEN)
         first = [name for name in ("step", "loss") if name in names]
         return [*first, *(name for name in names if name not in first)]
 
