@@ -253,7 +253,8 @@ class Stepper:
         """Tell an optimizer that wants to know whether it trains: "train" or "eval"."""
         method = getattr(self.optimizer, mode, None)
         if callable(method):
-            method()
+            with sharding_explained(self.mesh, f"{mode}() of {type(self.optimizer).__name__}"):
+                method()
 
     # -- what a checkpoint holds of it ----------------------------------------------------------
 
