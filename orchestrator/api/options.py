@@ -44,6 +44,8 @@ class Options(TypedDict, total=False):
     grow_every: float
     grace: float
     notify: Sequence[str]
+    note: str
+    tag: tuple[str, ...]
     master_port: int
     connect_timeout: float
     strict_host_keys: bool

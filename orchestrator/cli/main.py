@@ -25,6 +25,7 @@ from orchestrator.cli.records import (
     checkpoint,
     dashboard,
     diff,
+    label,
     metrics,
     profile,
     prune,
@@ -56,7 +57,7 @@ HEADINGS = {
     ),
     "What jobs leave": (
         *("dashboard", "report", "profile", "track", "metrics", "start-report", "diff"),
-        *("checkpoint", "prune"),
+        *("label", "checkpoint", "prune"),
     ),
     "Other launchers": ("run-node", "submit", "generate"),
     "Help": ("help",),
@@ -283,7 +284,7 @@ def help_command(context: click.Context, topic: str | None) -> int:
 for command in (
     *(launch_command, nodes_command, who_command, plan_command, doctor_command, verify_command),
     *(bootstrap_command, node),
-    *(dashboard, report, profile, track, metrics, start_report, diff, checkpoint, prune),
+    *(dashboard, report, profile, track, metrics, start_report, diff, label, checkpoint, prune),
     *(rerun,),
     *(exec_command, ssh_command, push_command, pull_command),
 ):

@@ -140,14 +140,19 @@ def start_report(where: Where, experiment: str | None, as_json: bool) -> int:
     help="Write the page here. [default: report.html in the experiment's directory]",
 )
 @click.option("--open", "opened", is_flag=True, help="Open it in the browser of this machine.")
-def report(where: Where, names: tuple[str, ...], out: Path | None, opened: bool) -> int:
+@click.option(
+    "--scaling", is_flag=True, help="Compare runs of different sizes with the smallest of them."
+)
+def report(
+    where: Where, names: tuple[str, ...], out: Path | None, opened: bool, scaling: bool
+) -> int:
     """Write one HTML page of an experiment, or of several side by side.
 
     Curves, a map of all ranks, what happened, nodes, config, the last lines of the logs. It
     needs nothing else and can be sent to anybody.
     """
     report = view("report")
-    code: int = report.report(where, names, out=out, opened=opened)
+    code: int = report.report(where, names, out=out, opened=opened, scaling=scaling)
     return code
 
 
@@ -264,6 +269,27 @@ def profile(where: Where, experiment: str | None, steps: int, timeout: float, as
     profile = view("profile")
     code: int = profile.profile(where, experiment, profile.ProfileOptions(steps, timeout, as_json))
     return code
+
+
+@click.command()
+@shared
+@click.argument("experiment", required=False, shell_complete=experiment_names)
+@click.option("--note", metavar="TEXT", help="What the run is for; an empty text takes it away.")
+@click.option("--tag", "tags", multiple=True, metavar="WORD", help="Add a tag.")
+@click.option("--untag", "without", multiple=True, metavar="WORD", help="Take a tag away.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def label(
+    where: Where,
+    experiment: str | None,
+    note: str | None,
+    tags: tuple[str, ...],
+    without: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Note what an experiment is for, and tag it; without an option, show both."""
+    from orchestrator.head.commands import label
+
+    return label.label(where, experiment, note=note, tags=tags, without=without, as_json=as_json)
 
 
 @click.command()

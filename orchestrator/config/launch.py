@@ -272,6 +272,12 @@ class Launch:
         commands=START,
         metavar="WHOM",
     )
+    note: str | None = option(
+        None, "What the run is for, in lists and pages.", OUTPUT, commands=START, metavar="TEXT"
+    )
+    tag: tuple[str, ...] = option(
+        (), "Tag the run with a word.", OUTPUT, commands=START, metavar="WORD"
+    )
     master_port: int | None = option(
         None,
         "Port on the first node where the ranks meet.",

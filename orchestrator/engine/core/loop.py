@@ -126,6 +126,7 @@ class Loop:
             if self.checkpoints is not None:
                 if trains:
                     self._save_last(self.checkpoints)
+                self.reporter.saves(self.checkpoints.saved)
                 self.checkpoints.leave()
             self.reporter.account.write()
         say(f"{state.ended} (step {state.step})")
@@ -324,8 +325,10 @@ class Loop:
             over = state.position // whole
         reporter.after_step(state.step, over, last=bool(state.ended) and self.training.endless)
         state.tokens = reporter.tokens
-        if self.checkpoints is not None and self.checkpoints.poll() and reporter.watch is not None:
-            reporter.watch.wrote(self.checkpoints.wrote)
+        if self.checkpoints is not None:
+            if self.checkpoints.poll() and reporter.watch is not None:
+                reporter.watch.wrote(self.checkpoints.wrote)
+            reporter.saves(self.checkpoints.saved)
         with reporter.estimate.pause():
             self._compare_copies()
             if epoch_over or (state.ended and not self.training.endless):

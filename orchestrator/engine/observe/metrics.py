@@ -45,8 +45,12 @@ class MetricsFile:
     no more costs lines, never the run.
     """
 
-    def __init__(self, rank: int, after: int = 0, trainer: int = 1) -> None:
+    def __init__(
+        self, rank: int, after: int = 0, trainer: int = 1, unit: str = trainers.TOKENS
+    ) -> None:
         self._rank, self._file, self._warned = rank, None, False
+        # What `tokens` counts; a line has it where they are no tokens.
+        self._unit = {} if unit == trainers.TOKENS else {trainers.UNIT: unit}
         experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
         if not experiment:
             return
@@ -68,10 +72,9 @@ class MetricsFile:
             name: value if value is None or math.isfinite(value) else None
             for name, value in record.items()
         }
-        line = (
-            json.dumps({"time": round(time.time(), 3), "rank": self._rank} | finite).encode()
-            + b"\n"
-        )
+        unit = self._unit if "tokens" in record else {}
+        about = {"time": round(time.time(), 3), "rank": self._rank}
+        line = json.dumps(about | finite | unit).encode() + b"\n"
         try:
             written = self._file.write(line)
             if written < len(line):  # the disk became full within the line

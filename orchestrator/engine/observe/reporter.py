@@ -170,7 +170,7 @@ class Reporter:
         self.account, self.data_counted = metrics.of_process(), 0.0
         self.account.begin(step)
         self.ledger = Ledger()
-        self.file = metrics.MetricsFile(ranks.rank, step, trainer)
+        self.file = metrics.MetricsFile(ranks.rank, step, trainer, measures.unit)
         self.trackers = trackers
         self.estimate = metrics.Estimate()
         self.epoch_sums: dict[str, list[float]] = {}  # the sum and the count of each name
@@ -313,6 +313,12 @@ class Reporter:
         self._write({"step": step, "epoch": epoch, **values})
         text = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         self.say(f"epoch {epoch}{'' if whole else ' and a part'}  {text}")
+
+    def saves(self, done: list[tuple[int, int, float]]) -> None:
+        """Write down the checkpoints whose files are there; pruning takes no line away."""
+        for step, size, seconds in done:
+            self._write({"step": step, "saved_bytes": size, "saved_s": round(seconds, 3)})
+        done.clear()
 
     def _write(self, record: Mapping[str, float | None]) -> None:
         self.file.write(record)

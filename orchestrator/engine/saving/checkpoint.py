@@ -73,6 +73,8 @@ class Checkpoints:
         self.writers = writers(directory, self.token, mesh, ranks)
         self.thread: threading.Thread | None = None
         self.written = self.problem = ""  # what to say of the last save, set by its thread
+        self.this_save = (0, 0, 0.0)  # the step, bytes and seconds of the last one
+        self.saved: list[tuple[int, int, float]] = []  # the same of each whose end was said
         self.failures = 0
         self.reason = self.failed = ""  # why the last save failed, if it did
         self.wrote = 0.0  # seconds in which this rank wrote its own files, the last time
@@ -174,6 +176,7 @@ class Checkpoints:
             self.say(f"WARNING: {problem}")
         elif self.written:
             self.say(f"{self.written}; training waited {self.stalled * 1e3:,.0f} ms")
+            self.saved.append(self.this_save)
         if self.unprotected:
             self.say(f"WARNING: {self.unprotected}")
         self.problem = self.written = self.unprotected = ""
@@ -247,6 +250,7 @@ class Checkpoints:
         if size[0]:
             seconds = time.perf_counter() - began
             same = f", {text.size(size[1])} of it linked" if size[1] else ""
+            self.this_save = step, size[0], seconds
             self.written = f"saved step {step}: {text.size(size[0])} in {seconds:.2f} s{same}"
 
     def _publish(

@@ -35,6 +35,8 @@ from orchestrator.head.plan.model import EnvSetting, Target
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.start import user_env
 from orchestrator.head.start.payload import CALL
+from orchestrator.records import labels
+from orchestrator.records.labels import Label
 
 # Programs whose options are made elsewhere: by a library, of fields of another module.
 READS_ANY = re.compile(
@@ -99,6 +101,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         parse_seconds("--warm", launch.warm)
     if launch.hook is None and DEFAULT_HOOK.is_file():
         launch = replace(launch, hook=str(DEFAULT_HOOK))
+    labels.checked(Label(launch.note or "", launch.tag))
     targets = notify_target.parse_all(launch.notify)
     launch = replace(launch, notify=tuple(target.shown for target in targets))
     return Request(

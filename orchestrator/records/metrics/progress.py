@@ -25,7 +25,8 @@ class Progress:
     steps: int | None = None  # in all
     loss: float | None = None
     lost: bool = False  # the loss is NaN or infinite
-    rate: float | None = None  # tokens, targets or samples per second
+    rate: float | None = None  # per second, of what `unit` names
+    unit: str = trainers.TOKENS
     left: float | None = None  # seconds
     slowest: str = ""  # the rank that keeps the others waiting
     trainer: int = 1  # whose step it is: the newest that is at work
@@ -102,6 +103,7 @@ def of(
         loss=point.number("loss"),
         lost=point.loss_is_lost,
         rate=point.number("tokens_per_s"),
+        unit=point.unit,
         left=left,
         slowest=slowest(ranks),
         trainer=trainer,

@@ -25,6 +25,8 @@ MOST_AT_WORK = 8
 END_BYTES = 1 << 16  # of a file, in which its last values are sought
 END_LINES = 16
 OF_A_STEP = "step_ms"  # in the line of a step
+TOKENS = "tokens"
+UNIT, UNITS = "unit", (TOKENS, "samples", "targets")  # what `tokens` counts, where a line says it
 LARGEST_STEP = 1 << 53  # whole numbers up to it are floats, too
 LONGEST_NAME = 100  # letters
 
@@ -44,6 +46,12 @@ class Point:
         if step is None or not 0 <= step < LARGEST_STEP or step != int(step):
             return None
         return int(step)
+
+    @property
+    def unit(self) -> str:
+        """Name what `tokens` and `tokens_per_s` count."""
+        unit = self.line.get(UNIT)
+        return unit if unit in UNITS else TOKENS
 
     @property
     def loss_is_lost(self) -> bool:

@@ -11,12 +11,13 @@ from typing import Any
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
-from orchestrator.records import experiments, goodput
+from orchestrator.records import experiments, goodput, labels, settings
 from orchestrator.records.experiment import RECORD, Experiment, JobRecord
 from orchestrator.records.metrics import progress
 from orchestrator.records.outcome import Verdict
 
 MOST = 500  # the newest; older ones are found by the commands
+MOST_KEYS = 24  # settings that differ, which a reader may choose as columns
 UNREADABLE = "damaged"
 
 Stamp = tuple[int, int, int]
@@ -35,6 +36,9 @@ class Row(progress.Progress):
     attempt: int = 1
     cause: str = ""  # of a failure, in a line
     training: float | None = None  # the part of its time that was training
+    note: str = ""
+    tags: tuple[str, ...] = ()
+    settings: dict[str, str] = field(default_factory=dict)  # those that differ within the list
 
 
 @dataclass
@@ -42,6 +46,7 @@ class _Kept:
     stamp: Stamp
     record: JobRecord
     steps: int | None
+    settings: dict[str, str]
     row: Row | None = None  # of one that is over
 
 
@@ -59,7 +64,22 @@ class Listing:
         names = {each.name for each in found}
         for gone in self.kept.keys() - names:
             del self.kept[gone]
-        return [self.row(each) for each in found]
+        rows = [self.row(each) for each in found]
+        known = {name: kept.settings for name, kept in self.kept.items()}
+        names = settings.differing(
+            [known[row.name] for row in rows if row.name in known], MOST_KEYS
+        )
+        return [
+            replace(
+                row,
+                settings={
+                    name: value
+                    for name in names
+                    if (value := known.get(row.name, {}).get(name)) is not None
+                },
+            )
+            for row in rows
+        ]
 
     def find(self, name: str) -> Experiment | None:
         """Return an experiment by its name in the list; no path leads out of the directory."""
@@ -73,7 +93,12 @@ class Listing:
             kept = self.kept.get(each.name)
             if kept is None or kept.stamp != stamp:
                 record = each.read_record()
-                kept = _Kept(stamp, slim(record), progress.all_steps(path, record))
+                kept = _Kept(
+                    stamp,
+                    slim(record),
+                    progress.all_steps(path, record),
+                    settings.of(each, record),
+                )
                 self.kept[each.name] = kept
         except (OSError, UsageError) as error:
             what = error.what if isinstance(error, UsageError) else error.strerror or "unreadable"
@@ -86,7 +111,8 @@ class Listing:
                 kept.row = Row(
                     name=each.name, state=UNREADABLE, cause=f"unreadable ({type(error).__name__})"
                 )
-        return kept.row
+        label = labels.of(each, kept.record)  # anybody may change it, also of one that is over
+        return replace(kept.row, note=label.note, tags=label.tags)
 
 
 def slim(record: JobRecord) -> JobRecord:

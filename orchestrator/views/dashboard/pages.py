@@ -57,7 +57,9 @@ class Page:
         details = (page.part("details", experiment, several) for experiment in stories)
         return {
             "over": all(experiment.record.over for experiment in stories),
-            "heading": "".join(page.part("heading", experiment) for experiment in stories),
+            "heading": page.part("runs", stories, differences)
+            if several
+            else page.part("heading", stories[0]),
             "drawn": page.part("drawn", pictures, several),
             "details": page.part("compared", stories, differences) + "".join(details),
             "data": pictures.to_json(),

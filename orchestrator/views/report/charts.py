@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,10 +11,11 @@ from orchestrator.records.metrics import curves
 from orchestrator.records.metrics.curves import Curve
 from orchestrator.views.report.story import Machines, Story, Training
 
+SPEED = "Speed"
 # The title, the unit, and the metrics of each chart that every training may have.
 KNOWN = (
     ("Loss", "", ("loss", "eval_loss")),
-    ("Speed", "/s", ("tokens_per_s",)),
+    (SPEED, "/s", ("tokens_per_s",)),
     ("Step time", "ms", ("step_ms",)),
     ("Learning rate", "", ("lr",)),
     ("Norm of the gradients", "", ("grad_norm",)),
@@ -45,8 +48,17 @@ WITHOUT = (
     "skipped_steps",
     "lost_steps",
     "exposed_comm_ms",
+    "saved_bytes",
+    "saved_s",
     *PARTS,
 )
+SOLID = 4  # lines of one chart that are told apart by color alone: the next ones are dashed
+# Words of a metric's name that tell which of its values is the best.
+LEAST = {"loss", "err", "error", "ppl", "perplexity", "ms", "seconds", "wer", "cer", "fid", "mae",
+         "mse", "rmse", "nll", "bpb"}  # fmt: skip
+MOST = {"acc", "acc1", "acc5", "accuracy", "f1", "auc", "iou", "miou", "map", "psnr", "ssim",
+        "bleu", "rouge", "reward", "return", "score", "mfu", "recall", "precision", "top1",
+        "top5"}  # fmt: skip
 TRAINED, HELD_OUT = "train_", "val_"  # of what the Trainer says at the end of an epoch
 NOTABLE = 0.05  # of a step: less is noise
 NAMES = {
@@ -55,7 +67,7 @@ NAMES = {
     "forward_backward_ms": "forward and backward",
     "optimizer_ms": "optimizer",
     "exposed_comm_ms": "exposed communication",
-    "tokens_per_s": "tokens per second",
+    "tokens_per_s": "speed",
     "memory_peak_bytes": "peak memory",
     "memory_bytes": "memory now",
     "mfu": "MFU, against the vendor's peak",
@@ -67,14 +79,33 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Line:
+    """A curve and its look: one color for each run, and one dash for each metric, in all charts."""
+
     name: str
     curve: Curve
+    color: int = 0
+    dash: int = 0
+    best: str = ""  # "least" or "most", where the metric's name tells which is better
+    run: int | None = None  # the training whose steps these are, counted over all experiments
 
 
 @dataclass(frozen=True)
 class Mark:
-    step: int
-    bad: bool
+    """Something that happened, at a step or a time since the start."""
+
+    words: str
+    bad: bool = False
+    faint: bool = False
+    step: int | None = None
+    seconds: int | None = None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Where steps lie on another axis: a line through these points."""
+
+    steps: list[int]
+    values: list[float]
 
 
 @dataclass(frozen=True)
@@ -85,8 +116,7 @@ class Chart:
     unit: str
     lines: list[Line]
     stacked: bool = False
-    marks: tuple[Mark, ...] = ()
-    over: str = "steps"  # or "time": seconds since the start
+    over: str = "steps"  # or "time": seconds since the start; or "ranks"
 
 
 @dataclass(frozen=True)
@@ -102,30 +132,91 @@ class Map:
     trainer: int = 0  # where the program has several
 
 
+@dataclass(frozen=True)
+class Run:
+    """One Trainer of one experiment, among all that a page shows."""
+
+    number: int
+    name: str  # empty where there is one
+    story: Story
+    training: Training
+
+
+def runs(stories: Sequence[Story]) -> list[Run]:
+    pairs = [(story, training) for story in stories for training in story.trainings]
+    return [
+        Run(number, prefix(story, training, len(stories)), story, training)
+        for number, (story, training) in enumerate(pairs)
+    ]
+
+
+def colors(stories: Sequence[Story]) -> list[int]:
+    """Return the color of each experiment: that of its first run."""
+    before = itertools.accumulate((max(1, len(story.trainings)) for story in stories), initial=0)
+    return list(before)[:-1]
+
+
 def charts(stories: Sequence[Story]) -> list[Chart]:
     """Return the charts of all experiments: the same metric of each in one chart."""
-    trainings = [
-        (prefix(story, training, len(stories)), training)
-        for story in stories
-        for training in story.trainings
-    ]
-    names = dict.fromkeys(name for _, training in trainings for name in training.curves)
-    marks = tuple(
-        Mark(moment.step, moment.bad)
-        for story in stories[:1]
-        for moment in story.moments
-        if moment.step is not None and len(stories) == 1
-    )
+    every = runs(stories)
+    units = {run.training.unit for run in every}
+    names = dict.fromkeys(name for run in every for name in run.training.curves)
     known = {name for _, _, members in KNOWN for name in members} | set(WITHOUT)
     groups = [*KNOWN, *of_a_program(name for name in names if name not in known)]
-    found = [
-        Chart(title, unit, lines_of(trainings, members), marks=marks)
-        for title, unit, members in groups
-    ]
+    found = [Chart(title, unit, lines_of(every, members)) for title, unit, members in groups]
+    if len(units) == 1:
+        of_speed = f"Speed: {units.pop()}"
+        found = [
+            replace(chart, title=of_speed) if chart.title == SPEED else chart for chart in found
+        ]
     found = [chart for chart in found if chart.lines]
-    for each in trainings:
-        found += [chart for chart in (split(*each, marks=marks), exposed(*each)) if chart]
-    return found
+    waits = [line for run in every if (line := exposed(run, len(every) > 1)) is not None]
+    if waits:
+        found.append(Chart("Exposed communication", "ratio", waits))
+    return found + [chart for run in every if (chart := split(run)) is not None]
+
+
+def axes(stories: Sequence[Story]) -> list[dict[str, Axis]]:
+    """Return what else the steps of each run can be drawn over: the time, and its epochs."""
+    return [
+        {
+            name: axis
+            for name, axis in (
+                ("time", since_start(run.story, run.training)),
+                ("epoch", epochs(run.training)),
+            )
+            if len(axis.steps) > 1
+        }
+        for run in runs(stories)
+    ]
+
+
+def since_start(story: Story, training: Training) -> Axis:
+    """Return when steps were logged; a step that was repeated counts when it was done at last."""
+    began, times = story.record.started, training.times
+    return rising(times.steps, [max(0.0, time - began) for time in times.highs])
+
+
+def epochs(training: Training) -> Axis:
+    """Return where each epoch began; the metrics count from 0."""
+    known = training.curves.get("epoch", Curve())
+    steps: list[int] = []
+    values: list[float] = []
+    for step, epoch in zip(known.steps, known.lows or known.means, strict=True):
+        if not values or epoch > values[-1]:
+            steps.append(step)
+            values.append(epoch)
+    return rising(steps, values)
+
+
+def rising(steps: Sequence[int], values: Sequence[float]) -> Axis:
+    """Leave out what goes back: no axis does."""
+    axis = Axis([], [])
+    for step, value in zip(steps, values, strict=True):
+        if not axis.values or value > axis.values[-1]:
+            axis.steps.append(step)
+            axis.values.append(value)
+    return axis
 
 
 def of_a_program(names: Iterable[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -142,39 +233,52 @@ def of_a_program(names: Iterable[str]) -> Iterator[tuple[str, str, tuple[str, ..
 
 def of_machines(stories: Sequence[Story]) -> list[Chart]:
     """Return what the machines did: a line for each node, or the range of many nodes."""
-    known = [(story, story.machines) for story in stories if story.machines is not None]
+    known = [
+        (color, story, story.machines)
+        for color, story in zip(colors(stories), stories, strict=True)
+        if story.machines is not None
+    ]
     found = []
     for title, unit, name in OF_MACHINES:
         lines = [
             line
-            for story, machines in known
+            for color, story, machines in known
             if name in machines.values
-            for line in machine_lines(story, machines, name, several=len(stories) > 1)
+            for line in machine_lines(story, machines, name, color if len(stories) > 1 else None)
         ]
         if any(value for line in lines for value in line.curve.means):
-            found.append(Chart(title, unit, lines, marks=times(stories), over="time"))
+            found.append(Chart(title, unit, lines, over="time"))
     return found
 
 
-def machine_lines(story: Story, machines: Machines, name: str, *, several: bool) -> list[Line]:
-    if several or len(machines.nodes) > MOST_LINES:
-        who = story.experiment.name if several else f"mean of {len(machines.nodes)} nodes"
-        return [Line(who, trimmed(machines.middle(name)))]
+def machine_lines(story: Story, machines: Machines, name: str, color: int | None) -> list[Line]:
+    """Return a line for each node, or one of all: with the color of its run, where it has one."""
+    if color is not None or len(machines.nodes) > MOST_LINES:
+        who = story.experiment.name if color is not None else f"mean of {len(machines.nodes)} nodes"
+        return [Line(who, trimmed(machines.middle(name)), color or 0)]
     names = {node.index: node.name for node in story.record.nodes}
-    each = [(names.get(node, f"node {node}"), i) for i, node in enumerate(machines.nodes)]
-    lines = [Line(who, machines.line(name, row)) for who, row in each]
+    lines = [
+        Line(names.get(node, f"node {node}"), machines.line(name, row), row, row // SOLID)
+        for row, node in enumerate(machines.nodes)
+    ]
     return [line for line in lines if line.curve.means]
 
 
-def times(stories: Sequence[Story]) -> tuple[Mark, ...]:
-    """Return the moments as seconds since the start."""
+def marks(stories: Sequence[Story]) -> tuple[Mark, ...]:
+    """Return what happened to the one job of a page; of several, the lists below tell it."""
     if len(stories) > 1:
         return ()
-    story = stories[0]
+    began = stories[0].record.started
     return tuple(
-        Mark(round(moment.time - story.record.started), moment.bad)
+        Mark(
+            moment.words,
+            moment.bad,
+            moment.faint,
+            moment.step,
+            round(moment.time - began) if moment.time else None,
+        )
+        for story in stories
         for moment in story.moments
-        if moment.time
     )
 
 
@@ -195,10 +299,10 @@ def machine_maps(story: Story) -> list[Map]:
     ]  # fmt: skip
 
 
-def exposed(before: str, training: Training) -> Chart | None:
+def exposed(run: Run, several: bool) -> Line | None:
     """Return the part of each step in which ranks only wait for communication."""
-    whole = training.curves.get("step_ms")
-    part = training.curves.get("exposed_comm_ms")
+    whole = run.training.curves.get("step_ms")
+    part = run.training.curves.get("exposed_comm_ms")
     if whole is None or part is None:
         return None
     lengths = dict(zip(whole.steps, whole.means, strict=True))
@@ -207,8 +311,8 @@ def exposed(before: str, training: Training) -> Chart | None:
     if not known:
         return None
     curve = Curve([step for step, _ in known], [share for _, share in known])
-    whose = " ".join(filter(None, (before, NAMES["exposed_comm_ms"])))
-    return Chart("Exposed communication", "ratio", [Line(whose, curve)])
+    name = run.name if several else NAMES["exposed_comm_ms"]
+    return Line(name, curve, run.number, best="least", run=run.number)
 
 
 def prefix(story: Story, training: Training, count: int) -> str:
@@ -219,34 +323,48 @@ def prefix(story: Story, training: Training, count: int) -> str:
     return " ".join(words)
 
 
-def lines_of(trainings: Sequence[tuple[str, Training]], members: Sequence[str]) -> list[Line]:
-    several = sum(any(name in each.curves for _, each in trainings) for name in members) > 1
+def lines_of(every: Sequence[Run], members: Sequence[str]) -> list[Line]:
+    """Return a line for each run and metric: several runs differ by color, their metrics by dash;
+    the metrics of one run differ by color."""
+    shown = [name for name in members if any(name in run.training.curves for run in every)]
     lines = []
-    for before, training in trainings:
-        for name in members:
-            curve = training.curves.get(name)
-            if curve is not None:
-                label = NAMES.get(name, name) if several or not before else ""
-                lines.append(Line(" ".join(filter(None, (before, label))), trimmed(curve)))
+    for run in every:
+        for kind, name in enumerate(shown):
+            curve = run.training.curves.get(name)
+            if curve is None:
+                continue
+            label = NAMES.get(name, name) if len(shown) > 1 or not run.name else ""
+            color, dash = (run.number, kind) if len(every) > 1 else (kind, kind // SOLID)
+            text = " ".join(filter(None, (run.name, label)))
+            lines.append(Line(text, trimmed(curve), color, dash, better(name), run.number))
     return lines
 
 
-def split(before: str, training: Training, marks: tuple[Mark, ...] = ()) -> Chart | None:
+def better(name: str) -> str:
+    """Tell from a metric's name whether its best value is the least or the most."""
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    if words & LEAST:
+        return "least"
+    return "most" if words & MOST or name.endswith("_per_s") else ""
+
+
+def split(run: Run) -> Chart | None:
     """Divide the time of a step into its parts; what none of them explains is the rest."""
-    whole = training.curves.get("step_ms")
-    parts = {name: training.curves[name] for name in PARTS if name in training.curves}
+    known = run.training.curves
+    whole = known.get("step_ms")
+    parts = {name: known[name] for name in PARTS if name in known}
     if whole is None or not parts:
         return None
     values = {name: dict(zip(c.steps, c.means, strict=True)) for name, c in parts.items()}
+    shares = {NAMES[name]: [values[name].get(step, 0.0) for step in whole.steps] for name in parts}
+    sums = [sum(each) for each in zip(*shares.values(), strict=True)]
+    shares["the rest"] = [max(0.0, of - part) for of, part in zip(whole.means, sums, strict=True)]
     lines = [
-        Line(NAMES[name], Curve(whole.steps, [values[name].get(s, 0.0) for s in whole.steps]))
-        for name in parts
+        Line(name, Curve(whole.steps, means), color, run=run.number)
+        for color, (name, means) in enumerate(shares.items())
     ]
-    sums = [sum(line.curve.means[i] for line in lines) for i in range(len(whole.steps))]
-    rest = [max(0.0, of - known) for of, known in zip(whole.means, sums, strict=True)]
-    lines.append(Line("the rest", Curve(whole.steps, rest)))
-    title = f"Where a step's time goes{f': {before}' if before else ''}"
-    return Chart(title, "ms", lines, stacked=True, marks=marks)
+    title = f"Where a step's time goes{f': {run.name}' if run.name else ''}"
+    return Chart(title, "ms", lines, stacked=True)
 
 
 def maps(story: Story) -> list[list[Map]]:

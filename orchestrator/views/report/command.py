@@ -14,12 +14,15 @@ from orchestrator.head.commands import diff
 from orchestrator.head.screen.output import say
 from orchestrator.records import experiments
 from orchestrator.views.report import page, story
+from orchestrator.views.report.scaling import sizes
 
 NAME = "report.html"
 MOST_LINES = 8  # more lines in one chart cannot be told apart
 
 
-def report(where: Where, wanted: Sequence[str], *, out: Path | None, opened: bool) -> int:
+def report(
+    where: Where, wanted: Sequence[str], *, out: Path | None, opened: bool, scaling: bool = False
+) -> int:
     if len(wanted) > MOST_LINES:
         raise UsageError(f"{len(wanted)} experiments do not fit on one page: at most {MOST_LINES}")
     names: Sequence[str | None] = [*dict.fromkeys(wanted)] or [None]  # the newest
@@ -28,7 +31,8 @@ def report(where: Where, wanted: Sequence[str], *, out: Path | None, opened: boo
     ]
     stories = [story.read_story(experiment, len(chosen) - 1) for experiment in chosen]
     several = [diff.describe(experiment) for experiment in chosen] if len(chosen) > 1 else []
-    text = page.page(stories, diff.differences(*several) if several else {})
+    of_sizes = sizes(stories) if scaling else ()
+    text = page.page(stories, diff.differences(*several) if several else {}, of_sizes)
     if out is None and len(chosen) == 1:
         path = chosen[0].path / NAME
         write(path, lambda: chosen[0].write(NAME, text))

@@ -18,14 +18,18 @@ from typing import Any
 
 from orchestrator.common.text import duration, size
 from orchestrator.head.follow import verdict
+from orchestrator.records import goodput
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics.curves import Curve
 from orchestrator.views.report import charts as choice
-from orchestrator.views.report.charts import Chart, Map
+from orchestrator.views.report import scaling
+from orchestrator.views.report.charts import Axis, Chart, Line, Map, Mark
+from orchestrator.views.report.scaling import Against, Size
 from orchestrator.views.report.story import LARGEST_DIFF, Moment, Story, Training
 from orchestrator.views.templates import templates_in
 
 WEB = Path(__file__).parent / "web"
+AT = {"steps": "step", "ranks": "ranks"}  # what a number on a chart's axis is
 DIGITS = 6  # of a number in the page
 MOST_TRAINERS = 4  # of a program whose figures stand at the top: the last ones
 LONGEST_VALUE_CHARACTERS = 300
@@ -43,12 +47,12 @@ FACTS = {
 Differences = Mapping[str, Mapping[str, Sequence[Any]]]  # section -> key -> a value for each
 
 
-def page(stories: Sequence[Story], differences: Differences) -> str:
-    """Return the whole page; with several experiments it compares them."""
+def page(stories: Sequence[Story], differences: Differences, sizes: Sequence[Size] = ()) -> str:
+    """Return the whole page; with several experiments it compares them, also by their sizes."""
     return TEMPLATES.get_template("report.html").render(
         stories=stories,
         differences=differences,
-        pictures=pictures(stories),
+        pictures=pictures(stories, sizes),
         script=f"{read('uplot.js')}\n{read('page.js')}",
         style=f"{read('uplot.css')}\n{read('page.css')}",
     )
@@ -96,7 +100,7 @@ def of_training(training: Training) -> Iterator[tuple[str, str]]:
     if "eval_loss" in known:
         yield "least held-out loss", f"{min(known['eval_loss'].means):.4g}"
     if "tokens_per_s" in known:
-        yield "tokens per second", f"{middle(known['tokens_per_s']):,.0f}"
+        yield f"{training.unit} per second", f"{middle(known['tokens_per_s']):,.0f}"
     if "step_ms" in known:
         yield "step, median", duration(middle(known["step_ms"]) / 1e3)
     for name in ("mfu", "mfu_measured"):
@@ -105,6 +109,28 @@ def of_training(training: Training) -> Iterator[tuple[str, str]]:
             break
     if "memory_peak_bytes" in known:
         yield "peak memory", size(max(known["memory_peak_bytes"].highs))
+
+
+# Of what differs between runs: the sections whose keys people set, and how many have a column.
+CHOSEN = ("config", "environment", "command")
+MOST_KEYS = 8
+
+
+def runs(
+    stories: Sequence[Story], differences: Differences
+) -> tuple[list[str], list[tuple[int, Story, list[str]]]]:
+    """Return the table of several experiments: its headings, and for each its color and cells."""
+    known = [dict(figures(story)) for story in stories]
+    names = list(dict.fromkeys(name for each in known for name in each))
+    keys = [
+        (key, values) for section in CHOSEN for key, values in differences.get(section, {}).items()
+    ][:MOST_KEYS]
+    rows = []
+    for number, (color, story) in enumerate(zip(choice.colors(stories), stories, strict=True)):
+        cells = [known[number].get(name, "-") for name in names]
+        cells += [written(values[number]) for _, values in keys]
+        rows.append((color, story, cells))
+    return [*names, *(key for key, _ in keys)], rows
 
 
 def middle(curve: Curve) -> float:
@@ -130,25 +156,54 @@ class Pictures:
     maps: Sequence[tuple[Story, Sequence[Map]]]
     machines: Sequence[Chart]
     machine_maps: Sequence[tuple[Story, Sequence[Map]]]
+    marks: Sequence[Mark]
+    axes: Sequence[Mapping[str, Axis]]
+    attempts: Sequence[tuple[int, int]]  # when each began and ended, in seconds since the start
+    scaling: Sequence[Chart]
+    sizes: Sequence[Against]
 
     def to_json(self) -> dict[str, Any]:
         """Return what the script draws."""
         return {
-            "charts": [chart_data(chart) for chart in (*self.charts, *self.machines)],
+            "charts": [
+                chart_data(chart) for chart in (*self.charts, *self.machines, *self.scaling)
+            ],
             "maps": [
                 [map_data(one) for one in choices]
                 for _, choices in (*self.maps, *self.machine_maps)
             ],
+            "marks": [
+                {name: value for name, value in vars(mark).items() if value not in (None, False)}
+                for mark in self.marks
+            ],
+            "axes": [
+                {name: [axis.steps, rounded(axis.values)] for name, axis in each.items()}
+                for each in self.axes
+            ],
+            "attempts": self.attempts,
         }
 
 
-def pictures(stories: Sequence[Story]) -> Pictures:
+def pictures(stories: Sequence[Story], sizes: Sequence[Size] = ()) -> Pictures:
     return Pictures(
         choice.charts(stories),
         [(story, maps) for story in stories for maps in choice.maps(story)],
         choice.of_machines(stories),
         [(story, maps) for story in stories if (maps := choice.machine_maps(story))],
+        choice.marks(stories),
+        choice.axes(stories),
+        attempts(stories[0].record) if len(stories) == 1 else [],
+        [scaling.chart(sizes)] if sizes else [],
+        list(scaling.against_smallest(sizes)) if sizes else [],
     )
+
+
+def attempts(record: JobRecord) -> list[tuple[int, int]]:
+    """Return when each attempt of a job that was started again began and ended."""
+    spans = goodput.spans_of(record, time.time())
+    began = record.started
+    every = [(round(span.started - began), round(span.ended - began)) for span in spans]
+    return every if len(every) > 1 else []
 
 
 def in_words(chart: Chart) -> str:
@@ -157,7 +212,7 @@ def in_words(chart: Chart) -> str:
     for line in chart.lines:
         curve = line.curve
         first, last = (
-            f"after {duration(at)}" if chart.over == "time" else f"at step {at}"
+            f"after {duration(at)}" if chart.over == "time" else f"at {AT[chart.over]} {at}"
             for at in (curve.steps[0], curve.steps[-1])
         )
         said.append(
@@ -174,14 +229,28 @@ def chart_data(chart: Chart) -> dict[str, Any]:
         "stacked": chart.stacked,
         "over": chart.over,
         "words": in_words(chart),
-        "moments": [{"step": mark.step, "bad": mark.bad} for mark in chart.marks],
-        "lines": [line_data(line.name, line.curve) for line in chart.lines],
+        "lines": [line_data(line) for line in chart.lines],
     }
 
 
-def line_data(name: str, curve: Curve) -> dict[str, Any]:
+def line_data(line: Line) -> dict[str, Any]:
+    curve = line.curve
     ranges = {"lows": rounded(curve.lows), "highs": rounded(curve.highs)} if curve.lows else {}
-    return {"name": name, "steps": curve.steps, "means": rounded(curve.means), **ranges}
+    best = {
+        line.best: min(curve.lows or curve.means)
+        if line.best == "least"
+        else max(curve.highs or curve.means)
+    }
+    return {
+        "name": line.name,
+        "color": line.color,
+        "dash": line.dash,
+        "run": line.run,
+        "best": {name: short(value, DIGITS) for name, value in best.items() if name},
+        "steps": curve.steps,
+        "means": rounded(curve.means),
+        **ranges,
+    }
 
 
 def map_data(one: Map) -> dict[str, Any]:
@@ -296,7 +365,7 @@ TEMPLATES = templates_in(WEB)
 TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
 TEMPLATES.globals["looks"] = {"done": "good", "failed": "bad", "lost": "bad"}
 TEMPLATES.filters["verdict"] = verdict.to_lines
-for function in (digest, lasted, figures, clock, written, since, marks, nodes, what_was_run):
+for function in (digest, lasted, figures, runs, clock, written, since, marks, nodes, what_was_run):
     TEMPLATES.filters[function.__name__] = function
 
 

@@ -30,6 +30,7 @@ LARGEST_DIFF = 200_000
 # What differs between ranks, and is worth a map of them.
 OF_RANKS = ("step_ms", "data_ms", "forward_backward_ms", "optimizer_ms", "exposed_comm_ms")
 MORE_OF_RANKS = ("memory_peak_bytes", "tokens_per_s")
+SAVED = "saved_bytes"  # in the metrics, at the step of a checkpoint
 MOST_MOMENTS = 200
 MOST_FILES = 4096  # of nodes and attempts whose events are kept
 
@@ -42,6 +43,7 @@ class Moment:
     what: str
     step: int | None = None
     bad: bool = False
+    faint: bool = False  # what it made is gone
 
     @property
     def words(self) -> str:
@@ -59,6 +61,7 @@ class Training:
     maps: dict[str, RankMap]
     times: Curve = field(default_factory=Curve)  # when its steps were logged
     lost: bool = False  # its last loss is NaN or infinite
+    unit: str = trainers.TOKENS  # what it counts
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,10 @@ def read_trainings(outputs: Path, points: int) -> list[Training]:
         wanted = [name for name in (*OF_RANKS, *MORE_OF_RANKS) if name in of_trainer]
         maps = curves.rank_maps(paths, wanted) if len(paths) > 1 else {}
         if of_trainer:
-            lost = trainers.last(paths[min(paths)]).loss_is_lost
-            trainings.append(Training(trainer, of_trainer, maps, times, lost))
+            last = trainers.last(paths[min(paths)])
+            trainings.append(
+                Training(trainer, of_trainer, maps, times, last.loss_is_lost, last.unit)
+            )
     CACHE.make_room()
     return trainings
 
@@ -183,7 +188,7 @@ def moments(
         found += [placed(moment, training.times, record) for moment in not_finite(training)]
     first = trainings[0].times if trainings else Curve()
     found += [placed(moment, first, record) for moment in slow(record)]
-    many = [*checkpoints(experiment, record), *incidents_of_machines(experiment, record)]
+    many = [*saves(experiment, record, trainings), *incidents_of_machines(experiment, record)]
     found = chosen(found, many)
     found.sort(key=in_order)
     return found
@@ -204,12 +209,24 @@ def chosen(found: Sequence[Moment], many: Sequence[Moment]) -> list[Moment]:
     return [*last, *first, Moment(0.0, left_out)]
 
 
-def checkpoints(experiment: Experiment, record: JobRecord) -> Iterator[Moment]:
+def saves(
+    experiment: Experiment, record: JobRecord, trainings: Sequence[Training]
+) -> Iterator[Moment]:
+    """List the checkpoints that are there, and those that the metrics tell and that are pruned."""
+    there = set()
     for checkpoint in checkpoint_store.every(experiment.path / checkpoint_store.CHECKPOINTS):
         if checkpoint.complete and checkpoint.created:
+            there.add(checkpoint.step)
             what = f"checkpoint of step {checkpoint.step}, {size(checkpoint.size)}"
             when = checkpoint.created - goodput.ahead_at(record, checkpoint.created)
             yield Moment(when, what, checkpoint.step)
+    for training in trainings:
+        known = training.curves.get(SAVED, Curve())
+        for step, bytes_ in zip(known.steps, known.means, strict=True):
+            if step not in there:
+                pruned = ", pruned since" if there else ""
+                what = f"checkpoint of step {step}, {size(round(bytes_))}{pruned}"
+                yield placed(Moment(0.0, what, step, faint=bool(there)), training.times, record)
 
 
 def incidents_of_machines(experiment: Experiment, record: JobRecord) -> list[Moment]:

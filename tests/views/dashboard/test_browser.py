@@ -42,6 +42,7 @@ def test_live_by_keys_in_light_and_dark(served: tuple[Path, str], tmp_path: Path
         browser.look(390, 800, dark=True)
         browser.open(url)
         browser.until("document.documentElement.dataset.rows == 2")
+        sort_group_and_hide(browser)
         assert "token" not in browser.eval("location.href")
         assert browser.eval("document.documentElement.scrollWidth") == 390
         experiment(root / "new_20260103_000000", steps=0, **RUNNING)
@@ -62,8 +63,8 @@ def test_live_by_keys_in_light_and_dark(served: tuple[Path, str], tmp_path: Path
         lose_the_connection(browser)
         lose_the_server(browser)
         for dark, color, paper in (
-            (True, (0x58, 0xA6, 0xFF), (0x0F, 0x13, 0x18)),
-            (False, (0x09, 0x69, 0xDA), (255, 255, 255)),
+            (True, (0x91, 0xBC, 0xFD), (0x0F, 0x13, 0x18)),
+            (False, (0x00, 0x4C, 0xFF), (255, 255, 255)),
         ):
             browser.look(1000, 900, dark=dark)
             browser.eval("scrollTo(0, 0)")
@@ -74,6 +75,35 @@ def test_live_by_keys_in_light_and_dark(served: tuple[Path, str], tmp_path: Path
         browser.until("document.documentElement.dataset.drawn > 6")
         assert "What differs" in browser.eval("document.body.innerText")
         assert browser.console == []
+
+
+NAMES = (
+    "[...document.querySelectorAll('#list td.name a')].map(a => a.textContent.slice(0, 4)).join()"
+)
+
+
+def sort_group_and_hide(browser: Browser) -> None:
+    """What is chosen stays when the page is opened again."""
+    click = (
+        "[...document.querySelectorAll('#list th button')].find(b => b.textContent == '{}').click()"
+    )
+    browser.eval(click.format("step"))
+    assert browser.eval(NAMES) == "gpt_,bert"  # the most first
+    browser.eval("document.querySelector('[aria-sort] button').click()")
+    assert browser.eval(NAMES) == "bert,gpt_"
+    browser.eval(
+        "const group = document.getElementById('group'); group.value = 'state'; group.onchange()"
+    )
+    assert browser.eval("[...document.querySelectorAll('tr.group')].length") == 2
+    browser.eval("document.querySelector('[data-name^=bert]').click()")
+    browser.eval("document.getElementById('hide').click(); location.reload()")
+    browser.until("document.documentElement.dataset.rows == 1")
+    assert browser.eval(NAMES) == "gpt_"
+    browser.eval("document.getElementById('unhide').click()")
+    browser.eval(
+        "document.getElementById('group').value = ''; document.getElementById('group').onchange()"
+    )
+    browser.until("document.documentElement.dataset.rows == 2")
 
 
 def see_it_grow(browser: Browser, path: Path) -> None:
@@ -87,7 +117,7 @@ def see_it_grow(browser: Browser, path: Path) -> None:
     with (path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
         file.write(json.dumps(line(0, 401, 2)) + "\n")
     browser.until("document.getElementById('heading').innerText.includes('401')")
-    browser.until("document.getElementById('chart-0').ariaLabel.includes('at step 401')")
+    browser.until("document.querySelector('#chart-0 [role=img]').ariaLabel.includes('at step 401')")
     # The chart is the one that it was, and shows what was chosen in it.
     assert browser.eval("over === document.querySelector('#chart-0 .u-over')")
     assert 150 < browser.eval("first()") < 300
@@ -112,7 +142,7 @@ window.zoom = (from, to) => {
 window.first = () => {
   mouse('mouseenter', 0.01);
   mouse('mousemove', 0.01);
-  return +document.querySelector('#chart-0 .u-legend .u-value').textContent;
+  return +document.querySelector('#chart-0 .at').textContent.replace('step ', '');
 };
 """
 

@@ -86,8 +86,8 @@ def undo(kind: int, row: bytearray, above: bytes, each: int) -> None:
 @pytest.mark.parametrize(
     ("size", "look", "line", "paper"),
     [
-        ("900,800", (), (0x09, 0x69, 0xDA), (255, 255, 255)),
-        ("500,900", ("--force-dark-mode",), (0xF0, 0x88, 0x3E), (0x0F, 0x13, 0x18)),
+        ("900,800", (), (0x00, 0x4C, 0xFF), (255, 255, 255)),
+        ("500,900", ("--force-dark-mode",), (0xCA, 0x7C, 0x07), (0x0F, 0x13, 0x18)),
     ],
     ids=["light", "dark and narrow"],
 )

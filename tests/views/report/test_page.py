@@ -78,7 +78,13 @@ def test_a_training_is_all_there(tmp_path: Path) -> None:
     assert len(data["charts"]) == parts.tags.count("figure") - 1
     split = next(chart for chart in data["charts"] if chart["stacked"])
     assert [line["means"][0] for line in split["lines"]] == [1, 60, 5, 34]
-    assert all(chart["moments"] == [{"step": 151, "bad": True}] for chart in data["charts"])
+    (bad,) = [mark for mark in data["marks"] if "step" in mark]
+    assert bad == {
+        "words": "1 step skipped for NaN or inf (step 151)",
+        "bad": True,
+        "step": 151,
+        "seconds": 151,
+    }
     made = experiment(tmp_path / "gpus", steps=1)
     waits = {**line(0, 2, -1), "exposed_comm_ms": 20.0}
     with (made.path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
@@ -187,7 +193,9 @@ def test_attempts_are_told_and_marked(tmp_path: Path) -> None:
     parts = parts_of(made)
     assert "attempt 1 ended: node lost; started again: a spare takes its place" in parts.words
     assert "attempt 2" not in parts.words
-    assert {"step": 7, "bad": True} in drawn(parts)["charts"][0]["moments"]
+    data = drawn(parts)
+    assert [mark["seconds"] for mark in data["marks"] if mark.get("step") == 7] == [30]
+    assert data["attempts"] == [[0, 30], [31, 60]]  # the bands of charts over the time
 
 
 def test_of_a_copy_that_ended_half_way_the_rest_is_shown(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@
   };
   const alive = (text) => { if (at("alive").textContent !== text) at("alive").textContent = text; };
   const number = (value) => (value == null ? "" : value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(2) : String(+value.toPrecision(4)));
-  const large = (value) => (value == null ? "" : value >= 1e6 ? +(value / 1e6).toPrecision(3) + " M/s" : value >= 1e3 ? +(value / 1e3).toPrecision(3) + " k/s" : +value.toPrecision(3) + " /s");
+  const large = (value, unit) => (value == null ? "" : value >= 1e6 ? +(value / 1e6).toPrecision(3) + "M" : value >= 1e3 ? +(value / 1e3).toPrecision(3) + "k" : String(+value.toPrecision(3))) + (value == null ? "" : " " + unit + "/s");
   const time = (seconds) => {
     if (seconds == null) return "";
     const whole = Math.round(seconds);
@@ -52,19 +52,136 @@
 
   // -- the list ------------------------------------------------------------------------------
 
+  // What a reader has chosen stays in this browser.
+  const kept = (() => { try { return JSON.parse(localStorage.getItem("list")) || {}; } catch (error) { return {}; } })();
+  const choice = { sort: "started", down: true, group: "", columns: null, hidden: [], ...kept };
+  const remember = () => { try { localStorage.setItem("list", JSON.stringify(choice)); } catch (error) { /* private windows keep nothing */ } };
+
+  const each = (row) => (row.nodes ? row.ranks / row.nodes : 0);
+  const numeric = (text) => (text != null && text !== "" && !Number.isNaN(Number(text)) ? Number(text) : text);
+  // A column: its heading, what it is sorted by, its words, and its look.
+  const COLUMNS = {
+    state: { by: (row) => row.state, text: (row) => row.state + (row.attempt > 1 ? ", attempt " + row.attempt : ""), look: (row) => "state state-" + row.state.replace(/[^a-z]/g, "") },
+    step: { by: (row) => row.step, text: (row) => (row.step == null ? "" : row.step + (row.steps ? " of " + row.steps : "") + (row.trainer > 1 ? " (Trainer " + row.trainer + ")" : "")), look: () => "number", label: "step" },
+    loss: { by: (row) => row.loss, text: (row) => (row.lost ? "NaN" : number(row.loss)), look: (row) => (row.lost ? "number state-failed" : "number"), label: "loss" },
+    speed: { by: (row) => row.rate, text: (row) => large(row.rate, row.unit), look: () => "number", label: "speed" },
+    left: { by: (row) => (row.ended ? null : row.left), text: (row) => (row.ended ? "" : time(row.left)), look: () => "number", label: "left" },
+    training: { by: (row) => row.training, text: (row) => (row.training == null ? "" : Math.round(row.training * 100) + " %"), look: () => "number", label: "training" },
+    "nodes x ranks": { by: (row) => row.ranks, text: (row) => (!row.nodes ? "" : Number.isInteger(each(row)) ? row.nodes + " x " + each(row) : row.nodes + ", " + row.ranks + " ranks"), look: () => "number", label: "nodes" },
+    slowest: { by: (row) => (row.ended ? "" : row.slowest), text: (row) => (row.ended ? "" : row.slowest), look: () => "", label: "slowest" },
+    tags: { by: (row) => row.tags.join(" "), text: (row) => row.tags.join(" "), look: () => "tags", label: "tags" },
+    started: { by: (row) => row.started, text: (row) => clock(row.started) + (row.ended ? ", " + time(row.ended - row.started) : ""), look: () => "", label: "started" },
+  };
+  // Numbers as they were typed, but for those that a computer wrote with all their digits.
+  const brief = (text = "") => (text.length > 10 && typeof numeric(text) === "number" ? String(+Number(text).toPrecision(6)) : text);
+  const setting = (name) => ({ by: (row) => numeric(row.settings[name]), text: (row) => brief(row.settings[name]), look: () => "setting", label: name });
+  const column = (name) => COLUMNS[name] || setting(name);
+  const FEW = 4;  // settings that are shown until somebody chooses
+
   const chosen = new Set();
   let rows = [];
+  const settings = () => [...new Set(rows.flatMap((row) => Object.keys(row.settings)))];
+  function columns() {
+    const known = [...Object.keys(COLUMNS), ...settings()];
+    const wanted = choice.columns || [...Object.keys(COLUMNS).filter((name) => name !== "tags" || rows.some((row) => row.tags.length)), ...settings().slice(0, FEW)];
+    return known.filter((name) => wanted.includes(name));
+  }
+  function compared(one, other) {
+    const [a, b] = [one, other].map((row) => (choice.sort === "experiment" ? row.name : column(choice.sort).by(row)));
+    const missing = (value) => value == null || value === "";
+    if (missing(a) || missing(b)) return missing(a) - missing(b);  // what nobody knows comes last
+    const order = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true });
+    return choice.down ? -order : order;
+  }
+  const groups = { "": () => "", state: (row) => row.state, tag: (row) => row.tags[0] || "no tag", name: (row) => row.name.replace(/_\d{8}_\d{6}.*$/, "") };
+  const group_of = (row) => (groups[choice.group] || ((one) => one.settings[choice.group] ?? "-"))(row);
+
   function showList() {
     const word = at("filter").value.toLowerCase();
-    const shown = rows.filter((row) => (row.name + " " + row.state).toLowerCase().includes(word));
+    const text = (row) => [row.name, row.state, row.note, ...row.tags, ...Object.entries(row.settings).map((pair) => pair.join("="))].join(" ").toLowerCase();
+    const found = rows.filter((row) => text(row).includes(word));
+    const shown = found.filter((row) => !choice.hidden.includes(row.name)).sort(compared);
     const focused = document.activeElement && document.activeElement.dataset.name;
-    at("list").tBodies[0].replaceChildren(...shown.map(listRow));
-    if (focused) for (const box of at("list").querySelectorAll("input")) if (box.dataset.name === focused) box.focus();
+    const names = columns();
+    heading(names);
+    const made = [];
+    const together = new Map();
+    for (const row of shown) together.set(group_of(row), [...(together.get(group_of(row)) || []), row]);
+    for (const [title, members] of together) {
+      if (choice.group) made.push(groupRow(title, members, names.length + 2));
+      made.push(...members.map((row) => listRow(row, names)));
+    }
+    at("list").tBodies[0].replaceChildren(...made);
+    if (focused) for (const one of at("list").querySelectorAll("[data-name]")) if (one.dataset.name === focused) one.focus();
     at("nothing").hidden = rows.length > 0;
-    at("compare").disabled = chosen.size < 2 || chosen.size > 8;
+    const hidden = rows.filter((row) => choice.hidden.includes(row.name)).length;
+    at("unhide").hidden = !hidden;
+    at("unhide").textContent = "Show " + hidden + " hidden";
+    menus();
+    selected();
     root.dataset.rows = shown.length;
   }
-  function listRow(row) {
+  function selected() {
+    at("compare").disabled = chosen.size < 2 || chosen.size > 8;
+    at("hide").disabled = !chosen.size;
+    at("chosen").textContent = chosen.size ? chosen.size + " chosen" : "choose 2 to 8 to compare";
+  }
+  function heading(names) {
+    const head = element("tr");
+    const corner = element("th");
+    corner.append(element("span", "choose", "hidden"));
+    head.append(corner);
+    for (const name of ["experiment", ...names]) {
+      const cell = element("th", null, name !== "experiment" && column(name).look({ state: "" }) === "number" ? "number" : "");
+      const button = element("button", name);
+      button.type = "button";
+      button.dataset.name = "sort " + name;
+      if (choice.sort === name) {
+        cell.setAttribute("aria-sort", choice.down ? "descending" : "ascending");
+        button.append(element("span", choice.down ? " \u2193" : " \u2191"));
+      }
+      button.onclick = () => {
+        if (choice.sort === name) choice.down = !choice.down;
+        else Object.assign(choice, { sort: name, down: name !== "experiment" && name !== "loss" && name !== "state" });
+        remember();
+        showList();
+      };
+      cell.scope = "col";
+      cell.append(button);
+      head.append(cell);
+    }
+    at("list").tHead.replaceChildren(head);
+  }
+  function menus() {
+    const options = [["", "nothing"], ["state", "state"], ["name", "name"], ["tag", "tag"], ...settings().map((name) => [name, name])];
+    if (at("group").options.length !== options.length) {
+      at("group").replaceChildren(...options.map(([value, words]) => new Option(words, value)));
+    }
+    at("group").value = choice.group;
+    const place = at("columns").querySelector("div");
+    const known = [...Object.keys(COLUMNS), ...settings()];
+    if (place.childElementCount === known.length) return;
+    place.replaceChildren(...known.map((name) => {
+      const label = element("label"), box = element("input");
+      box.type = "checkbox";
+      box.checked = columns().includes(name);
+      box.onchange = () => {
+        choice.columns = box.checked ? [...columns(), name] : columns().filter((one) => one !== name);
+        remember();
+        showList();
+      };
+      label.append(box, " " + name);
+      return label;
+    }));
+  }
+  function groupRow(title, members, width) {
+    const made = element("tr", null, "group"), cell = element("th", (title || "-") + " (" + members.length + ")");
+    cell.colSpan = width;
+    cell.scope = "rowgroup";
+    made.append(cell);
+    return made;
+  }
+  function listRow(row, names) {
     const made = element("tr");
     const cell = (text, label, look) => {
       const own = element("td", text, look);
@@ -79,31 +196,27 @@
     box.setAttribute("aria-label", "choose " + row.name);
     box.onchange = () => {
       if (box.checked) chosen.add(row.name); else chosen.delete(row.name);
-      at("compare").disabled = chosen.size < 2 || chosen.size > 8;
+      selected();
     };
     cell().append(box);
     const link = element("a", row.name);
     link.href = "/experiment/" + encodeURIComponent(row.name);
     const name = cell(null, "", "name");
     name.append(link);
+    if (row.note) name.append(element("div", row.note, "note"));
     if (row.cause) name.append(element("div", row.cause, "why"));
-    const state = row.state + (row.attempt > 1 ? ", attempt " + row.attempt : "");
-    cell(state, "", "state state-" + row.state.replace(/[^a-z]/g, ""));
-    const whose = row.trainer > 1 ? " (Trainer " + row.trainer + ")" : "";
-    cell(row.step == null ? "" : row.step + (row.steps ? " of " + row.steps : "") + whose, "step", "number");
-    cell(row.lost ? "NaN" : number(row.loss), "loss", row.lost ? "number state-failed" : "number");
-    cell(large(row.rate), "speed", "number");
-    cell(row.ended ? "" : time(row.left), "left", "number");
-    cell(row.training == null ? "" : Math.round(row.training * 100) + " %", "training", "number");
-    const each = row.ranks / row.nodes;
-    cell(!row.nodes ? "" : Number.isInteger(each) ? row.nodes + " x " + each : row.nodes + ", " + row.ranks + " ranks", "nodes", "number");
-    cell(row.ended ? "" : row.slowest, "slowest");
-    cell(clock(row.started) + (row.ended ? ", " + time(row.ended - row.started) : ""), "started");
+    for (const each of names) {
+      const { text, look, label } = column(each);
+      cell(text(row), label, look(row));
+    }
     return made;
   }
   function list() {
     connect(() => "/api/events", { list: (fresh) => { rows = fresh.experiments; alive("live"); showList(); }, problem: alive });
     at("filter").oninput = showList;
+    at("group").onchange = () => { choice.group = at("group").value; remember(); showList(); };
+    at("hide").onclick = () => { choice.hidden = [...new Set([...choice.hidden, ...chosen])]; chosen.clear(); remember(); showList(); };
+    at("unhide").onclick = () => { choice.hidden = []; remember(); showList(); };
     at("choose").onsubmit = (event) => {
       event.preventDefault();
       if (at("compare").disabled) return;

@@ -35,18 +35,54 @@
     return (days ? days + " d " : "") + hours + two((rest % 3600) / 60) + ":" + two(rest % 60);
   }
 
+  // How the curves of the training are shown: all charts alike.
+  const view = { over: "step", smooth: 0, log: false };
+
+  // Where a step lies on another axis: on the line through the points that are known.
+  function placed(steps, [known, values]) {
+    let at = 1;
+    return steps.map((step) => {
+      while (at < known.length - 1 && known[at] < step) at += 1;
+      const share = (step - known[at - 1]) / (known[at] - known[at - 1]);
+      return values[at - 1] + share * (values[at] - values[at - 1]);
+    });
+  }
+  const axis_of = (run) => (view.over === "step" ? null : (data.axes[run] || {})[view.over]);
+  function places(chart, line) {
+    if (chart.over !== "steps" || view.over === "step") return line.steps;
+    const axis = axis_of(line.run);
+    return axis ? placed(line.steps, axis) : [];
+  }
+
+  // The exponential mean of what came before, as if nothing had come before the first value.
+  function smoothed(values) {
+    let sum = 0, weight = 0;
+    return values.map((value) => {
+      if (value == null) return null;
+      sum = sum * view.smooth + value;
+      weight = weight * view.smooth + 1;
+      return sum / weight;
+    });
+  }
+  const is_smooth = (chart) => view.smooth > 0 && chart.over === "steps" && !chart.stacked;
+
   // Put several lines, each with steps of its own, over one axis.
   function joined(chart) {
     return uPlot.join(chart.lines.map((line) => {
-      const columns = [line.steps, line.means];
-      if (line.lows) columns.push(line.lows, line.highs);
+      const steps = places(chart, line);
+      const cut = (values) => (steps.length ? values : []);
+      if (is_smooth(chart)) return [steps, cut(line.means), cut(smoothed(line.means))];
+      const columns = [steps, cut(line.means)];
+      if (line.lows) columns.push(cut(line.lows), cut(line.highs));
       return columns;
     }));
   }
 
-  function stacked(lines) {
-    const sums = lines[0].means.map(() => 0);
-    return [lines[0].steps, ...lines.map((line) => line.means.map((value, i) => (sums[i] += value ?? 0)))];
+  function stacked(chart) {
+    const lines = chart.lines, sums = lines[0].means.map(() => 0);
+    const steps = places(chart, lines[0]);
+    if (!steps.length) return [[], ...lines.map(() => [])];
+    return [steps, ...lines.map((line) => line.means.map((value, i) => (sums[i] += value ?? 0)))];
   }
 
   const STEPS = [1, 10, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15].flatMap((power) => [power, 2 * power, 5 * power]);
@@ -55,91 +91,180 @@
     const look = { stroke: color("soft"), grid: { stroke: color("rule"), width: 1 }, ticks: { stroke: color("rule") } };
     return [
       timed
-        ? { ...look, incrs: SPLITS, space: 70, values: (_, ticks) => ticks.map(clock) }
-        : { ...look, incrs: STEPS, values: (_, ticks) => ticks.map((tick) => show(tick, "")) },
-      { ...look, size: unit === "B/s" ? 84 : 70, values: (_, ticks) => ticks.map((tick) => show(tick, unit)) },
+        ? { ...look, size: 34, incrs: SPLITS, space: 70, values: (_, ticks) => ticks.map(clock) }
+        : { ...look, size: 34, incrs: STEPS, values: (_, ticks) => ticks.map((tick) => show(tick, "")) },
+      { ...look, size: unit === "B/s" ? 84 : 70, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : show(tick, unit))) },
     ];
   }
 
-  // Small marks below the curve where something happened.
-  function marks(known) {
-    return {
-      hooks: {
-        draw: (plot) => {
-          const { left, top, width, height } = plot.bbox;
-          plot.ctx.save();
-          for (const moment of known()) {
-            const x = plot.valToPos(moment.step, "x", true);
-            if (x < left || x > left + width) continue;
-            plot.ctx.fillStyle = color(moment.bad ? "bad" : "soft");
-            plot.ctx.fillRect(x - 1, top + height - 8, 2, 8);
-          }
-          plot.ctx.restore();
-        },
-      },
+  const over_of = (chart) => (chart.over === "steps" ? view.over : chart.over);
+  const over_time = (chart) => over_of(chart) === "time";
+
+  // Small marks below the curve where something happened, and attempts as bands.
+  function where(mark, chart) {
+    if (chart.over === "ranks") return null;
+    if (over_time(chart)) return mark.seconds;
+    if (view.over === "step" || mark.step == null) return mark.step;
+    const axis = axis_of(0);
+    return axis && placed([mark.step], axis)[0];
+  }
+  function marks(known, words) {
+    const each = (plot, use) => {
+      for (const mark of data.marks || []) {
+        const at = where(mark, known());
+        if (at != null && at >= plot.scales.x.min && at <= plot.scales.x.max) use(mark, plot.valToPos(at, "x", true));
+      }
     };
+    const bands = (plot) => {
+      if (!over_time(known())) return;
+      const { left, top, width, height } = plot.bbox, ctx = plot.ctx;
+      ctx.save();
+      (data.attempts || []).forEach(([from, to], i) => {
+        const [begin, end] = [from, to].map((at) => Math.min(left + width, Math.max(left, plot.valToPos(at, "x", true))));
+        ctx.fillStyle = color(i % 2 ? "rule" : "panel") + "80";
+        ctx.fillRect(begin, top, end - begin, height);
+        ctx.fillStyle = color("soft");
+        ctx.font = 11 * devicePixelRatio + "px system-ui, sans-serif";
+        const name = "attempt " + (i + 1);
+        if (ctx.measureText(name).width < end - begin) ctx.fillText(name, begin + 4, top + 12 * devicePixelRatio);
+      });
+      ctx.restore();
+    };
+    const draw = (plot) => {
+      const { top, height } = plot.bbox;
+      plot.ctx.save();
+      each(plot, (mark, x) => {
+        plot.ctx.fillStyle = color(mark.bad ? "bad" : mark.faint ? "rule" : "soft");
+        const high = (mark.bad ? 14 : 8) * devicePixelRatio;
+        plot.ctx.fillRect(x - devicePixelRatio, top + height - high, 2 * devicePixelRatio, high);
+      });
+      plot.ctx.restore();
+    };
+    const name = (plot) => {
+      const cursor = plot.cursor.left * devicePixelRatio + plot.bbox.left;
+      let nearest = null, distance = 6 * devicePixelRatio;
+      if (plot.cursor.left >= 0) each(plot, (mark, x) => { if (Math.abs(x - cursor) <= distance) { nearest = mark; distance = Math.abs(x - cursor); } });
+      words.textContent = nearest ? nearest.words : "";
+    };
+    return { hooks: { drawClear: bands, draw, setCursor: name } };
   }
 
+  // A key to each line: at rest its last value and its best, else the value under the cursor.
+  function key(chart, place, plot_of, lines_of) {
+    const list = document.createElement("ul");
+    list.className = "key";
+    const rows = chart.lines.map((line, i) => {
+      const row = document.createElement("button");
+      row.type = "button";
+      row.setAttribute("aria-pressed", "true");
+      const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+      const stroke = document.createElementNS("http://www.w3.org/2000/svg", "line");
+      for (const [name, value] of Object.entries({ width: 26, height: 8 })) svg.setAttribute(name, value);
+      for (const [name, value] of Object.entries({ x1: 0, x2: 26, y1: 4, y2: 4, "stroke-width": 3, "stroke-dasharray": DASHES[line.dash % 4].join(" ") })) stroke.setAttribute(name, value);
+      stroke.style.stroke = `var(--line-${line.color % 8})`;
+      svg.setAttribute("aria-hidden", "true");
+      svg.append(stroke);
+      const name = document.createElement("span"), value = document.createElement("span");
+      name.textContent = line.name;
+      value.className = "value";
+      row.append(svg, name, value);
+      row.onclick = () => {
+        const shown = row.getAttribute("aria-pressed") === "true";
+        row.setAttribute("aria-pressed", String(!shown));
+        for (const at of lines_of(i)) plot_of().setSeries(at, { show: !shown });
+      };
+      const item = document.createElement("li");
+      item.append(row);
+      list.append(item);
+      return value;
+    });
+    const where = document.createElement("li");
+    where.className = "at";
+    list.append(where);
+    place.append(list);
+    const over = over_of(chart);
+    const rest = (line) => {
+      const words = ["last " + show(line.means.at(-1), chart.unit)];
+      for (const [which, value] of Object.entries(line.best)) words.push(which + " " + show(value, chart.unit));
+      return words.join(", ");
+    };
+    const at_rest = (fresh) => { chart = fresh; where.textContent = ""; chart.lines.forEach((line, i) => { rows[i].textContent = rest(line); }); };
+    at_rest(chart);
+    const at_cursor = (plot) => {
+      const at = plot.cursor.idx;
+      if (at == null || plot.cursor.left < 0) { at_rest(chart); return; }
+      const x = plot.data[0][at];
+      where.textContent = over === "time" ? "after " + clock(x) : over === "epoch" ? "epoch " + x.toFixed(2) : over === "step" ? "step " + x : x + " ranks";
+      chart.lines.forEach((line, i) => {
+        let here = at;
+        const series = plot.data[lines_of(i)[0]];
+        while (here > 0 && series[here] == null) here -= 1;  // other lines have points between
+        rows[i].textContent = show(chart.stacked ? line.means[here] : series[here], chart.unit);
+      });
+    };
+    return { at_rest, at_cursor };
+  }
+
+  const DASHES = [[], [8, 4], [2, 3], [9, 3, 2, 3]];
   function draw(chart, place) {
     place.replaceChildren();
-    place.setAttribute("aria-label", chart.words);
-    const timed = chart.over === "time";
-    const series = [timed ? { label: "time", value: (_, at) => clock(at) } : { label: "step" }];
+    const picture = document.createElement("div"), words = document.createElement("p");
+    picture.setAttribute("role", "img");
+    picture.setAttribute("aria-label", chart.words);
+    words.className = "mark";
+    const over = over_of(chart), timed = over === "time";
+    const series = [{ label: over }];
     const bands = [];
-    const value = (_, number) => show(number, chart.unit);
-    if (chart.stacked) {
-      chart.lines.forEach((line, i) => {
-        const name = "line-" + (i % 8);
-        const own = (plot, number, s, at) => show(at == null ? null : chart.lines[i].means[at], chart.unit);  // not the sum
-        series.push({ label: line.name, stroke: color(name), fill: faint(name), value: own, points: { show: false } });
-        if (i) bands.push({ series: [i + 1, i] });
-      });
-    } else {
-      chart.lines.forEach((line, i) => {
-        const name = "line-" + (i % 8);
-        const few = line.steps.length < 3;
-        series.push({ label: line.name, stroke: color(name), width: 1.5, spanGaps: true, value, points: { show: few } });
+    const first = [];  // of each line, the series that have its look
+    chart.lines.forEach((line) => {
+      const name = "line-" + (line.color % 8), at = series.length;
+      const look = { stroke: color(name), dash: DASHES[line.dash % 4], width: 1.7, spanGaps: true, points: { show: line.steps.length < 3 || over === "ranks" } };
+      if (chart.stacked) {
+        series.push({ stroke: color(name), fill: faint(name), points: { show: false } });
+        if (at > 1) bands.push({ series: [at, at - 1] });
+        first.push([at]);
+      } else if (is_smooth(chart)) {
+        series.push({ ...look, stroke: faint(name), width: 1 }, look);
+        first.push([at + 1, at]);
+      } else {
+        series.push(look);
+        first.push([at]);
         if (line.lows) {
-          const at = series.length;
-          const edge = { stroke: "transparent", spanGaps: true, points: { show: false }, value };
-          series.push({ ...edge, label: "least" }, { ...edge, label: "most" });
-          bands.push({ series: [at + 1, at], fill: faint(name) });
+          const edge = { stroke: "transparent", spanGaps: true, points: { show: false } };
+          series.push(edge, { ...edge });
+          bands.push({ series: [at + 2, at + 1], fill: faint(name) });
+          first[first.length - 1].push(at + 1, at + 2);
         }
-      });
-    }
-    const fromZero = chart.stacked || (timed && ["ratio", "bytes", "B/s", "W"].includes(chart.unit));
-    const size = () => ({ width: Math.max(240, place.clientWidth), height: 240 });
-    const options = {
-      ...size(), series, bands, axes: axes(chart.unit, timed), plugins: [marks(() => chart.moments)],
-      scales: { x: { time: false }, y: fromZero ? { range: (_, low, high) => [0, high * 1.05 || 1] } : {} },
-      cursor: { drag: { x: true, y: false } },
-      legend: { show: true },
-    };
-    const rows_of = () => (chart.stacked ? stacked(chart.lines) : joined(chart));
-    const plot = new uPlot(options, rows_of(), place);
-    // The edges of a range need no line of their own in the legend.
-    let at = 1;
-    const rows = place.querySelectorAll(".u-legend .u-series");
-    for (const line of chart.stacked ? [] : chart.lines) {
-      at += 1;
-      if (line.lows) {
-        rows[at].hidden = rows[at + 1].hidden = true;
-        rows[at].style.display = rows[at + 1].style.display = "none";
-        at += 2;
       }
-    }
+    });
+    const fromZero = chart.stacked || over === "ranks" || (chart.over === "time" && ["ratio", "bytes", "B/s", "W"].includes(chart.unit));
+    const log = view.log && !chart.unit && !fromZero && chart.lines.every((line) => Math.min(...line.means) > 0 && !(line.lows && Math.min(...line.lows) <= 0));
+    const size = () => ({ width: Math.max(240, place.clientWidth), height: 240 });
+    let plot = null;
+    place.append(picture);
+    const legend = key(chart, place, () => plot, (i) => first[i]);
+    place.append(words);
+    const options = {
+      ...size(), series, bands, axes: axes(chart.unit, timed), plugins: [marks(() => chart, words), { hooks: { setCursor: legend.at_cursor } }],
+      scales: { x: { time: false }, y: log ? { distr: 3 } : fromZero ? { range: (_, low, high) => [0, high * 1.05 || 1] } : {} },
+      cursor: { drag: { x: true, y: false }, sync: { key: over } },
+      legend: { show: false },
+    };
+    const rows_of = () => (chart.stacked ? stacked(chart) : joined(chart));
+    plot = new uPlot(options, rows_of(), picture);
     // Show what has come since, and stay where somebody has zoomed in.
     const go_on = (fresh) => {
       const { min, max } = plot.scales.x;
       const zoomed = min > plot.data[0][0] || max < plot.data[0].at(-1);
       chart = fresh;
-      place.setAttribute("aria-label", chart.words);
+      picture.setAttribute("aria-label", chart.words);
+      legend.at_rest(chart);
       plot.setData(rows_of(), !zoomed);
     };
     return { place, shape: shape(chart), resize: () => plot.setSize(size()), go_on };
   }
   // Two charts of one shape differ in their values alone.
-  const shape = (chart) => JSON.stringify([chart.unit, chart.stacked, chart.over, chart.lines.map((line) => [line.name, Boolean(line.lows), line.steps.length < 3])]);
+  const shape = (chart) => JSON.stringify([view, chart.unit, chart.stacked, chart.over, chart.lines.map((line) => [line.name, line.color, line.dash, Boolean(line.lows), line.steps.length < 3])]);
 
   // A row for each rank; the color is the distance from the median of all ranks at that time, in
   // parts of a step (or of that median).
@@ -180,6 +305,21 @@
     if (words.textContent !== map.summary) words.textContent = map.summary;
   }
 
+  // What the reader chooses above the charts; the page may be filled again meanwhile.
+  function look() {
+    const form = document.getElementById("view");
+    if (!form || form.oninput) return;
+    const { over, smooth, log } = form.elements;
+    if ([...over.options].some((one) => one.value === view.over)) over.value = view.over;
+    smooth.value = view.smooth;
+    log.checked = view.log;
+    form.onsubmit = (event) => event.preventDefault();
+    form.oninput = () => {
+      Object.assign(view, { over: over.value, smooth: Number(smooth.value), log: log.checked });
+      drawAll();
+    };
+  }
+
   let drawn = [];
   function drawAll() {
     drawn = data.charts.map((chart, i) => {
@@ -194,6 +334,7 @@
       select.onchange = again;
       again();
     });
+    look();
     root.dataset.drawn = data.charts.length + data.maps.length;
   }
   globalThis.drawReport = (fresh) => { data = fresh; drawAll(); };
