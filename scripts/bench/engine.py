@@ -143,7 +143,8 @@ def engine(ranks: int, config: Sequence[str], place: Path) -> tuple[list[dict[st
     words = ["-m", "orchestrator.engine.train", *sets(config)]
     said = torchrun(ranks, words, ORCHESTRATOR_EXPERIMENT=str(place))
     metrics = place / "outputs/rank_00_metrics.jsonl"
-    return [json.loads(line) for line in metrics.read_text().splitlines()], said
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [line for line in lines if "step_ms" in line], said
 
 
 def sets(config: Sequence[str]) -> list[str]:

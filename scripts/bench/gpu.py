@@ -141,7 +141,7 @@ def engine(place: Path, sections: dict[str, Any]) -> list[dict[str, Any]]:
         made = Trainer.from_config(config, ranks.join(config))
     made.train()
     lines = (place / "outputs/rank_00_metrics.jsonl").read_text(encoding="ascii").splitlines()
-    return [json.loads(line) for line in lines]
+    return [line for line in map(json.loads, lines) if "step_ms" in line]
 
 
 def llama(**training: Any) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def losses(experiment: Path) -> list[list[tuple[int, float]]]:
     """The step and loss of each line of each rank's metrics."""
     files = sorted((experiment / "outputs").glob("rank_*_metrics.jsonl"))
     lines = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-    return [[(line["step"], line["loss"]) for line in rank] for rank in lines]
+    return [[(line["step"], line["loss"]) for line in rank if "loss" in line] for rank in lines]
 
 
 def resume_dirs(head: Head) -> list[str]:

@@ -92,8 +92,8 @@ def test_the_examples_of_the_trainer_run_alone_and_on_two_nodes(head: Head) -> N
     assert "3 epochs are done (step 24)" in both.text
     assert "tensor(2.) 4" in both.text
     lines = (head.experiment / "outputs/rank_00_metrics.jsonl").read_text().splitlines()
-    found = json.loads(lines[-1])
-    assert found["val_accuracy"] > 0.8
+    found = [line for line in map(json.loads, lines) if "val_accuracy" in line]
+    assert found[-1]["val_accuracy"] > 0.8
     listed = typed(head, "ls", "--json")
     assert listed.finish() == 0
     saved = json.loads(listed.text)["checkpoints"]

@@ -39,7 +39,7 @@ class Job:
     own_disks: bool = False  # every node has outputs of its own
     memory: str = ""  # a directory: each node has memory of its own in it, which outlives the ranks
     signal: int | None = None  # sent to the last rank, or to all if it is SIGKILL
-    after_line: int = 3  # of the metrics of rank 0
+    after: tuple[str, int] = ('"loss"', 3)  # a word, and how often rank 0's metrics have it by then
     after_seconds: float = 0.0  # and so long after that
     timeout: float = 300.0  # ends what hangs; nothing is meant to
     call: str = ""  # module:function of the job's directory, instead of the engine's run
@@ -56,7 +56,8 @@ class Job:
 
     def metrics(self, rank: int = 0, node: int = 0) -> list[dict[str, Any]]:
         path = self.experiment(node) / "outputs" / f"rank_{rank:02d}_metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        return [line for line in lines if "saved_bytes" not in line]  # those of checkpoints
 
     def output(self, rank: int = 0) -> str:
         return (self.path / f"out_{rank}").read_text()
@@ -125,7 +126,8 @@ def start(job: Job) -> list[int]:
 
 def disturb(job: Job, pids: list[int]) -> None:
     metrics = job.experiment() / "outputs" / "rank_00_metrics.jsonl"
-    while not metrics.exists() or metrics.read_text().count("\n") < job.after_line:
+    word, often = job.after
+    while not metrics.exists() or metrics.read_text().count(word) < often:
         time.sleep(0.005)
         if any(ended(pid) for pid in pids):
             return

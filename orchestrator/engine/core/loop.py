@@ -126,7 +126,7 @@ class Loop:
             if self.checkpoints is not None:
                 if trains:
                     self._save_last(self.checkpoints)
-                self.reporter.saves(self.checkpoints.saved)
+                self.reporter.saves(self.state.step, self.checkpoints.saved)
                 self.checkpoints.leave()
             self.reporter.account.write()
         say(f"{state.ended} (step {state.step})")
@@ -328,7 +328,7 @@ class Loop:
         if self.checkpoints is not None:
             if self.checkpoints.poll() and reporter.watch is not None:
                 reporter.watch.wrote(self.checkpoints.wrote)
-            reporter.saves(self.checkpoints.saved)
+            reporter.saves(self.state.step, self.checkpoints.saved)
         with reporter.estimate.pause():
             self._compare_copies()
             if epoch_over or (state.ended and not self.training.endless):

@@ -314,10 +314,11 @@ class Reporter:
         text = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         self.say(f"epoch {epoch}{'' if whole else ' and a part'}  {text}")
 
-    def saves(self, done: list[tuple[int, int, float]]) -> None:
-        """Write down the checkpoints whose files are there; pruning takes no line away."""
-        for step, size, seconds in done:
-            self._write({"step": step, "saved_bytes": size, "saved_s": round(seconds, 3)})
+    def saves(self, step: int, done: list[tuple[int, int, float]]) -> None:
+        """Write down the checkpoints whose files are there by now; pruning takes no line away."""
+        for saved, size, seconds in done:
+            spent = round(seconds, 3)
+            self._write({"step": step, "saved_step": saved, "saved_bytes": size, "saved_s": spent})
         done.clear()
 
     def _write(self, record: Mapping[str, float | None]) -> None:

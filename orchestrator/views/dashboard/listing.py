@@ -66,7 +66,7 @@ class Listing:
             del self.kept[gone]
         rows = [self.row(each) for each in found]
         known = {name: kept.settings for name, kept in self.kept.items()}
-        names = settings.differing(
+        differing = settings.differing(
             [known[row.name] for row in rows if row.name in known], MOST_KEYS
         )
         return [
@@ -74,7 +74,7 @@ class Listing:
                 row,
                 settings={
                     name: value
-                    for name in names
+                    for name in differing
                     if (value := known.get(row.name, {}).get(name)) is not None
                 },
             )

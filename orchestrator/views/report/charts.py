@@ -48,6 +48,7 @@ WITHOUT = (
     "skipped_steps",
     "lost_steps",
     "exposed_comm_ms",
+    "saved_step",
     "saved_bytes",
     "saved_s",
     *PARTS,

@@ -30,7 +30,7 @@ LARGEST_DIFF = 200_000
 # What differs between ranks, and is worth a map of them.
 OF_RANKS = ("step_ms", "data_ms", "forward_backward_ms", "optimizer_ms", "exposed_comm_ms")
 MORE_OF_RANKS = ("memory_peak_bytes", "tokens_per_s")
-SAVED = "saved_bytes"  # in the metrics, at the step of a checkpoint
+SAVED, SAVED_BYTES = "saved_step", "saved_bytes"  # in the metrics, once a checkpoint is there
 MOST_MOMENTS = 200
 MOST_FILES = 4096  # of nodes and attempts whose events are kept
 
@@ -222,11 +222,14 @@ def saves(
             yield Moment(when, what, checkpoint.step)
     for training in trainings:
         known = training.curves.get(SAVED, Curve())
-        for step, bytes_ in zip(known.steps, known.means, strict=True):
-            if step not in there:
+        sizes = training.curves.get(SAVED_BYTES, Curve())
+        # Where several share a point of the curve, the last one is named.
+        for at, saved, bytes_ in zip(known.steps, known.highs, sizes.means, strict=False):
+            if (step := int(saved)) not in there:
                 pruned = ", pruned since" if there else ""
                 what = f"checkpoint of step {step}, {size(round(bytes_))}{pruned}"
-                yield placed(Moment(0.0, what, step, faint=bool(there)), training.times, record)
+                moment = placed(Moment(0.0, what, at), training.times, record)
+                yield replace(moment, step=step, faint=bool(there))
 
 
 def incidents_of_machines(experiment: Experiment, record: JobRecord) -> list[Moment]:

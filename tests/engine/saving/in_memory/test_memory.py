@@ -239,7 +239,7 @@ def test_killed_at_any_moment_at_most_a_step_is_lost(tmp_path: Path) -> None:
     chance = random.Random(14)
     lives = [
         job(tmp_path, f"life{number}", TWO_NODES, SHARDED, unending, signal=signal.SIGKILL,
-            after_line=3, after_seconds=chance.random() * 0.1)
+            after_seconds=chance.random() * 0.1)
         for number in range(8)
     ]  # fmt: skip
     assert run(*lives) == [[-9, -9]] * 8
