@@ -22,7 +22,6 @@ from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import trainers
 from orchestrator.records.outcome import Verdict
-from orchestrator.records.settings import flat
 
 Section = dict[str, Any]  # a key, with dots for what is inside, and its value
 Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of each
@@ -248,3 +247,15 @@ def everywhere(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Write the directory of a launch's own snapshot as if it were that of all."""
     workdir = SNAPSHOT.sub(SAME, str(facts.get("workdir") or ""))
     return {**facts, "workdir": workdir} if "workdir" in facts else dict(facts)
+
+
+def flat(data: Mapping[str, Any], before: str = "") -> Section:
+    """Return nested keys as one level, with dots between them."""
+    section: Section = {}
+    for key, value in data.items():
+        name = f"{before}{key}"
+        if isinstance(value, dict):
+            section.update(flat(mapping(value), f"{name}."))
+        else:
+            section[name] = value
+    return section

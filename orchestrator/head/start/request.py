@@ -14,7 +14,7 @@ from pathlib import Path
 from orchestrator.common import hiding
 from orchestrator.common.errors import UsageError, nearest
 from orchestrator.common.text import parse_seconds
-from orchestrator.config import load
+from orchestrator.config import label, load
 from orchestrator.config.launch import (
     DEFAULT_CONFIG,
     DEFAULT_HOOK,
@@ -35,8 +35,6 @@ from orchestrator.head.plan.model import EnvSetting, Target
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.start import user_env
 from orchestrator.head.start.payload import CALL
-from orchestrator.records import labels
-from orchestrator.records.labels import Label
 
 # Programs whose options are made elsewhere: by a library, of fields of another module.
 READS_ANY = re.compile(
@@ -101,7 +99,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         parse_seconds("--warm", launch.warm)
     if launch.hook is None and DEFAULT_HOOK.is_file():
         launch = replace(launch, hook=str(DEFAULT_HOOK))
-    labels.checked(Label(launch.note or "", launch.tag))
+    label.checked(label.launched(launch))
     targets = notify_target.parse_all(launch.notify)
     launch = replace(launch, notify=tuple(target.shown for target in targets))
     return Request(

@@ -11,10 +11,12 @@ from typing import Any
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
-from orchestrator.records import experiments, goodput, labels, settings
+from orchestrator.head.commands import label
+from orchestrator.records import experiments, goodput
 from orchestrator.records.experiment import RECORD, Experiment, JobRecord
 from orchestrator.records.metrics import progress
 from orchestrator.records.outcome import Verdict
+from orchestrator.views.dashboard import settings
 
 MOST = 500  # the newest; older ones are found by the commands
 MOST_KEYS = 24  # settings that differ, which a reader may choose as columns
@@ -111,8 +113,8 @@ class Listing:
                 kept.row = Row(
                     name=each.name, state=UNREADABLE, cause=f"unreadable ({type(error).__name__})"
                 )
-        label = labels.of(each, kept.record)  # anybody may change it, also of one that is over
-        return replace(kept.row, note=label.note, tags=label.tags)
+        said = label.of(each, kept.record)  # anybody may change it, also of one that is over
+        return replace(kept.row, note=said.note, tags=said.tags)
 
 
 def slim(record: JobRecord) -> JobRecord:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import UsageError
+from orchestrator.config.label import Label
 from orchestrator.config.launch import Launch
-from orchestrator.records import labels
-from orchestrator.records.labels import Label
+from orchestrator.head.commands import label as labels
 from tests.views.report.stories import experiment
 
 

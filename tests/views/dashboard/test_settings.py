@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.records import settings
+from orchestrator.views.dashboard import settings
 from tests.views.report.stories import experiment
 
 

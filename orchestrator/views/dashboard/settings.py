@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config import resolved
+from orchestrator.head.commands.diff import flat
 from orchestrator.records.experiment import Experiment, JobRecord
 
 OPTION = re.compile(r"--?([A-Za-z][\w.-]{0,80})(?:=(.*))?", re.DOTALL)
@@ -29,15 +30,6 @@ def of(experiment: Experiment, record: JobRecord) -> dict[str, str]:
     found = {name: shown(value) for name, value in flat(trained).items()}
     found |= {name: shown(value) for name, value in options(arguments(record.command))}
     return dict(list(found.items())[-MOST:])
-
-
-def flat(data: Mapping[Any, Any], before: str = "") -> dict[str, Any]:
-    """Return nested keys as one level, with dots between them."""
-    found: dict[str, Any] = {}
-    for key, value in data.items():
-        name = f"{before}{key}"
-        found |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return found
 
 
 def arguments(command: Sequence[str]) -> Sequence[str]:
