@@ -287,9 +287,9 @@ def label(
     as_json: bool,
 ) -> int:
     """Note what an experiment is for, and tag it; without an option, show both."""
-    from orchestrator.head.commands import label
+    from orchestrator.head.commands import ls
 
-    return label.label(where, experiment, note=note, tags=tags, without=without, as_json=as_json)
+    return ls.label(where, experiment, note=note, tags=tags, without=without, as_json=as_json)
 
 
 @click.command()

@@ -1,16 +1,20 @@
-"""`orchestrator ls`: list the jobs of this directory, the newest first."""
+"""`orchestrator ls` and `label`: list the jobs of this directory, and say what one is for."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.common.text import duration, plural
+from orchestrator.config.label import Label
 from orchestrator.config.launch import Where
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.status import find_job
+from orchestrator.head.status import label as label_file
 from orchestrator.protocol.message import encode
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -18,6 +22,7 @@ from orchestrator.records.metrics import progress
 
 AGES = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 USUALLY = 20  # jobs that are listed
+NOTE_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,9 @@ class Row:
     attempt: int = 1
     started: float = 0.0
     ended: float | None = None
-    note: str = ""  # why it failed, or why it cannot be read
+    cause: str = ""  # why it failed, or why it cannot be read
+    note: str = ""  # what people say of it
+    tags: tuple[str, ...] = ()
 
 
 def step_of(row: Row) -> str:
@@ -58,6 +65,10 @@ def age_of(row: Row) -> str:
     return f"{seconds // AGES[unit]} {unit}" if seconds else "-"
 
 
+def note_of(row: Row) -> str:
+    return "; ".join(filter(None, (" ".join(row.tags), row.note[:NOTE_CHARACTERS], row.cause)))
+
+
 COLUMNS: tuple[Column[Row], ...] = (
     Column("JOB", lambda row: row.name),
     Column("STATE", lambda row: (row.state, styles.STATES.get(row.state, ""))),
@@ -66,7 +77,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("LEFT", left_of, right=True),
     Column("NODES", lambda row: str(row.nodes), right=True),
     Column("AGE", age_of, right=True),
-    Column("NOTE", lambda row: (row.note, styles.DIM)),
+    Column("NOTE", lambda row: (note_of(row), styles.DIM)),
 )
 
 
@@ -99,12 +110,13 @@ def ls(where: Where, *, running: bool, every: bool, as_json: bool) -> int:
 def row_of(experiment: Experiment, where: Where) -> Row:
     try:
         record = experiment.read_record()
-        state, note = state_of(experiment, record, where)
+        state, cause = state_of(experiment, record, where)
         steps = progress.all_steps(experiment.path, record)
         known, _ = progress.of(experiment.path, record, steps)
     except (UsageError, OSError) as error:
-        note = error.what if isinstance(error, UsageError) else error.strerror or "unreadable"
-        return Row(experiment.name, "damaged", note=note)
+        cause = error.what if isinstance(error, UsageError) else error.strerror or "unreadable"
+        return Row(experiment.name, "damaged", cause=cause)
+    said = label_file.of(experiment, record)
     return Row(
         experiment.name,
         state,
@@ -114,7 +126,9 @@ def row_of(experiment: Experiment, where: Where) -> Row:
         attempt=record.attempt,
         started=record.started,
         ended=record.ended if record.over else None,
-        note=note,
+        cause=cause,
+        note=said.note,
+        tags=said.tags,
     )
 
 
@@ -128,3 +142,29 @@ def state_of(experiment: Experiment, record: JobRecord, where: Where) -> tuple[s
         return "ended", f"its result: orchestrator attach {experiment.name}"
     attempt = f"attempt {record.attempt}" if record.attempt > 1 else ""
     return record.state, attempt if certainty == find_job.SURELY else "its nodes do not answer"
+
+
+def label(
+    where: Where,
+    wanted: str | None,
+    *,
+    note: str | None,
+    tags: Sequence[str],
+    without: Sequence[str],
+    as_json: bool,
+) -> int:
+    """Change what is said of an experiment; without a change, show it."""
+    experiment = experiments.known(where.experiments, wanted, trusted=where.trust_record)
+    record = experiment.read_record()
+    if note is None and not tags and not without:
+        found = label_file.of(experiment, record)
+    else:
+        found = label_file.change(experiment, record, note=note, tags=tags, without=without)
+    data = {"experiment": experiment.name, **asdict(found)}
+    output.result(data, partial(words_of, experiment.name, found), as_json=as_json)
+    return EXIT_DONE
+
+
+def words_of(name: str, found: Label, terminal: Terminal) -> str:
+    tags = ", ".join(found.tags) or "none"
+    return f"{name}\n  note: {found.note or 'none'}\n  tags: {tags}"

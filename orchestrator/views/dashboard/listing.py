@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
-from orchestrator.head.commands import label
+from orchestrator.head.status import label
 from orchestrator.records import experiments, goodput
 from orchestrator.records.experiment import RECORD, Experiment, JobRecord
 from orchestrator.records.metrics import progress

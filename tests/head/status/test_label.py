@@ -10,7 +10,7 @@ import pytest
 from orchestrator.common.errors import UsageError
 from orchestrator.config.label import Label
 from orchestrator.config.launch import Launch
-from orchestrator.head.commands import label as labels
+from orchestrator.head.status import label as labels
 from tests.views.report.stories import experiment
 
 

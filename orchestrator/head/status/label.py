@@ -1,4 +1,4 @@
-"""`orchestrator label`: note what an experiment was for, and tag it.
+"""What people say of an experiment: a note, and tags.
 
 The record has what the launch said. What was said since stands in a file beside it, whole.
 """
@@ -8,16 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 
 from orchestrator.common import files
-from orchestrator.common.errors import EXIT_DONE, UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.config.label import LONGEST_NOTE, MOST_TAGS, Label, checked, launched, shown
-from orchestrator.config.launch import Where
-from orchestrator.head.screen import output
-from orchestrator.head.screen.output import Terminal
 from orchestrator.protocol.message import Nonsense, decode, parse
-from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 
 NAME = "label.json"
@@ -56,29 +51,3 @@ def change(
     except OSError as error:
         raise UsageError(f"{experiment.path / NAME} cannot be written: {error.strerror}") from error
     return label
-
-
-def label(
-    where: Where,
-    wanted: str | None,
-    *,
-    note: str | None,
-    tags: Sequence[str],
-    without: Sequence[str],
-    as_json: bool,
-) -> int:
-    """Change what is said of an experiment; without a change, show it."""
-    experiment = experiments.known(where.experiments, wanted, trusted=where.trust_record)
-    record = experiment.read_record()
-    if note is None and not tags and not without:
-        found = of(experiment, record)
-    else:
-        found = change(experiment, record, note=note, tags=tags, without=without)
-    data = {"experiment": experiment.name, **asdict(found)}
-    output.result(data, partial(to_text, experiment.name, found), as_json=as_json)
-    return EXIT_DONE
-
-
-def to_text(name: str, found: Label, terminal: Terminal) -> str:
-    tags = ", ".join(found.tags) or "none"
-    return f"{name}\n  note: {found.note or 'none'}\n  tags: {tags}"
