@@ -151,7 +151,7 @@ def test_mistakes_of_all_sections_are_named_together(tmp_path: Path) -> None:
         "did you mean 'nccl.profile'",
         "'training.max_stepz'",
         "training.batch_size must be a whole number, not 'many'",
-        "optimizer.lr is -1",
+        "optimizer.lr must be at least 0 (got -1)",
         "unknown key 'trainig'",
         "compile.mode is set, but nothing reads it",
     ):
