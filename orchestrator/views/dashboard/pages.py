@@ -56,6 +56,7 @@ class Page:
         differences = self.compared(self.experiments) if several else {}
         details = (page.part("details", experiment, several) for experiment in stories)
         return {
+            "cause": next((found.node for one in stories if (found := page.cause(one))), None),
             "over": all(experiment.record.over for experiment in stories),
             "heading": page.part("runs", stories, differences)
             if several

@@ -20,6 +20,7 @@ from orchestrator.common.text import duration, size
 from orchestrator.head.follow import verdict
 from orchestrator.records import goodput
 from orchestrator.records.experiment import JobRecord
+from orchestrator.records.outcome import Verdict
 from orchestrator.records.metrics.curves import Curve
 from orchestrator.views.report import charts as choice
 from orchestrator.views.report import scaling
@@ -68,6 +69,11 @@ def digest(text: str) -> str:
 
 
 # -- the first screen -----------------------------------------------------------------------------
+
+
+def cause(story: Story) -> Verdict | None:
+    """Return why a job failed; a stop that somebody asked for is no failure."""
+    return None if story.record.state == "stopped" else story.record.verdict
 
 
 def lasted(record: JobRecord) -> str:
@@ -314,8 +320,11 @@ def nodes(story: Story) -> tuple[list[str], list[list[Any]]]:
         last = node.first_rank + node.nproc - 1
         ranks = f"{node.first_rank} to {last}" if node.nproc > 1 else node.first_rank
         code = "-" if node.exit_code is None else node.exit_code
+        state = node.state
+        if (found := cause(story)) and found.node == node.index:
+            state += " (the cause)" if found.rank is None else f" (rank {found.rank} was the cause)"
         cells = [fact(name, facts.get(name)) for name in names]
-        rows.append([node.index, node.name, ranks, node.state, code, *cells])
+        rows.append([node.index, node.name, ranks, state, code, *cells])
     headings = ["node", "name", "ranks", "state", "exit code"]
     return [*headings, *(FACTS[name] for name in names)], rows
 
@@ -365,7 +374,7 @@ TEMPLATES = templates_in(WEB)
 TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
 TEMPLATES.globals["looks"] = {"done": "good", "failed": "bad", "lost": "bad"}
 TEMPLATES.filters["verdict"] = verdict.to_lines
-for function in (digest, lasted, figures, runs, clock, written, since, marks, nodes, what_was_run):
+for function in (digest, cause, lasted, figures, runs, clock, written, since, marks, nodes, what_was_run):
     TEMPLATES.filters[function.__name__] = function
 
 

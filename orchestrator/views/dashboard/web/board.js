@@ -236,6 +236,14 @@
     at(id).querySelectorAll("details").forEach((details, i) => { details.open = Boolean(open[i]); });
     return true;
   }
+  // The log of the node where a failure began, unless the reader has chosen one.
+  let cause = null;
+  function lookAt(node) {
+    const select = at("node");
+    if (!select || node == null || select.dataset.chosen || select.value === String(node)) return;
+    select.value = String(node);
+    if (select.value === String(node)) select.dispatchEvent(new Event("change"));
+  }
   let busy = false, again = false;
   async function refresh() {
     if (busy) { again = true; return; }
@@ -250,6 +258,7 @@
       document.querySelectorAll("#drawn select").forEach((select, i) => { select.selectedIndex = maps[i] || 0; });
       fill("details", parts.details);
       if (at("stop")) at("stop").hidden = parts.over;
+      if (parts.cause !== cause) lookAt(cause = parts.cause);
       drawReport(parts.data);
     } catch (error) {
       alive("not connected: trying again");
@@ -320,7 +329,7 @@
     const hear = { page: refresh, stopping, lines: showLines };
     const events = () => path(names[0], "/events" + (at("node").value ? "?node=" + at("node").value : ""));
     const reconnect = connect(events, hear, () => at("log").replaceChildren());
-    at("node").onchange = reconnect;
+    at("node").onchange = (event) => { if (event.isTrusted) at("node").dataset.chosen = "yes"; reconnect(); };
     at("search").onsubmit = search;
     at("stop").onclick = () => at("ask").showModal();
     at("ask").onclose = () => { if (at("ask").returnValue === "stop") stop(); at("ask").returnValue = ""; };
