@@ -184,7 +184,7 @@ def owners_of(optimizer: Optimizer, on_shards: Callable[[], Any]) -> Owners | No
 
 
 def needs_owners(optimizer: Optimizer, mesh: DeviceMesh, on_shards: Callable[[], Any]) -> bool:
-    expected = trial(optimizer, mesh)
+    expected, _ = trial(optimizer, mesh)
     places: list[Placement] = [Replicate()] * (mesh.ndim - 1)
 
     def cut(value: Tensor) -> Tensor:
@@ -194,17 +194,17 @@ def needs_owners(optimizer: Optimizer, mesh: DeviceMesh, on_shards: Callable[[],
 
     try:
         with on_shards():
-            found = trial(optimizer, mesh, cut)
+            found, _ = trial(optimizer, mesh, cut)
     except Exception:  # noqa: BLE001 (code of libraries)
         found = None
     if found is not None and all(map(close, found, expected)):
         return False
     for place in range(len(expected)):
         for late in (None, place):  # a count of steps may begin with the first gradient of a group
-            beside, alone = (
-                trial(optimizer, mesh, only=o, late=late)[place][1] for o in (None, place)
-            )
-            if not alone.equal(beside):
+            beside, alone = (trial(optimizer, mesh, only=o, late=late) for o in (None, place))
+            if not alone[0][place][1].equal(beside[0][place][1]):
+                return False
+            if alone[1] != beside[1]:  # what all parameters share may show in weights later on
                 return False
     return True
 
@@ -223,9 +223,9 @@ def trial(
     spread: Callable[[Tensor], Tensor] = lambda value: value,
     only: int | None = None,
     late: int | None = None,  # has no gradient in the first step
-) -> list[tuple[Tensor, Tensor]]:
+) -> tuple[list[tuple[Tensor, Tensor]], dict[str, float]]:
     """Let a copy of an optimizer take some steps on small tensors, of which one alone, or all, have
-    gradients; give what they were, and what becomes of them."""
+    gradients; give what they were and what becomes of them, and the numbers that they share."""
     torch.manual_seed(0)
     small = small_of(optimizer, mesh)
     drawn = {
@@ -243,7 +243,22 @@ def trial(
         own.step()
     values: list[Any] = [parameter.detach() for parameter in made.values()]
     ended = [value.full_tensor() if isinstance(value, DTensor) else value for value in values]
-    return [(drawn[shape][0], end) for shape, end in zip(small.values(), ended, strict=True)]
+    pairs = [(drawn[shape][0], end) for shape, end in zip(small.values(), ended, strict=True)]
+    return pairs, shared_by_all(own)
+
+
+def shared_by_all(optimizer: Optimizer) -> dict[str, float]:
+    """Return the numbers that an optimizer keeps for a group, or for all of its parameters."""
+    own = {key: value for key, value in vars(optimizer).items() if key not in GIVEN}
+    state = {str(key): v for key, v in optimizer.state.items() if not isinstance(key, Tensor)}
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    found = {}
+    for path, value in tree.tree_flatten_with_path([own, state, groups])[0]:
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = float(value)  # noqa: PLW2901  a number as a tensor is a number
+        if isinstance(value, (int, float)):
+            found[tree.keystr(path)] = float(value)
+    return found
 
 
 def small_of(optimizer: Optimizer, mesh: DeviceMesh) -> dict[tuple[int, int], tuple[int, ...]]:

@@ -20,8 +20,8 @@ from orchestrator.common.text import duration, size
 from orchestrator.head.follow import verdict
 from orchestrator.records import goodput
 from orchestrator.records.experiment import JobRecord
-from orchestrator.records.outcome import Verdict
 from orchestrator.records.metrics.curves import Curve
+from orchestrator.records.outcome import Verdict
 from orchestrator.views.report import charts as choice
 from orchestrator.views.report import scaling
 from orchestrator.views.report.charts import Axis, Chart, Line, Map, Mark
@@ -374,7 +374,19 @@ TEMPLATES = templates_in(WEB)
 TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
 TEMPLATES.globals["looks"] = {"done": "good", "failed": "bad", "lost": "bad"}
 TEMPLATES.filters["verdict"] = verdict.to_lines
-for function in (digest, cause, lasted, figures, runs, clock, written, since, marks, nodes, what_was_run):
+for function in (
+    digest,
+    cause,
+    lasted,
+    figures,
+    runs,
+    clock,
+    written,
+    since,
+    marks,
+    nodes,
+    what_was_run,
+):
     TEMPLATES.filters[function.__name__] = function
 
 

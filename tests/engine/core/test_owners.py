@@ -32,7 +32,14 @@ from tests.engine.by_hand import (
     trained,
     whole,
 )  # fmt: skip
-from tests.engine.programs.optimizers import Coarse, Lists, Roots, Roundabout, Switching
+from tests.engine.programs.optimizers import (
+    Coarse,
+    Gauging,
+    Lists,
+    Roots,
+    Roundabout,
+    Switching,
+)
 from tests.engine.worlds import Job, run
 
 pytestmark = pytest.mark.usefixtures("no_groups_left")
@@ -81,8 +88,9 @@ def choose(rank: int) -> None:
     """Only those that need owners have them: the others are right on shards, or look at all."""
     for make, owned in [(Coarse, True), (Lists, False), (momentum, False), (Switching, False)]:
         assert bool(made(make, strategy="full_shard").parts.steppers.first.owners) is owned, make
-    with pytest.raises(UsageError, match=r"Roundabout.* with sharded parameters"):
-        trained(made(Roundabout, strategy="full_shard"))
+    for make in (Roundabout, Gauging):
+        with pytest.raises(UsageError, match=rf"{make.__name__}.* with sharded parameters"):
+            trained(made(make, strategy="full_shard"))
 
 
 def test_two_by_two_go_on_from_memory(tmp_path: Path) -> None:

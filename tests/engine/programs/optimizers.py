@@ -257,6 +257,21 @@ class Roundabout(Roots):
         super().step()
 
 
+class Gauging(Roots):
+    """Sums up the gradients of a group, and goes by the sum much later, as D-Adaptation does."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            every = [p for p in group["params"] if p.grad is not None]
+            seen = sum(float(parameter.grad.abs().sum()) for parameter in every)
+            group["seen"] = group.get("seen", 0.0) + seen
+            group["steps"] = group.get("steps", 0) + 1
+            for parameter in every if group["steps"] > 10 else ():
+                parameter.grad.div_(1.0 + group["seen"])
+        super().step()
+
+
 def matrices(parameters: Any) -> Optimizer:
     return torch.optim.Muon([p for p in parameters if p.dim() == 2], lr=1e-2)
 
