@@ -69,9 +69,10 @@ def refuse_other(name: str, value: Any, options: list[Any], fix: str) -> None:
         return
     names = [o for o in options if o is not types.NoneType]
     words = [KINDS[o][1] if o in KINDS else f"a {o.__name__}" for o in names]
-    shown = repr(value)
-    shown = shown if len(shown) <= SHOWN else f"a {type(value).__name__}"
-    raise UsageError(f"{name}={shown} is not {' or '.join(words)}", fix)
+    shown, wanted = repr(value), " or ".join(words)
+    if len(shown) > SHOWN:
+        raise UsageError(f"{name}= is a {type(value).__name__}, not {wanted}", fix)
+    raise UsageError(f"{name}={shown} is not {wanted}", fix)
 
 
 def fits(value: Any, option: Any) -> bool:

@@ -202,9 +202,10 @@ class Stepper:
                 for owners in self.owners:
                     whole.enter_context(owners.stepping())
                 self.optimizer.step()
-        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError,
-                ValueError) as error:  # fmt: skip
-            if self.proved:
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError,
+                TypeError, ValueError) as error:  # fmt: skip
+            # Too little memory, or a rank that is gone, says nothing of the optimizer.
+            if self.proved or isinstance(error, (torch.OutOfMemoryError, dist.DistError)):
                 raise
             sharded = self.mesh.mesh is not None
             raise UsageError(
