@@ -14,12 +14,9 @@ OLDEST_TORCH = (2, 8)  # that the engine can shard with
 
 
 def reach(case: Case) -> Iterator[Finding]:
-    """Tell what fails on many nodes once, not once for each of them."""
-    failed = by_value(
-        (node.name, (node.ask, node.error, node.fix)) for node in case.nodes if node.error
-    )
-    for (check, error, fix), names in failed.items():
-        yield Finding(check, BAD, tuple(names), f"{listed(names)}: {error}", fix)
+    for node in case.nodes:
+        if node.error:
+            yield Finding(node.ask, BAD, (node.name,), f"{node.name}: {node.error}", node.fix)
 
 
 def cordon(case: Case) -> Iterator[Finding]:

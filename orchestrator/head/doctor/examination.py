@@ -24,8 +24,9 @@ from orchestrator.head.doctor.findings import (
     Examined,
     Finding,
     Needs,
+    folded,
 )
-from orchestrator.head.nodes.facts import ProbedNode
+from orchestrator.head.nodes.facts import ProbedNode, by_value, listed
 from orchestrator.head.plan import addresses as node_addresses
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.head.screen import output, styles
@@ -139,7 +140,7 @@ def diagnose(
 def judge(case: Case, began: float) -> Diagnosis:
     """Run every check on what is known of the nodes."""
     findings = [finding for check in CHECKS.values() for finding in check(case)]
-    return Diagnosis(case, tuple(findings), time.monotonic() - began)
+    return Diagnosis(case, tuple(folded(findings)), time.monotonic() - began)
 
 
 def find_addresses(
@@ -247,6 +248,14 @@ def to_text(diagnosis: Diagnosis, terminal: Terminal = PLAIN, *, hints: bool = T
     return "\n\n".join(part for part in parts if part)
 
 
+def telling(diagnosis: Diagnosis) -> tuple[list[str], int]:
+    """Return the checks that are not well on every node, and how many others there are."""
+    every = columns(diagnosis)
+    nodes = diagnosis.case.nodes
+    told = [name for name in every if any(diagnosis.level(node, name) in LEVELS for node in nodes)]
+    return told, len(every) - len(told)
+
+
 def columns(diagnosis: Diagnosis) -> list[str]:
     """List the checks that at least one node went through."""
     return [
@@ -258,21 +267,31 @@ def columns(diagnosis: Diagnosis) -> list[str]:
 
 def table(diagnosis: Diagnosis, terminal: Terminal) -> str:
     """Draw a row for each node; several tables, one below the other, on a narrow screen."""
-    nodes = diagnosis.case.nodes
+    told, well = telling(diagnosis)
     blocks = []
-    widest = max(len(node.name) for node in nodes)
-    for checks in groups(columns(diagnosis), (terminal.width or output.UNLIMITED_COLUMNS) - widest):
+    alike = by_value(
+        (node.name, tuple(diagnosis.level(node, name) for name in told))
+        for node in diagnosis.case.nodes
+    )
+    named = [(listed(names), levels) for levels, names in alike.items()]
+    room = (terminal.width or output.UNLIMITED_COLUMNS) - max(len(names) for names, _ in named)
+    for checks in groups(told, room):
         rows: list[list[Cell]] = [["", *checks]]
-        for node in nodes:
-            levels = [diagnosis.level(node, name) for name in checks]
-            rows.append([node.name, *((WORDS[level], STYLES[level]) for level in levels)])
+        for names, levels in named:
+            of_node = dict(zip(told, levels, strict=True))
+            cells = [(WORDS[of_node[name]], STYLES[of_node[name]]) for name in checks]
+            rows.append([names, *cells])
         blocks.append(output.table(rows, terminal, headed=True))
+    if well:
+        blocks.append(f"{plural(well, 'check')} {'is' if well == 1 else 'are'} ok on all nodes")
     return "\n\n".join(blocks)
 
 
 def groups(checks: Sequence[str], width: int) -> Iterator[list[str]]:
     """Split the checks into rows of headings that are no wider than this."""
     group: list[str] = []
+    if not checks:
+        return
     used = 0
     for name in checks:
         size = max(len(name), 4) + 2

@@ -79,7 +79,25 @@ class Case:
         return [(node, node.checkup) for node in self.nodes if node.checkup is not None]
 
 
+NAME = "\0"  # in the place of a node's name, so that sentences can be compared
 Check = Callable[[Case], Iterator[Finding]]
+
+
+def folded(findings: Sequence[Finding]) -> list[Finding]:
+    """Tell what several nodes have alike once, with the names of all; its fix names the first."""
+    alike: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        name, _, what = finding.what.partition(": ")
+        own = finding.nodes == (name,)
+        fix = finding.fix.replace(name, NAME) if own else finding.fix
+        key = (finding.check, finding.level, what if own else finding.what, fix, NAME * own)
+        alike.setdefault(key, []).append(finding)
+    told = []
+    for (check, level, what, _, own), same in alike.items():
+        nodes = tuple(dict.fromkeys(node for each in same for node in each.nodes))
+        words = f"{listed(nodes)}: {what}" if own else what
+        told.append(Finding(check, level, nodes, words, same[0].fix))
+    return told
 
 
 def odd_values(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[str]]]:
