@@ -93,9 +93,9 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
         key = (finding.check, finding.level, what if own else finding.what, fix, NAME * own)
         alike.setdefault(key, []).append(finding)
     told = []
-    for (check, level, what, _, own), same in alike.items():
+    for (check, level, what, _, named), same in alike.items():
         nodes = tuple(dict.fromkeys(node for each in same for node in each.nodes))
-        words = f"{listed(nodes)}: {what}" if own else what
+        words = f"{listed(nodes)}: {what}" if named else what
         told.append(Finding(check, level, nodes, words, same[0].fix))
     return told
 

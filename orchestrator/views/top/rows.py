@@ -11,13 +11,14 @@ from typing import ClassVar
 
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
+from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from orchestrator.head.screen.output import printable
+from orchestrator.head.screen.output import Cell, printable
 
 BETWEEN = "  "
 HEAD = 1  # the line of the headings, which stays while the rows scroll
@@ -53,17 +54,20 @@ class Rows(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.headings = list(headings)
         self.rows: list[list[str]] = []
+        self.styles_of: list[list[str]] = []  # of each cell
         self.cursor_row = 0
         self.widths = [cell_len(heading) for heading in headings]
 
     # -- what is shown -----------------------------------------------------------------------
 
-    def fill(self, rows: Sequence[Sequence[str]]) -> None:
+    def fill(self, rows: Sequence[Sequence[Cell]]) -> None:
         """Show these rows. The cursor stays on the row that it was on, wherever that is now.
 
         A key must not mean another job than the one that was chosen.
         """
-        before, self.rows = self.rows, [[printable(cell) for cell in row] for row in rows]
+        pairs = [[(cell, "") if isinstance(cell, str) else cell for cell in row] for row in rows]
+        before, self.rows = self.rows, [[printable(text) for text, _ in row] for row in pairs]
+        looked, self.styles_of = self.styles_of, [[style for _, style in row] for row in pairs]
         names = [row[0] for row in self.rows]
         chosen = before[self.cursor_row][0] if self.cursor_row < len(before) else None
         same = [row[0] for row in before] == names
@@ -74,13 +78,18 @@ class Rows(ScrollView, can_focus=True):
         widths = [max(pair) for pair in zip(self.widths, widths or self.widths, strict=True)]
         if same and widths == self.widths:
             for at, row in enumerate(self.rows):
-                if row != before[at]:
+                if row != before[at] or self.styles_of[at] != looked[at]:
                     self.draw(at)
             return
         self.widths = widths
         width = sum(widths) + len(BETWEEN) * (len(widths) + 1)
         self.virtual_size = Size(width, len(self.rows) + HEAD)
         self.refresh(layout=True)
+
+    def head(self, headings: Sequence[str]) -> None:
+        """Write other headings above the same columns."""
+        self.headings = list(headings)
+        self.refresh()
 
     def draw(self, row: int) -> None:
         self.refresh(Region(0, row + HEAD - self.scroll_offset.y, self.size.width, 1))
@@ -90,18 +99,22 @@ class Rows(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         at = y - HEAD + self.scroll_offset.y
+        looks = [""] * len(self.headings)
         if y < HEAD:
             cells, kind = self.headings, "head"
         elif at < len(self.rows):
             chosen = at == self.cursor_row
             cells, kind = self.rows[at], "chosen" if chosen else ("even", "odd")[at % 2]
+            looks = looks if chosen and self.has_focus else self.styles_of[at]
         else:
             return Strip.blank(self.size.width, self.rich_style)
         style = self.get_component_rich_style(f"rows--{kind}")
-        sized = map(set_cell_size, cells, self.widths)
-        text = f"{BETWEEN}{BETWEEN.join(sized)}{BETWEEN}"
+        segments = [Segment(BETWEEN, style)]
+        for cell, width, look in zip(cells, self.widths, looks, strict=True):
+            own = style + Style.parse(look) if look else style
+            segments += [Segment(set_cell_size(cell, width), own), Segment(BETWEEN, style)]
         left = self.scroll_offset.x
-        return Strip([Segment(text, style)]).crop_extend(left, left + self.size.width, style)
+        return Strip(segments).crop_extend(left, left + self.size.width, style)
 
     # -- the row that is chosen --------------------------------------------------------------
 

@@ -5,26 +5,43 @@ textual draws it. A thread looks at the nodes; the screen only ever shows what i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from rich.text import Text
-from textual import work
+from textual import events, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Label, RichLog, Static
+from textual.widgets import Footer, Input, Label, RichLog, Static
 
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.text import plural
-from orchestrator.head.screen.output import printable
+from orchestrator.head.screen.output import Table, printable
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top import table
 from orchestrator.views.top.rows import Rows
-from orchestrator.views.top.sample import JobSample, Sample
+from orchestrator.views.top.sample import JobSample, NodeSample, Sample
+
+R = TypeVar("R")
+HELP = [
+    "arrows, page up and down   choose a row",
+    "tab                        go from jobs to nodes and back",
+    "enter                      a job's ranks; a node's GPUs and processes",
+    "/                          show only rows with a word; escape shows all",
+    "o                          sort by the next column, the most first",
+    "l                          the last lines of a job's or a rank's log",
+    "t                          the stack of a rank",
+    "e                          what happened so far",
+    "s                          stop a job, after asking",
+    "q                          quit; everything keeps running",
+    "",
+    "Green is in use, yellow from 60 %, red from 85 % or not well.",
+]
 
 
 @dataclass(frozen=True)
@@ -139,7 +156,7 @@ class Ranks(JobKeys, ModalScreen[None]):
     def show(self, job: JobSample) -> None:
         self.job = job
         self.heading.update(Text(printable(table.job_words(job))))
-        self.ranks.fill([table.RANKS.words(rank) for rank in job.ranks])
+        self.ranks.fill([table.RANKS.cells(rank) for rank in job.ranks])
 
     def subject(self) -> tuple[JobSample, RankProgress | None]:
         at = self.ranks.cursor_row
@@ -174,6 +191,10 @@ class Top(JobKeys, App[None]):
         Binding("e", "events", "events"),
         Binding("s", "stop", "stop"),
         Binding("tab", "focus_next", "nodes/jobs"),
+        Binding("enter", "closer", "closer"),
+        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("o", "sort", "sort"),
+        Binding("question_mark,h,f1", "help", "help", key_display="?"),
         Binding("ctrl+c", "quit", show=False, priority=True),
     ]
     CSS = """
@@ -181,6 +202,7 @@ class Top(JobKeys, App[None]):
     Top Rows { height: auto; max-height: 70%; }
     Ranks Rows { height: 1fr; max-height: 100%; }
     #jobs { margin-top: 1; }
+    #filter { display: none; height: 1; border: none; }
     """
 
     def __init__(
@@ -202,6 +224,9 @@ class Top(JobKeys, App[None]):
         self.heading = Static("reaching the nodes ...", id="heading")
         self.nodes = Rows(table.NODES.headings, id="nodes")
         self.jobs = Rows(table.JOB_HEADINGS, id="jobs")
+        self.filter = Input(placeholder="only rows with ...", id="filter")
+        self.sorts = {self.nodes: "", self.jobs: ""}  # the column of each table
+        self.shown: tuple[list[NodeSample], list[JobSample]] = ([], [])
 
     def on_unmount(self) -> None:
         self.over.set()
@@ -212,6 +237,7 @@ class Top(JobKeys, App[None]):
             both.can_focus = False  # the tables are what keys move in
             yield self.nodes
             yield self.jobs
+        yield self.filter
         yield Footer()
 
     def on_mount(self) -> None:
@@ -234,11 +260,32 @@ class Top(JobKeys, App[None]):
         reached = sum(node.checkup is not None for node in sample.nodes)
         words = f"{reached} of {len(sample.nodes)} nodes"
         words += f", {plural(len(sample.jobs), 'job')}"
+        words += f", only rows with {self.filter.value!r}" if self.filter.value else ""
         self.heading.update(Text(words))
-        self.nodes.fill([table.NODES.words(node) for node in sample.nodes])
         jobs = table.job_table(sample.time)
-        self.jobs.fill([jobs.words(job) for job in sample.jobs])
+        self.shown = (
+            self.chosen(sample.nodes, table.NODES, self.sorts[self.nodes], table.OF_NODES),
+            self.chosen(sample.jobs, jobs, self.sorts[self.jobs], table.OF_JOBS),
+        )
+        self.nodes.fill([table.NODES.cells(node) for node in self.shown[0]])
+        self.jobs.fill([jobs.cells(job) for job in self.shown[1]])
         self.show_ranks(sample)
+
+    def chosen(
+        self,
+        rows: Sequence[R],
+        columns: Table[R],
+        by: str,
+        orders: Mapping[str, Callable[[R], float | None]],
+    ) -> list[R]:
+        """Return the rows that have the word of the filter, in the order that was chosen."""
+        word = self.filter.value.lower()
+        kept = [row for row in rows if word in " ".join(columns.words(row)).lower()]
+        if by:
+            values = {id(row): orders[by](row) for row in kept}
+            kept.sort(key=lambda row: -math.inf if (v := values[id(row)]) is None else v)
+            kept.reverse()
+        return kept
 
     def show_ranks(self, sample: Sample) -> None:
         """Show the ranks of the job that is looked at closer; with the one job the screen ends."""
@@ -261,8 +308,7 @@ class Top(JobKeys, App[None]):
 
     def subject(self) -> tuple[JobSample, None] | None:
         """Return the job under the cursor."""
-        at = self.jobs.cursor_row
-        jobs = self.sample.jobs if self.sample is not None else ()
+        at, jobs = self.jobs.cursor_row, self.shown[1]
         if 0 <= at < len(jobs):
             return jobs[at], None
         nodes = self.sample.nodes if self.sample is not None else ()
@@ -275,6 +321,49 @@ class Top(JobKeys, App[None]):
         if subject := self.subject():
             self.closer(subject[0].job)
             self.push_screen(Ranks(subject[0], alone=False), lambda _: self.closer(""))
+
+    def action_closer(self) -> None:
+        """Show the ranks of a job, or the GPUs and processes of a node."""
+        at, nodes = self.nodes.cursor_row, self.shown[0]
+        if self.focused is not self.nodes:
+            self.action_ranks()
+        elif 0 <= at < len(nodes):
+            lines = table.node_lines(nodes[at])
+            self.push_screen(Lines(nodes[at].name, lines, from_end=False))
+
+    def action_filter(self) -> None:
+        self.filter.styles.display = "block"
+        self.filter.focus()
+
+    def on_input_changed(self) -> None:
+        if self.sample is not None:
+            self.show(self.sample)
+
+    def on_input_submitted(self) -> None:
+        self.leave_filter()
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key == "escape" and self.focused is self.filter:
+            self.filter.value = ""
+            self.leave_filter()
+
+    def leave_filter(self) -> None:
+        self.filter.styles.display = "none"
+        self.jobs.focus()
+
+    def action_sort(self) -> None:
+        """Sort the table that has the cursor by its next column, or as it was."""
+        rows, orders, headings = self.jobs, [*table.OF_JOBS], table.JOB_HEADINGS
+        if self.focused is self.nodes:
+            rows, orders, headings = self.nodes, [*table.OF_NODES], table.NODES.headings
+        ways = ["", *orders]
+        by = self.sorts[rows] = ways[(ways.index(self.sorts[rows]) + 1) % len(ways)]
+        rows.head([f"{name} ▼" if name == by else name for name in headings])
+        if self.sample is not None:
+            self.show(self.sample)
+
+    def action_help(self) -> None:
+        self.push_screen(Lines("keys", HELP, from_end=False))
 
     @work(thread=True)
     def read(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from orchestrator.common import text
 from orchestrator.head.nodes.machine import UNKNOWN, hides_users, unknown_users
-from orchestrator.head.screen.output import Column, Table
-from orchestrator.protocol.facts import Gpu
+from orchestrator.head.screen import styles
+from orchestrator.head.screen.output import Cell, Column, Table
+from orchestrator.protocol.facts import Gpu, Holder
 from orchestrator.protocol.message import encode
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top.sample import JobSample, NodeSample, Sample
@@ -18,26 +19,53 @@ BAR_CHARACTERS = 8
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 HEIGHTS = "▁▂▃▄▅▆▇█"
 MOST_USERS = 3
+IDLE, BUSY, FULL = 0.05, 0.6, 0.85  # of what a node has, from which on it is coloured
 
 
 # -- nodes ----------------------------------------------------------------------------------------
 
 
-def cpu_words(node: NodeSample) -> str:
-    load = node.load
-    if load is None:
-        return UNKNOWN
-    share = load.cores / max(1, load.cpus)
-    return f"{curve([p.cpu for p in node.history], share)} {load.cores:.1f} of {load.cpus}"
+def heat(share: float | None) -> str:
+    """Return the style of a share that is in use."""
+    limits = ((FULL, styles.FAILED), (BUSY, styles.WARNING), (IDLE, styles.DONE))
+    return next((style for limit, style in limits if share is not None and share >= limit), "")
 
 
-def memory_words(node: NodeSample) -> str:
+def cpu_share(node: NodeSample) -> float | None:
+    return node.load.cores / max(1, node.load.cpus) if node.load else None
+
+
+def memory_share(node: NodeSample) -> float | None:
     load = node.load
+    return 1.0 - load.available / load.memory if load and load.memory else None
+
+
+def gpu_share(node: NodeSample) -> float | None:
+    busy = [gpu.busy for gpu in node.gpus if gpu.busy is not None]
+    return sum(busy) / len(busy) / 100 if busy else None
+
+
+def gpu_memory_share(node: NodeSample) -> float | None:
+    known = [(gpu.used, gpu.memory) for gpu in node.gpus if gpu.used is not None and gpu.memory]
+    return sum(used for used, _ in known) / sum(whole for _, whole in known) if known else None
+
+
+def cpu_words(node: NodeSample) -> Cell:
+    load, share = node.load, cpu_share(node)
+    if load is None or share is None:
+        return UNKNOWN
+    drawn = curve([p.cpu for p in node.history], share)
+    return f"{drawn} {load.cores:.1f} of {load.cpus}", heat(share)
+
+
+def memory_words(node: NodeSample) -> Cell:
+    load, used = node.load, memory_share(node) or 0.0
     if load is None:
         return UNKNOWN
-    used = 1.0 - load.available / load.memory if load.memory else 0.0
     words = f"{bar(used)} {text.size(load.memory - load.available, binary=True)}"
-    return words + (f", {text.size(load.swapped, binary=True)} swapped" if load.swapped else "")
+    if not load.swapped:
+        return words, heat(used)
+    return f"{words}, {text.size(load.swapped, binary=True)} swapped", styles.FAILED
 
 
 def sent_words(node: NodeSample) -> str:
@@ -45,10 +73,17 @@ def sent_words(node: NodeSample) -> str:
     return " ".join(filter(None, (rate(node.sent), spark(moved, max_of(moved)))))
 
 
-def gpus_of(node: NodeSample) -> str:
+def gpus_of(node: NodeSample) -> Cell:
     if node.checkup is None or node.checkup.gpus is None:
         return UNKNOWN
-    return gpu_words(node.gpus, [point.gpu for point in node.history])
+    words = gpu_words(node.gpus, [point.gpu for point in node.history])
+    sick = any(gpu.problem for gpu in node.gpus)
+    return words, styles.FAILED if sick else styles.DONE if gpu_share(node) else ""
+
+
+def who_words(node: NodeSample) -> Cell:
+    names = who(node)
+    return names, styles.DONE if names == "free" else ""
 
 
 def who(node: NodeSample) -> str:
@@ -71,13 +106,51 @@ NODES: Table[NodeSample] = Table(
         Column("CPU", cpu_words),
         Column("MEMORY", memory_words),
         Column("GPU", gpus_of),
-        Column("GPU MEMORY", lambda node: gpu_memory(node.gpus)),
+        Column("GPU MEMORY", lambda node: (gpu_memory(node.gpus), heat(gpu_memory_share(node)))),
         Column("IN", lambda node: rate(node.received)),
         Column("OUT", sent_words),
-        Column("WHO", who, absent=lambda node: node.problem or "no answer yet"),
+        Column(
+            "WHO", who_words, absent=lambda node: (node.problem or "no answer yet", styles.WARNING)
+        ),
     ),
     is_absent=lambda node: node.checkup is None,
 )
+# What the rows of a table can be sorted by, the most first.
+OF_NODES: Mapping[str, Callable[[NodeSample], float | None]] = {
+    "CPU": cpu_share,
+    "MEMORY": memory_share,
+    "GPU": gpu_share,
+    "GPU MEMORY": gpu_memory_share,
+    "IN": lambda node: node.received,
+    "OUT": lambda node: node.sent,
+}
+
+
+def node_lines(node: NodeSample) -> list[str]:
+    """Tell all of one node: each GPU, each process on it, each user of the processors."""
+    if node.checkup is None:
+        return [node.problem or "no answer yet"]
+    lines = []
+    for gpu in node.gpus:
+        busy = UNKNOWN if gpu.busy is None else f"{bar(gpu.busy / 100)} {gpu.busy:3} %"
+        parts = [f"GPU {gpu.index}", gpu.model, busy, f"{size_words(gpu.used)} of"]
+        parts[-1] += f" {size_words(gpu.memory)}"
+        parts += [f"{gpu.temperature} °C"] if gpu.temperature is not None else []
+        lines.append("  ".join([*parts, *filter(None, [gpu.problem])]))
+        of_gpu = (each for each in node.checkup.holders or () if each.gpu == gpu.uuid)
+        lines += map(process, of_gpu)
+    users = node.load.users if node.load else ()
+    lines += [""] * bool(lines and users)
+    for user in users:
+        job = f"  {user.job}" if user.job else ""
+        lines.append(f"{user.user}: {user.cores:.1f} cores, {size_words(user.memory)}{job}")
+    return lines or ["nothing of anybody runs here"]
+
+
+def process(holder: Holder) -> str:
+    who = holder.user or UNKNOWN
+    parts = [f"    {holder.pid}", who, holder.name, size_words(holder.used), holder.job]
+    return "  ".join(filter(None, parts))
 
 
 # -- jobs -----------------------------------------------------------------------------------------
@@ -89,12 +162,16 @@ def step_words(job: JobSample) -> str:
     return step + f" of {job.steps}" * bool(job.steps) + f" (Trainer {job.trainer})" * known
 
 
-def loss_words(job: JobSample) -> str:
-    return "NaN" if job.lost else "-" if job.loss is None else f"{job.loss:.4g}"
+def loss_words(job: JobSample) -> Cell:
+    if job.lost:
+        return "NaN", styles.FAILED
+    return "-" if job.loss is None else f"{job.loss:.4g}"
 
 
 def speed_words(job: JobSample) -> str:
-    return "-" if job.rate is None else f"{text.size(job.rate).removesuffix('B').strip()}/s"
+    if job.rate is None:
+        return "-"
+    return f"{text.size(job.rate).removesuffix('B').replace(' ', '')} {job.unit}/s"
 
 
 def place_words(job: JobSample) -> str:
@@ -110,7 +187,7 @@ def job_table(now: float) -> Table[JobSample]:
             Column("STEP", step_words),
             Column("LOSS", loss_words),
             Column("LEFT", lambda job: time_words(job.left)),
-            Column("SLOWEST", lambda job: job.slowest or "-"),
+            Column("SLOWEST", lambda job: (job.slowest, styles.WARNING) if job.slowest else "-"),
             Column("SPEED", speed_words),
             Column("FOR", lambda job: text.duration(max(1.0, now - job.since))),
             Column("USER", lambda job: job.user),
@@ -119,6 +196,13 @@ def job_table(now: float) -> Table[JobSample]:
     )
 
 
+OF_JOBS: Mapping[str, Callable[[JobSample], float | None]] = {
+    "STEP": lambda job: job.step,
+    "LOSS": lambda job: job.loss,
+    "LEFT": lambda job: job.left,
+    "SPEED": lambda job: job.rate,
+    "FOR": lambda job: -job.since,
+}
 JOB_HEADINGS = job_table(0.0).headings
 
 
@@ -132,9 +216,9 @@ def job_words(job: JobSample) -> str:
 # -- the ranks of a job ---------------------------------------------------------------------------
 
 
-def slow_words(rank: RankProgress) -> str:
+def slow_words(rank: RankProgress) -> Cell:
     part = rank.how_slow and f":{rank.how_slow} of a step"
-    return f"{rank.cause}{part}" if rank.slow else ""
+    return (f"{rank.cause}{part}", styles.WARNING) if rank.slow else ""
 
 
 RANKS: Table[RankProgress] = Table(

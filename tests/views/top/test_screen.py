@@ -211,3 +211,35 @@ def test_the_nodes_are_named_before_any_has_answered() -> None:
             answered.set()
 
     asyncio.run(run())
+
+
+def test_rows_are_filtered_sorted_and_looked_at_closer() -> None:
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        await pilot.press("slash", *"bert", "enter")
+        assert [row[0] for row in cells(app, "jobs")] == ["bert"] and cells(app, "nodes") == []
+        await pilot.press("r")  # the keys mean what is shown
+        assert isinstance(app.screen, Ranks) and app.screen.job.experiment == "bert"
+        await pilot.press("escape", "slash", "escape")
+        assert [row[0] for row in cells(app, "jobs")] == ["gpt", "bert"]
+        await pilot.press("o")
+        assert [row[0] for row in cells(app, "jobs")] == ["bert", "gpt"]  # by their steps
+        assert "STEP ▼" in app.jobs.headings
+        await pilot.press("tab", "o", "o", "o")
+        assert "GPU ▼" in app.nodes.headings and cells(app, "nodes")[0][0] == "one"
+        await pilot.press("enter")
+        found = await read(app, pilot)
+        assert found[0].split()[:3] == ["GPU", "0", "H100"] and "71  ada  python3" in found[1]
+        await pilot.press("escape", "question_mark")
+        assert any("ranks" in line for line in await read(app, pilot))
+
+    drive(walk, sample(job("gpt"), job("bert", step=30)))
+
+
+def test_a_colour_says_what_is_in_use() -> None:
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        looks = dict(zip(app.nodes.headings, app.nodes.styles_of[0], strict=True))
+        assert (looks["GPU MEMORY"], looks["GPU"], looks["NODE"]) == ("green", "green", "")
+        assert app.nodes.styles_of[2][-1] == "yellow"  # it does not answer
+        assert "bold red" in app.jobs.styles_of[0] and "NaN" in cells(app, "jobs")[0]
+
+    drive(walk, sample(job("gpt", lost=True)))

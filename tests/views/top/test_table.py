@@ -37,7 +37,7 @@ def test_each_job_has_a_row() -> None:
         "LOSS": "2.5",
         "LEFT": "1 min 30 s",
         "SLOWEST": "rank 3 +40%",
-        "SPEED": "1.5 k/s",
+        "SPEED": "1.5k tokens/s",
         "FOR": "1 min 30 s",
         "USER": "ada",
         "NODES": "one, two and 1 more",
