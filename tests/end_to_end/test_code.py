@@ -115,7 +115,7 @@ def test_a_mix_of_shared_and_not(apart: Apart, two_nodes: NetnsCluster) -> None:
     assert "--set sync.largest_file=3" in refused.text
     off = head.launch("--sync", "off", "train.py")
     assert off.finish() == 3, off.text
-    assert "there is no" in off.text
+    assert "script not found: " in off.text
     command = head.run("--set", "sync.exclude=[large]", "train.py")
     assert "it says one in my project data here" in command.text
     second = re.escape(two_nodes.addresses[1])

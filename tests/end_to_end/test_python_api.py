@@ -330,7 +330,7 @@ def test_typed_at_an_interpreter(head: Head) -> None:
 
 
 def test_errors_have_their_types(cluster: Cluster, head: Head) -> None:
-    with pytest.raises(CheckFailed, match=r"there is no .*nowhere\.py"):
+    with pytest.raises(CheckFailed, match=r"script not found: .*nowhere\.py"):
         cluster.launch("nowhere.py")
     with pytest.raises(UsageError, match=r"launch\.nproc"):
         cluster.launch("x.py", nproc="two")  # type: ignore[arg-type]

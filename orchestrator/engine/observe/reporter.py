@@ -318,7 +318,9 @@ class Reporter:
         """Write down the checkpoints whose files are there by now; pruning takes no line away."""
         for saved, size, seconds in done:
             spent = round(seconds, 3)
-            self._write({"step": step, "saved_step": saved, "saved_bytes": size, "saved_s": spent})
+            self.file.write(
+                {"step": step, "saved_step": saved, "saved_bytes": size, "saved_s": spent}
+            )
         done.clear()
 
     def _write(self, record: Mapping[str, float | None]) -> None:

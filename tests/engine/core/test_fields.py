@@ -627,8 +627,12 @@ if os.environ["ORCHESTRATOR_ATTEMPT"] == "1":
 
 
 @shows("launch.max_restarts")
+@shows("launch.note")
+@shows("launch.tag")
 def test_a_launch_that_is_started_again(head: Head) -> None:
-    head.run("--set", "launch.max_restarts=1", head.script("once.py", ONCE))
+    keys = ["launch.max_restarts=1", "launch.note=a try", "launch.tag=[base]"]
+    head.run(*(word for key in keys for word in ("--set", key)), head.script("once.py", ONCE))
+    assert (head.record["launch"]["note"], head.record["launch"]["tag"]) == ("a try", ["base"])
     assert [attempt["state"] for attempt in head.record["attempts"]] == ["failed", "done"]
 
 

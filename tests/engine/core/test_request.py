@@ -13,6 +13,7 @@ from orchestrator import Trainer
 from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.engine.core import request, settings
 
+pytestmark = pytest.mark.usefixtures("no_groups_left")
 OWN = settings.arguments("fp32", 1, None, 0, None)
 NOTHING = dict.fromkeys(
     ("epochs", "min_period", "max_period", "save_every", "best", "patience", "save_to", "keep")

@@ -359,7 +359,6 @@ def hybrid_shard(directory: Path) -> None:
         results[name] = message(trained, make(), torch.optim.SGD)
     results["shortened"] = message(trained, shortened(), torch.optim.SGD, "ddp")
     results["sparse"] = message(trained, Sparse(), torch.optim.SGD)
-    results["rprop"] = message(trained, Stacked(), torch.optim.Rprop)
     results["sparse far"] = [sparse(torch.optim.SGD), sparse(torch.optim.SparseAdam)]
     results["nothing to recompute"] = message(recomputed, Clip)
     tell(directory, results)

@@ -217,7 +217,7 @@ def state(pid: int) -> str:
 def test_launch_refuses_what_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"takes \(\) -> 'None'"):
         spawn.launch(collected.fails, [1], 2)
-    with pytest.raises(UsageError, match="nprocs is 0"):
+    with pytest.raises(UsageError, match=r"nprocs must be at least 1 \(got 0\)"):
         spawn.launch(collected.add_up, [1.0], 0)
     with pytest.raises(UsageError, match="cannot be sent to other processes"):
         spawn.launch(collected.add_up, [threading.Lock()], 2)

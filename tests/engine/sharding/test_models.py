@@ -6,12 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.engine.programs.models import MODELS, REFUSED
 from tests.engine.worlds import Job, run
-
-RPROP_IS_SHARDED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
 
 
 @pytest.mark.parametrize("nodes", [[2], [2, 2]])
@@ -30,7 +27,7 @@ def test_models_train_as_in_a_plain_loop(tmp_path: Path, nodes: list[int]) -> No
         assert len(before) == 1
         assert before == after
         assert results["recomputed"] == [2] * 4
-        refused = ["aside", "sparse", *REFUSED] + ["rprop"] * (not RPROP_IS_SHARDED)
+        refused = ["aside", "sparse", *REFUSED]
         for name in refused:
             assert 'strategy="ddp"' in results[name], (name, results[name])
         assert "blocks.0 gives a Result, in which" in results["hidden"]

@@ -27,8 +27,11 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.requests.follow import Jobs
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
 
-# The tests' own Python finds our sources by an editable install, which a node does not have.
-ALONE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
+# The tests' own Python has the path of our sources, which a node does not have.
+ALONE = """
+import os, sys
+sys.path[:] = [path for path in sys.path if not os.path.isdir(os.path.join(path, 'orchestrator'))]
+"""
 SCRIPT = """
 import orchestrator, orchestrator.distributed
 from orchestrator import Trainer
