@@ -305,7 +305,10 @@ def look(job: Job, codes: list[int]) -> Seen:
         "losses": [(line["loss"], line["grad_norm"]) for line in steps],
         "logged": [(line["step"], line["tokens"], line["skipped_steps"]) for line in steps],
         "evaluated": [line | {"time": None} for line in lines if "loss" not in line],
-        "told": [words(x, job) for x in job.output().splitlines() if not re.search(TIMELY, x)],
+        # A save is told when it is over, which may be before or after what comes next.
+        "told": sorted(
+            words(x, job) for x in job.output().splitlines() if not re.search(TIMELY, x)
+        ),
         "files": [sorted(str(p.relative_to(root)) for p in root.rglob("*")) for root in places],
         "trace": traced(outputs / "profile" / "rank_00.json.gz"),
         **(json.loads(spied.read_text()) if spied.exists() else {}),

@@ -22,7 +22,7 @@ from orchestrator.protocol.requests.follow import StopReceipt, StopReceipts
 @pytest.mark.parametrize("grace", [math.inf, 1e10, math.nan, -1.0])
 def test_a_grace_that_nobody_can_wait_for_is_refused(tmp_path: Path, grace: float) -> None:
     """Before anything is asked of a node: there, a timer would overflow, or kill at once."""
-    with pytest.raises(UsageError, match="--grace (must be at least 0|is .*; it must be at most)"):
+    with pytest.raises(UsageError, match=r"--grace (must be at least 0|is .*; it must be at most)"):
         stop.stop(Where(experiments=tmp_path), None, grace=grace, as_json=False)
 
 
