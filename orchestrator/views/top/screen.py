@@ -40,7 +40,7 @@ HELP = [
     "s                          stop a job, after asking",
     "q                          quit; everything keeps running",
     "",
-    "Green is in use, yellow from 60 %, red from 85 % or not well.",
+    "Green is in use, yellow nearly all of it; red is not well.",
 ]
 
 

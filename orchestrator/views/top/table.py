@@ -19,7 +19,7 @@ BAR_CHARACTERS = 8
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 HEIGHTS = "▁▂▃▄▅▆▇█"
 MOST_USERS = 3
-IDLE, BUSY, FULL = 0.05, 0.6, 0.85  # of what a node has, from which on it is coloured
+IDLE, FULL, NO_ROOM = 0.05, 0.85, 0.95  # shares of what a node has, from which on it is coloured
 
 
 # -- nodes ----------------------------------------------------------------------------------------
@@ -27,7 +27,7 @@ IDLE, BUSY, FULL = 0.05, 0.6, 0.85  # of what a node has, from which on it is co
 
 def heat(share: float | None) -> str:
     """Return the style of a share that is in use."""
-    limits = ((FULL, styles.FAILED), (BUSY, styles.WARNING), (IDLE, styles.DONE))
+    limits = ((FULL, styles.WARNING), (IDLE, styles.DONE))
     return next((style for limit, style in limits if share is not None and share >= limit), "")
 
 
@@ -64,7 +64,7 @@ def memory_words(node: NodeSample) -> Cell:
         return UNKNOWN
     words = f"{bar(used)} {text.size(load.memory - load.available, binary=True)}"
     if not load.swapped:
-        return words, heat(used)
+        return words, styles.FAILED if used >= NO_ROOM else heat(used)
     return f"{words}, {text.size(load.swapped, binary=True)} swapped", styles.FAILED
 
 
