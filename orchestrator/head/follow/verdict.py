@@ -28,6 +28,8 @@ PACKAGES = re.compile(
 IN_A_WORKER = re.compile(r"^Caught \w+ (in DataLoader worker process \d+)")
 # The first exception of a group: in its traceback each stands behind a bar.
 IN_A_GROUP = re.compile(r"^ *\| +File .*\n(?: *\|  +.*\n)* *\| (\S.*)$", re.MULTILINE)
+# The errors of the Trainer and of our helpers: what happened, and below it what to type.
+OF_OURS = re.compile(r"^orchestrator\.common\.errors\.\w+: (?=[^\n]*\n  )", re.MULTILINE)
 OF_A_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch begins lines of a traceback so
 WHAT = re.compile(r"^\s*what\(\):\s+(.+)$", re.MULTILINE)
 # What the runtimes of OpenMP say as they end the process.
@@ -120,6 +122,9 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
         message += "; the kernel's out-of-memory killer was at work on this node"
     when = begun.time - event.time + error.time
     fix = ""
+    if kind == "exception" and OF_OURS.search(trace):  # it says itself what to do
+        message, _, fix = text.partition("\n")
+        fix = printable(" ".join(fix.split()))[:LONGEST_MESSAGE]
     if kind == "exception" and failure_kinds.HELPER_DIED.search(evidence):
         fix = failure_kinds.HELPER_FIX
     failure = replace(begun, time=when, kind=kind, message=message, evidence=evidence, fix=fix)

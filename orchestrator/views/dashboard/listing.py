@@ -16,7 +16,7 @@ from orchestrator.records import experiments, goodput
 from orchestrator.records.experiment import RECORD, Experiment, JobRecord
 from orchestrator.records.metrics import progress
 from orchestrator.records.outcome import Verdict
-from orchestrator.views.dashboard import settings
+from orchestrator.views.report import settings
 
 MOST = 500  # the newest; older ones are found by the commands
 MOST_KEYS = 24  # settings that differ, which a reader may choose as columns

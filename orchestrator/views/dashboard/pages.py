@@ -58,9 +58,7 @@ class Page:
         return {
             "cause": next((found.node for one in stories if (found := page.cause(one))), None),
             "over": all(experiment.record.over for experiment in stories),
-            "heading": page.part("runs", stories, differences)
-            if several
-            else page.part("heading", stories[0]),
+            "heading": page.part("runs", stories) if several else page.part("heading", stories[0]),
             "drawn": page.part("drawn", pictures, several),
             "details": page.part("compared", stories, differences) + "".join(details),
             "data": pictures.to_json(),

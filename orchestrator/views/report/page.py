@@ -23,7 +23,7 @@ from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics.curves import Curve
 from orchestrator.records.outcome import Verdict
 from orchestrator.views.report import charts as choice
-from orchestrator.views.report import scaling
+from orchestrator.views.report import scaling, settings
 from orchestrator.views.report.charts import Axis, Chart, Line, Map, Mark
 from orchestrator.views.report.scaling import Against, Size
 from orchestrator.views.report.story import LARGEST_DIFF, Moment, Story, Training
@@ -117,26 +117,21 @@ def of_training(training: Training) -> Iterator[tuple[str, str]]:
         yield "peak memory", size(max(known["memory_peak_bytes"].highs))
 
 
-# Of what differs between runs: the sections whose keys people set, and how many have a column.
-CHOSEN = ("config", "environment", "command")
-MOST_KEYS = 8
+MOST_KEYS = 8  # settings that differ between runs and have a column
 
 
-def runs(
-    stories: Sequence[Story], differences: Differences
-) -> tuple[list[str], list[tuple[int, Story, list[str]]]]:
+def runs(stories: Sequence[Story]) -> tuple[list[str], list[tuple[int, Story, list[str]]]]:
     """Return the table of several experiments: its headings, and for each its color and cells."""
     known = [dict(figures(story)) for story in stories]
     names = list(dict.fromkeys(name for each in known for name in each))
-    keys = [
-        (key, values) for section in CHOSEN for key, values in differences.get(section, {}).items()
-    ][:MOST_KEYS]
+    every = [settings.of(story.experiment, story.record) for story in stories]
+    keys = settings.differing(every, MOST_KEYS)
     rows = []
     for number, (color, story) in enumerate(zip(choice.colors(stories), stories, strict=True)):
         cells = [known[number].get(name, "-") for name in names]
-        cells += [written(values[number]) for _, values in keys]
+        cells += [every[number].get(key, "-") for key in keys]
         rows.append((color, story, cells))
-    return [*names, *(key for key, _ in keys)], rows
+    return [*names, *keys], rows
 
 
 def middle(curve: Curve) -> float:

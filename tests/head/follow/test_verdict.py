@@ -163,6 +163,18 @@ def test_an_exception_that_says_little_by_itself(
     assert told is not None and fix in told.fix
 
 
+def test_an_error_of_the_trainer_says_itself_what_to_do() -> None:
+    what, fix = "ckpt holds step 20 of another run", "resume=True goes on from it"
+    trace = f"Traceback ...\norchestrator.common.errors.UsageError: {what}\n  {fix}\n"
+    own = error(f"{what}\n  {fix}\x1b[2J", type="UsageError", traceback=trace)
+    told = conclude([of_rank(0, "a", ended(1, own), 1000.0)], 1)
+    assert told is not None
+    assert told.message == what and told.fix.startswith(fix) and "\x1b" not in told.fix
+    other = error(f"{what}\n  {fix}", type="UsageError")  # a program's own class of that name
+    told = conclude([of_rank(0, "a", ended(1, other), 1000.0)], 1)
+    assert told is not None and told.fix == "fix train.py:12"
+
+
 def test_a_module_that_no_node_has() -> None:
     missing = error("No module named 'einops'", type="ModuleNotFoundError")
     first, second = (of_rank(n, "a", ended(1, missing, rank=n), 1000.0 + n) for n in (0, 1))

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import traceback
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 
+import orchestrator
 from orchestrator.node.job.ranks import rank
 from tests.node.job import no_torch
 from tests.node.running import PATIENCE, PYTHON, STAND_IN, alive, wait_until
@@ -493,6 +495,13 @@ def test_an_exception_is_recorded_with_the_users_own_line(
     elastic = json.loads((ranks.run / "0" / "error.json").read_text())["message"]
     assert elastic["message"].startswith("JSONDecodeError: Expecting property name")
     assert elastic["extraInfo"]["py_callstack"] == ranks.output
+
+
+def test_a_line_of_the_trainer_is_not_the_users() -> None:
+    ours = Path(orchestrator.__file__).parent / "engine" / "trainer.py"
+    calls = [("/home/me/train.py", 9, "<module>", "t.train()"), (str(ours), 434, "train", "")]
+    assert rank.users_line(traceback.StackSummary.from_list(calls)).lineno == 9
+    assert rank.users_line(traceback.StackSummary.from_list(calls[1:])).lineno == 434
 
 
 @both

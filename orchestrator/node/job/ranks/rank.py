@@ -471,12 +471,14 @@ def users_frames(frames: TracebackType | None) -> TracebackType | None:
 def users_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
     """Return the innermost line that is the user's: of no installed package, nor the library."""
     library = os.path.dirname(os.__file__)
+    package = getattr(sys.modules.get("orchestrator"), "__file__", None)  # of the Trainer's caller
+    ours = os.path.dirname(package) + os.sep if package else "<"
     lines = [
         frame
         for frame in frames
         if "site-packages" not in frame.filename
         and "dist-packages" not in frame.filename
-        and not frame.filename.startswith((library, "<"))
+        and not frame.filename.startswith((library, ours, "<"))
         and os.path.basename(frame.filename) not in HOOKS
         and frame.filename not in OURS
     ]
