@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,19 +152,24 @@ def test_what_nobody_can_know_is_no_proof(
     clock = time.time
     monkeypatch.setattr(time, "time", lambda: clock() + jump)
     question = Living(runs=((job.run.job, 0),))
-    assert Visit().answer(question).doubtful == {child: "sleep"}, "a restart hears of it"
-    assert stopped(job).doubtful == {child: "sleep"}
-    assert Visit().answer(question).doubtful == {child: "sleep"}
-    assert stopped(job).doubtful == {child: "sleep"}, "a second look knows no more"
-    assert f"they live: {child} (sleep)" in job.events[-1]["why"]
+
+    def doubtful(receipt: Any) -> dict[int, str]:
+        """Other tests of this login leave processes that nobody can know either."""
+        return {pid: name for pid, name in receipt.doubtful.items() if pid == child}
+
+    assert doubtful(Visit().answer(question)) == {child: "sleep"}, "a restart hears of it"
+    assert doubtful(stopped(job)) == {child: "sleep"}
+    assert doubtful(Visit().answer(question)) == {child: "sleep"}
+    assert doubtful(stopped(job)) == {child: "sleep"}, "a second look knows no more"
+    assert re.search(rf"they live: .*\b{child} \(sleep\)", job.events[-1]["why"])
     os.kill(child, signal.SIGKILL)
     wait_until(lambda: not alive(child))
-    assert stopped(job).doubtful == Visit().answer(question).doubtful == {}
+    wait_until(lambda: stopped(job).doubtful == Visit().answer(question).doubtful == {})
     assert not Path(job.run.register).exists()
     words = "setsid /bin/sleep 1000 >/dev/null 2>&1 & echo $!"
     other = int(subprocess.check_output(["/bin/sh", "-c", words], env={}))
     try:
-        assert stopped(job).doubtful == {}, "what is proved once is not in doubt any more"
+        assert other not in stopped(job).doubtful, "what is proved once is not in doubt any more"
     finally:
         os.kill(other, signal.SIGKILL)
 
