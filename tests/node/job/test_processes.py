@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -46,7 +47,8 @@ def start() -> Iterator[Start]:
     yield begin
     for process in running:
         for found in processes.descendants(processes.everyone(), {process.pid}):
-            os.kill(found, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it went with its parent
+                os.kill(found, signal.SIGKILL)
         process.kill()
         process.wait()
 
