@@ -184,7 +184,8 @@ dist.all_reduce(torch.ones(1))
     ),
     "no such module": Planted(
         "if rank == 1:\n    import flash_attention_4  # HERE\njoin()",
-        "environment", "^ModuleNotFoundError: No module named 'flash_attention_4'", "packages",
+        "environment", "^ModuleNotFoundError: No module named 'flash_attention_4'",
+        "bootstrap torch numpy flash-attention-4",
     ),
     "a syntax error": Planted(
         "if rank == 1:\n    exec(compile('a = (\\n', 'model.py', 'exec'))\njoin()",
