@@ -59,6 +59,7 @@ class Listing:
     root: Path
     trusted: bool = False
     kept: dict[str, _Kept] = field(default_factory=dict)
+    differing: list[str] | None = None  # the settings that do, until others are known
 
     def rows(self) -> list[Row]:
         """Return the newest experiments, the newest first."""
@@ -66,17 +67,18 @@ class Listing:
         names = {each.name for each in found}
         for gone in self.kept.keys() - names:
             del self.kept[gone]
+            self.differing = None
         rows = [self.row(each) for each in found]
         known = {name: kept.settings for name, kept in self.kept.items()}
-        differing = settings.differing(
-            [known[row.name] for row in rows if row.name in known], MOST_KEYS
-        )
+        if self.differing is None:
+            of_rows = [known[row.name] for row in rows if row.name in known]
+            self.differing = settings.differing(of_rows, MOST_KEYS)
         return [
             replace(
                 row,
                 settings={
                     name: value
-                    for name in differing
+                    for name in self.differing
                     if (value := known.get(row.name, {}).get(name)) is not None
                 },
             )
@@ -95,13 +97,12 @@ class Listing:
             kept = self.kept.get(each.name)
             if kept is None or kept.stamp != stamp:
                 record = each.read_record()
-                kept = _Kept(
-                    stamp,
-                    slim(record),
-                    progress.all_steps(path, record),
-                    settings.of(each, record),
-                )
-                self.kept[each.name] = kept
+                own = kept.settings if kept is not None else {}
+                if not own:  # they stand from the launch on; the record changes with each event
+                    own = settings.of(each, record)
+                    self.differing = None
+                steps = progress.all_steps(path, record)
+                kept = self.kept[each.name] = _Kept(stamp, slim(record), steps, own)
         except (OSError, UsageError) as error:
             what = error.what if isinstance(error, UsageError) else error.strerror or "unreadable"
             return Row(name=each.name, state=UNREADABLE, cause=what)
