@@ -46,8 +46,8 @@ def gpu_share(node: NodeSample) -> float | None:
 
 
 def gpu_memory_share(node: NodeSample) -> float | None:
-    known = [(gpu.used, gpu.memory) for gpu in node.gpus if gpu.used is not None and gpu.memory]
-    return sum(used for used, _ in known) / sum(whole for _, whole in known) if known else None
+    used, whole = memory_of(node.gpus)
+    return used / whole if whole else None
 
 
 def cpu_words(node: NodeSample) -> Cell:
@@ -291,11 +291,14 @@ def gpu_words(gpus: Sequence[Gpu], before: Sequence[float | None] = ()) -> str:
 
 
 def gpu_memory(gpus: Sequence[Gpu]) -> str:
-    known = [(g.used, g.memory) for g in gpus if g.used is not None and g.memory]
-    if not known:
-        return "-"
-    used, whole = sum(u for u, _ in known), sum(m for _, m in known)
-    return f"{bar(used / whole)} {text.size(used, binary=True)}"
+    used, whole = memory_of(gpus)
+    return f"{bar(used / whole)} {text.size(used, binary=True)}" if whole else "-"
+
+
+def memory_of(gpus: Sequence[Gpu]) -> tuple[int, int]:
+    """Return what is used of the GPUs' memory, and all of it, as far as they tell."""
+    known = [(gpu.used, gpu.memory) for gpu in gpus if gpu.used is not None and gpu.memory]
+    return sum(used for used, _ in known), sum(whole for _, whole in known)
 
 
 def rate(value: float | None) -> str:
