@@ -286,6 +286,17 @@ class Subject:
         lost = relative(resumed_by_hand(self.make), by_hand(self.make))
         return ("as torch" if lost else "WRONG"), distance
 
+    def _in_layout(self, keys: dict[str, Any] | None) -> dict[str, Any]:
+        """Return a Trainer's arguments for the layout, which also note the step it begins at."""
+        layout = dict(LAYOUTS[self.layout][1])
+        layout["config"] = {**layout.get("config", {}), **(keys or {})}
+        self.began = -1
+
+        def begins(trainer: Trainer) -> None:
+            self.began = trainer.state.step
+
+        return {**layout, "on_train_begin": begins}
+
     def _made(self, make: Make, **more: Any) -> Trainer:
         return made(make, **more)
 
@@ -297,12 +308,7 @@ class Subject:
         keys: dict[str, Any] | None = None,
         **more: Any,
     ) -> dict[str, Tensor]:
-        layout = dict(LAYOUTS[self.layout][1])
-        layout["config"] = {**layout.get("config", {}), **(keys or {})}
-        self.done, self.began = 0, -1
-
-        def begins(trainer: Trainer) -> None:
-            self.began = trainer.state.step
+        self.done = 0
 
         def step_done(trainer: Trainer) -> None:
             self.done = trainer.state.step - int(trainer.parts.steppers.first.skipped)
@@ -311,7 +317,7 @@ class Subject:
 
         trainer = self._made(
             make, frozen=after is thaw, later=self.later, accumulate=2, on_step_end=step_done,
-            on_train_begin=begins, **layout,
+            **self._in_layout(keys),
         )  # fmt: skip
         return trained(trainer, poisoned, **more)
 
@@ -338,16 +344,10 @@ class Game(Subject):
         keys: dict[str, Any] | None = None,
         **more: Any,
     ) -> dict[str, Tensor]:
-        layout = dict(LAYOUTS[self.layout][1])
-        layout["config"] = {**layout.get("config", {}), **(keys or {})}
-        self.began, bad = -1, poisoned is FIRST
-
-        def begins(trainer: Trainer) -> None:
-            self.began = trainer.state.step
-
+        bad = poisoned is FIRST
         trainer = several.made(
-            several.poisoned if bad else several.step, accumulate=2, on_train_begin=begins,
-            **GAMES[self.name], **layout,
+            several.poisoned if bad else several.step, accumulate=2,
+            **GAMES[self.name], **self._in_layout(keys),
         )  # fmt: skip
         return several.trained(trainer, marked=bad, **more)
 

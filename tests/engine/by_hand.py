@@ -15,6 +15,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 from orchestrator import Trainer
+from tests.engine import pair
 
 STEPS, BATCH = 8, 8
 NONE, FIRST, LATER = slice(0), slice(BATCH), slice(2 * BATCH, 3 * BATCH)  # samples
@@ -196,3 +197,18 @@ def going_on(make: Make, place: Path, **more: Any) -> float:
     saved = {"save_to": place, "save_every": "4 steps"}
     trained(made(make, **more), max_period="4 steps", **saved)
     return far(trained(made(make, **more), resume=True, **saved), at_once)
+
+
+def moving(directory: Path) -> dict[str, Any]:
+    """Arguments of a training that goes on from what others have saved, and saves for the next."""
+    return {"save_to": directory / "moved", "save_every": "2 steps", "resume": True}
+
+
+def moved_to_two_ranks_and_back(
+    make: Make, train: Callable[[int, Path], None], directory: Path
+) -> None:
+    """Train on one process, on two ranks by a function that trains `moving`, and on one again."""
+    trained(made(make), max_period="2 steps", **{**moving(directory), "resume": False})
+    said = pair.run(train, directory)
+    assert said.count("equal") == 2, said
+    assert far(trained(made(make), **moving(directory)), by_hand(make)) < 1e-6

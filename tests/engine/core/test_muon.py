@@ -37,6 +37,8 @@ from tests.engine.by_hand import (
     far,
     going_on,
     made,
+    moved_to_two_ranks_and_back,
+    moving,
     net,
     trained,
     whole,
@@ -150,11 +152,7 @@ def test_one_process_trains_and_goes_on_as_a_loop_by_hand(tmp_path: Path) -> Non
 
 
 def test_two_ranks_train_and_go_on_as_a_loop_by_hand(tmp_path: Path) -> None:
-    trained(made(both), max_period="2 steps", save_to=tmp_path / "moved", save_every="2 steps")
-    said = pair.run(train_on_two_ranks, tmp_path)
-    assert said.count("equal") == 2, said
-    again = {"save_to": tmp_path / "moved", "save_every": "2 steps", "resume": True}
-    assert far(trained(made(both), **again), by_hand(both)) < 1e-6
+    moved_to_two_ranks_and_back(both, train_on_two_ranks, tmp_path)
 
 
 def train_on_two_ranks(rank: int, directory: Path) -> None:
@@ -165,8 +163,7 @@ def train_on_two_ranks(rank: int, directory: Path) -> None:
         apart[strategy, "alone"] = far(trained(made(matrices, **more)), by_hand(matrices))
         apart[strategy, "clipped"] = far(trained(made(both, clip_grad_norm=0.05, **more)), clipped)
         apart[strategy, "goes on"] = 1e6 * going_on(both, directory / strategy, **more)
-    saved = {"save_to": directory / "moved", "save_every": "2 steps", "resume": True}
-    trained(made(both, strategy="full_shard"), max_period="5 steps", **saved)
+    trained(made(both, strategy="full_shard"), max_period="5 steps", **moving(directory))
     print({n: distance for n, distance in apart.items() if distance > 1e-6} or "equal", flush=True)
 
 

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.core.together import one_of_several
-from tests.engine import pair
 from tests.engine.by_hand import (
     BATCH,
     FIRST,
@@ -28,6 +27,8 @@ from tests.engine.by_hand import (
     going_on,
     made,
     momentum,
+    moved_to_two_ranks_and_back,
+    moving,
     thaw,
     trained,
     whole,
@@ -54,11 +55,7 @@ def beside(parameters: Any) -> Any:
 
 
 def test_two_ranks_train_and_go_on_as_a_loop_by_hand(tmp_path: Path) -> None:
-    trained(made(Roots), max_period="2 steps", save_to=tmp_path / "moved", save_every="2 steps")
-    said = pair.run(train_on_two_ranks, tmp_path)
-    assert said.count("equal") == 2, said
-    again = {"save_to": tmp_path / "moved", "save_every": "2 steps", "resume": True}
-    assert far(trained(made(Roots), **again), by_hand(Roots)) < 1e-6
+    moved_to_two_ranks_and_back(Roots, train_on_two_ranks, tmp_path)
 
 
 def train_on_two_ranks(rank: int, directory: Path) -> None:
@@ -78,8 +75,7 @@ def train_on_two_ranks(rank: int, directory: Path) -> None:
         assert trainer.parts.steppers.first.owners, name
         apart[name] = far(trained(trainer, poisoned), by_hand(make, after, poisoned))
     apart["going on"] = 1e6 * going_on(beside, directory / "beside", strategy="full_shard")
-    saved = {"save_to": directory / "moved", "save_every": "2 steps", "resume": True}
-    trained(made(Roots, strategy="full_shard"), max_period="5 steps", **saved)
+    trained(made(Roots, strategy="full_shard"), max_period="5 steps", **moving(directory))
     print({n: distance for n, distance in apart.items() if distance > 1e-6} or "equal", flush=True)
     choose(rank)
 
