@@ -1,4 +1,4 @@
-"""What a notebook shows of a job: its state as HTML, a line that moves while it waits, a table."""
+"""Shows a job in a notebook: its state as HTML, a line that moves while it waits, a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLORS = {"done": "#1a7f37", "failed": "#cf222e", "lost": "#cf222e", "stopped": 
 
 
 class Metrics(list[dict[str, float]]):
-    """What rank 0 measured: a row for each step that it told of."""
+    """Lists what rank 0 measured: a row for each step that it told of."""
 
     @property
     def columns(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""A note and tags: what people say of a run, as far as a table can show it."""
+"""Checks a note and tags: what people say of a run has to fit into a table."""
 
 from __future__ import annotations
 

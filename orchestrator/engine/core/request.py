@@ -1,4 +1,4 @@
-"""What one call of train() asks for: its arguments, and beside them the keys of the config.
+"""Puts together what one call of train() asks for: its arguments, and the keys of the config.
 
 Each of them does what it says, or is refused by its name with what to type instead.
 """

@@ -34,7 +34,7 @@ class Micro(NamedTuple):
 
 @dataclass(frozen=True)
 class Before:
-    """What was drawn until a training begins or goes on."""
+    """Describes what was drawn until a training begins or goes on."""
 
     saved: Mapping[str, Any]  # as record() gave it
     epoch: int

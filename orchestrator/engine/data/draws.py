@@ -1,4 +1,4 @@
-"""What a program's own sampler draws: no earlier than its loader asks, and the same after a resume.
+"""Takes what a program's own sampler draws, when its loader asks, and the same after a resume.
 
 A sampler may draw by a generator of its own, keep a state, or learn from each step. So what it drew
 is remembered as a number, and compared where a resume draws it again.
@@ -403,7 +403,7 @@ def vars_of(value: Any) -> dict[str, Any]:
 
 
 class Drawn:
-    """What a checkpoint keeps of the draws of a training."""
+    """Describes what a checkpoint keeps of the draws of a training."""
 
     def __init__(self) -> None:
         self.training: Batches | None = None

@@ -636,7 +636,7 @@ class IterableShard(Shard):
 
 
 class Opened:
-    """What is remembered of a stream: how often it was begun here, and with which batches."""
+    """Remembers of a stream: how often it was begun here, and with which batches."""
 
     def __init__(self) -> None:
         self.epochs = 0

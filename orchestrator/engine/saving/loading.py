@@ -54,7 +54,7 @@ Find = Callable[[], list[Checkpoint]]
 
 
 class Auxiliary(Protocol):
-    """What is beside the model: the optimizer's state, and what a program keeps."""
+    """Describes what is beside the model: the optimizer's state, and what a program keeps."""
 
     def prime(self, progress: Mapping[str, Any]) -> Mapping[str, Tensor]: ...
 

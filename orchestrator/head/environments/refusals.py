@@ -1,4 +1,4 @@
-"""What to type where uv or pip says that packages cannot be had. Pure."""
+"""Says what to type where uv or pip says that packages cannot be had. Pure."""
 
 from __future__ import annotations
 

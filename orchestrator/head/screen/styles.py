@@ -1,4 +1,4 @@
-"""What a colour means on every screen, and whether there are any."""
+"""Defines what a colour means on every screen, and tells whether there are any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people say of an experiment: a note, and tags.
+"""Keeps what people say of an experiment: a note, and tags.
 
 The record has what the launch said. What was said since stands in a file beside it, whole.
 """

@@ -1,4 +1,4 @@
-"""The settings of a run that people compare: its config, and the options of its program."""
+"""Reads the settings of a run that people compare: its config, and the options of its program."""
 
 from __future__ import annotations
 
