@@ -158,6 +158,8 @@ class RankSlow(RankEvent, event="rank_slow"):
 class RankFinished(RankEvent, event="rank_finished"):
     """The program came to its end."""
 
+    asked: str = ""  # who wanted it to; nothing where it did so by itself
+
 
 class RankEnded(RankEvent, event="rank_ended"):
     """The process is over. The supervisor adds the fields after `peak_kb` if the rank failed."""

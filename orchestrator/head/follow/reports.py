@@ -98,7 +98,7 @@ class Reports:
             if isinstance(event, events.RankAfresh):
                 self.say_not_forked(event)
             elif isinstance(event, events.RankFinished):
-                self.rank_done(node, event.rank, when)
+                self.rank_done(node, event, when)
             elif isinstance(event, events.RankEnded):
                 self.rank_ended(node, event, when)
         elif isinstance(event, events.Started):
@@ -204,14 +204,17 @@ class Reports:
             waited = min(node.grace, round(max(0.0, event.time - node.asked_at), 1))
             self.job.warn(f"{node.who}: killed {who}: still there {waited:g} s after it was asked")
 
-    def rank_done(self, node: NodeState, rank: int, when: float) -> None:
+    def rank_done(
+        self, node: NodeState, event: events.RankFinished | events.RankEnded, when: float
+    ) -> None:
         # It closes its connections between its last line and its end: others may fail before that.
-        reason = "ended with exit code 0 while others waited for it"
-        self.job.failures.append(node.failure(when, "ended_early", reason, rank))
+        if not event.asked:
+            reason = "ended with exit code 0 while others waited for it"
+            self.job.failures.append(node.failure(when, "ended_early", reason, event.rank))
 
     def rank_ended(self, node: NodeState, event: events.RankEnded, when: float) -> None:
         if event.code == 0:
-            self.rank_done(node, event.rank, when)
+            self.rank_done(node, event, when)
         elif not event.asked:
             message = node.ranks[event.rank].words or ""
             index, name = node.record.index, node.record.name

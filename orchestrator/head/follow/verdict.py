@@ -16,7 +16,6 @@ from orchestrator.head.screen import styles
 from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.output import printable
 from orchestrator.protocol.events import Ended, RankEnded, RankError, SourceFrame
-from orchestrator.protocol.timing import HEARSAY_SECONDS
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.outcome import Cause, OtherFailure, Verdict
 
@@ -261,11 +260,10 @@ def before_dump(output: str) -> str:
 
 def cause(failures: Sequence[Failure]) -> Failure | None:
     """Return the earliest of those nearest to the cause, or the first heard of that is like it."""
-    early = [f.time for f in failures if f.distance > EARLY]
-    # A rank that ended without an error explains only the failures of those that missed it later.
-    # Its connections are closed before its end is seen: by so much the others may be early.
-    latest = min(early, default=0.0) + HEARSAY_SECONDS
-    known = [f for f in failures if f.distance != EARLY or (early and f.time < latest)]
+    # A rank that ended without an error, and was not asked to, explains only the failures of those
+    # that missed it. On a busy machine its end may be seen long after its connections were closed.
+    missed = any(f.distance > EARLY for f in failures)
+    known = [f for f in failures if f.distance != EARLY or missed]
     first = min(known, key=lambda failure: (failure.distance, failure.time), default=None)
     if first is None:
         return None

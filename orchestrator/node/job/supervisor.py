@@ -278,6 +278,8 @@ class Supervisor:
             rank.keeper = processes.find(report.keeper)
             if self.why and rank.process:
                 processes.send(rank.process, signal.SIGTERM)
+        elif isinstance(report, events.RankFinished) and report.time >= self.end_since:
+            report = report.replace(asked=self.why)
         if isinstance(report, RankEnded):
             self.rank_ended(rank, report)
         else:
@@ -292,6 +294,7 @@ class Supervisor:
 
     def rank_ended(self, rank: RankProcess, report: RankEnded) -> None:
         cut_short = bool(rank.leaving) and report.code in ENDED_BY_US
+        report = report.replace(asked=self.asked_by(rank, report.code))
         if report.code:
             report = self.explain(rank, report)
         rank.pid, rank.code = report.pid, report.code
@@ -309,22 +312,28 @@ class Supervisor:
         self.rank_failed = True
         self.end(order.replace(why=f"rank {report.rank} failed", grace=FAILED_GRACE_SECONDS))
 
+    def asked_by(self, rank: RankProcess, code: int) -> str:
+        """Say who asked a rank to end; nothing where it had ended before, however late we hear."""
+        by_torchrun = self.rank_failed and code == -signal.SIGTERM
+        if rank.gone and not by_torchrun:
+            return ""
+        return self.why or ("torchrun ended" if self.sweep_since else "")
+
     def explain(self, rank: RankProcess, report: RankEnded) -> RankEnded:
-        """Add what is known of a rank's failure, and by whose will it ended."""
+        """Add what is known of a rank's failure, and whether it had failed before it was asked."""
         stream = str(report.rank)
         for fd in [fd for fd, name in self.outputs.items() if name == stream]:
             self.read_output(fd)  # its last output may still be in the pipe
         error = self.error_of(report.local) or rank.error
-        asked = self.why or ("torchrun ended" if self.sweep_since else "")
+        asked = report.asked
         if rank.leaving:  # and was signalled only while it tore down
             asked, code = "", report.code
             report = report.replace(code=rank.leaving if code in ENDED_BY_US else code)
         last_output = (
             last_words(self.log.last.get(stream, b"")) if not error or report.code < 0 else ""
         )
-        by_torchrun = self.rank_failed and report.code == -signal.SIGTERM
-        if (rank.gone and not by_torchrun) or (error and error.time < self.end_since):
-            asked = ""  # before we asked: tearing down took it longer, or its report did
+        if error and error.time < self.end_since:
+            asked = ""  # tearing down took it longer
         return report.replace(**self.evidence.now(), error=error, said=last_output, asked=asked)
 
     def error_of(self, local: int) -> RankError | None:
@@ -404,13 +413,18 @@ class Supervisor:
         self.event(events.Ending(time=time.time(), **vars(order)))
         if not order.failed:  # for the receipt; a failure must be passed on at once
             self.lived = {process.pid: process.name for process in self.living()}
+        self.note_gone()
         known = [rank for rank in self.ranks.values() if rank.process]
         for rank in known:
             assert rank.process is not None
-            rank.gone = processes.is_leaving(rank.process)  # though we have not heard of it
             processes.send(rank.process, signal.SIGTERM)
         if not known:
             self.signal_agent(signal.SIGTERM)
+
+    def note_gone(self) -> None:
+        """Note which ranks have ended by themselves: before anybody here ends them."""
+        for rank in () if self.sweep_since else self.ranks.values():
+            rank.gone = rank.process is not None and processes.is_leaving(rank.process)
 
     def signal_agent(self, number: signal.Signals) -> None:
         """Send torchrun a signal, if it is not reaped yet: so long the PID is its own."""
@@ -450,6 +464,8 @@ class Supervisor:
                 self.agent.returncode = os.waitstatus_to_exitcode(status)
                 self.read_reports()  # what was said before is no consequence of this
                 self.agent_code = self.agent.returncode
+                if self.agent_code > 0 and not self.why:  # it ended by itself, and none with it
+                    self.note_gone()
                 self.sweep_since = time.monotonic()
                 self.kill_at = min(self.kill_at, self.sweep_since + SWEEP_GRACE_SECONDS)
                 if self.agent_code and not self.why:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.head.follow.conclusion import cause_of
 from orchestrator.head.follow.followed_job import FollowedJob
+from orchestrator.head.follow.reports import Reports
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.screen import Display, Screen
-from orchestrator.protocol.events import Ended
+from orchestrator.protocol.events import Ended, from_data
 from orchestrator.records import machines
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.outcome import SlowRank
@@ -66,6 +68,24 @@ def test_what_a_machine_can_be_the_cause_of(
     assert said_by(job) == []
     known = [(i.machine, i.kind, i.what) for i in machines.incidents()]
     assert known == ([("gpu02:2222", kind, message)] if counted else [])
+
+
+@pytest.mark.parametrize("asked", ["", "rank 0 failed"])
+@pytest.mark.parametrize("how", [{"event": "rank_finished"}, {"event": "rank_ended", "code": 0}])
+def test_who_left_by_itself_is_the_cause_of_what_others_missed(
+    how: dict[str, Any], asked: str, tmp_path: Path
+) -> None:
+    """However late its end is seen; who left because it was asked to is the cause of nothing."""
+    job = followed(tmp_path)
+    broken = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4"
+    job.failures.append(Failure(0, "a", 0, 1001.0, "communication", broken))
+    left = {"time": 1004.0, "rank": 1, "local": 0, "pid": 7, "asked": asked, **how}
+    if how["event"] == "rank_finished":
+        del left["pid"]
+    Reports(job).happened(job.nodes[1], from_data(left))
+    cause = cause_of(job)
+    assert cause is not None
+    assert (cause.kind, cause.node) == (("link", 0) if asked else ("ended_early", 1))
 
 
 @pytest.mark.parametrize(

@@ -325,9 +325,32 @@ def test_a_rank_may_save_within_the_grace(new_job: NewJob, tmp_path: Path, start
     assert (ending["why"], ending["grace"]) == ("the user said so", 20.0)
     assert (ended["why"], ended["left"]) == ("the user said so", [])
     assert ended["time"] - ending["time"] < 1 + PROMPT
-    assert {event["asked"] for event in job.of_kind("rank_ended") if event["code"]} == {
-        "the user said so"
-    }
+    ends = [*job.of_kind("rank_finished"), *job.of_kind("rank_ended")]
+    assert [event["asked"] for event in ends] == ["the user said so"] * 3
+
+
+LEAVES_UNSEEN = """
+import os, signal
+keeper = os.getppid()
+os.kill(keeper, signal.SIGSTOP)
+while open(f"/proc/{keeper}/stat").read().rpartition(")")[2].split()[0] != "T": pass
+os._exit(0)
+"""
+
+
+@both
+def test_a_rank_that_had_left_before_it_was_asked_has_left_by_itself(
+    new_job: NewJob, tmp_path: Path, start: str
+) -> None:
+    """Its keeper, on a busy machine, says so only after others have failed by it."""
+    job = new_job()
+    job.start(job.spec(script(tmp_path, LEAVES_UNSEEN), start=start))
+    (rank,) = wait_until(lambda: job.of_kind("rank_started"))
+    wait_until(lambda: not alive(rank["pid"]))
+    job.end("rank 0 on node 1 failed", 0.0)
+    job.wait()
+    (event,) = job.of_kind("rank_ended")
+    assert (event["code"], event["asked"]) == (0, "")
 
 
 IGNORES = """
