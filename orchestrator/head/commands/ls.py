@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 
-from orchestrator.common.errors import EXIT_DONE, UsageError
+from orchestrator.common.errors import EXIT_DONE
 from orchestrator.common.text import duration, plural
 from orchestrator.config.label import Label
 from orchestrator.config.launch import Where
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
-from orchestrator.head.status import find_job
+from orchestrator.head.status import find_job, row
 from orchestrator.head.status import label as label_file
+from orchestrator.head.status.row import Row
 from orchestrator.protocol.message import encode
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -22,24 +23,7 @@ from orchestrator.records.metrics import progress
 
 AGES = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 USUALLY = 20  # jobs that are listed
-NOTE_CHARACTERS = 60
-
-
-@dataclass(frozen=True)
-class Row:
-    """One job, and how far it is."""
-
-    name: str
-    state: str
-    progress: progress.Progress = progress.Progress()  # noqa: RUF009  it is frozen
-    nodes: int = 0
-    ranks: int = 0
-    attempt: int = 1
-    started: float = 0.0
-    ended: float | None = None
-    cause: str = ""  # why it failed, or why it cannot be read
-    note: str = ""  # what people say of it
-    tags: tuple[str, ...] = ()
+NOTE_CHARACTERS, CAUSE_CHARACTERS = 60, 120
 
 
 def step_of(row: Row) -> str:
@@ -66,7 +50,8 @@ def age_of(row: Row) -> str:
 
 
 def note_of(row: Row) -> str:
-    return "; ".join(filter(None, (" ".join(row.tags), row.note[:NOTE_CHARACTERS], row.cause)))
+    words = (" ".join(row.tags), row.note[:NOTE_CHARACTERS], row.cause[:CAUSE_CHARACTERS])
+    return "; ".join(filter(None, words))
 
 
 COLUMNS: tuple[Column[Row], ...] = (
@@ -110,38 +95,21 @@ def ls(where: Where, *, running: bool, every: bool, as_json: bool) -> int:
 def row_of(experiment: Experiment, where: Where) -> Row:
     try:
         record = experiment.read_record()
-        state, cause = state_of(experiment, record, where)
-        steps = progress.all_steps(experiment.path, record)
-        known, _ = progress.of(experiment.path, record, steps)
-    except (UsageError, OSError) as error:
-        cause = error.what if isinstance(error, UsageError) else error.strerror or "unreadable"
-        return Row(experiment.name, "damaged", cause=cause)
-    said = label_file.of(experiment, record)
-    return Row(
-        experiment.name,
-        state,
-        known,
-        nodes=len(record.nodes),
-        ranks=sum(node.nproc for node in record.nodes),
-        attempt=record.attempt,
-        started=record.started,
-        ended=record.ended if record.over else None,
-        cause=cause,
-        note=said.note,
-        tags=said.tags,
-    )
+        found = row.of(experiment, record, progress.all_steps(experiment.path, record))
+        return found if record.over else asked(found, experiment, record, where)
+    except row.TROUBLE as error:
+        return row.damaged(experiment.name, error)
 
 
-def state_of(experiment: Experiment, record: JobRecord, where: Where) -> tuple[str, str]:
-    """Return the state of a job, and why it failed; its head may have been killed meanwhile."""
-    if record.over:
-        cause = record.verdict if record.state in ("failed", "lost") else None
-        return record.state, (cause.message.splitlines() or [""])[0][:120] if cause else ""
+def asked(found: Row, experiment: Experiment, record: JobRecord, where: Where) -> Row:
+    """Return a row with what its nodes say of the job; its head may have been killed meanwhile."""
     certainty = find_job.runs(experiment, record, where)
     if certainty == find_job.NOT:
-        return "ended", f"its result: orchestrator attach {experiment.name}"
-    attempt = f"attempt {record.attempt}" if record.attempt > 1 else ""
-    return record.state, attempt if certainty == find_job.SURELY else "its nodes do not answer"
+        return replace(found, state="ended", cause=f"its result: orchestrator attach {found.name}")
+    attempt = f"attempt {found.attempt}" if found.attempt > 1 else ""
+    return replace(
+        found, cause=attempt if certainty == find_job.SURELY else "its nodes do not answer"
+    )
 
 
 def label(

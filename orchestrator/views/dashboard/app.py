@@ -77,6 +77,7 @@ class Board:
 
     def render(self) -> bytes:
         rows = [asdict(row) for row in self.listing.rows()]
+        rows = [{**row.pop("progress"), **row} for row in rows]
         return json.dumps({"experiments": rows}, separators=(",", ":")).encode()
 
     async def find(self, name: str) -> Experiment:

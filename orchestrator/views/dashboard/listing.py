@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.common import files
-from orchestrator.common.errors import UsageError
-from orchestrator.head.status import label
-from orchestrator.records import experiments, goodput
+from orchestrator.head.status import row
+from orchestrator.head.status.row import Row
+from orchestrator.records import experiments
 from orchestrator.records.experiment import RECORD, Experiment, JobRecord
 from orchestrator.records.metrics import progress
 from orchestrator.records.outcome import Verdict
@@ -20,26 +19,14 @@ from orchestrator.views.report import settings
 
 MOST = 500  # the newest; older ones are found by the commands
 MOST_KEYS = 24  # settings that differ, which a reader may choose as columns
-UNREADABLE = "damaged"
 
 Stamp = tuple[int, int, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row(progress.Progress):
+@dataclass(frozen=True)
+class Listed(Row):
     """One experiment in the list."""
 
-    name: str
-    state: str
-    started: float = 0.0
-    ended: float | None = None
-    nodes: int = 0
-    ranks: int = 0
-    attempt: int = 1
-    cause: str = ""  # of a failure, in a line
-    training: float | None = None  # the part of its time that was training
-    note: str = ""
-    tags: tuple[str, ...] = ()
     settings: dict[str, str] = field(default_factory=dict)  # those that differ within the list
 
 
@@ -61,7 +48,7 @@ class Listing:
     kept: dict[str, _Kept] = field(default_factory=dict)
     differing: list[str] | None = None  # the settings that do, until others are known
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Listed]:
         """Return the newest experiments, the newest first."""
         found = experiments.every(self.root, trusted=self.trusted)[: -MOST - 1 : -1]
         names = {each.name for each in found}
@@ -71,18 +58,18 @@ class Listing:
         rows = [self.row(each) for each in found]
         known = {name: kept.settings for name, kept in self.kept.items()}
         if self.differing is None:
-            of_rows = [known[row.name] for row in rows if row.name in known]
+            of_rows = [known[each.name] for each in rows if each.name in known]
             self.differing = settings.differing(of_rows, MOST_KEYS)
         return [
-            replace(
-                row,
+            Listed(
+                **vars(each),
                 settings={
                     name: value
                     for name in self.differing
-                    if (value := known.get(row.name, {}).get(name)) is not None
+                    if (value := known.get(each.name, {}).get(name)) is not None
                 },
             )
-            for row in rows
+            for each in rows
         ]
 
     def find(self, name: str) -> Experiment | None:
@@ -103,19 +90,11 @@ class Listing:
                     self.differing = None
                 steps = progress.all_steps(path, record)
                 kept = self.kept[each.name] = _Kept(stamp, slim(record), steps, own)
-        except (OSError, UsageError) as error:
-            what = error.what if isinstance(error, UsageError) else error.strerror or "unreadable"
-            return Row(name=each.name, state=UNREADABLE, cause=what)
-        if kept.row is None or not kept.record.over:
-            try:
-                kept.row = row_of(path, kept.record, kept.steps)
-            except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-                # One that makes no sense is that one's trouble, and not the whole list's.
-                kept.row = Row(
-                    name=each.name, state=UNREADABLE, cause=f"unreadable ({type(error).__name__})"
-                )
-        said = label.of(each, kept.record)  # anybody may change it, also of one that is over
-        return replace(kept.row, note=said.note, tags=said.tags)
+            if kept.row is None or not kept.record.over:
+                kept.row = row.of(each, kept.record, kept.steps)
+        except row.TROUBLE as error:
+            return row.damaged(each.name, error)
+        return row.labelled(kept.row, each, kept.record)
 
 
 def slim(record: JobRecord) -> JobRecord:
@@ -125,27 +104,6 @@ def slim(record: JobRecord) -> JobRecord:
         title=record.verdict.title[:300], message=record.verdict.message[:300]
     )
     return replace(record, nodes=nodes, verdict=cause, command=[], receipts={})
-
-
-def row_of(path: Path, record: JobRecord, steps: int | None) -> Row:
-    ranks = sum(node.nproc for node in record.nodes)
-    known = record.goodput or goodput.of(record, path, record.ended or time.time())
-    whole = sum(known.values())
-    training = known.get("training", 0.0) / whole if whole else 0.0
-    cause = record.verdict if record.state in ("failed", "lost") else None
-    how_far, _ = progress.of(path, record, steps)
-    return Row(
-        name=path.name,
-        state=record.state,
-        started=record.started,
-        ended=record.ended,
-        nodes=len(record.nodes),
-        ranks=ranks,
-        attempt=record.attempt,
-        cause=f"{cause.title}: {cause.message}".splitlines()[0] if cause else "",
-        training=training if 0 < training <= 1 else None,
-        **vars(how_far),
-    )
 
 
 def stamp_of(path: Path) -> Stamp:

@@ -1,0 +1,72 @@
+"""A row of the list of jobs, as `orchestrator ls` and the dashboard show it. No node is asked."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from orchestrator.common.errors import UsageError
+from orchestrator.head.status import label
+from orchestrator.records import goodput
+from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.metrics import progress
+
+UNREADABLE = "damaged"
+LONGEST_CAUSE = 300
+# What a record raises that cannot be read, or makes no sense: that one's trouble, not the list's.
+TROUBLE = (OSError, UsageError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job: what it is, and how far."""
+
+    name: str
+    state: str
+    progress: progress.Progress = progress.Progress()  # noqa: RUF009  it is frozen
+    nodes: int = 0
+    ranks: int = 0
+    attempt: int = 1
+    started: float = 0.0
+    ended: float | None = None
+    cause: str = ""  # why it failed, or why it cannot be read
+    training: float | None = None  # the part of its time that was training
+    note: str = ""  # what people say of it
+    tags: tuple[str, ...] = ()
+
+
+def of(experiment: Experiment, record: JobRecord, steps: int | None) -> Row:
+    """Return the row of a job of so many steps; TROUBLE is raised where it makes no sense."""
+    known = record.goodput or goodput.of(record, experiment.path, record.ended or time.time())
+    whole = sum(known.values())
+    training = known.get("training", 0.0) / whole if whole else 0.0
+    verdict = record.verdict if record.state in ("failed", "lost") else None
+    words = ": ".join(filter(None, (verdict.title, verdict.message))) if verdict else ""
+    how_far, _ = progress.of(experiment.path, record, steps)
+    row = Row(
+        experiment.name,
+        record.state,
+        how_far,
+        nodes=len(record.nodes),
+        ranks=sum(node.nproc for node in record.nodes),
+        attempt=record.attempt,
+        started=record.started,
+        ended=record.ended if record.over else None,
+        cause=(words.splitlines() or [""])[0][:LONGEST_CAUSE],
+        training=training if 0 < training <= 1 else None,
+    )
+    return labelled(row, experiment, record)
+
+
+def labelled(row: Row, experiment: Experiment, record: JobRecord) -> Row:
+    """Return a row with what people say of the job now, which they may of one that is over."""
+    said = label.of(experiment, record)
+    return replace(row, note=said.note, tags=said.tags)
+
+
+def damaged(name: str, error: Exception) -> Row:
+    """Return the row of an experiment that raised some TROUBLE."""
+    if isinstance(error, UsageError):
+        return Row(name, UNREADABLE, cause=error.what)
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return Row(name, UNREADABLE, cause=strerror or f"unreadable ({type(error).__name__})")
