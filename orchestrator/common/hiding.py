@@ -25,7 +25,7 @@ FEW = 40  # so many texts are searched for one by one in the time of a search by
 # Names of variables and options that hold a secret.
 NAME = re.compile(
     r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|COOKIE|WEBHOOK|CONNECTION|DSN|KEY$|_PWD$"
-    r"|(^|_)(API|ACCESS|AUTH|AUTHORIZATION|PASS|PAT|SIG|.*KEY)(_|$)",
+    r"|(^|_)(API|ACCESS|AUTH|AUTHORIZATION|PASS|PAT|SIG|.*KEY)(_|$)|(^|_)PIN$",
     re.IGNORECASE,
 )
 # user:password@ in a URL, whatever the variable is called, and what stands for both over HTTP

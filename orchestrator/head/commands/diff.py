@@ -17,13 +17,16 @@ from orchestrator.config import resolved
 from orchestrator.config.launch import Where
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Terminal
+from orchestrator.head.status import settings
+from orchestrator.head.status.settings import Section, flat, mapping
 from orchestrator.head.transfer.code import archive
 from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import trainers
+from orchestrator.records.metrics.curves import CACHE, POINTS, Curve, curves, median
+from orchestrator.records.metrics.names import better, unit_of, written
 from orchestrator.records.outcome import Verdict
 
-Section = dict[str, Any]  # a key, with dots for what is inside, and its value
 Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of each
 
 NOTHING = "-"
@@ -32,24 +35,47 @@ MOST_TRAINERS = 8  # of a program: its last ones
 MOST_FILES = 30  # of the code
 SNAPSHOT = re.compile(r"/code/snapshots/[^/]+/")  # another for each launch
 SAME = "/code/snapshots/.../"
-SHORTEST_COLUMNS = 24  # of a value
+SHORTEST_COLUMNS = 12  # of a value
+LONGEST_KEY, CHANGE_COLUMNS = 40, 22
 BEFORE_CHARACTERS = 20  # that are shown before the first difference of two long values
 OF_THE_RUN = ("ORCHESTRATOR_EXPERIMENT", "ORCHESTRATOR_JOB", "ORCHESTRATOR_RUN")  # never equal
+WORDS = {  # of what is measured, where its name says less
+    "seconds": "time",
+    "rank_peak_bytes": "memory of a rank",
+    "step_ms": "step time",
+    "tokens_per_s": "speed",
+}
+NUMBERED = ("exit code",)  # no measure
 VERSIONS = ("python_version", "torch", "software", "kernel", "accelerate")
 MACHINE = ("hostname", "user", "cpus", "gpus", "memory_kb", "python", "workdir", "cards", "limits")
+MEASURED = re.compile(r"(.+?)(, median|, most| at step [0-9]+)?( \(Trainer [0-9]+\))?")
+# Metrics that say where a line stands, or are sums of others.
+APART = ("time", "left_s", "steps", "tokens", "saved_step", "saved_bytes", "saved_s")
 FILE = re.compile(r'^diff --git "?a/(.*?)"? "?b/.*$', re.MULTILINE)
 
 
 def diff(where: Where, first: str, second: str, *, as_json: bool) -> int:
     root, trusted = where.experiments, where.trust_record
     pair = [experiments.known(root, name, trusted=trusted) for name in (first, second)]
-    described = [describe(experiment) for experiment in pair]
-    found = differences(*described)
+    found = compared(pair)
     found["code"] |= differing_files(*pair)
     names = [experiment.name for experiment in pair]
-    data = {"experiments": names, "differences": found}
+    data = {
+        "experiments": names,
+        "differences": found,
+        "changes": {
+            key: changed for key, row in found["results"].items() if (changed := change(key, row))
+        },
+    }
     output.result(data, partial(to_text, names, found), as_json=as_json)
     return EXIT_DONE
+
+
+def compared(experiments: Sequence[Experiment]) -> Differences:
+    """Return what differs between experiments, and their metrics at the same steps."""
+    found = differences(*map(describe, experiments))
+    found["results"] |= differing(metrics(experiments))
+    return found
 
 
 # -- one experiment -------------------------------------------------------------------------------
@@ -66,7 +92,7 @@ def describe(experiment: Experiment) -> dict[str, Section]:
     own = {"orchestrator": data.get("orchestrator"), "python of the head": data.get("python")}
     return {
         "code": {**code(mapping(data.get("code")), data), UNREAD: data.get(UNREAD)},
-        "command": {"command": shlex.join(record.command[1:]), "start": record.launch.start},
+        "command": command(record),
         "config": flat(known(lambda: resolved.read(experiment.path))),
         "versions": {**own, **of_nodes(names, [only(fact, VERSIONS) for fact in facts])},
         "nodes": {
@@ -76,8 +102,15 @@ def describe(experiment: Experiment) -> dict[str, Section]:
             **of_nodes(names, [only(everywhere(fact), MACHINE) for fact in facts]),
         },
         "environment": environment(names, settings, mapping(data.get("head_environment"))),
-        "results": results(experiment, record),
+        "results": results(record),
     }
+
+
+def command(record: JobRecord) -> Section:
+    """Describe what was typed, and each option of the program by its name."""
+    typed = settings.options(settings.arguments(record.command))
+    options = {f"option {name}": value for name, value in typed}
+    return {"command": shlex.join(record.command[1:]), "start": record.launch.start, **options}
 
 
 def code(known: Mapping[str, Any], data: Mapping[str, Any]) -> Section:
@@ -139,31 +172,19 @@ def environment(
     return {**of_nodes(names, own), **of_head}
 
 
-def results(experiment: Experiment, record: JobRecord) -> Section:
+def results(record: JobRecord) -> Section:
     took = record.ended - record.started if record.ended else None
     ranks = [rank for node in record.nodes for rank in node.ranks.values()]
     peaks = [rank.peak_kb for rank in ranks if rank.peak_kb is not None]
     verdict = record.verdict or Verdict()
-    section = {
+    return {
         "state": record.state,
         "exit code": record.exit_code,
         "verdict": verdict.message or None,
         "where": SNAPSHOT.sub(SAME, verdict.where) or None,
         "seconds": None if took is None else round(took, 1),
-        "peak memory of a rank, kB": max(peaks, default=None),
+        "rank_peak_bytes": max(peaks, default=0) * 1024 or None,
     }
-    return {**section, **last_metrics(experiment.path / "outputs")}
-
-
-def last_metrics(outputs: Path) -> Section:
-    """Return the last line of each Trainer's first rank."""
-    section: Section = {}
-    for trainer, files in list(trainers.every(outputs).items())[-MOST_TRAINERS:]:
-        whose = f" (Trainer {trainer})" if trainer > 1 else ""
-        for name, value in trainers.last(files[min(files)]).line.items():
-            if name not in ("time", "rank"):
-                section[f"last {trainers.shortened(name)}{whose}"] = value
-    return section
 
 
 def of_nodes(names: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> Section:
@@ -178,7 +199,68 @@ def of_nodes(names: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> Sectio
     return section
 
 
+# -- what they measured ---------------------------------------------------------------------------
+
+
+def metrics(experiments: Sequence[Experiment]) -> dict[str, list[Any]]:
+    """Return the metrics of each Trainer's first rank: medians, peaks, or values at one step."""
+    every = [read_curves(experiment.path / "outputs") for experiment in experiments]
+    rows: dict[str, list[Any]] = {}
+    for trainer in sorted({trainer for each in every for trainer in each})[-MOST_TRAINERS:]:
+        whose = f" (Trainer {trainer})" if trainer > 1 else ""
+        known = [each.get(trainer, {}) for each in every]
+        last = [max((c.steps[-1] for c in each.values()), default=None) for each in known]
+        rows[f"steps{whose}"] = last
+        for name in dict.fromkeys(name for each in known for name in each):
+            if name not in APART:
+                of_name = [each.get(name, Curve()) for each in known]
+                key, values = at_one_step(name, of_name)
+                rows[f"{key}{whose}"] = values
+    return rows
+
+
+def read_curves(outputs: Path) -> dict[int, dict[str, Curve]]:
+    with CACHE.alone(outputs):
+        return {
+            trainer: curves(files[min(files)], POINTS)
+            for trainer, files in trainers.every(outputs).items()
+        }
+
+
+def at_one_step(name: str, of_name: Sequence[Curve]) -> tuple[str, list[Any]]:
+    """Return what a metric is compared by: a speed by its median, a loss at the same step."""
+    unit = unit_of(name)
+    if unit == "bytes":
+        return f"{name}, most", [max(curve.highs, default=None) for curve in of_name]
+    if unit:
+        return f"{name}, median", [median(c.means) if c.steps else None for c in of_name]
+    step = min(curve.steps[-1] for curve in of_name if curve.steps)
+    values = [
+        next((v for at, v in zip(c.steps[::-1], c.means[::-1], strict=True) if at <= step), None)
+        for c in of_name
+    ]
+    return f"{name} at step {step}", values
+
+
+def change(key: str, values: Sequence[Any]) -> dict[str, Any] | None:
+    """Return by how much the second of two numbers is more, and whether that is better."""
+    match = MEASURED.fullmatch(key)
+    name = match[1] if match else key
+    first, second = values[0], values[1]
+    if name in NUMBERED or not all(type(value) in (int, float) for value in values):
+        return None
+    more = second - first
+    better_is = better(name)
+    good = None if not better_is or not more else (more < 0) == (better_is == "least")
+    share = more / abs(first) if first else None
+    return {"unit": unit_of(name), "difference": more, "ratio": share, "better": good}
+
+
 # -- some of them ---------------------------------------------------------------------------------
+
+
+def differing(rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    return {key: row for key, row in rows.items() if any(value != row[0] for value in row[1:])}
 
 
 def differences(*described: Mapping[str, Section]) -> Differences:
@@ -186,31 +268,52 @@ def differences(*described: Mapping[str, Section]) -> Differences:
     found: Differences = {}
     for name in described[0]:
         keys = dict.fromkeys(key for each in described for key in each[name])
-        rows = {key: [each[name].get(key) for each in described] for key in keys}
-        found[name] = {k: row for k, row in rows.items() if any(v != row[0] for v in row[1:])}
+        found[name] = differing({key: [each[name].get(key) for each in described] for key in keys})
     return found
 
 
 def to_text(names: Sequence[str], found: Differences, terminal: Terminal) -> str:
+    """Return a table of each section with a difference, no wider than the terminal."""
     same = [name for name, section in found.items() if not section]
-    rows: list[list[Cell]] = [["", *names]]
-    keys = [f"  {key}" for section in found.values() for key in section]
-    room = max(
-        SHORTEST_COLUMNS, ((terminal.width or 160) - max(map(len, keys), default=0) - 4) // 2
-    )
-    for name, section in found.items():
-        if section:
-            rows.append([(name, styles.STRONG), "", ""])
-            rows += [[f"  {key}", *shown(pair, room)] for key, pair in section.items()]
-    lines = [output.table(rows, terminal, headed=True)] if len(same) < len(found) else []
-    if same:
-        lines.append(f"the same: {', '.join(same)}")
-    return "\n\n".join(lines)
+    parts = ["\n".join(f"{letter}  {name}" for letter, name in zip("AB", names, strict=True))]
+    parts += [section_text(name, rows, terminal) for name, rows in found.items() if rows]
+    return "\n\n".join([*parts, *([f"the same: {', '.join(same)}"] if same else [])])
+
+
+def section_text(name: str, rows: Mapping[str, Sequence[Any]], terminal: Terminal) -> str:
+    changes = {key: change(key, row) for key, row in rows.items()} if name == "results" else {}
+    has_changes = any(changes.values())
+    keys = [worded(key)[:LONGEST_KEY] for key in rows]
+    used = max(map(len, (name, *keys))) + 4 + (CHANGE_COLUMNS if has_changes else 0)
+    room = max(SHORTEST_COLUMNS, ((terminal.width or 160) - used) // 2)
+    drawn: list[list[Cell]] = [[name.upper(), "A", "B", *["B - A"] * has_changes]]
+    for key, (of_key, row) in zip(keys, rows.items(), strict=True):
+        known = changes.get(of_key)
+        cells = shown(row, room) if known is None else [written(v, known["unit"]) for v in row]
+        last: list[Cell] = [changed(known) if known else ""] if has_changes else []
+        drawn.append([key, *cells, *last])
+    return output.table(drawn, terminal, headed=True)
+
+
+def worded(key: str) -> str:
+    """Return a row's name in words."""
+    match = MEASURED.fullmatch(key)
+    if match is None or match[1] not in WORDS:
+        return key
+    return f"{WORDS[match[1]]}{match[2] or ''}{match[3] or ''}"
+
+
+def changed(known: Mapping[str, Any]) -> Cell:
+    """Write a change as a number and in percent, green where it is better."""
+    share = "" if known["ratio"] is None else f" ({known['ratio']:+.1%})"
+    sign = "+" if known["difference"] > 0 else ""
+    style = {True: styles.DONE, False: styles.WARNING, None: ""}[known["better"]]
+    return f"{sign}{written(known['difference'], known['unit'])}{share}", style
 
 
 def shown(pair: Sequence[Any], room: int) -> list[str]:
     """Write two values; of long ones what is around their first difference."""
-    texts = [written(value) for value in pair]
+    texts = [in_words(value) for value in pair]
     equal = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
     common = sum(1 for _ in equal)
     begin = max(0, common - BEFORE_CHARACTERS) if max(map(len, texts)) > room else 0
@@ -218,7 +321,7 @@ def shown(pair: Sequence[Any], room: int) -> list[str]:
     return [text if len(text) <= room else f"{text[: room - 3]}..." for text in cut]
 
 
-def written(value: Any) -> str:
+def in_words(value: Any) -> str:
     if value is None:
         return NOTHING
     if isinstance(value, float):
@@ -229,10 +332,6 @@ def written(value: Any) -> str:
 
 
 # -- data that nobody has checked -----------------------------------------------------------------
-
-
-def mapping(data: Any) -> dict[str, Any]:
-    return {str(key): value for key, value in data.items()} if isinstance(data, dict) else {}
 
 
 def sequence(data: Any) -> list[Any]:
@@ -247,15 +346,3 @@ def everywhere(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Write the directory of a launch's own snapshot as if it were that of all."""
     workdir = SNAPSHOT.sub(SAME, str(facts.get("workdir") or ""))
     return {**facts, "workdir": workdir} if "workdir" in facts else dict(facts)
-
-
-def flat(data: Mapping[str, Any], before: str = "") -> Section:
-    """Return nested keys as one level, with dots between them."""
-    section: Section = {}
-    for key, value in data.items():
-        name = f"{before}{key}"
-        if isinstance(value, dict):
-            section.update(flat(mapping(value), f"{name}."))
-        else:
-            section[name] = value
-    return section

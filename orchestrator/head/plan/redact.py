@@ -1,6 +1,7 @@
 """Leave out of records and tables what may be a secret.
 
-Of the environment only variables on a list are written down, because a secret may have any name.
+Of the head's environment only variables on a list are written down, because a secret may have any
+name. Of what the user typed, values that look like a token are not.
 """
 
 from __future__ import annotations
@@ -8,7 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from orchestrator.common.hiding import NAME, REDACTED, hide, is_secret, parts, redacted_text
+from orchestrator.common.hiding import (
+    NAME,
+    REDACTED,
+    hide,
+    is_no_word,
+    is_secret,
+    parts,
+    redacted_text,
+)
 from orchestrator.head.plan.model import EnvSetting, Plan
 
 NOT_SHOWN = "(not shown)"
@@ -39,6 +48,11 @@ def is_listed(name: str) -> bool:
     return bool(SHOWN.fullmatch(name)) and not NAME.search(name)
 
 
+def looks_plain(name: str, value: str) -> bool:
+    """Tell whether a value that the user gives looks like no secret, whatever it is called."""
+    return is_listed(name) or value.startswith("/") or not is_no_word(value)
+
+
 def shown(plan: Plan) -> Plan:
     """Return a plan as it may be shown: its secrets are hidden, also in words and other values."""
     settings = [setting for node in plan.nodes for setting in node.settings]
@@ -49,7 +63,7 @@ def value_of(setting: EnvSetting) -> str:
     """Return the value of a setting, as far as it may be shown; what was typed stays the user's."""
     if setting.secret:
         return REDACTED
-    if setting.why.startswith("--") and not is_listed(setting.name):
+    if setting.why.startswith("--") and not looks_plain(setting.name, setting.value):
         return YOURS
     return redacted({setting.name: setting.value})[setting.name]
 
@@ -69,7 +83,7 @@ def redacted_command(command: Sequence[str]) -> list[str]:
         assignment = env_in(before, word)
         if before == "--secret" or name == "--secret":  # a name, unless it is refused
             shown.append(f"{name}={REDACTED}" if equals and before == "--secret" else word)
-        elif assignment and not is_listed(assignment[1]):
+        elif assignment and (NAME.search(assignment[1]) or not looks_plain(*assignment[1:])):
             shown.append(f"{assignment[0]}{assignment[1]}={REDACTED}")
         elif equals and NAME.search(name.lstrip("-").replace("-", "_")):
             shown.append(f"{name}={REDACTED}")

@@ -53,8 +53,7 @@ def yours(name: str, value: str, reason: str) -> EnvSetting:
 
 def of_file(name: str, value: str, path: str) -> EnvSetting:
     """Describe a variable of a file, which is where secrets are kept, whatever they are called."""
-    plain = redact.is_listed(name) or value.startswith("/") or not hiding.is_no_word(value)
-    secret = hiding.is_secret(name, value) or not plain
+    secret = hiding.is_secret(name, value) or not redact.looks_plain(name, value)
     return EnvSetting(name, value, f"--env-file {path}", yours=True, secret=secret)
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from orchestrator.common.errors import EXIT_DONE
 from orchestrator.common.hosts import in_url, is_loopback
 from orchestrator.common.wings import needed
 from orchestrator.config.launch import Where
-from orchestrator.head.commands import diff
+from orchestrator.head.commands.diff import compared
 from orchestrator.head.screen.output import say
-from orchestrator.records.experiment import Experiment
 
 LONGEST_ANSWER_BYTES = 20_000  # of what `stop` prints
 
@@ -47,10 +45,6 @@ def dashboard(
         say("no browser could be started here")
     app.serve(app.app(board), listening)
     return EXIT_DONE
-
-
-def compared(experiments: Sequence[Experiment]) -> Mapping[str, Mapping[str, Sequence[Any]]]:
-    return diff.differences(*map(diff.describe, experiments))
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common import files
-from orchestrator.head.status import row
+from orchestrator.head.status import row, settings
 from orchestrator.head.status.row import Row
 from orchestrator.records import experiments
 from orchestrator.records.experiment import RECORD, Experiment, JobRecord
 from orchestrator.records.metrics import progress
 from orchestrator.records.outcome import Verdict
-from orchestrator.views.report import settings
 
 MOST = 500  # the newest; older ones are found by the commands
 MOST_KEYS = 24  # settings that differ, which a reader may choose as columns

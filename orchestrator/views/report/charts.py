@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.records.metrics import curves
 from orchestrator.records.metrics.curves import Curve
+from orchestrator.records.metrics.names import better, unit_of
 from orchestrator.views.report.story import Machines, Story, Training
 
 SPEED = "Speed"
@@ -54,12 +54,6 @@ WITHOUT = (
     *PARTS,
 )
 SOLID = 4  # lines of one chart that are told apart by color alone: the next ones are dashed
-# Words of a metric's name that tell which of its values is the best.
-LEAST = {"loss", "err", "error", "ppl", "perplexity", "ms", "seconds", "wer", "cer", "fid", "mae",
-         "mse", "rmse", "nll", "bpb"}  # fmt: skip
-MOST = {"acc", "acc1", "acc5", "accuracy", "f1", "auc", "iou", "miou", "map", "psnr", "ssim",
-        "bleu", "rouge", "reward", "return", "score", "mfu", "recall", "precision", "top1",
-        "top5"}  # fmt: skip
 TRAINED, HELD_OUT = "train_", "val_"  # of what the Trainer says at the end of an epoch
 NOTABLE = 0.05  # of a step: less is noise
 NAMES = {
@@ -341,14 +335,6 @@ def lines_of(every: Sequence[Run], members: Sequence[str]) -> list[Line]:
     return lines
 
 
-def better(name: str) -> str:
-    """Tell from a metric's name whether its best value is the least or the most."""
-    words = set(re.split(r"[^a-z0-9]+", name.lower()))
-    if words & LEAST:
-        return "least"
-    return "most" if words & MOST or name.endswith("_per_s") else ""
-
-
 def split(run: Run) -> Chart | None:
     """Divide the time of a step into its parts; what none of them explains is the rest."""
     known = run.training.curves
@@ -395,13 +381,6 @@ def map_of(name: str, known: curves.RankMap, whole: float) -> tuple[float, Map]:
         said = f"{what}: rank {rank} needs {more:.3g} ms more than the median, {more / whole:.0%}"
         said += " of a step"
     return more / whole, Map(what, unit, known, said, whole)
-
-
-def unit_of(name: str) -> str:
-    for end, unit in (("_ms", "ms"), ("_bytes", "bytes"), ("_per_s", "/s")):
-        if name.endswith(end):
-            return unit
-    return ""
 
 
 def trimmed(curve: Curve) -> Curve:

@@ -30,9 +30,9 @@ def report(
         experiments.known(where.experiments, name, trusted=where.trust_record) for name in names
     ]
     stories = [story.read_story(experiment, len(chosen) - 1) for experiment in chosen]
-    several = [diff.describe(experiment) for experiment in chosen] if len(chosen) > 1 else []
+    differences = diff.compared(chosen) if len(chosen) > 1 else {}
     of_sizes = sizes(stories) if scaling else ()
-    text = page.page(stories, diff.differences(*several) if several else {}, of_sizes)
+    text = page.page(stories, differences, of_sizes)
     if out is None and len(chosen) == 1:
         path = chosen[0].path / NAME
         write(path, lambda: chosen[0].write(NAME, text))

@@ -18,12 +18,13 @@ from typing import Any
 
 from orchestrator.common.text import duration, size
 from orchestrator.head.follow import verdict
+from orchestrator.head.status import settings
 from orchestrator.records import goodput
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics.curves import Curve
 from orchestrator.records.outcome import Verdict
 from orchestrator.views.report import charts as choice
-from orchestrator.views.report import scaling, settings
+from orchestrator.views.report import scaling
 from orchestrator.views.report.charts import Axis, Chart, Line, Map, Mark
 from orchestrator.views.report.scaling import Against, Size
 from orchestrator.views.report.story import LARGEST_DIFF, Moment, Story, Training

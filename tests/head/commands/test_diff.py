@@ -13,12 +13,14 @@ import pytest
 
 from orchestrator.config.launch import Where
 from orchestrator.head.commands import diff
-from orchestrator.head.screen.output import PLAIN
+from orchestrator.head.screen import styles
+from orchestrator.head.screen.output import PLAIN, Terminal, printable
 from orchestrator.head.transfer.code import archive, git_info
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import Limits, Scan
 from orchestrator.protocol.events import RankState
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.metrics.trainers import file_name
 
 FACTS = {"torch": "2.9.0", "hostname": "a", "software": {"cuda": "12.8"}, "cpus": 8}
 LONG = "--option value " * 20
@@ -53,18 +55,57 @@ def experiment(path: Path, torch: str = "2.9.0", lr: float = 0.1, **manifest: An
 
 
 def found(first: Experiment, second: Experiment) -> diff.Differences:
-    return diff.differences(diff.describe(first), diff.describe(second))
+    return diff.compared([first, second])
 
 
-def test_each_trainer_has_its_last_values(tmp_path: Path) -> None:
+def write_metrics(made: Experiment, trainer: int, *lines: dict[str, Any]) -> None:
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (made.path / "outputs" / file_name(0, trainer)).write_text(text)
+
+
+def test_metrics_are_compared_at_the_same_step(tmp_path: Path) -> None:
     pair = experiment(tmp_path / "one"), experiment(tmp_path / "two")
-    line = json.dumps({"step": 3, "loss": 0.5, "x" * 5000: 1})
-    (pair[1].path / "outputs/rank_00_metrics_2.jsonl").write_text(f"{line}\n")
-    assert found(*pair)["results"] == {
-        "last step (Trainer 2)": [None, 3],
-        "last loss (Trainer 2)": [None, 0.5],
-        f"last {'x' * 60}...{'x' * 37} (Trainer 2)": [None, 1],
+    for made, loss, ms in ((pair[0], 1.0, 100.0), (pair[1], 0.5, 90.0)):
+        more = [{"step": 9, "loss": loss, "step_ms": ms, "memory_bytes": 5}] * (made is pair[0])
+        write_metrics(
+            made, 1, {"step": 4, "loss": 2 * loss, "step_ms": ms, "tokens_per_s": 10 * ms}, *more
+        )
+    write_metrics(pair[1], 2, {"step": 3, "loss": 0.5, "x" * 5000: 1})
+    results = found(*pair)["results"]
+    assert results == {
+        "steps": [9, 4],
+        "loss at step 4": [2.0, 1.0],
+        "step_ms, median": [100.0, 90.0],
+        "tokens_per_s, median": [1000.0, 900.0],
+        "memory_bytes, most": [5.0, None],
+        "steps (Trainer 2)": [None, 3],
+        "loss at step 3 (Trainer 2)": [None, 0.5],
+        f"{'x' * 60}...{'x' * 37} at step 3 (Trainer 2)": [None, 1],
     }
+    changes = {key: diff.change(key, row) for key, row in results.items()}
+    assert changes["step_ms, median"] == {
+        "unit": "ms", "difference": -10.0, "ratio": -0.1, "better": True,
+    }  # fmt: skip
+    speed = changes["tokens_per_s, median"]
+    assert speed is not None and speed["better"] is False
+    assert changes["steps (Trainer 2)"] is None
+
+
+def test_a_difference_has_its_unit_and_fits_a_small_terminal(tmp_path: Path) -> None:
+    one, two = experiment(tmp_path / "one"), experiment(tmp_path / "two", lr=0.25)
+    environment = {"NODE_RANK": "0", "EPOCHS": "40", "A_LONG_NAME": "word " * 40}
+    two.write("manifest.json", json.dumps({"nodes": [{"name": "a", "environment": environment}]}))
+    write_metrics(one, 1, {"step": 9, "loss": 0.1, "step_ms": 1210.0})
+    write_metrics(two, 1, {"step": 9, "loss": 0.25, "step_ms": 980.0, "tokens_per_s": 1234.5})
+    text = diff.to_text(["one", "two"], found(one, two), Terminal(80, color=True))
+    assert max(map(len, printable(text).splitlines())) <= 80
+    lines = [" ".join(line.split()) for line in printable(text).splitlines()]
+    assert lines[:2] == ["A one", "B two"]
+    assert "EPOCHS - 40" in lines and "optimizer.lr 0.1 0.25" in lines
+    assert "step time, median 1.21 s 980 ms -230 ms (-19.0%)" in lines
+    assert "loss at step 9 0.1 0.25 +0.15 (+150.0%)" in lines
+    worse, better = (f"\x1b[{styles.CODES[style]}m" for style in (styles.WARNING, styles.DONE))
+    assert f"{worse}+0.15" in text and f"{better}-230 ms" in text
 
 
 def test_equal_ones_do_not_differ(tmp_path: Path) -> None:
@@ -92,7 +133,7 @@ def test_each_section_names_what_differs(tmp_path: Path) -> None:
     assert sections["nodes"] == {}
     assert sections["environment"] == {"CONDA_PREFIX (head)": [None, "/c"]}
     assert sections["results"] == {
-        "state": ["done", "failed"], "exit code": [None, 1], "last loss": [0.1, 0.2],
+        "state": ["done", "failed"], "exit code": [None, 1], "loss at step 9": [0.1, 0.2],
     }  # fmt: skip
     text = diff.to_text(["one", "two"], sections, PLAIN)
     assert "the same: nodes" in text

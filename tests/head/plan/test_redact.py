@@ -72,8 +72,11 @@ def test_names_come_in_order() -> None:
         (["--api-key", "x=y"], ["--api-key", HIDDEN]),
         (["HF_TOKEN=x", "train.py"], [f"HF_TOKEN={HIDDEN}", "train.py"]),
         (["--env", "WANDB_API_KEY=x"], ["--env", f"WANDB_API_KEY={HIDDEN}"]),
-        (["--env", "ANY=x"], ["--env", f"ANY={HIDDEN}"]),
-        (["--env=ANY=x=y"], [f"--env=ANY={HIDDEN}"]),
+        (["--env", "ANY=s3cretw0rd"], ["--env", f"ANY={HIDDEN}"]),
+        (["--env=ANY=s3cret=word"], [f"--env=ANY={HIDDEN}"]),
+        (["--env", "PIN=1234"], ["--env", f"PIN={HIDDEN}"]),
+        (["--env", "DB_PASSWORD=x"], ["--env", f"DB_PASSWORD={HIDDEN}"]),
+        (["--env", "EPOCHS=40", "--env=D=/d/1"], ["--env", "EPOCHS=40", "--env=D=/d/1"]),
         (["--env", "NCCL_DEBUG=INFO", "--env=ANY"], ["--env", "NCCL_DEBUG=INFO", "--env=ANY"]),
         (["--lr", "3e-4", "--name=a=b"], ["--lr", "3e-4", "--name=a=b"]),
         (["token", "x"], ["token", "x"]),
@@ -102,17 +105,23 @@ def test_of_an_environment_only_a_list_is_written() -> None:
     }
 
 
-def test_a_value_of_env_is_never_written() -> None:
+def test_a_value_of_env_is_written_unless_it_may_be_secret() -> None:
     chosen = [
         EnvSetting("MINE", "of the config", "config env:", yours=True),
-        EnvSetting("MINE", "x", "--env", yours=True),
+        EnvSetting("MINE", "s3cretw0rd", "--env", yours=True),
+        EnvSetting("EPOCHS", "40", "--env", yours=True),
+        EnvSetting("MY_PASSWORD", "x", "--env", yours=True),
+        EnvSetting("AT", "https://u:p@h/1", "--env", yours=True),
         EnvSetting("THEIRS", "y", "config env:", yours=True),
         EnvSetting("A_TOKEN", "z", "config env:", yours=True),
         EnvSetting("NCCL_DEBUG", "INFO", "--env", yours=True),
     ]
     assert settings(chosen) == {
+        "AT": "(yours)",
         "A_TOKEN": HIDDEN,
+        "EPOCHS": "40",
         "MINE": "(yours)",
+        "MY_PASSWORD": HIDDEN,
         "NCCL_DEBUG": "INFO",
         "THEIRS": "y",
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.views.report import settings
+from orchestrator.head.status import settings
 from tests.views.report.stories import experiment
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config import resolved
-from orchestrator.head.commands.diff import flat
 from orchestrator.records.experiment import Experiment, JobRecord
 
 OPTION = re.compile(r"--?([A-Za-z][\w.-]{0,80})(?:=(.*))?", re.DOTALL)
@@ -18,6 +17,8 @@ NUMBER = re.compile(r"-[0-9.]")
 LONGEST_VALUE = 100
 APART = ("launch", "nodes")  # sections of a config that say how, and not what, is trained
 MOST = 400
+
+Section = dict[str, Any]  # a key, with dots for what is inside, and its value
 
 
 def of(experiment: Experiment, record: JobRecord) -> dict[str, str]:
@@ -30,6 +31,23 @@ def of(experiment: Experiment, record: JobRecord) -> dict[str, str]:
     found = {name: shown(value) for name, value in flat(trained).items()}
     found |= {name: shown(value) for name, value in options(arguments(record.command))}
     return dict(list(found.items())[-MOST:])
+
+
+def mapping(data: Any) -> dict[str, Any]:
+    """Return data that nobody has checked, if they are a mapping."""
+    return {str(key): value for key, value in data.items()} if isinstance(data, dict) else {}
+
+
+def flat(data: Mapping[str, Any], before: str = "") -> Section:
+    """Return nested keys as one level, with dots between them."""
+    section: Section = {}
+    for key, value in data.items():
+        name = f"{before}{key}"
+        if isinstance(value, dict):
+            section.update(flat(mapping(value), f"{name}."))
+        else:
+            section[name] = value
+    return section
 
 
 def arguments(command: Sequence[str]) -> Sequence[str]:

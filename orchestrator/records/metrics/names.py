@@ -1,0 +1,43 @@
+"""What a metric's name tells: its unit, which of its values is the best, and how it is written."""
+
+from __future__ import annotations
+
+import re
+
+from orchestrator.common.text import duration, size
+
+# Words of a metric's name that tell which of its values is the best.
+LEAST = {"loss", "err", "error", "ppl", "perplexity", "ms", "seconds", "wer", "cer", "fid", "mae",
+         "mse", "rmse", "nll", "bpb"}  # fmt: skip
+MOST = {"acc", "acc1", "acc5", "accuracy", "f1", "auc", "iou", "miou", "map", "psnr", "ssim",
+        "bleu", "rouge", "reward", "return", "score", "mfu", "recall", "precision", "top1",
+        "top5"}  # fmt: skip
+RATIOS = ("mfu", "mfu_measured")
+UNITS = {"_ms": "ms", "seconds": "s", "_bytes": "bytes", "_per_s": "/s"}  # by a name's end
+
+
+def unit_of(name: str) -> str:
+    if name in RATIOS:
+        return "ratio"
+    return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
+
+
+def better(name: str) -> str:
+    """Tell from a metric's name whether its best value is the least or the most."""
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    if words & LEAST:
+        return "least"
+    return "most" if words & MOST or name.endswith("_per_s") else ""
+
+
+def written(value: float, unit: str) -> str:
+    """Write a value, or a difference of two, with its unit."""
+    if value < 0:
+        return f"-{written(-value, unit)}"
+    if unit in ("ms", "s"):
+        return duration(value / 1e3 if unit == "ms" else value)
+    if unit == "/s":
+        return f"{size(value).removesuffix('B').replace(' ', '')}/s"
+    if unit == "bytes":
+        return size(value, binary=True)
+    return f"{value:.1%}" if unit == "ratio" else f"{value:.6g}"
