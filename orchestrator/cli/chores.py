@@ -17,6 +17,7 @@ from orchestrator.cli.options import (
     Group,
     Seconds,
     color_option,
+    command,
     experiment_names,
     options_from,
     shared,
@@ -74,7 +75,7 @@ def reaching(
     return partial(shared, reads_records=jobs)(choice(with_chosen))
 
 
-@click.command("exec", context_settings=PASSES_ON)
+@command("exec", context_settings=PASSES_ON)
 @reaching
 @workdir_option
 @click.option("--timeout", "limit", type=Seconds(), metavar="SECONDS", help="End it after so long.")
@@ -97,7 +98,7 @@ def exec_command(**params: Any) -> int:
 one_node = click.argument("chosen", metavar="N|NAME", shell_complete=node_names)
 
 
-@click.command("ssh", context_settings=PASSES_ON)
+@command("ssh", context_settings=PASSES_ON)
 @partial(reaching, choice=one_node, jobs=True)
 @click.option(
     "--job",
@@ -128,7 +129,7 @@ def pullable(
     return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
 
 
-@click.command("pull")
+@command("pull")
 @partial(reaching, jobs=True)
 @click.option("--checkpoints", is_flag=True, help="Fetch the job's checkpoints, too.")
 @click.option("--dry-run", is_flag=True, help="Say how much there is; fetch nothing.")
@@ -148,7 +149,7 @@ def pull_command(**params: Any) -> int:
     return transfer.pull(transfer.PullOptions(**params))
 
 
-@click.command("push")
+@command("push")
 @reaching
 @click.option("--dry-run", is_flag=True, help="Say what would be sent; send nothing.")
 @json_option

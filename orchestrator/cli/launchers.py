@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from orchestrator.cli.launch import launch_arguments
-from orchestrator.cli.options import FILE
+from orchestrator.cli.options import FILE, command
 from orchestrator.config.launch import DEFAULT_NODES
 
 REST = "[LAUNCH-OPTIONS...] [SCRIPT [ARGS...]]"
@@ -52,7 +52,7 @@ def slurm_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@click.command("slurm", context_settings=THROUGH)
+@command("slurm", context_settings=THROUGH)
 @slurm_options
 def generate_slurm(arguments: tuple[str, ...], no_requeue: bool, **asked: Any) -> int:
     """Print a batch file, to be submitted with sbatch.
@@ -66,7 +66,7 @@ def generate_slurm(arguments: tuple[str, ...], no_requeue: bool, **asked: Any) -
     return sbatch.generate(options, arguments, launch_arguments(arguments))
 
 
-@click.command("slurm", context_settings=THROUGH)
+@command("slurm", context_settings=THROUGH)
 @slurm_options
 @click.option("--detach", is_flag=True, help="Submit the job, and do not wait for it.")
 def submit_slurm(arguments: tuple[str, ...], detach: bool, no_requeue: bool, **asked: Any) -> int:
@@ -84,8 +84,8 @@ def submit_slurm(arguments: tuple[str, ...], detach: bool, no_requeue: bool, **a
 def groups(kind: type[click.Group]) -> tuple[click.Group, ...]:
     """Make `generate` and `submit`, with a command for each launcher."""
     generate = kind("generate", help="Write the files with which another launcher runs the job.")
-    for command in (generate_slurm, generate_accelerate, generate_compose, generate_kubernetes):
-        generate.add_command(command)
+    for each in (generate_slurm, generate_accelerate, generate_compose, generate_kubernetes):
+        generate.add_command(each)
     generate.add_command(generate_dockerfile)
     submit = kind("submit", help="Submit the job to another launcher, and follow it.")
     submit.add_command(submit_slurm)
@@ -95,7 +95,7 @@ def groups(kind: type[click.Group]) -> tuple[click.Group, ...]:
 # -- a node by hand -------------------------------------------------------------------------------
 
 
-@click.command("run-node", context_settings=THROUGH)
+@command("run-node", context_settings=THROUGH)
 @click.option(
     "--wait",
     type=click.FloatRange(0),
@@ -119,7 +119,7 @@ def run_node(wait: float, arguments: tuple[str, ...]) -> int:
 # -- accelerate -----------------------------------------------------------------------------------
 
 
-@click.command("accelerate", context_settings={"allow_interspersed_args": False})
+@command("accelerate", context_settings={"allow_interspersed_args": False})
 @click.option("--nodes", type=FILE, default=DEFAULT_NODES, show_default=True, help="The node list.")
 @click.option(
     "--nnodes", type=click.IntRange(1), metavar="N", help="Number of nodes, without a list."
@@ -183,7 +183,7 @@ def container_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@click.command("compose", context_settings=THROUGH)
+@command("compose", context_settings=THROUGH)
 @container_options
 def generate_compose(**asked: Any) -> int:
     """Print a Compose file: a service per node, on one machine."""
@@ -193,7 +193,7 @@ def generate_compose(**asked: Any) -> int:
     return container.generate_compose(options, launch_arguments(options.arguments))
 
 
-@click.command("kubernetes", context_settings=THROUGH)
+@command("kubernetes", context_settings=THROUGH)
 @container_options
 @click.option("--namespace", help="The namespace. [default: kubectl's]")
 @click.option(
@@ -214,7 +214,7 @@ def generate_kubernetes(**asked: Any) -> int:
     return container.generate_kubernetes(options, launch_arguments(options.arguments))
 
 
-@click.command("dockerfile")
+@command("dockerfile")
 @click.option("--base", help="An image with torch. [default: one of PyTorch's, with CUDA]")
 def generate_dockerfile(base: str | None) -> int:
     """Print a Dockerfile: torch, this package, and the files of the current directory."""

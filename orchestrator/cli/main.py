@@ -276,7 +276,7 @@ def help_command(context: click.Context, topic: str | None) -> int:
 
     command = cli.get_command(context, topic) if topic else None
     if command is not None:
-        inner = click.Context(command, info_name=f"orchestrator {topic}")
+        inner = command.context_class(command, info_name=f"orchestrator {topic}")
         return pages.show(command.get_help(inner))
     return pages.show(pages.explained(topic) if topic else pages.listed())
 

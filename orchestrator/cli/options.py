@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shutil
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +48,46 @@ class FilePath(click.Path):
 FILE = FilePath(path_type=Path)
 
 
-class Group(click.Group):
+NARROWEST, WIDEST = 80, 100  # columns of a help
+
+
+class Formatter(click.HelpFormatter):
+    """Writes help as wide as the terminal, within limits: long lines are read badly."""
+
+    def __init__(self, **_: Any) -> None:
+        columns = shutil.get_terminal_size().columns
+        super().__init__(width=min(max(columns, NARROWEST), WIDEST) - 1)
+
+
+class Context(click.Context):
+    """What a command is called with."""
+
+    formatter_class = Formatter
+
+
+class Command(click.Command):
+    """A command whose help ends with examples."""
+
+    context_class = Context
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from orchestrator.cli.examples import EXAMPLES
+
+        name = ctx.command_path.removeprefix("orchestrator").strip()
+        name = {"master_launch": "launch", "emergency_stop": "emergency-stop"}.get(name, name)
+        with formatter.section("Examples"):
+            for typed, words in EXAMPLES.get(name, ()):
+                formatter.write(f"{'':{formatter.current_indent}}{typed}\n")
+                formatter.write(f"{'':{formatter.current_indent + 4}}{words}\n")
+
+
+command = functools.partial(click.command, cls=Command)
+
+
+class Group(Command, click.Group):
     """A group that names the nearest command, and lists its commands under headings."""
+
+    command_class = Command
 
     def __init__(self, *args: Any, headings: Mapping[str, tuple[str, ...]] = {}, **more: Any):
         super().__init__(*args, **more)
@@ -59,20 +98,17 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             known = self.list_commands(ctx)
-            raise click.UsageError(f"no command {args[0]!r}{nearest(args[0], known)}")
+            raise click.UsageError(f"no command {args[0]!r}{nearest(args[0], known)}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        if not self.headings:
-            return super().format_commands(ctx, formatter)
         width = max(len(name) for name in self.commands)
-        for heading, names in self.headings.items():
+        for heading, names in (self.headings or {"Commands": tuple(self.commands)}).items():
             rows = [
                 (name.ljust(width), self.commands[name].get_short_help_str(200)) for name in names
             ]
             with formatter.section(heading):
                 formatter.write_dl(rows)
-        return None
 
 
 class Count(click.ParamType[int]):
@@ -117,7 +153,7 @@ class GroupedOption(click.Option):
         self.group = group
 
 
-class GroupedCommand(click.Command):
+class GroupedCommand(Command):
     """A command whose help shows its own options first, then those of a launch in their groups."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

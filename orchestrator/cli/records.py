@@ -10,7 +10,15 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from orchestrator.cli.options import FILE, FilePath, Group, color_option, experiment_names, shared
+from orchestrator.cli.options import (
+    FILE,
+    FilePath,
+    Group,
+    color_option,
+    command,
+    experiment_names,
+    shared,
+)
 from orchestrator.common.wings import view
 from orchestrator.config.launch import Where
 from orchestrator.trackers.known import KNOWN
@@ -24,7 +32,7 @@ def places(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
     return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="dir")]
 
 
-@click.command()
+@command()
 @shared
 @click.argument("experiment", required=False, shell_complete=experiment_names)
 @click.option(
@@ -119,7 +127,7 @@ def checkpoint_export(where: Where, **options: Any) -> int:
     return checkpoints.export(where, **options)
 
 
-@click.command("start-report")
+@command("start-report")
 @shared
 @click.argument("experiment", required=False, shell_complete=experiment_names)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -131,7 +139,7 @@ def start_report(where: Where, experiment: str | None, as_json: bool) -> int:
     return start_report.start_report(where, experiment, as_json=as_json)
 
 
-@click.command()
+@command()
 @shared
 @click.argument("names", metavar="[EXP]...", nargs=-1, shell_complete=experiment_names)
 @click.option(
@@ -156,7 +164,7 @@ def report(
     return code
 
 
-@click.command()
+@command()
 @shared
 @click.argument("experiment", required=False, shell_complete=experiment_names)
 @click.option(
@@ -189,7 +197,7 @@ def track(
     return code
 
 
-@click.command()
+@command()
 @shared
 @click.option(
     "--port",
@@ -214,7 +222,7 @@ def metrics(where: Where, port: int, host: str, token_file: Path | None) -> int:
     return code
 
 
-@click.command()
+@command()
 @shared
 @click.option(
     "--host",
@@ -242,7 +250,7 @@ def dashboard(
     return code
 
 
-@click.command()
+@command()
 @shared
 @click.argument("experiment", metavar="[EXP_OR_DIR]", required=False, shell_complete=places)
 @click.option(
@@ -271,7 +279,7 @@ def profile(where: Where, experiment: str | None, steps: int, timeout: float, as
     return code
 
 
-@click.command()
+@command()
 @shared
 @click.argument("experiment", required=False, shell_complete=experiment_names)
 @click.option("--note", metavar="TEXT", help="What the run is for; an empty text takes it away.")
@@ -292,7 +300,7 @@ def label(
     return ls.label(where, experiment, note=note, tags=tags, without=without, as_json=as_json)
 
 
-@click.command()
+@command()
 @shared
 @click.argument("first", metavar="EXP1", shell_complete=experiment_names)
 @click.argument("second", metavar="EXP2", shell_complete=experiment_names)
@@ -305,7 +313,7 @@ def diff(where: Where, first: str, second: str, as_json: bool) -> int:
     return diff.diff(where, first, second, as_json=as_json)
 
 
-@click.command()
+@command()
 @partial(
     shared,
     node_list=click.Option(

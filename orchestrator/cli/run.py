@@ -52,6 +52,25 @@ def here_exists() -> bool:
         return False
 
 
+def usage_words(error: click.ClickException) -> str:
+    """Say what is wrong with what was typed, how it is typed, and where more is said of it."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return error.format_message()
+    what = error.format_message().rstrip(".")
+    if isinstance(error, click.NoSuchOption):
+        what = f"no such option {error.option_name}"
+        what += f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
+    elif type(error) is click.BadParameter and error.param is not None:
+        what = f"{error.param.opts[0]}: {error.message.rstrip('.')}"
+    context = getattr(error, "ctx", None)
+    lines = [f"error: {what[:1].lower()}{what[1:]}"]
+    if context is not None:
+        pieces = context.command.collect_usage_pieces(context)
+        lines.append(f"  {' '.join([context.command_path, *pieces])}")
+        lines.append(f"  more: {context.command_path} --help")
+    return "\n".join(lines)
+
+
 def run(command: click.Command, name: str) -> NoReturn:
     """Run a command; print every error as a sentence and exit with its code."""
     fill_closed_streams()
@@ -67,7 +86,7 @@ def run(command: click.Command, name: str) -> NoReturn:
     except click.exceptions.Exit as leaving:
         code = leaving.exit_code
     except click.ClickException as error:
-        error.show()
+        complain(usage_words(error))
         code = error.exit_code
     except OSError as error:
         if error.errno == errno.ENOENT and not here_exists():

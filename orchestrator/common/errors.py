@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -88,6 +89,16 @@ def nearest(word: str, known: Iterable[str]) -> str:
     lower = {name.lower(): name for name in known}  # HYBRID_SHARD is hybrid_shard to most people
     close = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=0.5)
     return f"; did you mean {lower[close[0]]!r}?" if close else ""
+
+
+def nearest_file(path: str | os.PathLike[str], ends: tuple[str, ...]) -> str:
+    """Ask after a file with a name much like this one, where there is none of this name."""
+    try:
+        folder, name = os.path.split(path)
+        names = [entry.name for entry in os.scandir(folder or ".") if entry.is_file()]
+    except (OSError, ValueError):
+        return ""
+    return "" if name in names else nearest(name, [each for each in names if each.endswith(ends)])
 
 
 def import_optional(module: str, package: str, need: str) -> Any:

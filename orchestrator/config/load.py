@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common.errors import UsageError, nearest
+from orchestrator.common.errors import UsageError, nearest, nearest_file
 from orchestrator.config import aorta
 from orchestrator.config.parse import collect, raise_all, rest_of
 from orchestrator.config.schema import Config, unread
@@ -52,7 +52,8 @@ def load_and_note(
             text = found(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise UsageError(f"config {file} cannot be read: {reason}") from error
+            near = nearest_file(file, (".yaml", ".yml"))
+            raise UsageError(f"config {file} cannot be read: {reason}{near}") from error
         loaded = _parse(text, f"config {file}")
         if loaded is None:
             raise UsageError(

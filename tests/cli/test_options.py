@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import click
 import pytest
 
 from orchestrator.api.options import Options
+from orchestrator.cli.examples import EXAMPLES
 from orchestrator.cli.launch import (
     doctor_command,
     launch_arguments,
@@ -226,7 +229,7 @@ def help_of(command: click.Command, name: str) -> str:
 def test_the_ten_that_matter_come_first() -> None:
     text = help_of(launch_command, "master_launch")
     headings = [line for line in text.splitlines() if line.endswith(":") and line[0] != " "]
-    assert headings == [f"{group}:" for group in GROUPS]
+    assert headings == [*(f"{group}:" for group in GROUPS), "Examples:"]
     assert sum(option.group == COMMON for option in DEFINED.values()) == 10
     assert "--launcher" not in text
 
@@ -249,6 +252,37 @@ def test_each_help_is_a_sentence(path: str, command: click.Command) -> None:
     for option in command.params:
         if isinstance(option, click.Option) and not option.hidden:
             assert option.help and option.help[0].isupper(), f"{path} {option.name}"
+
+
+@pytest.mark.parametrize(("columns", "widest"), [(60, 80), (90, 90), (200, 100)])
+def test_each_help_is_as_wide_as_the_terminal_and_ends_with_examples(
+    columns: int, widest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    longest = 0
+    for path, command in walk(cli, "orchestrator"):
+        lines = help_of(command, path).splitlines()
+        longest = max(longest, *map(len, lines))
+        assert len(lines[lines.index("Examples:") + 1 :]) == 6, path
+    assert widest - 10 < longest < widest
+
+
+def test_each_example_can_be_typed() -> None:
+    """Its options and arguments are those of the command."""
+    commands = dict(walk(cli, ""))
+    assert {name.strip() for name in commands} == {*EXAMPLES}
+    for typed, _ in (pair for pairs in EXAMPLES.values() for pair in pairs):
+        words = shlex.split(re.split(r" (\| less|> )", typed)[0])
+        while re.match("[A-Z_]+=", words[0]):
+            words.pop(0)
+        program, *words = words
+        if program != "docker":
+            name = (
+                {"orchestrator": ""}.get(program, program).replace("master_", "").replace("_", "-")
+            )
+            while not name or hasattr(commands[f" {name}"], "commands"):
+                name = f"{name} {words.pop(0)}".strip()
+            commands[f" {name}"].make_context(name, words)
 
 
 def test_the_shell_completes_options_and_choices() -> None:

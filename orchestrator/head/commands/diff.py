@@ -24,7 +24,7 @@ from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import trainers
 from orchestrator.records.metrics.curves import CACHE, POINTS, Curve, curves, median
-from orchestrator.records.metrics.names import better, unit_of, written
+from orchestrator.records.metrics.names import WORDS, better, unit_of, written
 from orchestrator.records.outcome import Verdict
 
 Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of each
@@ -36,16 +36,12 @@ MOST_FILES = 30  # of the code
 SNAPSHOT = re.compile(r"/code/snapshots/[^/]+/")  # another for each launch
 SAME = "/code/snapshots/.../"
 SHORTEST_COLUMNS = 12  # of a value
+WIDEST = 160  # columns of what is no terminal
 LONGEST_KEY, CHANGE_COLUMNS = 40, 22
-BEFORE_CHARACTERS = 20  # that are shown before the first difference of two long values
 OF_THE_RUN = ("ORCHESTRATOR_EXPERIMENT", "ORCHESTRATOR_JOB", "ORCHESTRATOR_RUN")  # never equal
-WORDS = {  # of what is measured, where its name says less
-    "seconds": "time",
-    "rank_peak_bytes": "memory of a rank",
-    "step_ms": "step time",
-    "tokens_per_s": "speed",
-}
+WORDED = {**WORDS, "seconds": "time", "rank_peak_bytes": "memory of a rank"}
 NUMBERED = ("exit code",)  # no measure
+NEITHER = ("seconds", "steps")  # more of it is neither better nor worse
 VERSIONS = ("python_version", "torch", "software", "kernel", "accelerate")
 MACHINE = ("hostname", "user", "cpus", "gpus", "memory_kb", "python", "workdir", "cards", "limits")
 MEASURED = re.compile(r"(.+?)(, median|, most| at step [0-9]+)?( \(Trainer [0-9]+\))?")
@@ -108,8 +104,8 @@ def describe(experiment: Experiment) -> dict[str, Section]:
 
 def command(record: JobRecord) -> Section:
     """Describe what was typed, and each option of the program by its name."""
-    typed = settings.options(settings.arguments(record.command))
-    options = {f"option {name}": value for name, value in typed}
+    typed = () if record.engine else settings.arguments(record.command)  # its config has them
+    options = {f"option {name}": value for name, value in settings.options(typed)}
     return {"command": shlex.join(record.command[1:]), "start": record.launch.start, **options}
 
 
@@ -244,16 +240,21 @@ def at_one_step(name: str, of_name: Sequence[Curve]) -> tuple[str, list[Any]]:
 
 def change(key: str, values: Sequence[Any]) -> dict[str, Any] | None:
     """Return by how much the second of two numbers is more, and whether that is better."""
-    match = MEASURED.fullmatch(key)
-    name = match[1] if match else key
+    name = measured(key)
     first, second = values[0], values[1]
     if name in NUMBERED or not all(type(value) in (int, float) for value in values):
         return None
     more = second - first
-    better_is = better(name)
+    better_is = "" if name in NEITHER else better(name)
     good = None if not better_is or not more else (more < 0) == (better_is == "least")
     share = more / abs(first) if first else None
     return {"unit": unit_of(name), "difference": more, "ratio": share, "better": good}
+
+
+def measured(key: str) -> str:
+    """Return the metric that a row is about."""
+    match = MEASURED.fullmatch(key)
+    return match[1] if match else key
 
 
 # -- some of them ---------------------------------------------------------------------------------
@@ -281,26 +282,32 @@ def to_text(names: Sequence[str], found: Differences, terminal: Terminal) -> str
 
 
 def section_text(name: str, rows: Mapping[str, Sequence[Any]], terminal: Terminal) -> str:
-    changes = {key: change(key, row) for key, row in rows.items()} if name == "results" else {}
-    has_changes = any(changes.values())
-    keys = [worded(key)[:LONGEST_KEY] for key in rows]
-    used = max(map(len, (name, *keys))) + 4 + (CHANGE_COLUMNS if has_changes else 0)
-    room = max(SHORTEST_COLUMNS, ((terminal.width or 160) - used) // 2)
-    drawn: list[list[Cell]] = [[name.upper(), "A", "B", *["B - A"] * has_changes]]
-    for key, (of_key, row) in zip(keys, rows.items(), strict=True):
-        known = changes.get(of_key)
-        cells = shown(row, room) if known is None else [written(v, known["unit"]) for v in row]
-        last: list[Cell] = [changed(known) if known else ""] if has_changes else []
-        drawn.append([key, *cells, *last])
-    return output.table(drawn, terminal, headed=True)
+    """Return a table, and below it the values that are too long for one."""
+    results = name == "results"
+    changes = {key: known for key, row in rows.items() if results and (known := change(key, row))}
+    keys = {key: worded(key)[:LONGEST_KEY] for key in rows}
+    width = terminal.width or WIDEST
+    used = max(map(len, (name, *keys.values()))) + 4 + (CHANGE_COLUMNS if changes else 0)
+    room = max(SHORTEST_COLUMNS, (width - used) // 2)
+    drawn: list[list[Cell]] = [[name.upper(), "A", "B", *["B - A"] * bool(changes)]]
+    long = ""
+    for key, row in rows.items():
+        cells = [in_words(value, unit_of(measured(key)) if results else "") for value in row]
+        if max(map(len, cells)) > room:
+            pair = zip("AB", around_difference(cells, width - 5), strict=True)
+            long += "".join(
+                [f"\n{keys[key]}", *(f"\n  {letter}  {value}" for letter, value in pair)]
+            )
+        else:
+            last = [changed(changes[key]) if key in changes else ""] if changes else []
+            drawn.append([keys[key], *cells, *last])
+    return output.table(drawn, terminal, headed=True) + output.printable(long)
 
 
 def worded(key: str) -> str:
     """Return a row's name in words."""
-    match = MEASURED.fullmatch(key)
-    if match is None or match[1] not in WORDS:
-        return key
-    return f"{WORDS[match[1]]}{match[2] or ''}{match[3] or ''}"
+    name = measured(key)
+    return WORDED.get(name, name) + key.removeprefix(name)
 
 
 def changed(known: Mapping[str, Any]) -> Cell:
@@ -311,21 +318,20 @@ def changed(known: Mapping[str, Any]) -> Cell:
     return f"{sign}{written(known['difference'], known['unit'])}{share}", style
 
 
-def shown(pair: Sequence[Any], room: int) -> list[str]:
-    """Write two values; of long ones what is around their first difference."""
-    texts = [in_words(value) for value in pair]
+def around_difference(texts: Sequence[str], room: int) -> list[str]:
+    """Cut two long values to what is around their first difference."""
     equal = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
     common = sum(1 for _ in equal)
-    begin = max(0, common - BEFORE_CHARACTERS) if max(map(len, texts)) > room else 0
+    begin = max(0, common - room // 3) if max(map(len, texts)) > room else 0
     cut = [f"...{text[begin:]}" if begin else text for text in texts]
     return [text if len(text) <= room else f"{text[: room - 3]}..." for text in cut]
 
 
-def in_words(value: Any) -> str:
+def in_words(value: Any, unit: str) -> str:
     if value is None:
         return NOTHING
-    if isinstance(value, float):
-        return f"{value:.6g}"
+    if type(value) in (int, float):
+        return written(value, unit)
     if isinstance(value, str) and value:
         return " ".join(value.split())
     return json.dumps(value, ensure_ascii=False)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common import hosts as host_ranges
-from orchestrator.common.errors import OrchestratorError, UsageError, nearest
+from orchestrator.common.errors import OrchestratorError, UsageError, nearest, nearest_file
 from orchestrator.common.hosts import BadRange
 from orchestrator.common.text import plural
 from orchestrator.head.nodes.environment import ACTIVATION_FORMS, ACTIVATIONS, chosen
@@ -180,7 +180,8 @@ def _read_bytes(path: Path) -> bytes:
         fix = (
             "create it with one node per line, the master first:\n    10.0.0.1\n    bob@gpu02:2222"
         )
-        raise UsageError(f"there is no node list {path}", fix) from None
+        near = nearest_file(path, (".txt", ".list", "hosts"))
+        raise UsageError(f"there is no node list {path}{near}", fix) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         fix = "name a text file that you may read"

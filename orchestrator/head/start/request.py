@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common import hiding
-from orchestrator.common.errors import UsageError, nearest
+from orchestrator.common.errors import UsageError, nearest_file
 from orchestrator.common.text import parse_seconds
 from orchestrator.config import label, load
 from orchestrator.config.launch import (
@@ -138,20 +138,8 @@ def target_of(arguments: LaunchArguments) -> Target:
             other_launchers.refuse(arguments.program)
             other_launchers.refuse_script(arguments.program)
         target = without_python(arguments.program)
-        return replace(target, near=near(target.name))
+        return replace(target, near=nearest_file(target.name, (".py", ".sh")))
     return Target("engine", ENGINE, ())
-
-
-def near(name: str) -> str:
-    """Ask after a file with a name much like this one, where there is none of this name here."""
-    path = Path(name)
-    try:
-        if path.exists():
-            return ""
-        names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
-    except (OSError, ValueError):
-        return ""
-    return nearest(path.name, [each for each in names if each.endswith((".py", ".sh"))])
 
 
 def behind_the_script(arguments: LaunchArguments) -> list[str]:

@@ -12,6 +12,18 @@ LEAST = {"loss", "err", "error", "ppl", "perplexity", "ms", "seconds", "wer", "c
 MOST = {"acc", "acc1", "acc5", "accuracy", "f1", "auc", "iou", "miou", "map", "psnr", "ssim",
         "bleu", "rouge", "reward", "return", "score", "mfu", "recall", "precision", "top1",
         "top5"}  # fmt: skip
+WORDS = {
+    "step_ms": "step time",
+    "data_ms": "waiting for data",
+    "forward_backward_ms": "forward and backward",
+    "optimizer_ms": "optimizer",
+    "exposed_comm_ms": "exposed communication",
+    "tokens_per_s": "speed",
+    "memory_peak_bytes": "peak memory",
+    "memory_bytes": "memory now",
+    "mfu": "MFU, against the vendor's peak",
+    "mfu_measured": "MFU, against measured peak",
+}
 RATIOS = ("mfu", "mfu_measured")
 UNITS = {"_ms": "ms", "seconds": "s", "_bytes": "bytes", "_per_s": "/s"}  # by a name's end
 
@@ -40,4 +52,4 @@ def written(value: float, unit: str) -> str:
         return f"{size(value).removesuffix('B').replace(' ', '')}/s"
     if unit == "bytes":
         return size(value, binary=True)
-    return f"{value:.1%}" if unit == "ratio" else f"{value:.6g}"
+    return f"{100 * value:.3g}%" if unit == "ratio" else f"{value:.6g}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.records.metrics import curves
 from orchestrator.records.metrics.curves import Curve
-from orchestrator.records.metrics.names import better, unit_of
+from orchestrator.records.metrics.names import WORDS, better, unit_of
 from orchestrator.views.report.story import Machines, Story, Training
 
 SPEED = "Speed"
@@ -56,20 +56,7 @@ WITHOUT = (
 SOLID = 4  # lines of one chart that are told apart by color alone: the next ones are dashed
 TRAINED, HELD_OUT = "train_", "val_"  # of what the Trainer says at the end of an epoch
 NOTABLE = 0.05  # of a step: less is noise
-NAMES = {
-    "step_ms": "step",
-    "data_ms": "waiting for data",
-    "forward_backward_ms": "forward and backward",
-    "optimizer_ms": "optimizer",
-    "exposed_comm_ms": "exposed communication",
-    "tokens_per_s": "speed",
-    "memory_peak_bytes": "peak memory",
-    "memory_bytes": "memory now",
-    "mfu": "MFU, against the vendor's peak",
-    "mfu_measured": "MFU, against measured peak",
-    "loss": "training",
-    "eval_loss": "held out",
-}
+NAMES = {**WORDS, "step_ms": "step", "loss": "training", "eval_loss": "held out"}
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ def test_a_difference_has_its_unit_and_fits_a_small_terminal(tmp_path: Path) -> 
     lines = [" ".join(line.split()) for line in printable(text).splitlines()]
     assert lines[:2] == ["A one", "B two"]
     assert "EPOCHS - 40" in lines and "optimizer.lr 0.1 0.25" in lines
+    assert "A_LONG_NAME" in lines and f"B {('word ' * 40)[:72]}..." in lines
     assert "step time, median 1.21 s 980 ms -230 ms (-19.0%)" in lines
     assert "loss at step 9 0.1 0.25 +0.15 (+150.0%)" in lines
     worse, better = (f"\x1b[{styles.CODES[style]}m" for style in (styles.WARNING, styles.DONE))

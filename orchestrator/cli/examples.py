@@ -1,0 +1,282 @@
+"""Three examples for each command, which its help shows: what to type, and what it does."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "": (
+        ("orchestrator demo", "train on a cluster made on this machine"),
+        ("master_launch train.py --epochs 3", "run train.py on all nodes of node_ip_list.txt"),
+        ("orchestrator top", "watch all nodes and jobs"),
+    ),
+    "launch": (
+        ("master_launch train.py --lr 3e-4", "run train.py on all nodes, a rank for each GPU"),
+        ("master_launch --dry-run train.py", "show what each node would run; start nothing"),
+        (
+            "master_launch --max-restarts 3 --nnodes 2:4 train.py",
+            "go on with 2 to 4 nodes after a node, a rank or a link is lost",
+        ),
+    ),
+    "rerun": (
+        ("orchestrator rerun", "launch the newest experiment again: its code, its config"),
+        ("orchestrator rerun EXP --set training.seed=2", "the same with one other setting"),
+        ("orchestrator rerun EXP --env DATA=/data/b --detach", "with other data, left running"),
+    ),
+    "attach": (
+        ("orchestrator attach", "follow the job that runs"),
+        ("orchestrator attach EXP --quiet", "show its events and its end, and no log lines"),
+        ("orchestrator attach EXP --steal", "take it over from another terminal"),
+    ),
+    "watch": (
+        ("orchestrator watch", "keep the job that runs going, without a terminal"),
+        ("orchestrator watch EXP", "the same for one of several"),
+        ("orchestrator watch EXP --print-unit", "print a systemd unit that does it after a login"),
+    ),
+    "logs": (
+        ("orchestrator logs -f", "show the lines of all ranks, and those to come"),
+        ("orchestrator logs EXP --rank 3 -n 50", "the last 50 lines of one rank"),
+        ("orchestrator logs --node 1 --color | less -R", "one node's lines, page by page"),
+    ),
+    "ls": (
+        ("orchestrator ls", "the newest 20 jobs"),
+        ("orchestrator ls --running", "those that wait or run"),
+        ("orchestrator ls --all --json", "all of them, for a program"),
+    ),
+    "status": (
+        ("orchestrator status", "how far the job is, and what runs on its nodes"),
+        ("orchestrator status EXP --watch", "its ranks, live"),
+        ("orchestrator status EXP --json", "all that is known, for a program"),
+    ),
+    "stop": (
+        ("orchestrator stop", "have the ranks save and exit, on all nodes"),
+        ("orchestrator stop EXP --grace 5m", "give them five minutes for it"),
+        ("orchestrator stop EXP --now", "kill them at once"),
+    ),
+    "emergency-stop": (
+        ("emergency_stop --dry-run", "show what would be ended"),
+        ("emergency_stop", "kill every job of yours on all nodes of the list, after asking"),
+        ("emergency_stop --nodes all_nodes.txt --yes", "the same on other nodes, unasked"),
+    ),
+    "top": (
+        ("orchestrator top", "all nodes and jobs, live; ? explains the keys"),
+        ("orchestrator top --once", "one look, printed"),
+        ("orchestrator top --json --watch --every 10", "a line of JSON every 10 seconds"),
+    ),
+    "who": (
+        ("orchestrator who", "who uses each GPU"),
+        ("orchestrator who --nodes all_nodes.txt", "on the nodes of another list"),
+        ("orchestrator who --json", "for a program"),
+    ),
+    "nodes": (
+        ("orchestrator nodes", "what each machine of the list is"),
+        ("orchestrator nodes --nodes all_nodes.txt", "of another list"),
+        ("orchestrator nodes --json", "for a program"),
+    ),
+    "node": (
+        ("orchestrator node cordon gpu3 --reason 'ECC errors'", "keep jobs away from a machine"),
+        ("orchestrator node uncordon gpu3", "let them back"),
+        ("orchestrator node list", "which machines are cordoned, and why"),
+    ),
+    "node cordon": (
+        ("orchestrator node cordon gpu3", "let no further job run on gpu3"),
+        ("orchestrator node cordon gpu3 gpu4 --reason 'new cables'", "two of them, and why"),
+        ("orchestrator node cordon 2", "by its number in the list"),
+    ),
+    "node uncordon": (
+        ("orchestrator node uncordon gpu3", "let jobs run on gpu3 again"),
+        ("orchestrator node uncordon gpu3 gpu4", "two of them"),
+        ("orchestrator node uncordon 2", "by its number in the list"),
+    ),
+    "node list": (
+        ("orchestrator node list", "all machines that are cordoned"),
+        ("orchestrator node list --nodes node_ip_list.txt", "those of a list"),
+        ("orchestrator node list --json", "for a program"),
+    ),
+    "plan": (
+        ("orchestrator plan train.py", "what a launch would run on each node"),
+        ("orchestrator plan --explain train.py", "where each setting comes from, and why"),
+        ("orchestrator plan --set nccl.profile=ethernet train.py", "with another profile"),
+    ),
+    "doctor": (
+        ("orchestrator doctor", "check all nodes, and how to fix what is wrong"),
+        ("orchestrator doctor --nodes all_nodes.txt", "the nodes of another list"),
+        ("orchestrator doctor --json", "for a program"),
+    ),
+    "verify": (
+        ("orchestrator verify", "run real collectives, and name the slow node or link"),
+        ("orchestrator verify --backend gloo", "over the network of the CPUs"),
+        ("orchestrator verify --json", "for a program"),
+    ),
+    "demo": (
+        ("orchestrator demo", "two nodes on this machine train"),
+        ("orchestrator demo --size 4 --max-restarts 1", "four nodes, with options of a launch"),
+        ("orchestrator demo --keep", "keep them for commands of your own"),
+    ),
+    "exec": (
+        ("orchestrator exec nvidia-smi -L", "run a program on all nodes"),
+        ("orchestrator exec -b 'df -h / | tail -1'", "shell text; equal outputs are shown once"),
+        ("orchestrator exec --node 1 --timeout 10 uptime", "on one node, for 10 seconds at most"),
+    ),
+    "ssh": (
+        ("orchestrator ssh 0", "a shell on the first node, with the job's environment"),
+        ("orchestrator ssh gpu3 --no-job", "without a job's environment"),
+        ("orchestrator ssh 1 -- python -m torch.utils.collect_env", "run one command there"),
+    ),
+    "push": (
+        ("orchestrator push data/ /data/set", "copy a directory to all nodes"),
+        ("orchestrator push model.pt ~/models/", "a file, into a directory there"),
+        ("orchestrator push data/ /data/set --dry-run", "say what would be sent"),
+    ),
+    "pull": (
+        ("orchestrator pull", "fetch what the newest job left on its nodes"),
+        ("orchestrator pull EXP --checkpoints", "its checkpoints, too"),
+        ("orchestrator pull /var/log/syslog logs/", "a path of every node, into logs/node_<i>_..."),
+    ),
+    "connections": (
+        ("orchestrator connections --open 10m", "hold them until 10 minutes pass unused"),
+        ("orchestrator connections", "show which are held"),
+        ("orchestrator connections --close", "close them"),
+    ),
+    "warm": (
+        ("master_launch --warm train.py", "leave torch imported for the next start"),
+        ("orchestrator warm", "list the processes that wait"),
+        ("orchestrator warm --off", "end them"),
+    ),
+    "bootstrap": (
+        ("orchestrator bootstrap torch numpy", "give all nodes the same environment"),
+        ("orchestrator bootstrap requirements.txt --name vision", "from a file, with a name"),
+        ("orchestrator bootstrap --prune", "remove environments that no job uses"),
+    ),
+    "dashboard": (
+        ("orchestrator dashboard", "print the address of live pages of all experiments"),
+        ("orchestrator dashboard --open", "open them in this machine's browser"),
+        ("orchestrator dashboard --host 0.0.0.0 --name gpu-head", "for browsers elsewhere"),
+    ),
+    "report": (
+        ("orchestrator report", "write a page of the newest experiment"),
+        ("orchestrator report EXP1 EXP2 --out both.html", "two of them side by side"),
+        ("orchestrator report EXP1 EXP2 EXP3 --scaling", "what more nodes bring"),
+    ),
+    "profile": (
+        ("orchestrator profile", "trace 3 steps of the job that runs"),
+        ("orchestrator profile EXP --steps 5", "more of them, of one of several"),
+        ("orchestrator profile traces/", "read a directory of torch.profiler's traces"),
+    ),
+    "track": (
+        ("orchestrator track --to tensorboard", "pass the numbers of the job that runs on"),
+        ("orchestrator track EXP --to wandb --set wandb.project=p", "to W&B, with an option"),
+        ("orchestrator track EXP --to mlflow --to trackio", "to two trackers"),
+    ),
+    "metrics": (
+        ("orchestrator metrics", "serve http://127.0.0.1:9400/metrics to Prometheus"),
+        ("orchestrator metrics --port 0", "at a port that is free"),
+        ("orchestrator metrics --host 0.0.0.0 --token-file word", "elsewhere, with a token"),
+    ),
+    "start-report": (
+        ("orchestrator start-report", "where the seconds of the newest start went"),
+        ("orchestrator start-report EXP", "of another one"),
+        ("orchestrator start-report EXP --json", "for a program"),
+    ),
+    "diff": (
+        ("orchestrator diff EXP1 EXP2", "all that differs: code, settings, loss, speed"),
+        ("orchestrator diff EXP1 EXP2 --color | less -R", "page by page"),
+        ("orchestrator diff EXP1 EXP2 --json", "with all values in full"),
+    ),
+    "label": (
+        ("orchestrator label EXP --note 'wider, no dropout'", "say what a run is for"),
+        ("orchestrator label EXP --tag paper --untag draft", "add a tag, take one away"),
+        ("orchestrator label EXP", "show both"),
+    ),
+    "checkpoint": (
+        ("orchestrator checkpoint ls", "the checkpoints of the newest experiment"),
+        ("orchestrator checkpoint verify EXP", "compare every byte with its checksum"),
+        ("orchestrator checkpoint export EXP model.safetensors", "write the weights to a file"),
+    ),
+    "checkpoint ls": (
+        ("orchestrator checkpoint ls", "those of the newest experiment"),
+        ("orchestrator checkpoint ls EXP", "of another one"),
+        ("orchestrator checkpoint ls checkpoints/ --json", "of a directory, for a program"),
+    ),
+    "checkpoint verify": (
+        ("orchestrator checkpoint verify", "those of the newest experiment"),
+        ("orchestrator checkpoint verify EXP", "of another one"),
+        ("orchestrator checkpoint verify EXP/outputs/checkpoints/step_00000100", "a single one"),
+    ),
+    "checkpoint export": (
+        ("orchestrator checkpoint export model.safetensors", "the newest one's weights"),
+        (
+            "orchestrator checkpoint export EXP model.safetensors --step 100 --dtype bf16",
+            "those of a step, in bf16",
+        ),
+        ("orchestrator checkpoint export EXP out/ --layout huggingface", "for from_pretrained"),
+    ),
+    "prune": (
+        ("orchestrator prune --keep 20 --dry-run", "show what would be removed"),
+        ("orchestrator prune --keep 20 --older-than 14d", "remove the others, if old"),
+        ("orchestrator prune --pin EXP", "never remove this one"),
+    ),
+    "generate": (
+        ("orchestrator generate slurm --nnodes 4 --gpus 8 train.py > job.sbatch", "for Slurm"),
+        ("orchestrator generate compose --nnodes 2 --image IMAGE train.py", "for Compose"),
+        ("orchestrator generate kubernetes --nnodes 2 --image IMAGE train.py", "for Kubernetes"),
+    ),
+    "generate slurm": (
+        ("orchestrator generate slurm --nnodes 4 train.py > job.sbatch", "a batch file"),
+        ("orchestrator generate slurm --nnodes 4 --gpus 8 --time 24:00:00 train.py", "limits"),
+        ("orchestrator generate slurm --nnodes 2 --setup 'module load cuda' train.py", "modules"),
+    ),
+    "generate accelerate": (
+        ("orchestrator generate accelerate train.py", "a config file for each node of the list"),
+        ("orchestrator generate accelerate --nproc 8 --out conf/ train.py", "into a directory"),
+        (
+            "orchestrator generate accelerate --nnodes 2 --main-process-ip a train.py",
+            "without a node list",
+        ),
+    ),
+    "generate compose": (
+        ("orchestrator generate compose --nnodes 2 --image IMAGE train.py", "two containers"),
+        ("orchestrator generate compose --nnodes 2 --gpus 4 --image IMAGE train.py", "with GPUs"),
+        ("orchestrator generate compose --nnodes 2 --image IMAGE --name a train.py", "named"),
+    ),
+    "generate kubernetes": (
+        ("orchestrator generate kubernetes --nnodes 2 --image IMAGE train.py", "an indexed Job"),
+        (
+            "orchestrator generate kubernetes --nnodes 2 --gpus 8 --image IMAGE train.py",
+            "with GPUs",
+        ),
+        (
+            "orchestrator generate kubernetes --nnodes 2 --image IMAGE --volume v train.py",
+            "with a volume for the experiments",
+        ),
+    ),
+    "generate dockerfile": (
+        ("orchestrator generate dockerfile > Dockerfile", "an image with torch and this program"),
+        ("orchestrator generate dockerfile --base my/torch:1 > Dockerfile", "from your own"),
+        ("docker build -t IMAGE .", "build it"),
+    ),
+    "submit": (
+        ("orchestrator submit slurm --nnodes 4 --gpus 8 train.py", "queue a job, and follow it"),
+        ("orchestrator submit slurm --nnodes 4 --detach train.py", "and leave it"),
+        ("orchestrator submit slurm --nnodes 2 --partition gpu train.py", "in a partition"),
+    ),
+    "submit slurm": (
+        ("orchestrator submit slurm --nnodes 4 --gpus 8 train.py", "queue a job, and follow it"),
+        ("orchestrator submit slurm --nnodes 4 --detach train.py", "and leave it"),
+        ("orchestrator submit slurm --nnodes 2 --sbatch=--exclusive train.py", "sbatch's options"),
+    ),
+    "run-node": (
+        (
+            "MASTER_ADDR=10.0.0.1 NNODES=2 NODE_RANK=0 orchestrator run-node train.py",
+            "on the first machine",
+        ),
+        (
+            "MASTER_ADDR=10.0.0.1 NNODES=2 NODE_RANK=1 orchestrator run-node train.py",
+            "on the second one",
+        ),
+        ("orchestrator run-node --wait 60 train.py", "wait a minute for the others, no longer"),
+    ),
+    "help": (
+        ("orchestrator help", "list the topics"),
+        ("orchestrator help host-key-changed", "explain a message"),
+        ("orchestrator help launch", "the same as launch --help"),
+    ),
+}
