@@ -31,8 +31,8 @@ from orchestrator.protocol.frames import (
 )
 from orchestrator.protocol.message import Nonsense
 from orchestrator.protocol.requests.follow import Call
-from orchestrator.protocol.requests.request import Answered, Beat
-from orchestrator.protocol.timing import HEAD_BEAT_SECONDS, HEAD_PATIENCE_SECONDS
+from orchestrator.protocol.requests.request import Answered
+from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
 READ_BYTES = 1 << 18
@@ -95,24 +95,11 @@ class Exchange:
                 node.channel.connection.close()
 
     def forward(self) -> None:
-        splitter, next_beat = Splitter(), 0.0
-        while True:
-            left = next_beat - time.monotonic()
-            if left <= 0:
-                next_beat = time.monotonic() + HEAD_BEAT_SECONDS
-                self.beat()
-            elif select.select([0], [], [], left)[0]:
-                data = os.read(0, READ_BYTES)
-                if not data:
-                    return
-                for _, payload in splitter.feed(data):
-                    frame = frames.header(CALL, len(payload)) + payload
-                    self.send(frame, frames.part(payload).rank)
-
-    def beat(self) -> None:
-        for node in self.nodes:
-            with contextlib.suppress(NodeError):  # listen() notices
-                node.channel.post(Beat())
+        splitter = Splitter()
+        while data := os.read(0, READ_BYTES):
+            for _, payload in splitter.feed(data):
+                frame = frames.header(CALL, len(payload)) + payload
+                self.send(frame, frames.part(payload).rank)
 
     def send(self, frame: bytes, rank: int = EVERY_RANK) -> None:
         for node in self.nodes:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import server_command
+from orchestrator.head.connect.beats import beats
 from orchestrator.head.connect.transport import Channel, Connection
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.protocol import frames
@@ -24,6 +25,7 @@ from orchestrator.protocol.frames import HEADER, JSON, PIECE
 from orchestrator.protocol.message import Message, Nonsense, decode, parse
 from orchestrator.protocol.requests.request import (
     Answered,
+    Beat,
     Greeting,
     Incoming,
     Refused,
@@ -173,6 +175,7 @@ class NodeChannel:
                 " which was sent",
                 "delete ~/.orchestrator/lib there",
             )
+        beats.keep(self)
 
     def _marked(self, timeout: float) -> bytes:
         """Wait for what follows the nonce, past whatever a banner or an rc file prints."""
@@ -205,18 +208,32 @@ class NodeChannel:
                 self.pending.pop(answer.id, None)
             if isinstance(answer, Refused) and answer.id == number:
                 raise Declined(answer.error, answer.kind)
-            if isinstance(answer, Answered) and answer.id == number:
+            if isinstance(answer, Answered):
                 result: A = self.answer_of(answer)[1]  # type: ignore[assignment]
-                return result
+                if answer.id == number:
+                    return result
 
     def post(self, request: Request[Any]) -> int:
         """Send a request whose answer nobody waits for here; return its number."""
         with self.sending:
-            self.count += 1
-            self.pending[self.count] = request
-            text = json.dumps(frame_of_request(self.count, request)).encode("ascii")
-            self._send(frames.header(JSON, len(text)) + text)
-            return self.count
+            return self._post(request)
+
+    def _post(self, request: Request[Any]) -> int:
+        self.count += 1
+        self.pending[self.count] = request
+        text = json.dumps(frame_of_request(self.count, request)).encode("ascii")
+        self._send(frames.header(JSON, len(text)) + text)
+        return self.count
+
+    def beat(self) -> None:
+        """Send a sign of life, whose answer is passed over; none where something is on its way."""
+        if self.sending.acquire(blocking=False):
+            try:
+                self._post(Beat())
+            except NodeError:  # whoever needs the node hears that
+                beats.drop(self)
+            finally:
+                self.sending.release()
 
     def answer_of(self, answer: Answered) -> tuple[Request[Any], Message]:
         """Return the request that this answers, and the answer."""
@@ -303,6 +320,7 @@ class NodeChannel:
             raise NodeError(f"the connection broke ({reason})") from error
 
     def close(self) -> None:
+        beats.drop(self)
         self.channel.close()
 
 

@@ -15,9 +15,8 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.transfer.tree import Gone, Tree
 from orchestrator.protocol.manifest import Entry
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.request import Beat, Request
+from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import AskTaken, Output, SumOutput, Take, Taken
-from orchestrator.protocol.timing import HEAD_BEAT_SECONDS
 
 QUICK_SECONDS = 30.0  # for an answer that needs no work: a node that is very busy is not lost
 READ_SECONDS = 60.0  # for a piece of a file
@@ -91,31 +90,6 @@ class Peer:
             with contextlib.suppress(NodeError):
                 self.ask(AskTaken(end=True), QUICK_SECONDS)
             raise
-
-
-@contextlib.contextmanager
-def kept_alive(peers: Iterable[Peer]) -> Iterator[None]:
-    """Let nodes hear from us while we are busy with others: a server leaves a head that is silent.
-
-    Nobody waits for the answers; they are passed over by the next question. Peers may be added.
-    """
-    over = threading.Event()
-
-    def beat() -> None:
-        while not over.wait(HEAD_BEAT_SECONDS):
-            for peer in list(peers):
-                if peer.lock.acquire(blocking=False):  # else somebody asks it something now
-                    with contextlib.suppress(NodeError):  # whoever needs the node hears that
-                        peer.open.post(Beat())
-                    peer.lock.release()
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 @dataclass(frozen=True)

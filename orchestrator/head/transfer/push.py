@@ -17,7 +17,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.fetch.fetch import entry_of
-from orchestrator.head.transfer.peer import Moved, Peer, kept_alive
+from orchestrator.head.transfer.peer import Moved, Peer
 from orchestrator.head.transfer.send import Outbox, Sender
 from orchestrator.head.transfer.spread import PassingOn, send_to_all
 from orchestrator.head.transfer.tree import Tree
@@ -88,7 +88,6 @@ def push(
     """
     outbox, into = Outbox(cargo.tree), Place(directory=cargo.directory)
     together = passing_on.pays(len(targets), cargo.tree.size) and not dry_run
-    begun_peers: list[Peer] = []
 
     with contextlib.ExitStack() as opened:
         opened.callback(outbox.close)
@@ -99,17 +98,14 @@ def push(
             channel = open_channel(connection, target.node, transport.timeout)
             peer = Peer(target.label, channel)
             sender = Sender(outbox, peer, into, progress.add)
-            with peer.lock:
-                begun_peers.append(peer)
-                sender.offer(dry_run=dry_run)
-                progress.size += sender.size
-                if not (together or dry_run):
-                    sender.go()
-                    progress.node_done()
+            sender.offer(dry_run=dry_run)
+            progress.size += sender.size
+            if not (together or dry_run):
+                sender.go()
+                progress.node_done()
             return sender
 
-        with kept_alive(begun_peers):
-            begun = fleet.everywhere(targets, begin)
+        begun = fleet.everywhere(targets, begin)
         if together:
             pass_on(begun, passing_on, say)  # all at once: none is done before the others
     moved = [sent_by(sender, dry_run=dry_run) for sender in begun]
@@ -134,8 +130,7 @@ def pass_on(begun: list[Sender | OrchestratorError], passing_on: PassingOn, say:
     entries = [outbox.tree.entries[number] for number in sorted(numbers)]
     if passing_on.pays(len(senders), sum(entry.size for entry in entries)):
         peers, into = [sender.peer for sender in senders], [sender.into for sender in senders]
-        with kept_alive(peers):
-            part, failed = outbox.sums.part(entries)
+        part, failed = outbox.sums.part(entries)
         for sender in senders:
             paths = {outbox.tree.entries[at].path for at in sender.numbers()}
             sender.result.failed.update({path: failed[path] for path in paths & failed.keys()})

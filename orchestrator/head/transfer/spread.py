@@ -22,7 +22,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import OWN_BRIDGES, listed
 from orchestrator.head.screen.progress import Progress
-from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree, Peer, kept_alive
+from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree, Peer
 from orchestrator.head.transfer.schedule import HEAD, WIDTH, Order, Rules, Schedule
 from orchestrator.head.transfer.send import PUT_SECONDS, Outbox, Seen, Sender, Sent
 from orchestrator.head.transfer.tree import Tree
@@ -104,14 +104,13 @@ def send(
     tree, count = senders[0].outbox.tree if senders else None, len(senders)
     if tree is None or not passing_on.pays(count, tree.size + len(tree.listing)):
         return fleet.everywhere(senders, Sender.go)
-    with kept_alive([sender.peer for sender in senders]):
-        fleet.everywhere(senders[:WIDTH], lambda sender: sender.lacking or sender.offer())
-        lacked = set[int]().union(*(sender.numbers() for sender in senders))
-        size = sum(tree.entries[number].size for number in lacked)
-        if not passing_on.pays(count, size + len(senders[0].outbox.packed)):
-            return fleet.everywhere(senders, Sender.go)
-        served = ServedFromHere(say, "they are sent from here")
-        results = Spread(senders, served).run()
+    fleet.everywhere(senders[:WIDTH], lambda sender: sender.lacking or sender.offer())
+    lacked = set[int]().union(*(sender.numbers() for sender in senders))
+    size = sum(tree.entries[number].size for number in lacked)
+    if not passing_on.pays(count, size + len(senders[0].outbox.packed)):
+        return fleet.everywhere(senders, Sender.go)
+    served = ServedFromHere(say, "they are sent from here")
+    results = Spread(senders, served).run()
     served.sum_up()
     return results
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect import channel, server_command
+from orchestrator.head.connect import beats, channel, server_command
 from orchestrator.head.connect import reach as reaching
 from orchestrator.head.connect.channel import NodeChannel, library
 from orchestrator.head.connect.reach import ask_once, open_channel, reach
@@ -26,6 +27,7 @@ from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.requests.follow import Jobs
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
+from orchestrator.protocol.requests.request import Answered, Beat
 
 # The tests' own Python has the path of our sources, which a node does not have.
 ALONE = """
@@ -146,6 +148,25 @@ def test_a_job_can_be_looked_after_where_its_environment_has_gone(
         reach(LocalTransport(), node, probe)
     with pytest.raises(NodeError, match="there is no file"):  # the reason is the first one
         ask_once(LocalTransport(), replace(node, python="/no/such/python"), Jobs(), 30)
+
+
+def test_a_node_hears_from_a_head_that_is_busy_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that downloads for minutes, or serves a slow node, would be left by the others."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(beats, "HEAD_BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(channel, "beats", own := beats.Beats())
+    busy = open_channel(ProcessConnection((), ""), Node("here", python=sys.executable), 10)
+    while not isinstance(said := busy.message(time.monotonic() + 30, "no answer"), Answered):
+        pass
+    assert said.id == 1
+    assert busy.ask(Beat(), 30).time > 0 and 2 not in busy.pending, "answers are passed over"
+    thread = own.thread
+    busy.close()
+    assert thread is not None
+    thread.join(30)
+    assert own.thread is None, "it ends with the last channel"
 
 
 class Login(ProcessConnection):

@@ -6,7 +6,6 @@ only others have, which were in an earlier job or an earlier attempt, is brought
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,6 @@ from orchestrator.head.nodes.facts import listed
 from orchestrator.head.transfer.bring.checkpoint import Missing, Partner
 from orchestrator.head.transfer.bring.saved import bring_saved
 from orchestrator.head.transfer.fetch.pull import LIST_SECONDS
-from orchestrator.head.transfer.peer import Peer, kept_alive
 from orchestrator.protocol.requests.transfer import Checkpoints
 from orchestrator.records import (
     checkpoint_parts,
@@ -181,12 +179,8 @@ class Search:
     ) -> None:
         self.own, self.transport, self.say, self.stopped = list(partners), transport, say, stopped
         self.others: dict[str, Partner | OrchestratorError] = {}  # by their names: reached once
-        self.there = list[Peer](partners)  # old nodes may take minutes to answer, or not to
-        self.beats = contextlib.ExitStack()
-        self.beats.enter_context(kept_alive(self.there))
 
     def close(self) -> None:
-        self.beats.close()
         for partner in self.others.values():
             if isinstance(partner, Partner):
                 partner.open.connection.close()
@@ -234,8 +228,6 @@ class Search:
         new = [partner for partner in others if partner.name not in self.others]
         for partner, result in zip(new, fleet.everywhere(new, connect), strict=True):
             self.others[partner.name] = result
-            if isinstance(result, Partner):
-                self.there.append(result)
         known = [self.others[partner.name] for partner in others]
         return [each for each in known if isinstance(each, Partner)]
 

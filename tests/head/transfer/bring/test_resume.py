@@ -1,22 +1,18 @@
-"""The nodes of a job that is about to start hear from the head, whatever others do meanwhile."""
+"""The head says for whom it waits before an attempt."""
 
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from orchestrator.head.transfer import peer
 from orchestrator.head.transfer.bring import resume
 from orchestrator.head.transfer.bring.checkpoint import Partner
-from orchestrator.protocol.requests.request import Beat, Request
+from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import Checkpoints
 from tests.head.transfer.bring.nodes import Channel
-
-ENOUGH = 3
 
 
 class Silent(Channel):
@@ -35,35 +31,6 @@ class Silent(Channel):
             return super().ask(request, timeout)
         finally:
             self.busy.release()
-
-
-class Counting(Channel):
-    def __init__(self, heard: threading.Event) -> None:
-        super().__init__()
-        self.heard, self.beats = heard, 0
-
-    def post(self, request: Request[Any]) -> Any:
-        self.beats += isinstance(request, Beat)
-        if self.beats == ENOUGH:
-            self.heard.set()
-
-
-def test_nobody_waits_for_another_to_hear_from_the_head(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(peer, "HEAD_BEAT_SECONDS", 0.01)
-    heard = threading.Event()
-    channels = [Silent(Checkpoints, heard), Counting(heard)]
-    own = [Partner(f"n{at}", cast(Any, channel)) for at, channel in enumerate(channels)]
-    looking = resume.Search(own, cast(Any, None), print, lambda: None)
-    try:
-        assert looking.held(own, Checkpoints(directory=str(tmp_path))) == []
-    finally:
-        looking.close()
-    assert heard.is_set()
-    beats, _ = channels[1].beats, time.sleep(0.1)  # type: ignore[attr-defined]
-    assert channels[1].beats == beats  # type: ignore[attr-defined]
 
 
 def test_it_says_for_whom_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
