@@ -20,7 +20,7 @@ import sys
 import termios
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TextIO, TypeVar
 
@@ -303,6 +303,7 @@ class Column(Generic[R]):
     cell: Callable[[R], Cell]
     absent: Callable[[R], Cell] = lambda _: NOTHING
     right: bool = False
+    drop: int = 0  # where there is no room: the highest goes first, and 0 never
 
 
 @dataclass(frozen=True)
@@ -325,6 +326,21 @@ class Table(Generic[R]):
     def words(self, row: R) -> list[str]:
         """Return the cells of a row without their colours."""
         return [cell if isinstance(cell, str) else cell[0] for cell in self.cells(row)]
+
+    def fitted(self, rows: Sequence[R], width: int | None) -> Table[R]:
+        """Return the table without columns for which a terminal has no room."""
+        body = [self.words(row) for row in rows if not self.is_absent(row)]
+        names = [self.words(row)[0] for row in rows]
+        wide = [
+            max(map(len, (column.heading, *(names if at == 0 else (row[at] for row in body)))))
+            for at, column in enumerate(self.columns)
+        ]
+        kept = list(range(len(self.columns)))
+        for at in sorted(kept, key=lambda at: -self.columns[at].drop):
+            fits = width is None or sum(wide[each] + 2 for each in kept) + 2 <= width
+            if not fits and self.columns[at].drop:
+                kept.remove(at)
+        return replace(self, columns=[self.columns[at] for at in kept])
 
     def text(self, rows: Iterable[R], terminal: Terminal = PLAIN) -> str:
         """Lay the rows out below their headings; as two tables where one is too wide."""

@@ -8,13 +8,14 @@ import time
 from orchestrator.node.follow import stop_job
 from orchestrator.node.follow.job_state import job_state
 from orchestrator.node.job import job_processes
-from orchestrator.node.job.hang import Activity, collect
+from orchestrator.node.job.hang import Activity, collect, of_process
 from orchestrator.node.job.run_directory import RunDir, all_runs
 from orchestrator.node.server.stream import FileStreamer
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit, answers
 from orchestrator.node.warm.visit import WarmVisit
 from orchestrator.protocol.requests.follow import (
     AskPaces,
+    AskProcess,
     AskProfile,
     AskStuck,
     Call,
@@ -29,6 +30,7 @@ from orchestrator.protocol.requests.follow import (
     LivingRuns,
     Paces,
     ProfileState,
+    RankStacks,
     Remove,
     RemovedRuns,
     Stop,
@@ -88,6 +90,11 @@ def jobs(visit: Visit, request: Jobs) -> JobStates:
 @answers(AskStuck)
 def stuck(visit: Visit, request: AskStuck) -> Stuck:
     return Stuck(stuck=collect(RunDir(request.job, request.node)), time=time.time())
+
+
+@answers(AskProcess)
+def process(visit: Visit, request: AskProcess) -> RankStacks:
+    return of_process(request.pid)
 
 
 @answers(AskPaces)

@@ -7,13 +7,14 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from orchestrator.node.job import job_processes, processes
 from orchestrator.node.job.processes import Process
-from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.run_directory import RunDir, all_runs
 from orchestrator.protocol.events import RankStarted, Started
 from orchestrator.protocol.requests.follow import RankStacks
 from orchestrator.protocol.timing import STACKS_SIGNAL
@@ -90,8 +91,27 @@ def ticks_of(pid: int) -> int:
     return process.ticks + process.waited if process is not None else 0
 
 
-def collect(run: RunDir) -> dict[int, RankStacks]:
-    """Ask every rank for its stacks and the collectives it remembers.
+def of_process(pid: int) -> RankStacks:
+    """Ask one process: a rank of a job of this login as `collect` does, another through py-spy."""
+    for run in job_processes.here(all_runs()):
+        if (rank := rank_pids(run).get(pid)) is not None and (found := collect(run, pid)):
+            return found[rank]
+    process = processes.find(pid)
+    if process is None:
+        return RankStacks(state="", stacks="", collectives="", program="it has ended")
+    py_spy = py_spy_of(sys.executable) if is_python(pid) else None
+    stacks = py_spy_stacks(py_spy, [process], SEEN_IN_SECONDS).get(pid, "") if py_spy else ""
+    program = program_of(pid, [process])
+    return RankStacks(
+        state=process.state,
+        stacks=stacks[:LARGEST_CHARACTERS],
+        collectives="",
+        program=program,
+    )
+
+
+def collect(run: RunDir, only: int | None = None) -> dict[int, RankStacks]:
+    """Ask every rank, or the one with this PID, for its stacks and the collectives it remembers.
 
     Waits for none longer than a moment: one that is stopped, or stuck in the kernel, says nothing.
     One that does not catch the signal, such as a shell script, would be killed by it: it is not
@@ -102,7 +122,7 @@ def collect(run: RunDir) -> dict[int, RankStacks]:
     asked: dict[int, tuple[int, int, int]] = {}  # rank -> PID, local rank, size of its stacks
     awaited = []
     for pid, rank in rank_pids(run).items():
-        if pid in ours:
+        if pid in ours and only in (None, pid):
             local = rank - first
             who = asked[rank] = (pid, local, size_of(stacks(run, local)))
             if processes.catches(pid, STACKS_SIGNAL):

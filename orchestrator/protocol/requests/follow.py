@@ -161,6 +161,12 @@ class AskStuck(Request[Stuck], do="stuck"):
     node: int
 
 
+class AskProcess(Request[RankStacks], do="stack"):
+    """Ask one process where it is, whoever has started it."""
+
+    pid: int
+
+
 class Pace(Message):
     """The last steps of one rank, as its collectives show them."""
 

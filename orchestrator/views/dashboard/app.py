@@ -31,10 +31,10 @@ from orchestrator.views.dashboard import logs, pages
 from orchestrator.views.dashboard.guard import HEADERS, Guard
 from orchestrator.views.dashboard.hub import Topic, either, event, following
 from orchestrator.views.dashboard.listing import Listing
-from orchestrator.views.dashboard.logs import Tail
 from orchestrator.views.dashboard.pages import Compared, Page
 from orchestrator.views.places import TOKEN_SECONDS, Places
 from orchestrator.views.report import page as report
+from orchestrator.views.tail import Tail, tail_of
 
 MOST_STREAMS = 100  # clients that look on at the same time
 MOST_TOPICS = 12  # pages of experiments that are kept, the last that were looked at
@@ -108,7 +108,7 @@ class Board:
         if (name, node) not in self.tails:
             if len(self.tails) >= MOST_TAILS:
                 raise Answer(503, "too many logs are followed already")
-            tail = logs.tail_of(await self.find(name), node)
+            tail = tail_of(await self.find(name), node)
             if tail is None:
                 raise Answer(404, f"{name} has no node {node}")
 

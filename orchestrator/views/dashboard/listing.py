@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common import files
 from orchestrator.head.status import row, settings
 from orchestrator.head.status.row import Row
 from orchestrator.records import experiments
 from orchestrator.records.experiment import RECORD, Experiment, JobRecord
 from orchestrator.records.metrics import progress
 from orchestrator.records.outcome import Verdict
+from orchestrator.views.tail import Stamp, stamp_of
 
 MOST = 500  # the newest; older ones are found by the commands
 MOST_KEYS = 24  # settings that differ, which a reader may choose as columns
-
-Stamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -105,11 +102,6 @@ def slim(record: JobRecord) -> JobRecord:
     return replace(record, nodes=nodes, verdict=cause, command=[], receipts={})
 
 
-def stamp_of(path: Path) -> Stamp:
-    status = path.lstat()
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
 def fingerprint(experiment: Experiment) -> tuple[Any, ...]:
     """Return what changes when the record or a metrics file of an experiment does."""
     try:
@@ -118,13 +110,3 @@ def fingerprint(experiment: Experiment) -> tuple[Any, ...]:
         return stamp_of(experiment.path / RECORD), tuple(sizes)
     except OSError:
         return ()
-
-
-def is_plain(path: Path) -> bool:
-    """Tell whether a log is a file in its directory, and not a link to something else."""
-    try:
-        with files.opened(path.parent) as directory:
-            status = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
-    except OSError:
-        return False
-    return stat.S_ISREG(status.st_mode)

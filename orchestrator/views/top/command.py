@@ -21,22 +21,23 @@ from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.stop import to_text as to_words
-from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.nodes.node_list import read_nodes
-from orchestrator.head.screen import output
+from orchestrator.head.screen import output, styles
 from orchestrator.head.screen import tracebacks as crash_dump
-from orchestrator.head.screen.log_reader import tail
+from orchestrator.head.screen.log_reader import NO_RANK
 from orchestrator.head.screen.tracebacks import THREAD, CrashDump
 from orchestrator.head.status.find_job import FoundJob
-from orchestrator.protocol.requests.follow import AskStuck
+from orchestrator.protocol.requests.follow import AskProcess, AskStuck
 from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.report import story
+from orchestrator.views.tail import More, tail_of
 from orchestrator.views.top import table
+from orchestrator.views.top.heat import heat_map
 from orchestrator.views.top.sample import EVERY, JobSample, Sample, Watch
 
-LINES = 200  # of each node's log
+MAP_COLUMNS, MAP_LINES = 100, 12  # of what is no terminal, and of all
 SECONDS = 1.0  # between two looks at one job
 PATIENCE_SECONDS = 1.0  # with a node, until the others are shown without it
 STACK_SECONDS = 15.0
@@ -86,9 +87,14 @@ def show(watch: Watch, *, as_json: bool, every: float | None) -> int:
 
 def to_text(sample: Sample) -> str:
     terminal = output.terminal()
-    jobs = table.job_table(sample.time).text(sample.jobs, terminal)
-    nodes = table.NODES.text(sample.nodes, terminal)
-    return f"{nodes}\n\n{jobs if sample.jobs else 'no job runs there'}"
+    width = terminal.width
+    nodes = table.NODES.fitted(sample.nodes, width).text(sample.nodes, terminal)
+    jobs = table.job_table(sample.time).fitted(sample.jobs, width).text(sample.jobs, terminal)
+    lines = heat_map(sample.nodes, width or MAP_COLUMNS, MAP_LINES)
+    drawn = ["".join(styles.styled(*part) for part in line) for line in lines]
+    heat = "\n".join(drawn if terminal.color else map(output.printable, drawn))
+    parts = [heat, nodes, jobs if sample.jobs else "no job runs there"]
+    return "\n\n".join(filter(None, parts))
 
 
 def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
@@ -96,8 +102,9 @@ def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
         from orchestrator.views.top.screen import Actions, Top  # textual takes 0.2 s
 
     actions = Actions(
-        log=partial(log_lines, where),
+        log=partial(open_log, where),
         stack=partial(stack_lines, where, watch.transport),
+        process=partial(process_lines, watch),
         events=partial(event_lines, where),
         stop=partial(end, where),
         over=partial(is_over, where),
@@ -121,16 +128,35 @@ def known(where: Where, job: JobSample) -> Experiment:
     return found
 
 
-def log_lines(where: Where, job: JobSample, rank: RankProgress | None) -> Sequence[str]:
-    """Return the last lines of a rank, or of each node's log, as they are here."""
+def open_log(where: Where, job: JobSample, rank: RankProgress | None, node: str) -> More:
+    """Follow a rank, one node's log, or those of all nodes, as they come here."""
     found = known(where, job)
-    lines = []
-    for log in log_files(found, found.read_record().nodes):
-        if rank is None:
-            lines += [f"node {log.node}: {line}" for line in tail(log, LINES, None)]
-        elif log.node == rank.index:
-            lines += tail(log, LINES, rank.rank)
-    return lines or ["nothing was printed yet"]
+    nodes = [each for each in found.read_record().nodes if node in ("", each.name)]
+    if rank is not None:
+        tails = [tail_of(found, rank.index, rank.rank)]
+    else:
+        tails = [tail_of(found, each.index) for each in nodes]
+    seen = [0] * len(tails)
+    said = False
+
+    def more() -> Sequence[str]:
+        nonlocal said
+        lines = []
+        for at, tail in enumerate(tails):
+            if tail is not None:
+                tail.advance()
+                fresh = tail.since(seen[at])
+                seen[at] = fresh["next"]
+                before = f"node {tail.log.node}: " if len(tails) > 1 else ""
+                lines += [before + worded(rank, *line) for line in fresh["lines"]]
+        first, said = not said, True
+        return lines or ["nothing was printed yet"] * first
+
+    return more
+
+
+def worded(rank: RankProgress | None, stream: str, line: str) -> str:
+    return line if rank is not None or stream == NO_RANK else f"rank {stream} | {line}"
 
 
 def stack_lines(
@@ -149,6 +175,19 @@ def stack_lines(
             "where py-spy is installed on the node, what such a rank runs is seen all the same",
         ]
     return users_frames(stuck.stacks, manifest.working_tree(found))
+
+
+def process_lines(watch: Watch, name: str, pid: int) -> Sequence[str]:
+    """Ask a node for the stack of one of its processes."""
+    node = next(node for node in watch.nodes if node.name == name)
+    found = ask_once(watch.transport, node, AskProcess(pid=pid), STACK_SECONDS)
+    if found.stacks.strip():
+        return users_frames(found.stacks, "")
+    state = f", state {found.state}" if found.state else ""
+    return [
+        f"process {pid}: {found.program}{state}",
+        "stacks are known of Pythons: of ranks, and of others where py-spy is installed there",
+    ]
 
 
 def users_frames(stacks: str, tree: str) -> Sequence[str]:

@@ -21,6 +21,7 @@ from textual.strip import Strip
 from orchestrator.head.screen.output import Cell, printable
 
 BETWEEN = "  "
+LEAST_COLUMNS = 8  # of a cell that is cut
 HEAD = 1  # the line of the headings, which stays while the rows scroll
 
 
@@ -60,22 +61,31 @@ class Rows(ScrollView, can_focus=True):
 
     # -- what is shown -----------------------------------------------------------------------
 
-    def fill(self, rows: Sequence[Sequence[Cell]]) -> None:
-        """Show these rows. The cursor stays on the row that it was on, wherever that is now.
+    def fill(
+        self,
+        rows: Sequence[Sequence[Cell]],
+        headings: Sequence[str] | None = None,
+        most: int | None = None,
+    ) -> None:
+        """Show these rows; the last cell of one that is wider than `most` ends in three dots.
 
-        A key must not mean another job than the one that was chosen.
+        The cursor stays on the row that it was on, wherever that is now. A key must not mean
+        another job than the one that was chosen.
         """
         pairs = [[(cell, "") if isinstance(cell, str) else cell for cell in row] for row in rows]
         before, self.rows = self.rows, [[printable(text) for text, _ in row] for row in pairs]
         looked, self.styles_of = self.styles_of, [[style for _, style in row] for row in pairs]
         names = [row[0] for row in self.rows]
         chosen = before[self.cursor_row][0] if self.cursor_row < len(before) else None
-        same = [row[0] for row in before] == names
+        same = [row[0] for row in before] == names and headings in (None, self.headings)
+        self.headings = list(headings or self.headings)
         if not same:
             self.widths = [cell_len(heading) for heading in self.headings]
             self.cursor_row = names.index(chosen) if chosen in names else 0
         widths = [max(map(cell_len, column)) for column in zip(*self.rows, strict=True)]
         widths = [max(pair) for pair in zip(self.widths, widths or self.widths, strict=True)]
+        if most is not None:
+            self.shorten(widths, most - 2 * len(BETWEEN))  # and the scroll bar
         if same and widths == self.widths:
             for at, row in enumerate(self.rows):
                 if row != before[at] or self.styles_of[at] != looked[at]:
@@ -86,10 +96,14 @@ class Rows(ScrollView, can_focus=True):
         self.virtual_size = Size(width, len(self.rows) + HEAD)
         self.refresh(layout=True)
 
-    def head(self, headings: Sequence[str]) -> None:
-        """Write other headings above the same columns."""
-        self.headings = list(headings)
-        self.refresh()
+    def shorten(self, widths: list[int], most: int) -> None:
+        """Cut the last cell of each row to the room that the others leave, where that is some."""
+        room = most - sum(widths[:-1]) - len(BETWEEN) * len(widths)
+        if LEAST_COLUMNS <= room < widths[-1]:
+            widths[-1] = room
+            for row in self.rows:
+                if cell_len(row[-1]) > room:
+                    row[-1] = f"{set_cell_size(row[-1], room - 3).rstrip()}..."
 
     def draw(self, row: int) -> None:
         self.refresh(Region(0, row + HEAD - self.scroll_offset.y, self.size.width, 1))

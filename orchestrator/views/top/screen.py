@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 from typing import Any, ClassVar, TypeVar
 
@@ -23,33 +24,45 @@ from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.text import plural
 from orchestrator.head.screen.output import Table, printable
 from orchestrator.records.metrics.progress import RankProgress
+from orchestrator.views.tail import More
 from orchestrator.views.top import table
-from orchestrator.views.top.rows import Rows
+from orchestrator.views.top.heat import heat_map
+from orchestrator.views.top.rows import HEAD, Rows
 from orchestrator.views.top.sample import JobSample, NodeSample, Sample
 
 R = TypeVar("R")
 HELP = [
     "arrows, page up and down   choose a row",
     "tab                        go from jobs to nodes and back",
-    "enter                      a job's ranks; a node's GPUs and processes",
+    "enter                      closer: a job's ranks; a node's GPUs, then their",
+    "                           processes, then the stack of one",
+    "escape                     back",
     "/                          show only rows with a word; escape shows all",
     "o                          sort by the next column, the most first",
-    "l                          the last lines of a job's or a rank's log",
-    "t                          the stack of a rank",
+    "l                          follow the log of a job, a rank, or a node's job",
+    "t                          the stack of a rank or of a process",
+    "r                          the ranks of a job",
     "e                          what happened so far",
     "s                          stop a job, after asking",
+    "? h F1                     this list",
     "q                          quit; everything keeps running",
     "",
     "Green is in use, yellow nearly all of it; red is not well.",
+    "A small terminal has no room for all columns; enter shows the rest.",
 ]
+AROUND = 3  # lines: the heading, the one between the tables, the keys
+LEAST_ROWS = 4  # of a table, with its headings
+LOG_SECONDS = 0.5  # between two looks at a log
+KEPT_LINES = 5000  # of a log that is followed
 
 
 @dataclass(frozen=True)
 class Actions:
     """The actions of the keys; each may take a while, and may raise an OrchestratorError."""
 
-    log: Callable[[JobSample, RankProgress | None], Sequence[str]]
+    log: Callable[[JobSample, RankProgress | None, str], More]  # of a rank, a node, or all
     stack: Callable[[JobSample, RankProgress], Sequence[str]]
+    process: Callable[[str, int], Sequence[str]]  # the stack of a process on a node
     events: Callable[[JobSample], Sequence[str]]
     stop: Callable[[JobSample], str]
     over: Callable[[str], bool]  # as far as the record of that job tells
@@ -79,24 +92,45 @@ class Question(ModalScreen[bool]):
 
 
 class Lines(ModalScreen[None]):
-    """Shows lines of text until a key closes it."""
+    """Shows lines of text until a key closes it; of a log, those that come, too."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss", "back")]
 
-    def __init__(self, title: str, lines: Sequence[str], *, from_end: bool) -> None:
+    def __init__(
+        self, title: str, lines: Sequence[str], *, from_end: bool = False, more: More | None = None
+    ) -> None:
         super().__init__()
-        self.heading, self.lines, self.from_end = title, lines, from_end
+        self.heading, self.lines, self.more = title, lines, more
+        self.log_of = RichLog(wrap=False, auto_scroll=from_end, max_lines=KEPT_LINES)
+        self.over = Event()
 
     def compose(self) -> ComposeResult:
         yield Static(Text(self.heading, style="bold"))
-        yield RichLog(wrap=False, auto_scroll=self.from_end)
+        yield self.log_of
         yield Footer()
 
     def on_mount(self) -> None:
-        log = self.query_one(RichLog)
-        for line in self.lines:
-            log.write(Text(printable(line)))
-        log.focus()
+        self.add(self.lines)
+        self.log_of.focus()
+        if self.more is not None:
+            self.follow(self.more)
+
+    def on_unmount(self) -> None:
+        self.over.set()
+
+    @work(thread=True)
+    def follow(self, more: More) -> None:
+        while not self.over.is_set():
+            if (lines := more()) and not self.over.is_set():
+                self.app.call_from_thread(self.add, lines)
+            self.over.wait(LOG_SECONDS)
+
+    def add(self, lines: Sequence[str]) -> None:
+        """Add lines; whoever has scrolled up stays there."""
+        log = self.log_of
+        follows = log.auto_scroll or (self.more is not None and log.is_vertical_scroll_end)
+        for line in lines:
+            log.write(Text(printable(line)), scroll_end=follows)
 
 
 class JobKeys:
@@ -110,14 +144,13 @@ class JobKeys:
 
     def action_log(self) -> None:
         if subject := self.subject():
-            last = "" if subject[1] else ": last lines"
-            self.app.read(f"{title(*subject)}{last}", lambda: self.app.actions.log(*subject))
+            self.app.follow(title(*subject), lambda: self.app.actions.log(*subject, ""))
 
     def action_events(self) -> None:
         if subject := self.subject():
             job = subject[0]
             heading = f"{title(job, None)}: events"
-            self.app.read(heading, lambda: self.app.actions.events(job))
+            self.app.read(heading, lambda: self.app.actions.events(job), from_end=True)
 
     def action_stop(self) -> None:
         if subject := self.subject():
@@ -172,7 +205,75 @@ class Ranks(JobKeys, ModalScreen[None]):
         job, rank = self.subject()
         if rank is not None:
             heading = f"{title(job, rank)}: stack"  # the line that runs stands first
-            self.app.read(heading, lambda: self.app.actions.stack(job, rank), from_end=False)
+            self.app.read(heading, lambda: self.app.actions.stack(job, rank))
+
+
+class Parts(ModalScreen[None]):
+    """The GPUs of one node and what runs on them; enter goes on to the stack of a process."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "dismiss", "back"),
+        Binding("enter", "closer", "closer"),
+        Binding("t", "stack", "stack"),
+        Binding("l", "log", "log"),
+    ]
+    CSS = """
+    Parts Static { color: $text-muted; height: 1; }
+    Parts Rows { height: 1fr; max-height: 100%; }
+    """
+    app: Top
+
+    def __init__(self, node: NodeSample, gpu: str | None = None) -> None:
+        super().__init__()
+        self.node, self.gpu = node, gpu
+        self.parts: list[table.Part] = []
+        self.heading = Static("")
+        self.rows = Rows(table.PARTS.headings)
+
+    def compose(self) -> ComposeResult:
+        yield self.heading
+        yield self.rows
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.show(self.node)
+        self.rows.focus()
+
+    def show(self, node: NodeSample) -> None:
+        self.node, self.parts = node, table.parts_of(node, self.gpu)
+        nothing = node.problem or ("nothing runs here" if node.checkup else "connecting ...")
+        cells = dict(zip(table.NODES.headings, table.NODES.words(node), strict=True))
+        known = [" ".join([name.lower(), *cells[name].split()]) for name in ("CPU", "MEMORY")]
+        words = nothing if not self.parts else "   ".join(known)
+        self.heading.update(Text(printable(f"{node.name}   {words}")))
+        parts = table.PARTS.fitted(self.parts, self.app.size.width)
+        self.rows.fill(
+            [parts.cells(part) for part in self.parts], parts.headings, self.app.size.width
+        )
+
+    def chosen(self) -> table.Part | None:
+        at = self.rows.cursor_row
+        return self.parts[at] if 0 <= at < len(self.parts) else None
+
+    def action_closer(self) -> None:
+        """Go on from a GPU to its processes, and from a process to its stack."""
+        part = self.chosen()
+        if part is not None and part.gpu is not None and self.gpu is None:
+            self.app.push_screen(Parts(self.node, part.gpu))
+        else:
+            self.action_stack()
+
+    def action_stack(self) -> None:
+        part = self.chosen()
+        if part is None or part.pid is None:
+            self.app.notify("a process has a stack; choose one")
+            return
+        name, pid = self.node.name, part.pid
+        heading = f"{name}, process {pid} ({part.what}): stack"
+        self.app.read(heading, lambda: self.app.actions.process(name, pid))
+
+    def action_log(self) -> None:
+        self.app.follow_node(self.node.name)
 
 
 def title(job: JobSample, rank: RankProgress | None) -> str:
@@ -199,7 +300,8 @@ class Top(JobKeys, App[None]):
     ]
     CSS = """
     #heading { color: $text-muted; height: 1; }
-    Top Rows { height: auto; max-height: 70%; }
+    #heat { height: auto; margin-bottom: 1; display: none; }
+    Top Rows { height: auto; }
     Ranks Rows { height: 1fr; max-height: 100%; }
     #jobs { margin-top: 1; }
     #filter { display: none; height: 1; border: none; }
@@ -222,6 +324,7 @@ class Top(JobKeys, App[None]):
         self.over = Event()
         # Kept here, because a query looks at the screen in front alone.
         self.heading = Static("reaching the nodes ...", id="heading")
+        self.heat = Static("", id="heat")
         self.nodes = Rows(table.NODES.headings, id="nodes")
         self.jobs = Rows(table.JOB_HEADINGS, id="jobs")
         self.filter = Input(placeholder="only rows with ...", id="filter")
@@ -235,6 +338,7 @@ class Top(JobKeys, App[None]):
         yield self.heading
         with VerticalScroll() as both:
             both.can_focus = False  # the tables are what keys move in
+            yield self.heat
             yield self.nodes
             yield self.jobs
         yield self.filter
@@ -267,9 +371,29 @@ class Top(JobKeys, App[None]):
             self.chosen(sample.nodes, table.NODES, self.sorts[self.nodes], table.OF_NODES),
             self.chosen(sample.jobs, jobs, self.sorts[self.jobs], table.OF_JOBS),
         )
-        self.nodes.fill([table.NODES.cells(node) for node in self.shown[0]])
-        self.jobs.fill([jobs.cells(job) for job in self.shown[1]])
-        self.show_ranks(sample)
+        width, height = self.size
+        lines = heat_map(self.shown[0], width, 2 * height // 5)
+        self.heat.styles.display = "block" if lines else "none"
+        self.heat.update(Text("\n").join(Text.assemble(*line) for line in lines))
+        self.fill(self.nodes, table.NODES, self.shown[0])
+        self.fill(self.jobs, jobs, self.shown[1])
+        # The jobs are seen whole where they take no more than a third.
+        room = height - AROUND - (len(lines) + 1 if lines else 0)
+        of_jobs = min(len(self.shown[1]) + HEAD, max(LEAST_ROWS, room // 3))
+        self.jobs.styles.max_height = of_jobs
+        self.nodes.styles.max_height = max(LEAST_ROWS, room - of_jobs)
+        self.show_closer(sample)
+
+    def fill(self, rows: Rows, columns: Table[R], every: Sequence[R]) -> None:
+        """Show the columns for which there is room, and by which of them rows are sorted."""
+        fitted = columns.fitted(every, self.size.width)
+        by = self.sorts[rows]
+        headings = [f"{name} ▼" if name == by else name for name in fitted.headings]
+        rows.fill([fitted.cells(row) for row in every], headings, self.size.width)
+
+    def on_resize(self) -> None:
+        if self.sample is not None:
+            self.show(self.sample)
 
     def chosen(
         self,
@@ -287,8 +411,8 @@ class Top(JobKeys, App[None]):
             kept.reverse()
         return kept
 
-    def show_ranks(self, sample: Sample) -> None:
-        """Show the ranks of the job that is looked at closer; with the one job the screen ends."""
+    def show_closer(self, sample: Sample) -> None:
+        """Show the job or node that is looked at closer; with the one job the screen ends."""
         if self.alone:
             job = next((job for job in sample.jobs if job.job == self.alone), None)
             if job is not None and not self.seen:
@@ -303,6 +427,10 @@ class Top(JobKeys, App[None]):
                 for job in sample.jobs:
                     if job.job == screen.job.job:
                         screen.show(job)
+            if isinstance(screen, Parts):
+                for node in sample.nodes:
+                    if node.name == screen.node.name:
+                        screen.show(node)
 
     # -- keys --------------------------------------------------------------------------------
 
@@ -328,8 +456,24 @@ class Top(JobKeys, App[None]):
         if self.focused is not self.nodes:
             self.action_ranks()
         elif 0 <= at < len(nodes):
-            lines = table.node_lines(nodes[at])
-            self.push_screen(Lines(nodes[at].name, lines, from_end=False))
+            self.push_screen(Parts(nodes[at]))
+
+    def action_log(self) -> None:
+        at, nodes = self.nodes.cursor_row, self.shown[0]
+        if self.focused is self.nodes and 0 <= at < len(nodes):
+            self.follow_node(nodes[at].name)
+        else:
+            super().action_log()
+
+    def follow_node(self, name: str) -> None:
+        """Follow what the job of this directory that runs on a node prints there."""
+        jobs = self.sample.jobs if self.sample is not None else ()
+        job = next((job for job in jobs if job.experiment and name in job.nodes), None)
+        if job is None:
+            self.notify(f"no job of this directory runs on {name}")
+        else:
+            opened = partial(self.actions.log, job, None, name)
+            self.follow(f"{title(job, None)} on {name}", opened)
 
     def action_filter(self) -> None:
         self.filter.styles.display = "block"
@@ -353,21 +497,20 @@ class Top(JobKeys, App[None]):
 
     def action_sort(self) -> None:
         """Sort the table that has the cursor by its next column, or as it was."""
-        rows, orders, headings = self.jobs, [*table.OF_JOBS], table.JOB_HEADINGS
+        rows, orders = self.jobs, [*table.OF_JOBS]
         if self.focused is self.nodes:
-            rows, orders, headings = self.nodes, [*table.OF_NODES], table.NODES.headings
+            rows, orders = self.nodes, [*table.OF_NODES]
         ways = ["", *orders]
-        by = self.sorts[rows] = ways[(ways.index(self.sorts[rows]) + 1) % len(ways)]
-        rows.head([f"{name} ▼" if name == by else name for name in headings])
+        self.sorts[rows] = ways[(ways.index(self.sorts[rows]) + 1) % len(ways)]
         if self.sample is not None:
             self.show(self.sample)
 
     def action_help(self) -> None:
-        self.push_screen(Lines("keys", HELP, from_end=False))
+        self.push_screen(Lines("keys", HELP))
 
     @work(thread=True)
     def read(
-        self, heading: str, lines: Callable[[], Sequence[str]], *, from_end: bool = True
+        self, heading: str, lines: Callable[[], Sequence[str]], *, from_end: bool = False
     ) -> None:
         """Get lines, which may take a node's time to answer, and show them."""
         try:
@@ -375,6 +518,15 @@ class Top(JobKeys, App[None]):
         except OrchestratorError as error:
             found = str(error).splitlines()
         self.call_from_thread(self.push_screen, Lines(heading, found, from_end=from_end))
+
+    @work(thread=True)
+    def follow(self, heading: str, opened: Callable[[], More]) -> None:
+        """Open a log, and show its last lines and those that come."""
+        try:
+            screen = Lines(f"{heading}: log", [], more=opened())
+        except OrchestratorError as error:
+            screen = Lines(heading, str(error).splitlines())
+        self.call_from_thread(self.push_screen, screen)
 
     def ask_to_stop(self, job: JobSample) -> None:
         def answered(yes: bool | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.common import text
@@ -103,12 +103,16 @@ def who(node: NodeSample) -> str:
 NODES: Table[NodeSample] = Table(
     (
         Column("NODE", lambda node: node.name, absent=lambda node: node.name),
-        Column("CPU", cpu_words),
-        Column("MEMORY", memory_words),
+        Column("CPU", cpu_words, drop=1),
+        Column("MEMORY", memory_words, drop=2),
         Column("GPU", gpus_of),
-        Column("GPU MEMORY", lambda node: (gpu_memory(node.gpus), heat(gpu_memory_share(node)))),
-        Column("IN", lambda node: rate(node.received)),
-        Column("OUT", sent_words),
+        Column(
+            "GPU MEMORY",
+            lambda node: (gpu_memory(node.gpus), heat(gpu_memory_share(node))),
+            drop=3,
+        ),
+        Column("IN", lambda node: rate(node.received), drop=5),
+        Column("OUT", sent_words, drop=4),
         Column(
             "WHO", who_words, absent=lambda node: (node.problem or "no answer yet", styles.WARNING)
         ),
@@ -126,31 +130,57 @@ OF_NODES: Mapping[str, Callable[[NodeSample], float | None]] = {
 }
 
 
-def node_lines(node: NodeSample) -> list[str]:
-    """Tell all of one node: each GPU, each process on it, each user of the processors."""
-    if node.checkup is None:
-        return [node.problem or "no answer yet"]
-    lines = []
-    for gpu in node.gpus:
-        busy = UNKNOWN if gpu.busy is None else f"{bar(gpu.busy / 100)} {gpu.busy:3} %"
-        parts = [f"GPU {gpu.index}", gpu.model, busy, f"{size_words(gpu.used)} of"]
-        parts[-1] += f" {size_words(gpu.memory)}"
-        parts += [f"{gpu.temperature} °C"] if gpu.temperature is not None else []
-        lines.append("  ".join([*parts, *filter(None, [gpu.problem])]))
-        of_gpu = (each for each in node.checkup.holders or () if each.gpu == gpu.uuid)
-        lines += map(process, of_gpu)
-    users = node.load.users if node.load else ()
-    lines += [""] * bool(lines and users)
-    for user in users:
-        job = f"  {user.job}" if user.job else ""
-        lines.append(f"{user.user}: {user.cores:.1f} cores, {size_words(user.memory)}{job}")
-    return lines or ["nothing of anybody runs here"]
+# -- one node, closer -----------------------------------------------------------------------------
 
 
-def process(holder: Holder) -> str:
-    who = holder.user or UNKNOWN
-    parts = [f"    {holder.pid}", who, holder.name, size_words(holder.used), holder.job]
-    return "  ".join(filter(None, parts))
+@dataclass(frozen=True)
+class Part:
+    """A GPU of a node, a process on it, or a user of its processors."""
+
+    name: str
+    what: str = ""
+    use: str = ""
+    memory: str = ""
+    user: str = ""
+    job: str = ""
+    problem: str = ""
+    pid: int | None = None
+    gpu: str | None = None  # of a GPU: its uuid
+
+
+def parts_of(node: NodeSample, gpu: str | None = None) -> list[Part]:
+    """Return each GPU of a node, or that one, with its processes; then who uses the processors."""
+    parts = []
+    holders = (node.checkup.holders or ()) if node.checkup is not None else ()
+    for each in node.gpus:
+        if gpu in (None, each.uuid):
+            busy = UNKNOWN if each.busy is None else f"{each.busy:3} %"
+            busy += f"  {each.temperature} °C" if each.temperature is not None else ""
+            memory = f"{size_words(each.used)} of {size_words(each.memory)}"
+            name = f"GPU {each.index}"
+            parts.append(Part(name, each.model, busy, memory, problem=each.problem, gpu=each.uuid))
+            parts += [process(holder) for holder in holders if holder.gpu == each.uuid]
+    for user in node.load.users if node.load and gpu is None else ():
+        use, memory = f"{user.cores:.1f} cores", size_words(user.memory)
+        parts.append(Part(f"{user.pid}", user.name, use, memory, user.user, user.job, pid=user.pid))
+    return parts
+
+
+def process(holder: Holder) -> Part:
+    memory, user = size_words(holder.used), holder.user or UNKNOWN
+    return Part(f"  {holder.pid}", holder.name, "", memory, user, holder.job, pid=holder.pid)
+
+
+PARTS: Table[Part] = Table(
+    (
+        Column("PART", lambda part: part.name),
+        Column("WHAT", lambda part: part.what),
+        Column("USE", lambda part: part.use, drop=2),
+        Column("MEMORY", lambda part: part.memory, drop=1),
+        Column("WHO", lambda part: part.user),
+        Column("JOB", lambda part: (part.problem, styles.FAILED) if part.problem else part.job),
+    )
+)
 
 
 # -- jobs -----------------------------------------------------------------------------------------
@@ -187,11 +217,15 @@ def job_table(now: float) -> Table[JobSample]:
             Column("STEP", step_words),
             Column("LOSS", loss_words),
             Column("LEFT", lambda job: time_words(job.left)),
-            Column("SLOWEST", lambda job: (job.slowest, styles.WARNING) if job.slowest else "-"),
-            Column("SPEED", speed_words),
-            Column("FOR", lambda job: text.duration(max(1.0, now - job.since))),
-            Column("USER", lambda job: job.user),
-            Column("NODES", place_words),
+            Column(
+                "SLOWEST",
+                lambda job: (job.slowest, styles.WARNING) if job.slowest else "-",
+                drop=1,
+            ),
+            Column("SPEED", speed_words, drop=2),
+            Column("FOR", lambda job: text.duration(max(1.0, now - job.since)), drop=3),
+            Column("USER", lambda job: job.user, drop=4),
+            Column("NODES", place_words, drop=5),
         )
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,10 @@ def test_who_cannot_answer_is_not_harmed(new_job: Callable[..., Job], tmp_path: 
 
     wait_until(asked)
     assert answers[1].stacks == "" and answers[1].program.startswith("the program sh")
+    pids = {rank: pid for pid, rank in hang.rank_pids(job.run).items()}
+    assert "in waits" in hang.of_process(pids[0]).stacks
+    assert hang.of_process(pids[1]).program.startswith("the program sh")
+    assert hang.of_process(os.getppid()).state
     assert job.ended() == {}
     job.end("enough", 0.5)
     job.wait()
@@ -69,6 +74,12 @@ def test_a_python_below_a_shell_script_is_seen_by_py_spy(
     job.start(job.spec(script(tmp_path, text), workdir=tmp_path))
     wait_until(lambda: job.said("waits below", "0"))
     (answer,) = hang.collect(job.run).values()
+    others = subprocess.Popen([PYTHON, "below.py"], cwd=tmp_path, stdout=subprocess.PIPE)
+    with others:  # a process of nobody's job
+        assert others.stdout is not None and others.stdout.readline()
+        assert f'File "{tmp_path}/below.py", line 4 in works' in hang.of_process(others.pid).stacks
+        others.kill()
+    assert hang.of_process(others.pid).program == "it has ended"
     stuck = hang_report.of_rank(0, 0, answer)
     assert stuck.where == f"{tmp_path}/below.py:7 <module>()"
     assert f'File "{tmp_path}/below.py", line 4 in works' in answer.stacks

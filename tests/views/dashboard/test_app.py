@@ -18,6 +18,7 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.records.experiment import Experiment
+from orchestrator.views import tail as log_tail
 from orchestrator.views.dashboard import app, logs
 from orchestrator.views.dashboard.app import MOST_STREAMS, MOST_TOPICS, listen
 from orchestrator.views.dashboard.hub import Topic, following
@@ -288,7 +289,7 @@ def test_a_log_that_is_a_link_is_not_read(site: Site) -> None:
     secret.write_text("hidden\n")
     log.unlink()
     log.symlink_to(secret)
-    tail = logs.Tail(logs.log_of(made, 0))  # type: ignore[arg-type]
+    tail = log_tail.Tail(log_tail.log_of(made, 0))  # type: ignore[arg-type]
     assert not tail.advance() and not tail.lines
     assert logs.search(made, "hidden")["count"] == 0
 
@@ -450,7 +451,7 @@ def test_nothing_grows_without_bound(site: Site) -> None:
 def test_a_log_that_is_too_quick_is_shown_from_its_end(tmp_path: Path) -> None:
     made = experiment(tmp_path / RUN, **RUNNING)
     log = made.log(made.read_record().nodes[0])
-    tail = logs.Tail(logs.log_of(made, 0))  # type: ignore[arg-type]
+    tail = log_tail.Tail(log_tail.log_of(made, 0))  # type: ignore[arg-type]
     made.ranks(made.read_record().nodes[0]).write_text(f"{log.stat().st_size} ~\n")
     with log.open("a") as file:
         file.write("torchrun's farewell, which no terminal shows\n")
@@ -460,17 +461,17 @@ def test_a_log_that_is_too_quick_is_shown_from_its_end(tmp_path: Path) -> None:
         file.writelines(f"line {i} {'x' * 5000 if i % 1000 == 0 else ''}\n" for i in range(300_000))
     tail.advance()
     told = tail.since(1)
-    assert len(told["lines"]) <= logs.KEPT_LINES and told["lines"][-1][1] == "line 299999 "
+    assert len(told["lines"]) <= log_tail.KEPT_LINES and told["lines"][-1][1] == "line 299999 "
     assert (
         told["left_out"] > 0
-        and max(len(text) for _, text in told["lines"]) <= logs.LONGEST_CHARACTERS
+        and max(len(text) for _, text in told["lines"]) <= log_tail.LONGEST_CHARACTERS
     )
 
 
 def test_a_log_goes_on_where_the_next_attempt_writes_it(tmp_path: Path) -> None:
     made = experiment(tmp_path / RUN, **RUNNING)
-    tail = logs.tail_of(made, 0)
-    assert tail is not None and logs.tail_of(made, 7) is None
+    tail = log_tail.tail_of(made, 0)
+    assert tail is not None and log_tail.tail_of(made, 7) is None
     tail.advance()
     record = made.read_record()
     spare = dataclasses.replace(record.nodes[0], name="gamma", address="gamma")
@@ -491,7 +492,7 @@ def test_a_log_that_may_not_be_read_is_said(site: Site, monkeypatch: pytest.Monk
         raise PermissionError(13, "Permission denied")
 
     made = experiment(site.root / RUN, **RUNNING)
-    tail = logs.tail_of(made, 0)
+    tail = log_tail.tail_of(made, 0)
     monkeypatch.setattr(logs, "places_in", refuse)
     found = logs.search(made, "hello")
     assert found["unread"] == "node 0 (Permission denied), node 1 (Permission denied)"
@@ -518,7 +519,7 @@ def test_search_finds_every_node_and_rank(site: Site, monkeypatch: pytest.Monkey
     assert of_first == [f"step {i} NEEDLE {i}" for i in range(50, 100)]
     short, long = (hit for hit in found["hits"] if hit["node"] == 1)
     assert short == {"node": 1, "rank": "3", "line": "needle of rank 3"}
-    assert "needle" in long["line"] and len(long["line"]) <= logs.LONGEST_CHARACTERS
+    assert "needle" in long["line"] and len(long["line"]) <= log_tail.LONGEST_CHARACTERS
     assert site.get(f"/api/experiments/{RUN}/search?q=(.*").json["count"] == 0
     assert site.get(f"/api/experiments/{RUN}/search?q=+").code == 400
 

@@ -12,15 +12,18 @@ from textual.pilot import Pilot
 from textual.widgets import RichLog
 
 from orchestrator.common.errors import NodeError
+from orchestrator.records.metrics.progress import RankProgress
+from orchestrator.views.tail import More
 from orchestrator.views.top.sample import JobSample, NodeSample, Sample
-from orchestrator.views.top.screen import Actions, Lines, Question, Ranks, Top
+from orchestrator.views.top.screen import Actions, Lines, Parts, Question, Ranks, Top
 from tests.views.top.samples import NOW, job, rank, sample
 
 EVERY = 0.2  # a walk waits until nothing is to be drawn
 FIRST = Sample(NOW, (NodeSample("one", problem="connecting ..."),), ())
 ACTIONS = Actions(
-    log=lambda *_: [], stack=lambda *_: [], events=lambda _: [], stop=str, over=lambda _: False
-)
+    log=lambda *_: list, stack=lambda *_: [], process=lambda *_: [], events=lambda _: [], stop=str,
+    over=lambda _: False,
+)  # fmt: skip
 Walk = Callable[[Top, Pilot[None]], Awaitable[None]]
 
 
@@ -33,6 +36,7 @@ def drive(
     closer: Callable[[str], None] | None = None,
     alone: str = "",
     over: Callable[[str], bool] = lambda _: False,
+    grows: Callable[[], Sequence[str]] = list,
 ) -> None:
     """Show the samples one after the other, the last one again and again, and walk."""
     left: Iterator[Sample] = iter(samples)
@@ -41,10 +45,15 @@ def drive(
     def look() -> Sample:
         return next(left, shown[0])
 
+    def log(job: JobSample, rank: RankProgress | None, node: str) -> More:
+        first = [*lines, f"of {rank.rank if rank else node or 'all'}"]
+        return lambda: [first.pop(0) for _ in range(len(first))] or grows()
+
     async def run() -> None:
         actions = Actions(
-            log=lambda _, rank: [*lines, f"of {rank.rank if rank else 'all'}"],
+            log=log,
             stack=lambda _, rank: [f"stack of {rank.rank}", *map(str, range(40))],
+            process=lambda node, pid: [f"stack of {pid} on {node}"],
             events=lambda _: ["it began"],
             stop=stop,
             over=over,
@@ -125,6 +134,7 @@ def test_the_log_is_shown_without_its_escapes() -> None:
 async def read(app: Top, pilot: Pilot[None]) -> list[str]:
     """The lines that a key has brought."""
     await until(pilot, lambda: isinstance(app.screen, Lines))
+    await until(pilot, lambda: bool(app.screen.query_one(RichLog).lines))
     await pilot.pause()
     return [line.text.rstrip() for line in app.screen.query_one(RichLog).lines]
 
@@ -144,8 +154,6 @@ def test_the_ranks_of_a_job_and_what_their_keys_show(size: tuple[int, int]) -> N
         assert last == ["", "slow compute: +40% of a step"]
         await pilot.press("down", "l")
         assert (await read(app, pilot))[-1] == "of 1"
-        shown_log = app.screen.query_one(RichLog)
-        assert shown_log.scroll_y == shown_log.max_scroll_y
         await pilot.press("escape", "t")
         assert (await read(app, pilot))[0] == "stack of 1"
         assert app.screen.query_one(RichLog).scroll_y == 0, "the line that runs stands first"
@@ -226,10 +234,7 @@ def test_rows_are_filtered_sorted_and_looked_at_closer() -> None:
         assert "STEP ▼" in app.jobs.headings
         await pilot.press("tab", "o", "o", "o")
         assert "GPU ▼" in app.nodes.headings and cells(app, "nodes")[0][0] == "one"
-        await pilot.press("enter")
-        found = await read(app, pilot)
-        assert found[0].split()[:3] == ["GPU", "0", "H100"] and "71  ada  python3" in found[1]
-        await pilot.press("escape", "question_mark")
+        await pilot.press("question_mark")
         assert any("ranks" in line for line in await read(app, pilot))
 
     drive(walk, sample(job("gpt"), job("bert", step=30)))
@@ -243,3 +248,68 @@ def test_a_colour_says_what_is_in_use() -> None:
         assert "bold red" in app.jobs.styles_of[0] and "NaN" in cells(app, "jobs")[0]
 
     drive(walk, sample(job("gpt", lost=True)))
+
+
+def test_a_node_leads_to_its_gpus_to_their_processes_and_to_a_stack() -> None:
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        await pilot.press("tab", "enter")
+        node = app.screen
+        assert isinstance(node, Parts)
+        await until(pilot, lambda: len(node.rows.rows) == 5)
+        assert [row[0] for row in node.rows.rows] == ["GPU 0", "  71", "GPU 1", "  72", "9"]
+        await pilot.press("down", "down", "enter")
+        gpu = app.screen
+        assert isinstance(gpu, Parts) and gpu is not node
+        await until(pilot, lambda: [row[0] for row in gpu.rows.rows] == ["GPU 1", "  72"])
+        await pilot.press("down")
+        app.show(sample(job("train")))  # it is live, and stays where it is
+        await pilot.press("enter")
+        assert await read(app, pilot) == ["stack of 72 on one"]
+        await pilot.press("escape", "escape", "escape")
+        assert len(app.screen_stack) == 1
+
+    drive(walk, sample(job("train")))
+
+
+def test_the_log_of_a_node_is_followed_and_stays_where_somebody_reads() -> None:
+    come: list[str] = []
+
+    def grows() -> list[str]:
+        return [come.pop(0) for _ in range(len(come))]
+
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        await pilot.press("tab", "end", "l")
+        assert {each.message for each in app._notifications} == {
+            "no job of this directory runs on gone"
+        }
+        await pilot.press("home", "l")
+        assert (await read(app, pilot))[-1] == "of one"
+        log = app.screen.query_one(RichLog)
+        come.extend(map(str, range(50)))
+        await until(pilot, lambda: len(log.lines) == 52 and log.is_vertical_scroll_end)
+        await pilot.press("home")
+        await until(pilot, lambda: log.scroll_y == 0)
+        come.append("more")
+        await until(pilot, lambda: len(log.lines) == 53)
+        assert log.scroll_y == 0
+
+    drive(walk, sample(job("train")), grows=grows)
+
+
+@pytest.mark.parametrize(("size", "left_out"), [((80, 24), True), ((200, 40), False)])
+def test_who_uses_a_node_is_on_every_screen(size: tuple[int, int], left_out: bool) -> None:
+    many = [f"gpu{number:03}" for number in range(20)]
+    of_one = sample().nodes[0]
+    nodes = tuple(replace(of_one, name=name) for name in many)
+    silent = NodeSample("gone", problem="it does not answer " * 20)
+
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        assert app.nodes.headings[-1] == "WHO" and ("IN" not in app.nodes.headings) is left_out
+        assert (
+            cells(app, "nodes")[0][-1] == "ada, bob" and cells(app, "nodes")[-1][-1][-3:] == "..."
+        )
+        assert app.nodes.virtual_size.width <= size[0] and len(app.nodes.rows) == 21
+        await until(pilot, lambda: app.heat.size.height > 1 and app.jobs.size.height == 2)
+        assert app.jobs.region.bottom < size[1] and app.nodes.region.y > app.heat.region.y
+
+    drive(walk, Sample(NOW, (*nodes, silent), (job("train"),)), size=size)
