@@ -304,9 +304,7 @@ def copied(model: nn.Module, ranks: Ranks, config: Config) -> nn.Module:
             find_unused_parameters=keys.find_unused_parameters,
             broadcast_buffers=keys.broadcast_buffers,
         )
-    used_parts.sum_buckets(
-        spread_out, complete=not (keys.find_unused_parameters or keys.static_graph)
-    )
+    used_parts.sum_buckets(spread_out)
     if keys.find_unused_parameters:
         used_parts.inspect_quietly(spread_out)
     return spread_out

@@ -28,6 +28,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.engine.ranks.ranks import host_group
 from orchestrator.engine.sharding import block_order
 from orchestrator.engine.sharding.block_order import BlockOrder
+from orchestrator.engine.sharding.blocks import has_sparse
 from orchestrator.engine.sharding.own_code import Changes, refuse_hidden
 from orchestrator.engine.sharding.several import parts_of
 
@@ -273,26 +274,61 @@ def summed_in_order(model: FSDPModule, *, last: bool) -> Iterator[None]:
 class SummedBuckets:
     """Sum the gradients of ddp, bucket by bucket, and know whether it has summed all."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self.checked = not (model.find_unused_parameters or model.static_graph)
         self.complete = False
+        # The buckets are as in all later steps: a sum of two is that in any order.
+        exact = dist.get_world_size() == 2 or has_sparse(model)
+        self.ordered = model.find_unused_parameters or exact
 
     def sum(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Sum, where ddp by itself averages: every strategy scales the loss alike."""
         self.complete = bucket.is_last()
+        if not self.ordered:
+            as_it_is: torch.futures.Future[Tensor] = torch.futures.Future()
+            as_it_is.set_result(bucket.buffer())
+            return as_it_is
         work = dist.all_reduce(bucket.buffer(), async_op=True)
         assert work is not None
         summed: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
         return summed
 
+    def order(self, model: DistributedDataParallel) -> None:
+        """Sum the first step's gradients as those of all others.
+
+        ddp puts its buckets in order after its first backward. Of more than two ranks, a sum is
+        rounded as it lies in a bucket, so a training that goes on would differ from one that was
+        never stopped.
+        """
+        self.ordered = True
+        model.reducer._rebuild_buckets()
+        for bucket in model.reducer._get_zeros_like_grad_buckets():
+            pairs = [
+                (laid_as(parameter, place), parameter.grad)
+                for parameter, place in zip(bucket.parameters(), bucket.gradients(), strict=True)
+                if parameter.grad is not None
+            ]
+            for place, grad in pairs:
+                place.copy_(grad)
+            dist.all_reduce(bucket.buffer())
+            for place, grad in pairs:
+                grad.copy_(place)
+
 
 SummedBuckets.sum.__annotations__ = {}  # ddp compares them with types, and these are strings
 
 
-def sum_buckets(model: DistributedDataParallel, *, complete: bool) -> None:
-    """Let ddp sum; `complete`: a step that does not use all parameters is refused."""
-    buckets = SummedBuckets()
+def laid_as(parameter: Tensor, place: Tensor) -> Tensor:
+    """View a place in a bucket with the strides that ddp gives it: those of a dense parameter."""
+    dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+    return place.as_strided(parameter.shape, parameter.stride()) if dense else place
+
+
+def sum_buckets(model: DistributedDataParallel) -> None:
+    """Let ddp sum. A step that does not use all parameters is refused, unless the model may."""
+    buckets = SummedBuckets(model)
     model.register_comm_hook(buckets, SummedBuckets.sum)
-    vars(model)["_summed_buckets"] = buckets if complete else None
+    vars(model)[BUCKETS] = buckets
 
 
 class FirstLook:
@@ -339,7 +375,7 @@ def summed_by_ddp(model: DistributedDataParallel, *, last: bool) -> Iterator[Non
     came twice."""
     first = model.static_graph and GRAPH_KNOWN not in vars(model)  # ddp wants to sum in it
     try:
-        with all_summed(model) if last or first else model.no_sync():
+        with summed_buckets(model) if last or first else model.no_sync():
             yield
     except RuntimeError as error:
         if "mark a variable ready only once" not in str(error):
@@ -358,6 +394,7 @@ def summed_by_ddp(model: DistributedDataParallel, *, last: bool) -> Iterator[Non
         vars(model)[GRAPH_KNOWN] = []
 
 
+BUCKETS = "_summed_buckets"
 # In a model of ddp whose graph has been seen: gradients that are summed already in this step.
 GRAPH_KNOWN = "_summed_at_first"
 
@@ -371,15 +408,14 @@ def taken_away(model: DistributedDataParallel) -> list[tuple[nn.Parameter, Tenso
 
 
 @contextlib.contextmanager
-def all_summed(model: DistributedDataParallel) -> Iterator[None]:
+def summed_buckets(model: DistributedDataParallel) -> Iterator[None]:
     """Refuse a step whose gradients ddp has not summed; torch says so in the next forward only."""
-    buckets = vars(model).get("_summed_buckets")
-    if buckets is None:
-        yield
-        return
+    buckets: SummedBuckets = vars(model)[BUCKETS]
     buckets.complete = False
     yield
-    if not buckets.complete:
+    if buckets.checked and not buckets.complete:
         without = [name for name, p in model.module.named_parameters() if p.grad is None]
         example = f", such as {without[0]}" if without else ""
         raise UsageError(f"the step did not use all parameters of the model{example}", FIX)
+    if not buckets.ordered:
+        buckets.order(model)

@@ -73,6 +73,18 @@ def test_on_any_layout_it_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> No
         assert one.metrics()[-1]["tokens"] == whole.metrics()[-1]["tokens"]
 
 
+def test_copies_of_three_ranks_go_on_to_the_bit(tmp_path: Path) -> None:
+    """ddp puts its buckets in another order once, and a sum of three is rounded by its place."""
+    three = fsdp("ddp"), accumulate(2), {"distributed": {"bucket_cap_mb": 0.001}}
+    whole = job(tmp_path, "whole", [3], *three)
+    first = job(tmp_path, "first", [3], *three, {"training": {"max_steps": 4}},
+                {"scheduler": {"total_steps": STEPS}})  # fmt: skip
+    again = job(tmp_path, "again", [3], *three, resumed(first.experiment()))
+    assert run(whole, first, again) == [[0] * 3] * 3, again.output()
+    expected = losses(whole)
+    assert losses(again) == {step: expected[step] for step in range(5, STEPS + 1)}
+
+
 def test_two_runs_with_one_seed_are_equal_bit_for_bit(tmp_path: Path) -> None:
     exact = {"training": {"deterministic": True}, "model": {"target": None, "args": {}}}
     one, two = (job(tmp_path, name, [2], exact) for name in ("one", "two"))
