@@ -225,7 +225,7 @@ def by_optimizer(
 
     What is a function is called for those alone.
     """
-    if not isinstance(result, Mapping) and len(known) == 1:
+    if "" in known or (not isinstance(result, Mapping) and len(known) == 1):
         result = {known[0]: result}
     refuse_other_optimizers(names, result, known)
     given = {name: result[name]() if callable(result[name]) else result[name] for name in names}

@@ -25,6 +25,8 @@ PACKAGES = re.compile(
     r"|/(site|user)customize[.]py$"
 )
 IN_A_WORKER = re.compile(r"^Caught \w+ (in DataLoader worker process \d+)")
+# The cause of "DataLoader worker (pid(s) 7) exited unexpectedly", which names the signal.
+WORKER_KILLED = re.compile(r"^RuntimeError: DataLoader worker .* is killed by signal: \w+", re.M)
 # The first exception of a group: in its traceback each stands behind a bar.
 IN_A_GROUP = re.compile(r"^ *\| +File .*\n(?: *\|  +.*\n)* *\| (\S.*)$", re.MULTILINE)
 # The errors of the Trainer and of our helpers: what happened, and below it what to type.
@@ -167,6 +169,9 @@ def described(kind: str, text: str, trace: str) -> str:
     inside = IN_A_GROUP.search(group)
     if inside:
         return f"{kind}: {text}: {inside[1]}"
+    killed = WORKER_KILLED.search(trace) if "exited unexpectedly" in text else None
+    if killed:
+        return killed[0]
     return f"{kind}: {text}" if text else kind
 
 

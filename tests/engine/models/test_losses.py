@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.common.errors import UsageError
-from orchestrator.engine.models.losses import Losses, came, size_of, totals
+from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.engine.models.losses import Losses, by_optimizer, came, size_of, totals
 
 IMAGE, TARGETS, SCALAR = torch.ones(3, 8, 8), torch.ones(4), torch.tensor(0.5)
 
@@ -76,3 +76,10 @@ def test_a_loss_is_kept_where_it_may_change() -> None:
     own: torch.nn.Module = torch.nn.BatchNorm1d(2, affine=False)
     losses = weighted, own, torch.nn.MSELoss()
     assert [Losses(loss, None, {}).changing() for loss in losses] == [None, own, None]
+
+
+def test_a_dict_of_outputs_is_no_loss_of_the_only_optimizer() -> None:
+    """As a model of transformers gives it, whose step forgot `.loss`."""
+    with pytest.raises(CheckFailed, match="the step gave a dict, where a sum and a count are"):
+        by_optimizer([""], {"loss": SCALAR, "logits": TARGETS}, TARGETS, 4, [""])
+    assert by_optimizer([""], SCALAR, TARGETS, 4, [""])["loss"][1] == 4

@@ -105,6 +105,18 @@ Traceback (most recent call last): (RANK 2)
     local_data = map_fun()
 {UNREAD}
 """
+WORKER_TRACE = """Traceback (most recent call last):
+  File "/p/torch/utils/data/_utils/signal_handling.py", line 73, in handler
+    _error_if_any_worker_fails()
+RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\x20
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/p/torch/utils/data/dataloader.py", line 1297, in _try_get_data
+    raise RuntimeError(
+RuntimeError: DataLoader worker (pid(s) 7, 9) exited unexpectedly
+"""
 GROUP_TRACE = """  + Exception Group Traceback (most recent call last):
   |   File "/w/train.py", line 3, in <module>
   |     asyncio.run(main())
@@ -139,6 +151,9 @@ GROUP_TRACE = """  + Exception Group Traceback (most recent call last):
         ({"type": "RuntimeError",
           "message": "DataLoader worker (pid 7) is killed by signal: Killed. "},
          "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. ", "lack of memory"),
+        ({"type": "RuntimeError", "traceback": WORKER_TRACE,
+          "message": "DataLoader worker (pid(s) 7, 9) exited unexpectedly"},
+         "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed", "lack of memory"),
         ({"type": "EOFError", "message": "EOF when reading a line"},
          "EOFError: EOF when reading a line", "ranks have no standard input"),
         ({"type": "BdbQuit", "message": ""}, "BdbQuit", "ranks have no standard input"),
