@@ -56,11 +56,10 @@ class KnownKey:
     where: str  # file:line
 
     def names(self, host: str) -> bool:
+        """Tell whether the patterns name a host; a hashed name is none (see KnownHosts)."""
         named = False
         for pattern in self.patterns.split(","):
-            if pattern.startswith("|"):
-                named = named or _hashed(host, pattern)
-            elif pattern.startswith("!"):
+            if pattern.startswith("!"):
                 if _matches(host, pattern[1:]):
                     return False
             else:
@@ -75,14 +74,13 @@ def _matches(host: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(host, pattern.lower().replace("[", "[[]"))
 
 
-def _hashed(host: str, pattern: str) -> bool:
-    """Match `|1|salt|digest`, as HashKnownHosts writes it."""
+def _salted(pattern: str) -> tuple[bytes, bytes]:
+    """Return salt and digest of `|1|salt|digest`, as HashKnownHosts writes it; or nothing."""
     try:
         _, kind, salt, digest = pattern.split("|")
-        wanted = base64.b64decode(digest)
-        return kind == "1" and hmac.digest(base64.b64decode(salt), host.encode(), "sha1") == wanted
+        return base64.b64decode(salt), base64.b64decode(digest) if kind == "1" else b""
     except ValueError:
-        return False
+        return b"", b""
 
 
 def fingerprint(blob: bytes) -> str:
@@ -113,13 +111,41 @@ def _lines_about(name: str, path: Path) -> tuple[KnownKey, ...]:
 @functools.lru_cache(maxsize=4096)
 def _search_once(name: str, path: Path, state: tuple[int, ...]) -> tuple[KnownKey, ...]:
     """Search a file once for a host: 64 hosts that ask each time were a third of their sessions."""
-    return tuple(line for line in _read_once(path, state) if line.names(name))
+    return _read_once(path, state).about(name)
 
 
 @functools.lru_cache(maxsize=32)
-def _read_once(path: Path, state: tuple[int, ...]) -> tuple[KnownKey, ...]:
+def _read_once(path: Path, state: tuple[int, ...]) -> KnownHosts:
     """Read a file once in this state of it: a process may live longer than that."""
-    return _parse(path.read_text(errors="replace"), str(path))
+    return KnownHosts(_parse(path.read_text(errors="replace"), str(path)))
+
+
+class KnownHosts:
+    """Lines so arranged that a host is found without a look at each of them."""
+
+    def __init__(self, lines: Sequence[KnownKey]) -> None:
+        self.lines = lines
+        self.by_name: dict[str, list[int]] = {}
+        self.salted: list[tuple[int, bytes, bytes]] = []
+        self.patterns: list[int] = []
+        for at, line in enumerate(lines):
+            if line.patterns.startswith("|"):
+                self.salted.append((at, *_salted(line.patterns)))
+            elif set(line.patterns) & set("*?!"):
+                self.patterns.append(at)
+            else:
+                for name in line.patterns.lower().split(","):
+                    self.by_name.setdefault(name, []).append(at)
+
+    def about(self, name: str) -> tuple[KnownKey, ...]:
+        """Return the lines about a host, in order."""
+        host = name.encode()
+        found = {
+            *self.by_name.get(name, ()),
+            *(at for at, salt, digest in self.salted if hmac.digest(salt, host, "sha1") == digest),
+            *(at for at in self.patterns if self.lines[at].names(name)),
+        }
+        return tuple(self.lines[at] for at in sorted(found))
 
 
 def _parse(text: str, source: str) -> tuple[KnownKey, ...]:
@@ -149,7 +175,7 @@ def known_keys(
     lines = [line for file in files for line in _lines_about(name, file)]
     if destination.known_hosts_command:
         said = _run_command(destination, name, key)
-        lines += [line for line in said if line.names(name)]
+        lines += KnownHosts(said).about(name)
     return lines
 
 

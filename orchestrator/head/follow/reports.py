@@ -47,13 +47,14 @@ class Reports:
 
     def __init__(self, job: FollowedJob, *, has_other_heads: bool = False) -> None:
         self.job, self.has_other_heads = job, has_other_heads
+        self.nodes = {state.record.index: state for state in job.nodes}
         self.not_forked: set[str] = set()  # reasons that were said
         self.lost_loss: LostLoss | None = None  # the earliest that was said
         self.code_outputs: dict[int, CodeOutputs] = {}  # node -> what was written beside the code
         self.elsewhere: dict[str, Sequence[WrittenPlace]] = {}  # by name: what does not come home
 
     def handle(self, news: News) -> None:
-        node = next(state for state in self.job.nodes if state.record.index == news.node)
+        node = self.nodes[news.node]
         if isinstance(news, Happened):
             self.happened(node, news.event)
         elif isinstance(news, Lost):

@@ -144,6 +144,8 @@ class Run:
     def turn(self, keys: Keys) -> None:
         with contextlib.suppress(queue.Empty):
             self.take(self.inbox.get(timeout=0.1))
+            for _ in range(self.inbox.qsize()):  # what has come meanwhile: one look serves all
+                self.take(self.inbox.get_nowait())
         pressed = keys.pressed()
         if "d" in pressed:
             self.leave()
@@ -155,8 +157,7 @@ class Run:
         self.check_patience()
         self.monitors.check()
         self.check_growth()
-        if self.job.changed:
-            self.job.save()
+        self.job.save_in_turn(at_once=not self.end.open or self.end.left)
 
     def post(self, news: News) -> None:
         """Take news from a follower's thread. Growth needs no decision: the screen reads it."""

@@ -34,6 +34,8 @@ from orchestrator.records.cordons import Cordon
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.machines import machine_of
 
+MOST_PEERS = 64  # hosts to which each node looks for a route
+
 
 class NodeSource(Protocol):
     """The source of the nodes: a list, a Slurm allocation, or this machine alone (run-node)."""
@@ -294,14 +296,18 @@ def peers(transport: Transport, active: Sequence[Node]) -> list[str]:
     """List the hosts to which every node looks for a route: the master, and all numeric ones.
 
     Names are left to the doctor: a name server that does not answer would hold up the launch.
+    Of many hosts it is one of each network, since that is what routes lead to.
     """
     hosts = [transport.config.of_node(node).host for node in active]
-    return list(dict.fromkeys([hosts[0], *filter(is_numeric, hosts[1:])]))
+    numeric = [(network, host) for host in hosts[1:] if (network := network_of(host))]
+    if len(numeric) > MOST_PEERS:
+        numeric = list(dict(numeric).items())[:MOST_PEERS]
+    return list(dict.fromkeys([hosts[0], *(host for _, host in numeric)]))
 
 
-def is_numeric(host: str) -> bool:
+def network_of(host: str) -> str:
+    """Return the network that an address is most likely in; nothing for a name."""
     try:
-        ipaddress.ip_address(host)
+        return str(ipaddress.ip_interface(f"{host}/{64 if ':' in host else 24}").network)
     except ValueError:
-        return False
-    return True
+        return ""

@@ -74,3 +74,15 @@ def test_nodes_that_reach_each_other_are_asked_once(monkeypatch: pytest.MonkeyPa
     assert "node 0 (n0) calls node 1" in said and after < 5 + 10 + 10 + 2
     said, after, asked = calls(monkeypatch, [{(0, 1)}, {(0, 1)}], begun_after=0.0)
     assert (said, after, asked) == ("", 0.0, [])  # an attach, to a job that runs
+
+
+def test_of_many_nodes_each_calls_a_few_and_any_half_that_is_cut_off_shows() -> None:
+    nodes = list(range(500))
+    called = [dial_monitors.some_others(at, nodes) for at in nodes]
+    assert {len(others) for others in called} == {9}
+    assert all(at not in others for at, others in enumerate(called))
+    assert {other for others in called for other in others} == set(nodes)
+    for cut in (1, 13, 250, 499):
+        assert any(at < cut <= other for at, others in enumerate(called) for other in others)
+    few = list(range(dial_monitors.ALL_PAIRS))
+    assert all(len(set(dial_monitors.some_others(at, few))) == len(few) - 1 for at in few)
