@@ -323,10 +323,9 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> Verdict | None:
     first_failures = {
         f.rank: f for f in failures if f.distance == OWN and f.rank not in (None, first.rank)
     }
-    same = [
-        f for f in first_failures.values() if f.message == first.message and first.distance == OWN
-    ]
-    also = [f for f in first_failures.values() if f not in same]
+    message = first.message if first.distance == OWN else None
+    same = [f for f in first_failures.values() if f.message == message]
+    also = [f for f in first_failures.values() if f.message != message]
     if failure_kinds.HIDES.search(first.message) or failure_kinds.OWN_FILE.search(first.message):
         first = replace(first, kind="exception")
     elif (
