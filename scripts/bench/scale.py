@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import statistics
@@ -86,9 +85,11 @@ def main() -> None:
     about = f"{machine()}, {first_line('pdsh', '-V')}, {first_line('clush', '--version')}"
     results: dict[int, dict[str, list[Cost]]] = {}
     for size in options.hosts:
-        with tempfile.TemporaryDirectory(prefix="orchestrator-scale-") as directory:
-            with Hosts(size, Path(directory) / "hosts") as hosts:
-                results[size] = measured(hosts, size <= options.jobs, options.repeat)
+        with (
+            tempfile.TemporaryDirectory(prefix="orchestrator-scale-") as directory,
+            Hosts(size, Path(directory) / "hosts") as hosts,
+        ):
+            results[size] = measured(hosts, options.repeat, with_job=size <= options.jobs)
     data = {
         size: {name: [asdict(cost) for cost in costs] for name, costs in found.items()}
         for size, found in results.items()
@@ -99,7 +100,7 @@ def main() -> None:
          render(results), data)  # fmt: skip
 
 
-def measured(hosts: Hosts, with_job: bool, repeat: int) -> dict[str, list[Cost]]:
+def measured(hosts: Hosts, repeat: int, *, with_job: bool) -> dict[str, list[Cost]]:
     """Run each command in turn, after a first round that only warms caches."""
     found: dict[str, list[Cost]] = {}
     for turn in range(repeat + 1):
@@ -224,7 +225,7 @@ def state(pid: int) -> tuple[int, int, int] | None:
         fields = dict(
             line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
         )
-        descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+        descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
         return int(fields["RssAnon"].split()[0]), int(fields["Threads"]), descriptors
     except (OSError, KeyError):  # it has ended
         return None
@@ -256,7 +257,17 @@ def render(results: Mapping[int, Mapping[str, Sequence[Cost]]]) -> str:
                 f"{cost['threads']:.0f}", f"{cost['descriptors']:.0f}",
                 f"{cost['sent_mb']:.2f} MB",
             ])  # fmt: skip
-    head = ["hosts", "command", "wall", "head", "a host", "memory", "threads", "descriptors", "sent"]
+    head = [
+        "hosts",
+        "command",
+        "wall",
+        "head",
+        "a host",
+        "memory",
+        "threads",
+        "descriptors",
+        "sent",
+    ]
     return table(head, rows)
 
 
@@ -286,7 +297,9 @@ def picture(results: Mapping[int, Mapping[str, Sequence[Cost]]]) -> str:
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
     ]
     for size in sizes:
-        parts.append(f'<text x="{x(size):.0f}" y="{HEIGHT - 34}" text-anchor="middle">{size}</text>')
+        parts.append(
+            f'<text x="{x(size):.0f}" y="{HEIGHT - 34}" text-anchor="middle">{size}</text>'
+        )
     for tenth in (0.1, 1.0, 10.0, 100.0):
         if tenth <= 10**high:
             parts.append(
@@ -295,7 +308,9 @@ def picture(results: Mapping[int, Mapping[str, Sequence[Cost]]]) -> str:
             )
     for (name, line), colour in zip(seconds.items(), COLOURS, strict=False):
         points = " ".join(f"{x(size):.1f},{y(value):.1f}" for size, value in line)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        )
         size, value = line[-1]
         parts.append(
             f'<text x="{x(size) + 6:.1f}" y="{y(value) + 4:.1f}" fill="{colour}">{name}</text>'

@@ -157,7 +157,7 @@ class Hub(Peers):
             return  # it left again
         self.strangers[wire] = time.monotonic()
         self.loop.watch(wire.fileno(), lambda: self.read_stranger(wire))
-        if len(self.strangers) > STRANGERS:
+        if len(self.strangers) > STRANGERS + self.nnodes:  # all its nodes may call at once
             self.turn_away(next(iter(self.strangers)))
 
     def turn_away(self, wire: SignedConnection) -> None:

@@ -139,6 +139,19 @@ def test_others_may_speak_first_unless_the_cause_is_certain(certain: bool, waits
 # -- a supervisor that is gone, and one that is cut off ------------------------------------------
 
 
+def test_all_nodes_of_a_large_job_may_call_at_once() -> None:
+    loop = Supervisor()
+    with socket.create_server(("127.0.0.1", 0), backlog=300) as server:
+        hub = Hub(loop, "00" * 16, lambda *_: None, server, nnodes=200)
+        calls = [socket.create_connection(server.getsockname()) for _ in range(200)]
+        for call in calls:
+            with call:
+                hub.accept()
+        assert len(hub.strangers) == 200
+        for wire in list(hub.strangers):
+            hub.turn_away(wire)
+
+
 class Two:
     """Nodes 0 and 1 of a job, connected over TCP; `now` is their clock."""
 
