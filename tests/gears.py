@@ -16,35 +16,36 @@ import pytest
 EXAMPLES = 100  # of a property that names no number
 FIRST_GEAR_SHARE = 5  # the first gear tries one example of so many
 
-# Fixtures: whoever uses one of these waits for real hosts, or for ranks that import torch.
-CLUSTERS = {"two_nodes", "netns_cluster", "loopback_cluster", "slurm", "machines", "of_three_ranks"}
+# Fixtures: whoever uses one of these waits for real hosts, for a job with its supervisor, for a
+# node's program or for ranks that import torch.
+CLUSTERS = {
+    *("two_nodes", "netns_cluster", "loopback_cluster", "slurm", "machines", "of_three_ranks"),
+    *("new_job", "new_link"),
+}
 
-# One by one they take too long for the first gear: they start clusters of their own, ranks that
-# import torch, an environment to install.
+# One by one they take too long for the first gear: they start clusters or jobs of their own, ranks
+# that import torch, an environment to install.
 SLOW = [
     "tests/head/environments/test_make.py",
+    "tests/head/environments/test_requirements.py::test_settings_of_pip_are_uv_s_too",
     "tests/head/environments/test_requirements.py::test_wheels_are_downloaded_once",
     "tests/head/environments/test_hashes.py::test_a_wheel_without_any_of_its_hashes_is_refused",
     "tests/cli/test_options.py::test_every_option_of_torchrun",
     "tests/head/commands/test_prune.py::test_many_prunes_at_once",
     "tests/head/commands/test_prune.py::test_pins",
     "tests/head/start/recovery/test_grow.py::test_one_that_cannot_be_given_a_part",
-    "tests/node/follow/test_stop_job.py::test_what_would_be_ended_is_only_shown",
-    "tests/node/job/test_ends.py::test_a_proof_is_true[storm_apart",
-    "tests/node/server/test_server.py::test_a_job_known_only_by_its_processes",
-    "tests/node/server/test_server.py::test_a_job_whose_supervisor_was_killed",
-    "tests/node/server/test_server.py::test_an_end_with_its_receipt",
+    "tests/node/job/test_ends.py::test_a_proof_is_true",
     "tests/records/test_checkpoint_store.py::test_a_thousand",
     "tests/records/test_checkpoint_store.py::test_sigkill",
     "tests/scripts/test_make_tokens.py::test_long_documents",
     "tests/views/track/test_passing_on.py::test_every_trainer",
     "tests/views/track/test_passing_on.py::test_a_file_that_was_cut_off",
+    "tests/api/test_functions.py::test_a_child_of_the_program",
     "tests/clusters/",
     "tests/node/job/test_fast_torchrun.py::test_torchrun_asks_no_name_server",
     "tests/node/job/test_fast_torchrun.py::test_the_master",
     "tests/end_to_end/",
     "tests/engine/data/test_data.py::test_every_sample_comes_everywhere",
-    "tests/engine/data/test_loaders.py::test_other_ranks_go_on",
     "tests/engine/data/test_data.py::test_workers_end_with_a_rank_that_is_killed",
     "tests/engine/saving/test_export.py::test_memory_is_that_of",
     "tests/engine/saving/test_export.py::test_the_newest_that_verifies",
@@ -55,8 +56,8 @@ SLOW = [
     "tests/head/commands/test_prune.py::test_interrupted_anywhere",
     "tests/head/commands/test_prune.py::test_machines_of_a_record_that_nobody_here_wrote",
     "tests/head/connect/test_channel.py::test_the_engine_and_a_users_imports",
+    "tests/head/connect/test_server_command.py",
     "tests/head/connect/test_ssh_verdicts.py",
-    "tests/head/connect/test_server_command.py::test_an_rc_file_that_takes_our_place",
     "tests/head/plan/test_plan.py::test_torchrun_understands",
     "tests/head/screen/test_screen.py::test_a_terminal_far_behind",
     "tests/head/transfer/test_send.py::test_an_edit_on_the_way_is_seen",
@@ -68,6 +69,7 @@ SLOW = [
     "tests/views/top/test_screen.py",
     "tests/views/top/test_terminal.py",
     "tests/views/track/test_passing_on.py::test_each_line_once",
+    "tests/launchers/test_accelerate.py::test_another_machine_rank_by_hand",
     "tests/launchers/test_accelerate.py::test_by_hand_the_nodes",
     "tests/launchers/test_accelerate.py::test_the_files_for_each_node",
     "tests/launchers/test_accelerate.py::test_what_node_0_refuses",
@@ -75,26 +77,12 @@ SLOW = [
     "tests/local_cluster/",
     "tests/node/machine/test_checkup.py::test_torch_as_it_really_is",
     "tests/node/machine/test_software.py::test_torch_is_read_not_imported",
-    "tests/node/job/test_hang.py::test_an_earlier_answer",
     "tests/node/job/test_interleaving.py",
-    "tests/node/follow/test_pace.py::test_a_rank_that_is_late",
     "tests/node/job/test_programs.py",
-    "tests/node/job/test_rank.py::test_a_program_",
-    "tests/node/job/test_rank.py::test_forked_ranks_draw_different_numbers[torch",
+    "tests/node/job/test_rank.py",
     "tests/node/job/test_supervisor.py",
     "tests/node/warm/test_same_start.py",
-    "tests/node/server/test_server.py::test_a_spoilt_directory_hides_no_other_job",
-    "tests/node/server/test_server.py::test_a_new_link_goes_on",
-    "tests/node/server/test_server.py::test_every_byte_is_sent_once",
-    "tests/node/server/test_server.py::test_a_slow_head_does_not_fill",
-    "tests/node/server/test_server.py::test_all_jobs_end_known_by",
-    "tests/node/server/test_server.py::test_an_end_that_takes_too_long",
-    "tests/node/server/test_server.py::test_a_head_may_take_its_time",
-    "tests/node/test_install.py::test_files_in_the_logins_directory",
-    "tests/node/test_install.py::test_what_is_damaged_is_unpacked_anew",
-    "tests/node/job/test_register.py::test_a_process_apart_is_ended",
-    "tests/node/job/test_register.py::test_what_a_frozen_supervisor",
-    "tests/node/follow/test_stop_job.py::test_a_stop_while_a_slow_node_starts",
+    "tests/node/test_install.py",
     "tests/node/warm/test_warm.py",
     "tests/records/test_checkpoint_store.py::test_pruning_keeps_its_promise",
     "tests/records/test_goodput.py::test_a_job_of_many_days",

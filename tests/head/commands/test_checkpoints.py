@@ -18,6 +18,7 @@ from orchestrator.config.launch import Where
 from orchestrator.head.commands import checkpoints
 from orchestrator.records import checkpoint_store
 from tests.records.test_checkpoint_store import change, experiment, save
+from tests.typed import typed as typed_in
 
 ORCHESTRATOR = str(Path(sys.executable).parent / "orchestrator")
 Typed = Callable[..., tuple[int, str, str]]
@@ -33,21 +34,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def typed(root: Path) -> Typed:
-    """Exit code, standard output, standard error."""
-
-    def run(*words: str, **env: str) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [ORCHESTRATOR, "checkpoint", *words],
-            cwd=root,
-            env={**os.environ, "COLUMNS": "100", **env},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stdout, done.stderr
-
-    return run
+    return lambda *words, **env: typed_in(["checkpoint", *words], root, COLUMNS="100", **env)
 
 
 def saved(root: Path, step: int, experiment: str = "run_20260102_000000") -> Path:
@@ -148,18 +135,11 @@ def test_a_reader_that_leaves(typed: Typed, root: Path) -> None:
     assert done.stderr == ""
 
 
-def test_completion(typed: Typed, root: Path) -> None:
+def test_completion(root: Path) -> None:
     def complete(words: str) -> list[str]:
-        env = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-        done = subprocess.run(
-            [ORCHESTRATOR],
-            cwd=root,
-            env={**os.environ, **env, "_ORCHESTRATOR_COMPLETE": "bash_complete"},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        return done.stdout.split()
+        place = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+        env = {**place, "_ORCHESTRATOR_COMPLETE": "bash_complete"}
+        return typed_in([], root, **env)[1].split()
 
     assert complete("orchestrator checkpoint ") == ["plain,export", "plain,ls", "plain,verify"]
     for command in ("ls", "verify", "export"):
@@ -257,11 +237,19 @@ def test_a_terminal_sees_how_far_it_is(root: Path) -> None:
 # -- export -----------------------------------------------------------------------------------
 
 
-def test_without_torch_export_says_what_is_needed(root: Path, typed: Typed) -> None:
+def test_without_torch_export_says_what_is_needed(root: Path) -> None:
     (root / "hidden").mkdir()
     (root / "hidden" / "sitecustomize.py").write_text("import sys; sys.modules['torch'] = None\n")
-    code, out, err = typed("export", "out", PYTHONPATH=str(root / "hidden"))
-    assert (code, out) == (3, "")
+    done = subprocess.run(
+        [ORCHESTRATOR, "checkpoint", "export", "out"],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root / "hidden"), "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    err = done.stderr
+    assert (done.returncode, done.stdout) == (3, "")
     assert f"exporting needs torch, and {Path(sys.executable).parent}/python" in err
     assert "on a node" in err
 

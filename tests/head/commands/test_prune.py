@@ -25,6 +25,7 @@ from orchestrator.head.prune.plan import Rules, decide
 from orchestrator.head.prune.remove import KEPT, REMOVED, Removal
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from tests.gears import examples
+from tests.typed import typed as typed_in
 
 ORCHESTRATOR = str(Path(sys.executable).parent / "orchestrator")
 NODE = NodeRecord(0, "10.9.9.9", "10.9.9.9", None, None, "10.9.9.9", "python3", 0, 1)
@@ -63,23 +64,25 @@ def root(tmp_path: Path) -> Path:
     return path
 
 
-def type_it(root: Path, *words: str, before: tuple[str, ...] = ()) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [*before, ORCHESTRATOR, "prune", *words],
-        cwd=root.parent,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",
-        check=False,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout, done.stderr
+def type_it(root: Path, *words: str) -> tuple[int, str, str]:
+    return typed_in(["prune", *words], root.parent)
 
 
 @pytest.fixture
 def typed(root: Path) -> Typed:
-    return lambda *words, **more: type_it(root, *words, **more)
+    return lambda *words: type_it(root, *words)
+
+
+def without_rights(root: Path, *words: str) -> tuple[int, str]:
+    """Type it as somebody who may not change what is another's."""
+    done = subprocess.run(
+        ["setpriv", f"--bounding-set={OTHERS_FILES}", ORCHESTRATOR, "prune", *words],
+        cwd=root.parent,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
 
 
 def names(root: Path) -> list[str]:
@@ -465,30 +468,30 @@ def test_nodes_that_cannot_be_cleaned_keep_their_record(root: Path, typed: Typed
     assert names(root) == ["m_20260103_000000"]
 
 
-WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner")
+OTHERS_FILES = "-dac_override,-dac_read_search,-fowner"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs files of somebody else")
 
 
 @as_root
-def test_what_cannot_be_deleted_is_named_and_stays_whole(root: Path, typed: Typed) -> None:
+def test_what_cannot_be_deleted_is_named_and_stays_whole(root: Path) -> None:
     theirs = root / "m_20260101_000000/outputs/checkpoints"
     os.chown(theirs, 65534, 65534)
     theirs.chmod(0o755)
     before = snapshot(root / "m_20260101_000000")
-    code, out, _ = typed("--keep", "1", "--yes", before=WITHOUT_RIGHTS)
+    code, out = without_rights(root, "--keep", "1", "--yes")
     assert code == 1
     assert "NOT REMOVED: m_20260101_000000: outputs/checkpoints is read-only for us" in out
     assert names(root) == ["m_20260101_000000", "m_20260103_000000"]
     assert snapshot(root / "m_20260101_000000") == before
-    told = json.loads(typed("--keep", "1", "--dry-run", "--json", before=WITHOUT_RIGHTS)[1])
+    told = json.loads(without_rights(root, "--keep", "1", "--dry-run", "--json")[1])
     assert told["experiments"][1]["action"] == "failed"
 
 
 @as_root
-def test_a_read_only_directory_of_experiments(root: Path, typed: Typed) -> None:
+def test_a_read_only_directory_of_experiments(root: Path) -> None:
     root.chmod(0o555)
     before = snapshot(root)
-    code, out, _ = typed("--keep", "1", "--yes", before=WITHOUT_RIGHTS)
+    code, out = without_rights(root, "--keep", "1", "--yes")
     assert code == 1
     assert out.count("NOT REMOVED") == 2 and f"Permission denied, in {root}" in out
     after = {key: value for key, value in snapshot(root).items() if not key.endswith(".head")}
