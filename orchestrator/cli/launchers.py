@@ -10,7 +10,7 @@ import click
 
 from orchestrator.cli.launch import launch_arguments
 from orchestrator.cli.options import FILE, command
-from orchestrator.config.launch import DEFAULT_NODES
+from orchestrator.config.launch import DEFAULT_NODES, Where, options_of
 
 REST = "[LAUNCH-OPTIONS...] [SCRIPT [ARGS...]]"
 THROUGH = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -120,7 +120,14 @@ def run_node(wait: float, arguments: tuple[str, ...]) -> int:
 
 
 @command("accelerate", context_settings={"allow_interspersed_args": False})
-@click.option("--nodes", type=FILE, default=DEFAULT_NODES, show_default=True, help="The node list.")
+@click.option(
+    "--nodes",
+    type=FILE,
+    default=DEFAULT_NODES,
+    show_default=True,
+    envvar=options_of(Where)["nodes"].variable,
+    help="The node list.",
+)
 @click.option(
     "--nnodes", type=click.IntRange(1), metavar="N", help="Number of nodes, without a list."
 )

@@ -11,6 +11,7 @@ has to be touched but the code that honours it: `request.config.launch.NAME` bef
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -511,10 +512,14 @@ class LaunchArguments:
     payload: Path | None = None  # a directory with a pickled function, to be run as the program
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Refuse options that were given and make no sense where this is used; name the reason."""
+        """Refuse options that were typed and make no sense where this is used; name the reason.
+
+        What a variable says to all commands of a shell was not typed for this one.
+        """
         for part in (self, self.where):
             for name, option in options_of(type(part)).items():
-                default = part.__dataclass_fields__[name].default
-                if name in reasons and getattr(part, name) != default:
+                value, default = getattr(part, name), part.__dataclass_fields__[name].default
+                everywhere = os.environ.get(option.variable) if option.variable else None
+                if name in reasons and value != default and str(value) != everywhere:
                     flag = option.flags[0] if option.flags else f"--{name.replace('_', '-')}"
                     raise UsageError(f"{flag} {reasons[name]}", "leave it out")

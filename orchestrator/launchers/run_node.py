@@ -133,7 +133,7 @@ def run(mine: Part, patience: float, arguments: LaunchArguments) -> int:
     reached = reach(request, mine, patience)
     if request.accelerate is not None:
         request = checked(request, request.accelerate, mine, reached.probed)
-    count, _ = plan.count_ranks(reached.probed, request.config.launch.nproc)
+    count, _ = plan.count_ranks(reached.probed, request.config.launch)
     program = (
         request.target.name if request.target.kind != "module" else f"-m {request.target.name}"
     )

@@ -224,33 +224,28 @@ def tree(directory: Path) -> list[str]:
 
 
 def invitation(cluster: LoopbackCluster) -> str:
-    """Return the commands to type in another terminal."""
-    reach = f"--ssh-config {shlex.quote(str(cluster.ssh_config))}"
-    nodes = f"--nodes {shlex.quote(str(cluster.node_list))} {reach}"
-    if listed() == [(node.address, node.port) for node in cluster.nodes]:
-        nodes = reach  # node_ip_list.txt is the default
+    """Return the commands to type in another terminal, in any directory."""
     lines = [
-        f"cd {shlex.quote(str(Path.cwd()))}",
-        f"{program('master_launch')} {nodes} --config {shlex.quote(str(CONFIG))}",
-        f"{program('master_launch')} {nodes} your_script.py its arguments",
-        f"{program('orchestrator')} status",
-        f"{program('emergency_stop')} {nodes}",
+        *(f"export PATH={shlex.quote(str(folder))}:$PATH" for folder in unlisted()),
+        f"export ORCHESTRATOR_SSH_CONFIG={shlex.quote(str(cluster.ssh_config))}",
+        f"export ORCHESTRATOR_NODES={shlex.quote(str(cluster.node_list))}",
+        "master_launch train.py",
+        "orchestrator status",
+        "emergency_stop",
         f"ssh -F {shlex.quote(str(cluster.ssh_config))} {cluster.addresses[0]}",
     ]
     return (
-        f"\nThe {len(cluster.nodes)} nodes stay up. Type in another terminal, for example:\n\n"
+        f"\nThe {len(cluster.nodes)} nodes stay up. In another terminal, beside your train.py:\n\n"
         + "\n".join(f"    {line}" for line in lines)
         + "\n\nCtrl-C here ends them."
     )
 
 
-def program(name: str) -> str:
-    """Return a command's name if the shell finds this Python's command by it, else its path."""
-    command = Path(sys.executable).with_name(name)
-    path = shutil.which(name)
-    if not command.exists() or (path and Path(path) == command):
-        return name
-    return shlex.quote(str(command))
+def unlisted() -> list[Path]:
+    """Return the directory of this Python's commands, if the shell does not find them by name."""
+    command = Path(sys.executable).with_name("master_launch")
+    found = shutil.which(command.name)
+    return [command.parent] if command.exists() and found != str(command) else []
 
 
 def say(text: str) -> None:

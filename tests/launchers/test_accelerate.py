@@ -175,6 +175,15 @@ def test_the_files_for_each_node_serve_accelerate_itself(tmp_path: Path) -> None
     assert "accelerate_node0.yaml is there already" in again.text
 
 
+def test_its_node_list_may_be_that_of_the_shell(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("127.0.0.7\n")
+    words = ["generate", "accelerate", "--nproc", "1", "train.py"]
+    env = {"ORCHESTRATOR_NODES": str(tmp_path / "elsewhere")}
+    made = Command([str(BIN / "orchestrator"), *words], tmp_path, env)
+    assert made.finish() == 0, made.text
+    assert "# node 0: 127.0.0.7" in made.lines
+
+
 def by_hand(directory: Path, rank: int, *words: str, **env: str) -> Command:
     place = {"MASTER_ADDR": "127.0.0.1", "NNODES": "2"}
     home = {"ORCHESTRATOR_HOME": str(directory / "home")}

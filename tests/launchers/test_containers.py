@@ -180,6 +180,15 @@ def test_what_cannot_be_meant_is_refused(words: list[str], said: str) -> None:
     assert said in str(refused.value)
 
 
+def test_what_the_shell_says_to_all_commands_is_not_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_SSH_CONFIG", "/home/me/ssh_config")
+    assert compose(*PAIR, "a.py")["services"].keys() == {"node0", "node1"}
+    with pytest.raises(OrchestratorError, match="--ssh-config makes no sense here"):
+        compose(*PAIR, "--ssh-config", "another", "a.py")
+
+
 def test_compose_takes_a_secret_from_the_shell() -> None:
     services = compose(*PAIR, "--env", "NOT_SET_HERE", "--env", "A=b", "a.py")["services"]
     assert services["node0"]["environment"]["NOT_SET_HERE"] is None

@@ -116,25 +116,27 @@ def test_a_job_that_was_left_running_ends_with_its_cluster(place: Path, start: S
     wait_until(lambda: nothing_left(place))  # its head in the background, most of all
 
 
-def test_keep_holds_the_nodes_up_at_the_port_of_the_node_list(place: Path, start: Start) -> None:
-    """The very commands that it prints work, and --nodes is not among their options."""
-    port = free_port(["127.0.0.2"])
-    (place / "node_ip_list.txt").write_text(f"127.0.0.2:{port} slots=1\n")
+def test_keep_holds_the_nodes_up_for_the_commands_that_it_prints(
+    place: Path, start: Start, tmp_path: Path
+) -> None:
     (place / "hello.py").write_text("print('hello')\n")
     command = start("--keep", "--size", "1", "hello.py")
-    launch = command.wait_for(r"^ +(.*master_launch'? --ssh-config .*) your_script.py").group(1)
     command.wait_for("Ctrl-C here ends them")
-    assert "--nodes" not in launch
+    typed = re.findall(r"^ {4}(export .*|master_launch .*)$", command.text, re.M)
+    assert typed[-1] == "master_launch train.py"
+    elsewhere = tmp_path / "my project"
+    elsewhere.mkdir()
+    (elsewhere / "train.py").write_text("print('hello')\n")
     done = subprocess.run(
-        [*shlex.split(launch), "--name", "another", "hello.py"],
-        cwd=place,
+        ["bash", "-ec", "\n".join(typed)],
+        cwd=elsewhere,
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("| hello") == 1
+    assert done.stdout.count("| hello") == demo.SLOTS
     os.killpg(command.process.pid, signal.SIGINT)
     assert command.finish() == 0
     assert nothing_left(place)

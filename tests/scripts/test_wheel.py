@@ -137,7 +137,8 @@ def test_it_holds_all_that_is_used(packed: tuple[Path, Path], tmp_path: Path) ->
 # What README.md shows, and what is typed for it in an environment that has the wheel alone. What
 # needs a person, a network or a minute shows its help. `&`: beside others, when a job has ended.
 TYPED = {
-    "pip install -e '.[views]'": "",  # the wheel is installed
+    "python3 -m venv .venv && . .venv/bin/activate": "",  # the wheel is installed
+    "pip install -e '.[views]'": "",
     "cat node_ip_list.txt": "",
     "./scripts/demo.sh": "& orchestrator demo --dry-run",  # a clone's two; each has its own test
     "./scripts/test.sh": "",

@@ -311,7 +311,8 @@ def problems(findings: Sequence[Finding], terminal: Terminal, *, hints: bool) ->
                 mark = (f"{WORDS[level]:<4}", STYLES[level])
                 rows.append([mark, f"{finding.check}: {finding.what}"])
                 if finding.fix and hints:
-                    rows.append(["", f" -> {finding.fix}"])
+                    fix = "\n    ".join(line.strip() for line in finding.fix.splitlines())
+                    rows += [["", line] for line in f" -> {fix}".splitlines()]
     return output.table(rows, Terminal(color=terminal.color))  # unwrapped: fixes are to be copied
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.config import sharding
+from orchestrator.config.launch import Launch
 from orchestrator.config.schema import Config
 from orchestrator.head.nodes.facts import (
     Facts,
@@ -121,12 +122,12 @@ def make(
 def lay_out(nodes: Sequence[ProbedNode], config: Config) -> Layout:
     """Count the ranks and choose the port; the network decides the master's address."""
     port, port_notes = choose_port(config, nodes[0])
-    counts = [count_ranks(node, config.launch.nproc) for node in nodes]
+    counts = [count_ranks(node, config.launch) for node in nodes]
     return Layout(
         counts=tuple(count for count, _ in counts),
         whys=tuple(reason for _, reason in counts),
         port=port,
-        notes=(*port_notes, *uneven_notes(nodes, counts, config.launch.nproc)),
+        notes=(*port_notes, *uneven_notes(nodes, counts, config.launch)),
     )
 
 
@@ -207,9 +208,9 @@ def choose_port(config: Config, master: ProbedNode) -> tuple[int, list[str]]:
     return port, []
 
 
-def count_ranks(node: ProbedNode, nproc: int | None) -> tuple[int, str]:
-    if nproc is not None:
-        return nproc, "--nproc"
+def count_ranks(node: ProbedNode, launch: Launch) -> tuple[int, str]:
+    if launch.nproc is not None:
+        return launch.nproc, nproc_option(launch).split()[0]
     if node.node.slots is not None:
         return node.node.slots, listed_ranks(node.node)
     if node.facts.gpus:
@@ -222,8 +223,13 @@ def listed_ranks(node: Node) -> str:
     return "slots= in the list" if node.line else "--ntasks-per-node"
 
 
+def nproc_option(launch: Launch) -> str:
+    """Name the option that set the number of ranks of each node."""
+    return "--no-torchrun" if launch.no_torchrun else f"--nproc {launch.nproc}"
+
+
 def uneven_notes(
-    nodes: Sequence[ProbedNode], counts: Sequence[tuple[int, str]], nproc: int | None
+    nodes: Sequence[ProbedNode], counts: Sequence[tuple[int, str]], launch: Launch
 ) -> list[str]:
     notes = []
     if len({count for count, _ in counts}) > 1:
@@ -231,12 +237,13 @@ def uneven_notes(
             f"{node.name}: {n}" for node, (n, _) in zip(nodes, counts, strict=True)
         )
         notes.append(f"nodes have different numbers of ranks ({differences})")
+    nproc = launch.nproc
     overruled = [
         node for node in nodes if nproc is not None and node.node.slots not in (None, nproc)
     ]
     if overruled:
         which = listed_ranks(overruled[0].node)
-        notes.append(f"--nproc {nproc} wins over {which} ({names(overruled)})")
+        notes.append(f"{nproc_option(launch)} wins over {which} ({names(overruled)})")
     versions = {node.facts.torch for node in nodes}
     if len(versions) > 1:
         differences = ", ".join(f"{node.name}: {node.facts.torch}" for node in nodes)

@@ -181,7 +181,7 @@ def refused(request: Request, nodes: Nodes) -> tuple[str, str] | None:
     probed = [node.probed for node in nodes.reached if not node.node.spare]
     if request.target.name != ENGINE or nodes.lost:
         return None
-    counts = [plan.count_ranks(node, request.config.launch.nproc)[0] for node in probed]
+    counts = [plan.count_ranks(node, request.config.launch)[0] for node in probed]
     try:
         plan.check_engine(request.config, counts, probed)
     except CheckFailed as error:

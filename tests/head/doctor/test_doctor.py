@@ -442,7 +442,9 @@ def test_two_names_of_one_machine() -> None:
 @pytest.fixture
 def sick() -> Diagnosis:
     one = case({"torch": "2.12.1"}, {"clock_offset": 2.5})
-    lost = Examined("gpu5", error="it refuses connections on port 22", fix="is sshd running?")
+    lost = Examined(
+        "gpu5", error="it refuses connections on port 22", fix="is sshd running?\n  or is it off?"
+    )
     return judge(Case((*one.nodes, lost), full=True, addresses=one.addresses), 0.0)
 
 
@@ -467,7 +469,8 @@ def test_the_table(sick: Diagnosis) -> None:
     ]
     assert f"{len(CHECKS) - 3} checks are ok on all nodes" in lines
     assert lines[-1].startswith("5 nodes, all checks") and lines[-1].endswith("2 BAD, 1 warn")
-    assert "       -> is sshd running?" in lines
+    advice = lines.index("       -> is sshd running?")
+    assert lines[advice + 1] == "          or is it off?"
     assert "->" not in to_text(sick, hints=False)
     assert "\x1b[1;31mBAD" in to_text(sick, Terminal(color=True))
 

@@ -119,6 +119,12 @@ def test_how_many_ranks_and_why(
     assert [note for note in made.notes if "--nproc" in note] == overruled
 
 
+def test_without_torchrun_nobody_is_told_of_an_option_that_was_not_typed() -> None:
+    made = make(found("a slots=3"), nproc=1, no_torchrun=True)
+    assert made.nodes[0].nproc_why == "--no-torchrun"
+    assert made.notes == ("--no-torchrun wins over slots= in the list (a)",)
+
+
 ENGINE = Target("engine", plan.ENGINE, ())
 
 
