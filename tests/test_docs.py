@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 HOUSE = (ROOT / "docs/decisions/house.md").read_text(encoding="utf-8")
 
+DESIGN = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+
 
 def table(title: str) -> list[list[str]]:
     """The rows of the table under a heading, without its two head lines."""
@@ -28,6 +30,19 @@ def test_the_table_where_to_change_names_what_is_there() -> None:
     paths = [path for path in paths if "/" in path]
     assert len(paths) > 30
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_walks_of_the_design_name_what_is_there() -> None:
+    """A launch, a log line, an end and a recovery: at most ten lines each, of paths that exist."""
+    walks = re.findall(r"^## The way of (.*?)(?=^## )", DESIGN, re.M | re.S)
+    assert [walk.split("\n")[0] for walk in walks] == [
+        *("a launch", "a log line", "an end", "a recovery")
+    ]
+    for walk in walks:
+        paths = re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py|[a-z_]+(?:/[a-z_]+)+)`", walk)
+        assert len(paths) > 5
+        assert [path for path in paths if not (ROOT / "orchestrator" / path).exists()] == []
+        assert len(re.findall(r"^\d+\. ", walk, re.M)) <= 10
 
 
 def test_every_room_can_be_found_from_the_table() -> None:
