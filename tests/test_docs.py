@@ -11,6 +11,9 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+from orchestrator.cli.help import topics
+from orchestrator.cli.main import cli
+
 ROOT = Path(__file__).parents[1]
 HOUSE = (ROOT / "docs/decisions/house.md").read_text(encoding="utf-8")
 
@@ -65,6 +68,20 @@ def test_links_between_pages_lead_somewhere() -> None:
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)", text):
             if not (page.parent / link).exists():
                 wrong.append(f"{page.relative_to(ROOT)}: {link}")
+    assert wrong == []
+
+
+def test_messages_and_remarks_name_pages_that_are_there() -> None:
+    """A page as docs/PAGE.md#heading, a topic as `orchestrator help TOPIC`."""
+    wrong = []
+    known = {*topics(), *cli.commands}
+    for path in sorted((ROOT / "orchestrator").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        for page, anchor in re.findall(r"(docs/[\w/-]+\.md)(?:#([\w-]+))?", text):
+            there = (ROOT / page).exists() and (not anchor or anchor in anchors(ROOT / page))
+            wrong += [] if there else [f"{path.relative_to(ROOT)}: {page}#{anchor}"]
+        for topic in re.findall(r"orchestrator help ([a-z][\w-]*)", text):
+            wrong += [] if topic in known else [f"{path.relative_to(ROOT)}: help {topic}"]
     assert wrong == []
 
 

@@ -100,7 +100,7 @@ def check_callable(function: object) -> None:
     """Refuse what no rank could call, before any of them is started."""
     if not callable(function):
         raise UsageError(
-            f"{function!r:.80} is no function, it is of type {type(function).__name__}",
+            f"{function!r:.80} is not a function, it is of type {type(function).__name__}",
             "name a function without calling it: run(work, 10), not run(work(10)); "
             "cluster.launch('train.py') starts a script",
         )

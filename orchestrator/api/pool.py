@@ -504,7 +504,7 @@ class Actor:
                 raise UsageError(f"{self._name} was deleted", "pool.create(...) makes another")
             if self._pool.job is not self._job:
                 what = f"{self._name} was lost with the ranks that held it"
-                raise RanksLost(what, "pool.create(...) makes it anew")
+                raise RanksLost(what, "pool.create(...) makes it again")
             return self._pool.run(serve.call, self._number, name, args, kwargs)
 
         method.__name__ = name

@@ -227,7 +227,7 @@ def emergency_stop_command(
     "--open",
     "idle",
     metavar="TIME",
-    help="Hold connections to all nodes open until nobody has used them for so long: --open 10m.",
+    help="Hold connections to all nodes open until nobody has used them for this time: --open 10m.",
 )
 @click.option("--close", is_flag=True, help="Close them, and end the process that holds them.")
 @json_option

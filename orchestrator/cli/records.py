@@ -35,9 +35,7 @@ def places(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 @command()
 @shared
 @click.argument("experiment", required=False, shell_complete=experiment_names)
-@click.option(
-    "--env", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or set it anew."
-)
+@click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or change it.")
 @click.option(
     "--env-file",
     multiple=True,

@@ -97,7 +97,7 @@ class Partial:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, IS_DIRECTORY)
         if not stat.S_ISREG(status.st_mode):
-            raise FileExistsError(errno.EEXIST, "what has this name is no file")
+            raise FileExistsError(errno.EEXIST, "what has this name is not a file")
         return status
 
     def open(self) -> int:

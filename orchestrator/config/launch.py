@@ -80,7 +80,7 @@ def counts(nnodes: str | int | None) -> tuple[int, int] | None:
     least, most = (int(part or match[1]) for part in match.groups()) if match else (1, 0)
     if least > most:
         fix = "write --nnodes 4, or --nnodes 2:4 for at least 2 and at most 4"
-        raise UsageError(f"launch.nnodes is {str(nnodes)!r}, which is no number of nodes", fix)
+        raise UsageError(f"launch.nnodes is {str(nnodes)!r}, which is not a number of nodes", fix)
     return least, most
 
 
@@ -108,8 +108,8 @@ class Launch:
     )
     nnodes: str | int | None = option(
         None,
-        "Run on N nodes of the list, and let the others stand by; or on as many from MIN to MAX as"
-        " there are.",
+        "Run on N nodes of the list, and keep the others as spares; or on as many from MIN to"
+        " MAX as there are.",
         NODES,
         commands=EXAMINE,
         shown="all that are not marked as spare",

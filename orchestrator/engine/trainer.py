@@ -779,7 +779,7 @@ class Trainer:
             # What an earlier attempt saved is this run's own.
             loaded = self._newest(find, found, directory)
             if loaded is None and asked.resume == "auto":
-                self._say(f"nothing to resume from in {directory}: starting anew")
+                self._say(f"nothing to resume from in {directory}: starting from the beginning")
                 if fix := loading.unasked(self.config.checkpoint.resume):
                     self._say(f"  {fix}")
         if loaded is None and asked.resume not in ("auto", "never"):

@@ -23,11 +23,11 @@ WAIT_SECONDS = 1800  # for all nodes to be there: an image of many GB may have t
 MARGIN_SECONDS = 30  # seconds beyond the ranks' grace before a container is killed
 # The options of master_launch that make no sense in a container, and why.
 NOT_HERE = {
-    "detach": "makes no sense here: a container ends with its program",
-    "dry_run": "makes no sense here: it runs where the containers do",
-    "as_json": "makes no sense here: it goes with --dry-run",
-    "nodes_from": "makes no sense here: each container starts its own part",
-    "ssh_config": "makes no sense here: containers are not reached by SSH",
+    "detach": "does not apply here: a container ends with its program",
+    "dry_run": "does not apply here: it runs where the containers do",
+    "as_json": "does not apply here: it goes with --dry-run",
+    "nodes_from": "does not apply here: each container starts its own part",
+    "ssh_config": "does not apply here: containers are not reached by SSH",
     "experiments": f"is {EXPERIMENTS} in the containers",
 }
 

@@ -271,7 +271,7 @@ def _dict(kinds: tuple[Any, ...], data: Any, newer: bool, where: str) -> dict[An
     for key, item in data.items():
         if kinds[0] is int:
             if not (key.isascii() and key.lstrip("-").isdigit() and len(key) < 40):
-                raise Nonsense(f"{where} has a key that is no number: {shown(key)}")
+                raise Nonsense(f"{where} has a key that is not a number: {shown(key)}")
             key = int(key)  # noqa: PLW2901  JSON has no other keys than text
         items[key] = _value(kinds[1], item, newer, f"{where}.{key}")
     return items

@@ -192,6 +192,6 @@ def nothing_whole(found: Sequence[Candidate]) -> CheckFailed:
         f"no checkpoint is whole on the nodes of this job:\n    {lines}",
         "launch on nodes that have these files, too, or bring them from there: orchestrator pull"
         " --checkpoints EXP; orchestrator push experiments/EXP/outputs/checkpoints DIR; --set"
-        " checkpoint.resume=DIR. checkpoint.resume=never begins anew, and checkpoint.copies=2 keeps"
-        " each part on two nodes from then on",
+        " checkpoint.resume=DIR. checkpoint.resume=never starts from the beginning, and"
+        " checkpoint.copies=2 keeps each part on two nodes from then on",
     )

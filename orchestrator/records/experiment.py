@@ -227,7 +227,7 @@ class Untrusted(UsageError):
         self.ours = not problem.startswith("belongs")
         mine = f"chmod -R go-w {path}; or " if self.ours else ""
         super().__init__(
-            f"{path} is passed over: it {problem}, and its record could name any program to run",
+            f"{path} is skipped: it {problem}, and its record could name any program to run",
             f"{mine}add {TRUST}, to take it and do what it says",
         )
         self.path = path
@@ -296,7 +296,7 @@ class Experiment:
         except Untrusted:
             raise
         except FileNotFoundError as error:  # pruned, while a page of it was open
-            gone = f"{self.path / RECORD} is not there: it was removed, or is no experiment"
+            gone = f"{self.path / RECORD} is not there: it was removed, or is not an experiment"
             raise UsageError(gone) from error
         except (OSError, ValueError, UsageError) as error:
             raise UsageError(f"{self.path / RECORD} is not the record of a job: {error}") from error

@@ -57,7 +57,7 @@ class Trace:
                     raise
                 continue
             if not isinstance(event, dict):
-                raise TypeError("an event is no object")
+                raise TypeError("an event is not an object")
             yield event
 
     def _header(self) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Tail:
             return
         if self.log.size() < self.reader.position:  # put aside: a job that was queued again
             self.begin(self.log)
-            self.add("-", "... the log begins anew")
+            self.add("-", "... the log starts from the beginning")
         if self.reader.behind() > BEHIND:
             left_out = self.reader.skip_near_end(BACK_BYTES)
             self.splitters.clear()

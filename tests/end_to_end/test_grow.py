@@ -87,7 +87,7 @@ def test_a_node_is_lost_and_comes_back(netns_cluster: Any, tmp_path: Path) -> No
     command.wait_for("saved step 4")
     away = head.cluster.addresses[2]
     head.cluster.cut(2)
-    command.wait_for("the job goes on with 2 of 3 nodes")
+    command.wait_for("the job continues with 2 of 3 nodes")
     command.wait_for("2 ranks in place of 3: a step keeps its 12 samples, 3 micro-batches of 2")
     head.cluster.restore(2)
     command.wait_for(f"{away} can join: on with 3 nodes instead of 2; asking all ranks to save")
@@ -152,14 +152,14 @@ def test_who_was_away_at_the_launch_joins_and_is_lost(netns_cluster: Any, tmp_pa
     options = ["--nnodes", "2:3", "--node-loss-timeout", "5", "--connect-timeout", "3"]
     options += ["--env", "SLOW_ATTEMPTS=12", "--sync", "always"]
     command = head.launch(*settings, *options, "--grow-every", "1")
-    command.wait_for(f"{away} is passed over: ")
+    command.wait_for(f"{away} is skipped: ")
     command.wait_for("saved step 4")
     head.cluster.restore(2)
     command.wait_for(f"{away} can join: on with 3 nodes instead of 2; asking all ranks to save")
     command.wait_for("3 ranks in place of 2: a step keeps its 12 samples, 2 micro-batches of 2")
     command.wait_for(r"saved step \d+: ")
     head.cluster.cut(2)
-    command.wait_for("the job goes on with 2 of 3 nodes")
+    command.wait_for("the job continues with 2 of 3 nodes")
     assert command.finish() == 0, command.text
     # With the shard of the node that was lost, of which the next one has a copy.
     layouts = re.findall(r"from memory .*put together from full_shard in (.) shards", command.text)

@@ -178,7 +178,7 @@ def test_a_head_takes_over_from_another(head: Head) -> None:
         heads[-1].wait_for("d leaves it running")
         assert heads[-2].finish() == 130, heads[-2].text
         assert f"process {heads[-1].process.pid} on" in heads[-2].lines[-1]
-        assert "has taken over; this head ends, the job goes on" in heads[-2].lines[-1]
+        assert "has taken over; this head ends, the job continues" in heads[-2].lines[-1]
         heads[-1].wait_for("node0 rank0 . line ")
     (head.directory / "end").touch()
     assert heads[-1].finish() == 0, heads[-1].text

@@ -209,7 +209,7 @@ def test_a_machine_that_comes_back_with_an_empty_disk_is_given_all_again(
     cluster.power_off(1, disk_lost=True)
     cluster.power_on(1)
     lost = cluster.addresses[1]
-    command.wait_for(f"{lost} is given its part of the job anew")
+    command.wait_for(f"{lost} is given its part of the job again")
     assert command.finish() == 0, command.text
     assert command.text.count("attempt 2 in ") == 2
     assert someone.record["attempts"][0]["verdict"]["node_name"] == lost

@@ -55,16 +55,16 @@ def test_cordoned_until_it_is_not(someone: Head) -> None:
     lines = [first, second, f"{spare} spare"]
     someone.node_list = someone.cluster.write_list(lines, "three.txt")
     (someone.directory / "node_ip_list.txt").write_bytes(someone.node_list.read_bytes())
-    assert "launches pass it over" in node(someone, "cordon", second, "--reason", "a bad fan")
+    assert "launches skip it" in node(someone, "cordon", second, "--reason", "a bad fan")
     assert second in node(someone, "list")
     text = someone.run("meet.py").text
-    assert f"{second} is passed over: it is cordoned (a bad fan, since " in text
+    assert f"{second} is skipped: it is cordoned (a bad fan, since " in text
     assert f"{spare} (spare) takes its place" in text
     assert f"met 2 on {spare}" in text and f"on {second}" not in text
     for words, expected in (
         (("nodes",), f"{second} (cordoned)"),
         (("doctor", "--quick"), f"{second} is cordoned (a bad fan"),
-        (("plan", "meet.py"), f"# note: {second} is passed over: it is cordoned"),
+        (("plan", "meet.py"), f"# note: {second} is skipped: it is cordoned"),
     ):
         command = someone.command("orchestrator", *words)
         assert command.finish() == 0 and expected in command.text, command.text
@@ -90,7 +90,7 @@ def test_a_master_that_is_gone(someone: Head, four_nodes: NetnsCluster) -> None:
         text = someone.run("--connect-timeout", "3", "meet.py").text
     finally:
         four_nodes.restore(1)
-    assert f"{second} is passed over: it does not answer" in text
+    assert f"{second} is skipped: it does not answer" in text
     assert f"2 nodes, 2 ranks, master {third}:" in text
     assert f"met 2 on {first}" in text
 

@@ -155,11 +155,11 @@ def test_every_argument_comes_back_from_yaml(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["compose", *PAIR, "--dry-run", "a.py"], "--dry-run makes no sense here"),
-        (["compose", *PAIR, "--detach"], "--detach makes no sense here"),
+        (["compose", *PAIR, "--dry-run", "a.py"], "--dry-run does not apply here"),
+        (["compose", *PAIR, "--detach"], "--detach does not apply here"),
         (
             ["compose", *PAIR, "--nodes-from", "slurm", "a.py"],
-            "--nodes-from makes no sense",
+            "--nodes-from does not apply",
         ),
         (["compose", *PAIR, "--experiments", "x"], "--experiments is /experiments in the"),
         (["compose", *PAIR, "--shm-size", "lots"], "--shm-size lots: not a size"),
@@ -185,7 +185,7 @@ def test_what_the_shell_says_to_all_commands_is_not_refused(
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_SSH_CONFIG", "/home/me/ssh_config")
     assert compose(*PAIR, "a.py")["services"].keys() == {"node0", "node1"}
-    with pytest.raises(OrchestratorError, match="--ssh-config makes no sense here"):
+    with pytest.raises(OrchestratorError, match="--ssh-config does not apply here"):
         compose(*PAIR, "--ssh-config", "another", "a.py")
 
 

@@ -123,7 +123,13 @@ def test_it_holds_all_that_is_used(packed: tuple[Path, Path], tmp_path: Path) ->
     version = wheel.name.split("-")[1].replace("_", "+", 1)
     assert version == f"3.4.0.dev0+g{git(source, 'rev-parse', '--short=9', 'HEAD')}"
     (told,) = library.glob("*.dist-info/METADATA")
-    assert Parser().parsestr(told.read_text())["Version"] == version
+    metadata = Parser().parsestr(told.read_text())
+    assert metadata["Version"] == version
+    # No address of the project is known: none is shown, and no blank in its place.
+    links = [words.split(", ")[-1] for words in metadata.get_all("Project-URL", [])]
+    links += metadata.get_all("Home-page", [])
+    assert all(link.startswith("https://") for link in links)
+    assert not re.search(r"\]\((?!https?:|#)", metadata.get_payload())
     front = "from orchestrator import __version__ as v; print(v)"
     for command in (["orchestrator", "--version"], ["-c", front]):
         assert run(*command, place=tmp_path, library=library).split()[-1] == version

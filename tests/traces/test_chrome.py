@@ -45,7 +45,7 @@ def test_pieces_of_any_size(
         ('{"traceEvents": [', "Expecting value"),
         ('{"traceEvents": [{"ph": "X"}', "Expecting value"),
         ('{"traceEvents": [{"ph": "X", "na', "Unterminated"),
-        ('{"traceEvents": [3]}', "an event is no object"),
+        ('{"traceEvents": [3]}', "an event is not an object"),
         ('{"x": "traceEvents"}', "no list of traceEvents"),
         ('{"x": {], "traceEvents": []}', "Expecting"),
     ],

@@ -401,8 +401,9 @@ class LrScheduler:
                 raise
             raise UsageError(
                 f"{type(self.scheduler).__name__} is over after its {total} steps",
-                "make it with the steps of the whole training; one that is resumed goes on as it"
-                " was saved, so that a longer training begins anew with its weights (weights=)",
+                "make it with the steps of the whole training; a resumed one continues as it was"
+                " saved, so a longer training has to start from the beginning, with its weights"
+                " (weights=)",
             ) from None
 
     def state(self) -> dict[str, Any] | None:

@@ -167,7 +167,7 @@ def refuse_spent(asked: Request, train_loader: Any, val_loader: Any) -> None:
             raise UsageError(
                 f"{name} is a {type(loader).__name__}, which gives its batches only once, and"
                 " every epoch asks for them",
-                "give a DataLoader, a list, or an object whose __iter__ begins anew",
+                "give a DataLoader, a list, or an object whose __iter__ starts from the beginning",
             )
 
 

@@ -141,7 +141,7 @@ def parse(name: str, period: str | None) -> Duration | None:
     if count := COUNTS.get(unit.lower()) or COUNTS.get(plain):
         return Duration(amount, count)
     known = ["seconds", "minutes", "hours", "days", "epochs", "steps"]
-    raise UsageError(f"{name} is {period!r}: {unit!r} is no unit{nearest(unit.lower(), known)}")
+    raise UsageError(f"{name} is {period!r}: {unit!r} is not a unit{nearest(unit.lower(), known)}")
 
 
 Metrics = dict[str, float]

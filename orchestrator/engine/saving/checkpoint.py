@@ -242,8 +242,8 @@ class Checkpoints:
                 checkpoint_store.discard(directory, step)
             self.reason = failed
             self.problem = (
-                f"NOT SAVED: the checkpoint of step {step} failed: {failed}; training goes on, and"
-                " the checkpoints before it are as they were"
+                f"NOT SAVED: the checkpoint of step {step} failed: {failed}; training continues,"
+                " and the checkpoints before it are as they were"
             )
             return
         self.before = [*self.before, before][-2:]

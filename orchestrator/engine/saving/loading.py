@@ -420,7 +420,7 @@ def earlier_runs(directory: Path, accept: Accept, say: Say = lambda text: None) 
 
 
 def passed_over(directory: Path, reason: str) -> str:
-    return f"the checkpoints in {directory} are passed over: {reason}"
+    return f"the checkpoints in {directory} are skipped: {reason}"
 
 
 def reason_against(checkpoints: Iterable[Checkpoint], accept: Accept) -> str:

@@ -103,7 +103,7 @@ def refuse_unknown_kind(path: Path) -> None:
     known = path.suffix in (".safetensors", "", *TORCH)
     if not known or (path.exists() and path.is_dir() != (not path.suffix)):
         raise UsageError(
-            f"save({str(path)!r}): this is no kind of file that can be written",
+            f"save({str(path)!r}): this is not a kind of file that can be written",
             "NAME.safetensors, NAME.pt, or a directory for the layout of Hugging Face",
         )
 

@@ -89,7 +89,7 @@ def report(stay: Stay, ending: Ending, where: Where | None) -> int:
     """Say how a head's stay has ended, with the job or without, here and to whom it concerns."""
     experiment, record, run = stay.experiment, ending.record, ending.run
     if run is not None and run.successor is not None:
-        say(f"{run.successor} has taken over; this head ends, the job goes on")
+        say(f"{run.successor} has taken over; this head ends, the job continues")
         return EXIT_STOPPED  # not 0: what waits for this command must not take it for done
     if run is not None and run.end.left:
         leave(run, ending.screen, where)
@@ -321,7 +321,7 @@ def followed(experiment: Experiment, holder: Head, *, stolen: bool) -> UsageErro
     still = f" and did not leave within {STEAL_SECONDS:.0f} s" if stolen else ""
     return UsageError(
         f"{experiment.name} is followed by {holder}, since {since}{still}",
-        f"end that process (kill -9 {holder.pid} there); the job goes on"
+        f"end that process (kill -9 {holder.pid} there); the job continues"
         if stolen
         else f"take it over: orchestrator attach --steal {experiment.name}; "
         f"just watch: orchestrator logs -f {experiment.name}",

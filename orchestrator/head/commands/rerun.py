@@ -109,7 +109,7 @@ def changed(
     hidden = [word for word in arguments.program if REDACTED in word]
     if hidden:
         raise UsageError(
-            f"the command line of {experiment.name} had values that were not written down:"
+            f"the command line of {experiment.name} had values that were not recorded:"
             f" {shlex.join(hidden)}",
             "type the launch again",
         )
@@ -118,7 +118,7 @@ def changed(
     lost = [word.partition("=")[0] for word in env if REDACTED in word]
     if lost:
         raise UsageError(
-            f"the values of --env were not written down: {', '.join(lost)}",
+            f"the values of --env were not recorded: {', '.join(lost)}",
             " ".join(f"add --env {name}=VALUE" for name in lost),
         )
     own = arguments.where
@@ -151,7 +151,7 @@ def env_files(arguments: LaunchArguments, again: Again, directory: Path) -> tupl
     if gone:
         raise UsageError(
             f"it was launched with --env-file {', '.join(gone)}, which is not there any more, and"
-            " whose values were not written down",
+            " whose values were not recorded",
             "put it back, or give another: --env-file FILE",
         )
     return tuple(map(str, paths))
@@ -166,7 +166,7 @@ def refuse_hidden(config: Config) -> None:
     for name, value in config.env.items():
         if REDACTED in value:
             raise UsageError(
-                f"the value of env.{name} was not written down", f"add --set env.{name}=VALUE"
+                f"the value of env.{name} was not recorded", f"add --set env.{name}=VALUE"
             )
 
 

@@ -120,7 +120,7 @@ class SshConfig:
         user, _, rest = text.rpartition("@")
         hop = HOP.fullmatch(rest)
         if hop is None:
-            raise UsageError(f"ProxyJump {jump} of your ssh_config: {last!r} is no host")
+            raise UsageError(f"ProxyJump {jump} of your ssh_config: {last!r} is not a host")
         host, port = hop["v6"] or hop["host"], hop["port"]
         return self.destination(host, user or None, int(port) if port else None, before)
 

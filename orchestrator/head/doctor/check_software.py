@@ -22,7 +22,7 @@ def reach(case: Case) -> Iterator[Finding]:
 def cordon(case: Case) -> Iterator[Finding]:
     for node in case.nodes:
         if node.cordoned:
-            what = f"{node.name} is cordoned ({node.cordoned}): launches pass it over"
+            what = f"{node.name} is cordoned ({node.cordoned}): launches skip it"
             fix = f"orchestrator node uncordon {node.name}"
             yield Finding("cordon", WARN, (node.name,), what, fix)
 

@@ -100,7 +100,7 @@ def of_words(words: Sequence[str], find_links: tuple[str, ...], *, index: bool) 
     for installer in INSTALLERS:
         if tuple(words[: len(installer)]) == installer:
             raise UsageError(
-                f"{' '.join(installer)} is no package", type_words(words[len(installer) :])
+                f"{' '.join(installer)} is not a package", type_words(words[len(installer) :])
             )
     lines = []
     for word in words:
@@ -213,7 +213,7 @@ def keep_hashes(pinned: str, allowed: Hashes, what: str) -> str:
                 f"{what}:\n    none of the hashes of {line.split()[0]} in the file is one"
                 " of the index",
                 "do not install it before you know why; after an intended change, write the file's"
-                " hashes anew (uv pip compile --generate-hashes, pip hash WHEEL)",
+                " hashes again (uv pip compile --generate-hashes, pip hash WHEEL)",
             )
         lines.append(
             " ".join([HASH.sub("", line).strip(), *(f"--hash={digest}" for digest in hashes)])

@@ -299,7 +299,7 @@ def wheels_for(kind: Kind, key: str, sources: Requirements, say: Say) -> Path:
         for path in new.iterdir():
             if path.suffix not in (".whl", ".txt"):
                 raise CheckFailed(
-                    f"{what}:\n    {path.name} is no wheel",
+                    f"{what}:\n    {path.name} is not a wheel",
                     refusals.build("PROJECT"),
                 )
             if path.suffix == ".txt" and not (sources.from_index and path.name == PINNED):

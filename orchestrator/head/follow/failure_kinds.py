@@ -78,8 +78,8 @@ KINDS = {
     "torchrun": ("torchrun failed", "its own message is at the end of that node's log"),
     "supervisor": (
         "the job's supervisor was killed",
-        "a user or the out-of-memory killer ended our process on that node, or it was started anew:"
-        " see `dmesg` and `uptime` there",
+        "a user or the out-of-memory killer ended our process on that node, or it was started"
+        " again: see `dmesg` and `uptime` there",
     ),
     "start": ("it could not be started", "fix what the message says and launch again"),
     "stopped": ("it was stopped", ""),
@@ -155,7 +155,7 @@ PARTS = (
 )
 WHOLE = (
     "the weights are in shards there: trainer.save(PATH) writes whole ones and trainer.state_dict()"
-    " returns them; averages of them are kept as docs/trainer.md has it (Hooks)"
+    " returns them; docs/trainer.md#hooks shows how to keep an average of them"
 )
 
 FILES = (

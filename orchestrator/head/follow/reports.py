@@ -127,7 +127,7 @@ class Reports:
             self.lost_loss = lost
             self.job.warn(
                 f"rank {lost.rank} on {node.who} prints a loss that is NaN or infinite, from step"
-                f" {lost.step} on; the job goes on: `orchestrator stop` ends it"
+                f" {lost.step} on; the job continues: `orchestrator stop` ends it"
             )
 
     def say_not_forked(self, event: events.RankAfresh) -> None:

@@ -49,7 +49,7 @@ def stop_job(
 def meanwhile(record: JobRecord) -> str:
     """Say what becomes of the job on a node that cannot be asked to end it."""
     if len(record.nodes) == 1:
-        return "the job goes on there until it can be reached"
+        return "the job continues there until it can be reached"
     if record.launch.on_node_loss == "wait":
         return "its supervisor will end the job itself once it is back"
     after = f"{record.launch.node_loss_timeout:g} s after it was cut off"
@@ -156,7 +156,7 @@ def described(receipt: Receipt) -> str:
     if not receipt.known:
         return (
             f"{whose}: NOTHING IS KNOWN of it there, so nothing is proved: another login started"
-            " it, the node was installed anew, or this address is another machine's now"
+            " it, the node was installed again, or this address is another machine's now"
         )
     if receipt.left:
         return f"{whose}: STILL ALIVE: {', '.join(map(str, receipt.left))}"

@@ -40,7 +40,7 @@ def check(activate: str | None, wrap: str | None) -> None:
         )
     if wrap is not None and not (wrap.strip() and wrap.isprintable()):
         raise UsageError(
-            f"--wrap {wrap!r}: this is no command", "write --wrap 'docker exec -i NAME'"
+            f"--wrap {wrap!r}: this is not a command", "write --wrap 'docker exec -i NAME'"
         )
 
 

@@ -47,11 +47,11 @@ OTHERS: dict[tuple[str, ...], str] = {
     " exec -- ray start ...",
     **dict.fromkeys(
         tuple((name, "run") for name in ("uv", "poetry", "pdm", "hatch", "pipenv", "rye", "pixi")),
-        "name the environment, and then the program: master_launch --activate venv:DIR SCRIPT",
+        "name the environment, then the program: master_launch --activate venv:DIR SCRIPT",
     ),
     **dict.fromkeys(
         tuple((name, "run") for name in ("conda", "mamba", "micromamba")),
-        "name the environment, and then the program: master_launch --activate conda:NAME SCRIPT",
+        "name the environment, then the program: master_launch --activate conda:NAME SCRIPT",
     ),
 }
 MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
@@ -150,14 +150,14 @@ def refuse(program: Sequence[str]) -> None:
         )
     if notebook:
         raise UsageError(
-            f"{file} is a notebook, and no program",
+            f"{file} is a notebook, not a program",
             f"jupyter nbconvert --to script {shlex.quote(str(file))}   makes one of it; or use the"
             " nodes from the notebook: from orchestrator import Cluster",
         )
     words = [Path(program[0]).name, *program[1:]]
     for typed_words, instead in OTHERS.items():
         if tuple(words[: len(typed_words)]) == typed_words:
-            raise UsageError(f"{' '.join(typed_words)} is no program of ranks", instead)
+            raise UsageError(f"{' '.join(typed_words)} cannot be launched on the nodes", instead)
     size = next((len(typed) for typed in LAUNCHERS if tuple(words[: len(typed)]) == typed), 0)
     kept = LAUNCHERS.get(tuple(words[:size]), ())
     if words[0] == "trl" and words[1:2] and words[1] in OF_TRL:

@@ -194,7 +194,7 @@ def refuse_a_setting(name: str) -> None:
     key, equals, _ = name.partition("=")
     if equals and key.replace(".", "").isidentifier() and not Path(name).exists():
         option = "--env" if key.isupper() else "--set"
-        raise UsageError(f"{name} is no program", f"did you mean: {option} {shlex.quote(name)}")
+        raise UsageError(f"{name} is not a program", f"did you mean: {option} {shlex.quote(name)}")
 
 
 def begun() -> float:

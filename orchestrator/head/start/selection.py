@@ -86,11 +86,11 @@ def problems(request: Request, nodes: Nodes, some: Sequence[Reached]) -> dict[st
 def passed_over(nodes: Nodes, bounds: Bounds, unfit: dict[str, str]) -> list[str]:
     """Say which nodes the job does not get, and why."""
     reason = [
-        f"{node.name} is passed over: it is cordoned ({c.words})" for node, c in bounds.passed_over
+        f"{node.name} is skipped: it is cordoned ({c.words})" for node, c in bounds.passed_over
     ]
     lost: Sequence[tuple[str, OrchestratorError]] = [(n.name, error) for n, error in nodes.lost]
-    reason += [f"{name} is passed over: {error.what}" for name, error in lost]
-    return [*reason, *(f"{name} is passed over: {what}" for name, what in unfit.items())]
+    reason += [f"{name} is skipped: {error.what}" for name, error in lost]
+    return [*reason, *(f"{name} is skipped: {what}" for name, what in unfit.items())]
 
 
 def stand_in(nodes: Nodes, chosen: Sequence[Reached]) -> list[str]:

@@ -80,7 +80,7 @@ def matching(pattern: str, environ: Mapping[str, str]) -> list[str]:
     """List the variables of this environment that a pattern names, such as WANDB_*."""
     if not re.fullmatch(r"[\w*?\[\]!-]+", pattern):
         raise UsageError(
-            f"--env-pass {pattern!r}: this is no pattern of names", "write --env-pass 'WANDB_*'"
+            f"--env-pass {pattern!r}: this is not a pattern of names", "write --env-pass 'WANDB_*'"
         )
     exact = not set(pattern) & set("*?[")
     return [

@@ -58,7 +58,7 @@ class Environments:
             raise ValueError(f"not the name of an environment: {name[:60]!r}")
         path = os.path.join(self.root, name)
         if os.path.lexists(path) and not os.path.islink(path):
-            raise ValueError(f"{path} is there and is no link to an environment")
+            raise ValueError(f"{path} is there and is not a link to an environment")
         new = os.path.join(self.root, f".{name}.{os.urandom(4).hex()}")
         os.symlink(key, new)
         os.replace(new, path)

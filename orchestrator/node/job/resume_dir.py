@@ -69,7 +69,7 @@ def refused() -> str:
     except OSError:
         return ""
     if not stat.S_ISDIR(status.st_mode):
-        return "is no directory"
+        return "is not a directory"
     if status.st_uid != os.getuid():
         return f"belongs to {user_name(status.st_uid)}"
     return f"is open to others (mode {stat.S_IMODE(status.st_mode):04o})"

@@ -70,7 +70,7 @@ def track(where: Where, wanted: str | None, names: Sequence[str], options: Seque
 @contextlib.contextmanager
 def said_if_slow(name: str) -> Iterator[None]:
     """Say that a tracker is waited for: some ask a server that is down for many minutes."""
-    what = f"waiting for {name} to answer; Ctrl-C leaves, and the job goes on"
+    what = f"waiting for {name} to answer; Ctrl-C leaves, and the job continues"
     timer = threading.Timer(SLOW_SECONDS, say, [what])
     timer.daemon = True
     timer.start()

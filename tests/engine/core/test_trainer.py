@@ -123,7 +123,7 @@ def test_a_resume_on_other_ranks_goes_on_after_the_same_samples(tmp_path: Path) 
 def test_a_script_that_resumes_where_nothing_is_says_how_it_comes_there(tmp_path: Path) -> None:
     """The head does not know that it does, unless the config says so, too."""
     said = done(tmp_path, "own", [2], "resumes_on_a_disk_of_its_own").output()
-    assert said.count("job/0/experiment/outputs/checkpoints: starting anew") == 2
+    assert said.count("job/0/experiment/outputs/checkpoints: starting from the beginning") == 2
     assert said.count("launch with --set checkpoint.resume=auto, and what is on other nodes") == 1
 
 
@@ -135,10 +135,10 @@ def test_launched_again_it_goes_on_from_its_own_run(tmp_path: Path) -> None:
     runs = [job.path / f"mine_2026010{day}_000000/outputs/checkpoints" for day in (1, 2, 3)]
     assert resumed[0].startswith(f"resuming after step 6, from {runs[0]}/step_00000006: ")
     assert "; saved by a.py on " in resumed[0]
-    passed = [line for line in said if "passed over" in line][-2:]
-    assert passed[0].startswith(f"the checkpoints in {runs[2]} are passed over: a.py on ")
+    passed = [line for line in said if "are skipped" in line][-2:]
+    assert passed[0].startswith(f"the checkpoints in {runs[2]} are skipped: a.py on ")
     assert "saved them with another model" in passed[0]
-    assert passed[1].startswith(f"the checkpoints in {runs[1]} are passed over: saved by b.py on ")
+    assert passed[1].startswith(f"the checkpoints in {runs[1]} are skipped: saved by b.py on ")
     assert passed[1].endswith("this is a.py")
 
 
@@ -372,7 +372,7 @@ def test_what_else_it_promises(tmp_path: Path) -> None:
             "stranger": "a parameter of shape (6, 6) that is not the model's",
             "twice": "spread over the ranks already",
             "endless": "train() has no end",
-            "period": "'parsecs' is no unit",
+            "period": "'parsecs' is not a unit",
             "bare period": "a number above 0 with a unit",
             "strategy": "did you mean 'hybrid_shard'",
             "config": "did you mean 'shard_size'",

@@ -79,7 +79,7 @@ def sharded_from_files(directory: Path) -> None:
         write(weights)
     distributed.barrier()
     before = memory()["VmRSS"]
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from the beginning
     with torch.device("meta"):
         model = Large()
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)

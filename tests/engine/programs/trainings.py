@@ -550,7 +550,9 @@ def tracks(directory: Path) -> None:
         trainer, trackers=["tensorbord"]), "thing": message(trainer, trackers=[3])}  # fmt: skip
     wrong = trainer(trackers={"tensorboard": {"logdri": "here"}})
     results["option"] = message(wrong.train, loader(), epochs=1)
-    (directory / "a_file").touch()  # which is no directory: that of the second one cannot be made
+    (
+        directory / "a_file"
+    ).touch()  # which is not a directory: that of the second one cannot be made
     shut = trainer(trackers={"tensorboard": {"log_dir": str(directory / "a_file" / "tb")}})
     shut.train(loader(), epochs=1)
     results["shut"] = str(shut.state.step)

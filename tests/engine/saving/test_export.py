@@ -306,7 +306,7 @@ def test_memory_is_that_of_the_largest_tensor_twice(tmp_path: Path) -> None:
     directory = save(tmp_path / "checkpoints", 1, state)
     del state
     export.export(directory, tmp_path / "out")  # what is imported and kept counts no more
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from the beginning
     before = memory("VmRSS")
     export.export(directory, tmp_path / "out", force=True)
     assert memory("VmHWM") - before < 4 * size  # a piece of a freed one may lie between

@@ -113,7 +113,7 @@ def test_what_is_nowhere_is_named_and_an_older_whole_one_is_taken(tmp_path: Path
     assert run(lost) == [[1] * 2]
     assert "no checkpoint is whole on the nodes of this job" in lost.output()
     assert "step 4 lacks __1_0.distcp" in lost.output()
-    assert "checkpoint.resume=never begins anew" in lost.output()
+    assert "checkpoint.resume=never starts from the beginning" in lost.output()
     assert not list((lost.path / "node1" / NAME / "outputs").glob("checkpoints/.step*"))
 
 

@@ -221,7 +221,7 @@ def test_auto_takes_the_newest_run_of_the_same_name(tmp_path: Path) -> None:
     new = job(tmp_path, "c", [1], resumed())
     assert run(new) == [[0]]
     directory = new.experiment() / "outputs/checkpoints"
-    assert f"nothing to resume from in {directory}: starting anew" in new.output()
+    assert f"nothing to resume from in {directory}: starting from the beginning" in new.output()
 
 
 def test_a_clock_that_was_ahead_does_not_make_a_checkpoint_the_newest(tmp_path: Path) -> None:

@@ -44,9 +44,9 @@ def test_what_was_not_written_down_is_asked_for() -> None:
         changed(*hidden)
     arguments = changed(*hidden, again=Again(env=("TOKEN=t", "OTHER")))
     assert arguments.env == ("TOKEN=t", "OTHER")
-    with pytest.raises(UsageError, match=r"not written down: '--key=.redacted"):
+    with pytest.raises(UsageError, match=r"not recorded: '--key=.redacted"):
         changed("train.py", "--key=(redacted)")
-    with pytest.raises(UsageError, match=r"env.KEY was not written down\n.*--set env.KEY=VALUE"):
+    with pytest.raises(UsageError, match=r"env.KEY was not recorded\n.*--set env.KEY=VALUE"):
         rerun.refuse_hidden(Config(env={"KEY": "(redacted)"}))
 
 

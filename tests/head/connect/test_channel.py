@@ -161,7 +161,7 @@ def test_a_node_hears_from_a_head_that_is_busy_elsewhere(
     while not isinstance(said := busy.message(time.monotonic() + 30, "no answer"), Answered):
         pass
     assert said.id == 1
-    assert busy.ask(Beat(), 30).time > 0 and 2 not in busy.pending, "answers are passed over"
+    assert busy.ask(Beat(), 30).time > 0 and 2 not in busy.pending, "answers are skipped"
     thread = own.thread
     busy.close()
     assert thread is not None

@@ -143,7 +143,7 @@ def test_the_last_jump_host(tmp_path: Path, jump: str, hop: tuple[str, str, int]
 
 @pytest.mark.parametrize("jump", ["", "bob@", "[::1", "::1", "jump:ssh", "[::1]:"])
 def test_what_is_no_jump_host(tmp_path: Path, jump: str) -> None:
-    with pytest.raises(UsageError, match="is no host"):
+    with pytest.raises(UsageError, match="is not a host"):
         SshConfig(tmp_path / "config").last_hop(jump)
 
 

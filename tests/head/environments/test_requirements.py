@@ -72,7 +72,7 @@ def test_packages_that_are_typed_are_told_from_files(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "torch").mkdir()  # a directory of that name is no file of requirements
+    (tmp_path / "torch").mkdir()  # a directory of that name is not a file of requirements
 
     def read(*words: str) -> requirements.Requirements:
         return requirements.read(words, (), index=True)

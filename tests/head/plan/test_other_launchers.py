@@ -158,5 +158,5 @@ def test_a_notebook_is_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """As JSON it would be a Python program that does nothing, and ends well."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.ipynb").write_text('{"cells": []}')
-    with pytest.raises(UsageError, match="is a notebook, and no program"):
+    with pytest.raises(UsageError, match="is a notebook, not a program"):
         refuse(["train.ipynb"])

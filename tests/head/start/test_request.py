@@ -22,7 +22,7 @@ def test_a_setting_in_the_place_of_the_program(
     with pytest.raises(UsageError) as error:
         target_of(LaunchArguments(program=(typed, "train.py")))
     assert (error.value.what, error.value.fix) == (
-        f"{typed} is no program",
+        f"{typed} is not a program",
         f"did you mean: {option}",
     )
     Path(typed).touch()

@@ -107,13 +107,13 @@ def test_an_unfit_node_gives_its_place_to_a_spare(
     assert "".join(node.node.host for node in there.spares) == spares
     assert not any(node.node.spare for node in there.reached)
     assert all(node.node.spare for node in there.spares)
-    assert there.notes[0] == "x is passed over: it does not answer"
+    assert there.notes[0] == "x is skipped: it does not answer"
 
 
 def test_each_change_is_said() -> None:
     there = chosen(reached(LIST, b=NO_TORCH, e=NO_TORCH), 3, 3)
     assert there.notes[1:] == (
-        "b is passed over: /usr/bin/python3 has no torch",
+        "b is skipped: /usr/bin/python3 has no torch",
         "c (spare) takes its place",
         "e cannot be a spare: /usr/bin/python3 has no torch",
     )

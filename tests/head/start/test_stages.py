@@ -144,7 +144,7 @@ def test_a_line_between_attempts_and_bytes_as_they_were(tmp_path: Path) -> None:
     logs.ranks.append(memoryview(b"0 0\n"))
     node = with_line(place, NODE, "attempt 2")
     logs = NodeLogs.of(place, node)
-    assert logs.text.size == logs.ranks.size == 0, "offsets begin anew"
+    assert logs.text.size == logs.ranks.size == 0, "offsets start from the beginning"
     logs.text.append(memoryview(b"two\n"))
     logs.ranks.append(memoryview(f"{node.log_before} 1\n".encode()))
     assert logs.text.size == 4

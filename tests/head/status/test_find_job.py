@@ -80,4 +80,4 @@ def test_what_somebody_else_puts_there_is_passed_over(
     launched(tmp_path, 1)
     os.chown(launched(tmp_path, 2), 12345, 12345)
     assert find_job(Where(experiments=tmp_path), None).record.job == "run_20260101_000000"
-    assert "run_20260102_000000 is passed over: it belongs to user 12345" in capfd.readouterr().err
+    assert "run_20260102_000000 is skipped: it belongs to user 12345" in capfd.readouterr().err

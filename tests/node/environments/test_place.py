@@ -53,7 +53,7 @@ def test_names_lead_to_environments_and_keep_them(
     (Path(here.root) / "mine").mkdir()
     assert here.prune()[0] == [OTHER]
     assert sorted(path.name for path in Path(here.root).iterdir()) == [KEY, "mine", "newest"]
-    with pytest.raises(ValueError, match="is no link"):
+    with pytest.raises(ValueError, match="is not a link"):
         here.link("mine", KEY)
     for name in ("../x", "", ".x", "a/b"):
         with pytest.raises(ValueError, match="not the name"):

@@ -69,9 +69,9 @@ def listed(place: Path) -> None:
             "belongs to nobody",
             marks=pytest.mark.skipif(os.geteuid() != 0, reason="giving away needs root"),
         ),
-        (linked, "is no directory"),
-        (os.mkfifo, "is no directory"),
-        (Path.touch, "is no directory"),
+        (linked, "is not a directory"),
+        (os.mkfifo, "is not a directory"),
+        (Path.touch, "is not a directory"),
         (listed, "is open to others (mode 0755)"),
     ],
 )

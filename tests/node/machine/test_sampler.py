@@ -145,7 +145,10 @@ def test_a_name_in_memory_that_somebody_took_is_told_once(
     place.touch()
     own = sampled(tmp_path, resume="/home/me/resume")
     assert [(each.cause, each.text) for each in own.stuck()] == [
-        ("memory_refused", f"{place} is no directory: what attempts share in memory is on a disk")
+        (
+            "memory_refused",
+            f"{place} is not a directory: what attempts share in memory is on a disk",
+        )
     ]
     assert list(own.stuck()) == []
 

@@ -483,7 +483,7 @@ def test_a_log_goes_on_where_the_next_attempt_writes_it(tmp_path: Path) -> None:
     told = [text for _, text in tail.since(0)["lines"]]
     assert told == [
         *("hello from alpha", "... from here on gamma", "hello from gamma"),
-        *("... the log begins anew", "again"),
+        *("... the log starts from the beginning", "again"),
     ]
 
 

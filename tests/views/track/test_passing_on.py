@@ -187,7 +187,7 @@ def test_a_tracker_whose_server_does_not_answer_is_said(
     monkeypatch.setitem(KNOWN, "tensorboard", Known(opened, "json", "tensorboard"))
     assert track.track(Where(experiments=tmp_path), made.name, ["tensorboard"], []) == EXIT_FAILED
     assert heard == [
-        "waiting for tensorboard to answer; Ctrl-C leaves, and the job goes on",
+        "waiting for tensorboard to answer; Ctrl-C leaves, and the job continues",
         "WARNING: tensorboard could not be opened, and gets no values: no server",
         f"0 lines of {made.name} passed on to tensorboard",
     ]

@@ -149,7 +149,7 @@ def taken_apart(value: Any) -> tuple[Any, ...] | None:
 def trusted(module: str, name: str, packages: Collection[str]) -> type[Any]:
     kind = operator.attrgetter(name)(sys.modules.get(module))
     if not isinstance(kind, type) or not is_of(kind, packages):
-        raise ValueError(f"{module}.{name} is no class of this program")
+        raise ValueError(f"{module}.{name} is not a class of this program")
     return kind
 
 

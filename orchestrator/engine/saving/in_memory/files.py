@@ -30,7 +30,7 @@ class Files:
             return "", f"{self.where}: {error.strerror}"
         problem = ""
         if not self.where.is_dir() or self.where.is_symlink():
-            problem = f"{self.where} is no directory"
+            problem = f"{self.where} is not a directory"
         elif who := others(status):
             problem = f"{self.where} {who}"
         return f"{boot} {status.st_dev} {status.st_ino}", problem

@@ -131,7 +131,7 @@ def laid_out(tensors: Mapping[str, Tensor], offset: int = 0) -> tuple[tuple[Plac
 def tensor_at(place: Place, payload: Tensor) -> Tensor:
     """Return the part of the bytes that a tensor lies in, as that tensor."""
     if place.dtype not in DTYPES or min(place.shape, default=0) < 0:
-        raise Damaged(f"{place.name!r} is no tensor")
+        raise Damaged(f"{place.name!r} is not a tensor")
     end = place.offset + place.bytes
     if not 0 <= place.offset <= end <= payload.numel() or place.offset % ALIGNMENT_BYTES:
         raise Damaged(f"{place.name!r} lies outside of it")
@@ -169,7 +169,7 @@ class Slot:
         self.descriptor = os.open(self.path, FLAGS | os.O_RDWR | os.O_CREAT, 0o600)
         status = os.fstat(self.descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise OSError(f"{self.path} is no plain file of its own")
+            raise OSError(f"{self.path} is not a plain file of its own")
         os.posix_fallocate(self.descriptor, 0, BLOCK_BYTES + size)
         view = mmap.mmap(
             self.descriptor, BLOCK_BYTES + size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE
@@ -305,7 +305,7 @@ def opened(path: Path) -> Any:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise Damaged("it is no plain file of ours")
+            raise Damaged("it is not a plain file of ours")
         yield descriptor
     finally:
         os.close(descriptor)

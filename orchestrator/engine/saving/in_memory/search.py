@@ -122,7 +122,7 @@ class Search:
         strange = next((e.difference for entries in listed for e in entries if e.difference), "")
         held = [[entry for entry in entries if not entry.difference] for entries in listed]
         if strange and not any(held):
-            self.say(f"what is in memory is passed over: {strange}")
+            self.say(f"what is in memory is skipped: {strange}")
         while (whole := newest_whole(held)) is not None:
             found, bad = self._verified(whole, held)
             if found is not None:
@@ -140,7 +140,7 @@ class Search:
         there = {e.shard for e in entries if (e.state.layout, e.state.shards) == layout}
         lost = sorted(set(range(last.shards)) - there)
         what = f"shard {lost[0]} of {last.shards} is lost" if lost else "shards of several steps"
-        self.say(f"what is in memory is passed over: no state is whole over all ranks ({what})")
+        self.say(f"what is in memory is skipped: no state is whole over all ranks ({what})")
 
     def _sources(self, whole: Whole, held: Held) -> Sources:
         """Say where each place takes the shards from that its ranks need."""

@@ -322,7 +322,7 @@ def cordon(node_list: Path, hosts: Sequence[str], reason: str) -> int:
     nodes = choose(read_nodes(node_list), hosts)
     machines = list(dict.fromkeys(machine_of(each.node) for each in nodes))
     for each in cordons.add(machines, reason.strip()):
-        output.write_out(f"{each.machine} is cordoned ({each.words}): launches pass it over")
+        output.write_out(f"{each.machine} is cordoned ({each.words}): launches skip it")
     return EXIT_DONE
 
 

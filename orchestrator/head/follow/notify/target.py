@@ -75,7 +75,7 @@ def parse(written: str, environment: Mapping[str, str] = os.environ) -> Target:
     if kind == "webhook":
         return webhook(rest, environment)
     if kind == "mail" and not ADDRESS.fullmatch(rest):
-        raise UsageError(f"--notify mail:{rest}: that is no address", "mail:you@example.org")
+        raise UsageError(f"--notify mail:{rest}: that is not an address", "mail:you@example.org")
     return Target(kind, f"{kind}:{rest}", rest)
 
 
@@ -105,7 +105,7 @@ def read(path: Path) -> tuple[str, str]:
         with path.open(encoding="utf-8") as file:
             return file.read(LARGEST_BYTES), f"{path} is empty"
     except (OSError, UnicodeDecodeError) as error:
-        return "", f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}"
+        return "", f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}"
 
 
 def refused(url: str) -> str:
@@ -116,7 +116,7 @@ def refused(url: str) -> str:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError:
-        return "is no URL"
+        return "is not a URL"
     if parts.scheme not in ("http", "https") or not host:
         return "does not begin with http:// or https:// and a host"
     return "has a login, which is not sent" if parts.username is not None else ""

@@ -99,7 +99,7 @@ def changes(last: Mapping[int, Candidate], seats: Mapping[int, Candidate | None]
             yield f"{before.name} {before.against}: {node.name} takes its place"
     count = sum(node is not None for node in seats.values())
     if count < len(last):
-        yield f"the job goes on with {count} of {plural(len(last), 'node')}"
+        yield f"the job continues with {count} of {plural(len(last), 'node')}"
 
 
 def too_few(candidates: Sequence[Candidate], count: int, least: int) -> Choice:

@@ -202,7 +202,7 @@ class Gathering:
             try:
                 self.renewed[name] = self.parts.renew(known[name], self.say)
             except OrchestratorError as error:
-                self.unable[name] = f"cannot be given its part of the job anew: {error.what}"
+                self.unable[name] = f"cannot be given its part of the job again: {error.what}"
                 return False
         return True
 

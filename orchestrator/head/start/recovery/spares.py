@@ -147,7 +147,7 @@ class Latecomers:
         listed = {known.name: known for known in self.prepared.nodes.source.nodes}
         if node.name not in listed:
             raise CheckFailed(f"{node.name} is not in the node list any more")
-        say(f"{node.name} is given its part of the job anew")
+        say(f"{node.name} is given its part of the job again")
         _, reached = self.reach(listed[node.name])
         try:
             return self.stand_by(reached, say)

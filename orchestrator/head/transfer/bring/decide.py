@@ -216,7 +216,7 @@ EACH_ITS_OWN = (
     "each keeps its own; where ranks go on from it, save on rank 0 alone, or put the rank into its"
     " name"
 )
-APART = "its ranks would begin anew, or from an older state, beside those that go on"
+APART = "its ranks would start from the beginning, or from an older state, beside those that go on"
 LEAVE_OUT = (
     "; what is in a directory whose name begins with a dot is left out: no rank reads it again"
 )
@@ -314,7 +314,7 @@ def notes(decision: Decision, views: Sequence[View]) -> Iterator[str]:
 def all_lost(away: Sequence[str]) -> str:
     return (
         f"WARNING: what the program saved on {listed(away)}, if anything, is not there, and no"
-        " other node has files that it saved: its ranks begin anew."
+        " other node has files that it saved: its ranks start from the beginning."
         " orchestrator.distributed.copy_to_nodes(path) brings others at once what rank 0 saves"
     )
 

@@ -236,7 +236,7 @@ def changing(path: bytes) -> CheckFailed:
     shown = os.fsdecode(path)
     return CheckFailed(
         f"{shown} changes while it is read ({TRIES} times)",
-        f"leave it out, if it is no code: --set 'sync.exclude=[{shown}]'",
+        f"leave it out, if it is not code: --set 'sync.exclude=[{shown}]'",
     )
 
 

@@ -149,7 +149,7 @@ def make_place(folder: Folder) -> None:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(
             f"the directory {folder.root} cannot be made here: {reason}",
-            "name a DST that is no file, and where you may write",
+            "name a DST that is not a file, and where you may write",
         ) from None
 
 

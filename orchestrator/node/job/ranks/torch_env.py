@@ -184,7 +184,7 @@ class Watched(os._Environ):  # type: ignore[type-arg]
             sys.stderr.write(
                 f"orchestrator: {name} is set too late: this rank was forked from a process that"
                 " has imported what reads it in torch."
-                f" --env {name}={value} sets it in time, --start plain imports torch anew\n"
+                f" --env {name}={value} sets it in time, --start plain imports torch again\n"
             )
 
 

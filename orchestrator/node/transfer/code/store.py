@@ -111,7 +111,7 @@ class Store:
             if problem or not stat.S_ISDIR(os.lstat(path).st_mode):
                 where = os.fsdecode(path)
                 raise ValueError(
-                    f"{where} {problem or 'is no directory'}: chmod go-w {where} there"
+                    f"{where} {problem or 'is not a directory'}: chmod go-w {where} there"
                 )
 
     @contextlib.contextmanager

@@ -56,7 +56,7 @@ def cordoned(node: Candidate) -> Candidate:
             *(2, 3, "ac"),
             [
                 f"b {GONE}: on without it, as there is no other node",
-                "the job goes on with 2 of 3 nodes",
+                "the job continues with 2 of 3 nodes",
             ],
         ),
         (
@@ -65,7 +65,7 @@ def cordoned(node: Candidate) -> Candidate:
             [
                 f"b {GONE}: s takes its place",
                 f"c {GONE}: on without it, as there is no other node",
-                "the job goes on with 2 of 3 nodes",
+                "the job continues with 2 of 3 nodes",
             ],
         ),
         (
@@ -73,7 +73,7 @@ def cordoned(node: Candidate) -> Candidate:
             *(2, 3, "ac"),
             [
                 "b was named as the cause of 3 failures: on without it, as there is no other node",
-                "the job goes on with 2 of 3 nodes",
+                "the job continues with 2 of 3 nodes",
             ],
         ),
         (
@@ -81,7 +81,7 @@ def cordoned(node: Candidate) -> Candidate:
             *(2, 3, "ac"),
             [
                 "b rests: on without it, as there is no other node",
-                "the job goes on with 2 of 3 nodes",
+                "the job continues with 2 of 3 nodes",
             ],
         ),
         ([A, B, replace(S, rests="rests")], 2, 3, "ab", []),

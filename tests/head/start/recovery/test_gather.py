@@ -209,7 +209,7 @@ class Given:
     [
         (record("abc", spares="s"), False, "asc", f"b {gather.NOTHING_LEFT}: s takes its place"),
         (record("abc", spares="s"), True, "asc", f"b {gather.NOTHING_LEFT}: s takes its place"),
-        (record("abc", nnodes="2:3"), False, "ac", "the job goes on with 2 of 3 nodes"),
+        (record("abc", nnodes="2:3"), False, "ac", "the job continues with 2 of 3 nodes"),
         (record("abc"), True, "abc", "b is given its part"),
     ],
 )
@@ -247,7 +247,7 @@ def test_a_node_that_cannot_be_given_its_part_gives_its_place_to_any_other(tmp_p
     asking, said = gathering(tmp_path, job)
     asking.wiped, asking.parts = "b", GivenLate({"b": 1})
     assert "".join(one.name for one in asking.run().nodes) == "asc"
-    words = "b cannot be given its part of the job anew: its disk is read-only"
+    words = "b cannot be given its part of the job again: its disk is read-only"
     assert said == [f"{words}: s takes its place"]
 
 

@@ -347,7 +347,7 @@ def test_what_cannot_be_brought_ends_the_attempt_and_nothing_of_it_is_there(
             return changes(request, seconds)
 
         cast("Any", job["a"]).ask = ask
-    with pytest.raises(CheckFailed, match="its ranks would begin anew") as refusal:
+    with pytest.raises(CheckFailed, match="its ranks would start from the beginning") as refusal:
         job.again("ab")
     assert "begins with a dot" in refusal.value.fix
     named = {"no room": ("b",), "too much": (), "changed": ("b",)}
