@@ -97,8 +97,8 @@ def slow_rank(overlap: Overlap, step: Step, label: Callable[[int], str]) -> Hint
     lag, now = overlap.lag_ms, step.window
     speedup = now / (now - lag)
     text = (
-        f"the others wait for {label(overlap.straggler)} {part(lag, now)}; were it as quick as"
-        f" they: {ms(now - lag)} ms, {faster(speedup)} (predicted)"
+        f"the others wait for {label(overlap.straggler)} {part(lag, now)}; if it were as"
+        f" quick as they are: {ms(now - lag)} ms, {faster(speedup)} (predicted)"
     )
     change = "look at its node: orchestrator doctor, orchestrator top"
     return Hint("slow rank", text, change, now, now - lag, speedup)

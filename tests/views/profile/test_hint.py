@@ -120,8 +120,8 @@ def test_a_slow_rank_comes_before_what_it_causes() -> None:
     found = of(quick, slow)
     assert found is not None and found.kind == "slow rank"
     assert found.text == (
-        "the others wait for rank 1 (host1) 60% of the step (60 of 100 ms); were it as quick as"
-        " they: 40 ms, 2.5 times the samples per second (predicted)"
+        "the others wait for rank 1 (host1) 60% of the step (60 of 100 ms); if it were as quick"
+        " as they are: 40 ms, 2.5 times the samples per second (predicted)"
     )
 
 
