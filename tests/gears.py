@@ -199,6 +199,7 @@ LONG = [
     "tests/engine/core/test_trainer.py::test_every_optimizer_of_torch",
     "tests/engine/core/test_trainer.py::test_a_signal_to_the_group_leaves_its_workers[spawn",
     "tests/engine/core/test_trainer.py::test_a_signal_to_the_group_leaves_its_workers[forkserver",
+    "tests/engine/core/test_guards.py::test_one_rank_is_asked_and_all_save_and_end_together[2]",
     "tests/engine/core/test_used_parts.py::test_random_parts_in_random_micro_batches[6]",
     "tests/engine/data/test_loaders.py::test_loaders_that_people_write[nodes0]",
     "tests/engine/observe/test_stragglers.py::test_an_hour_of_a_busy_machine_alarms_nobody",

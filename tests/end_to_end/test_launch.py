@@ -276,22 +276,6 @@ def test_a_python_without_torch(head: Head) -> None:
     assert "there is no /no/such/python that can be executed" in none.text
 
 
-def test_help_is_quick_and_light() -> None:
-    from tests.launching import BIN
-
-    python = str(BIN / "python")
-    code = (
-        "import sys; sys.argv = ['master_launch', '--help']\n"
-        "import os; os._exit = sys.exit\n"
-        "from orchestrator import entry\n"
-        "try: entry.master_launch()\n"
-        "except SystemExit: pass\n"
-        "heavy = {'torch', 'paramiko', 'yaml', 'cryptography'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    subprocess.run([python, "-c", code], check=True, capture_output=True)
-
-
 def test_an_unknown_option(head: Head) -> None:
     wrong = head.launch("--nprco", "2", "x.py")
     assert wrong.finish() == 2
