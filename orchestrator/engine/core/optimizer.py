@@ -368,7 +368,7 @@ class LrScheduler:
                 "the scheduler belongs to another optimizer than the Trainer's",
                 "give a function of the optimizer: scheduler=lambda all: StepLR(all, 30)",
             )
-        self.scheduler, self.every = scheduler, every
+        self.scheduler, self.optimizer, self.every = scheduler, optimizer, every
         self.by_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if self.by_metric and every == "step":
             raise UsageError(
@@ -388,11 +388,18 @@ class LrScheduler:
         if self.scheduler is not None and self.every == "step":
             self._step()
 
-    def after_epoch(self, metrics: Metrics) -> None:
-        if self.scheduler is not None and self.every == "epoch":
-            self._step(*([metrics["loss"]] if self.by_metric else []))
+    def after_epoch(self, loss: float | None) -> None:
+        """Step once per epoch; one that looks at the loss waits for one."""
+        if self.scheduler is None or self.every != "epoch":
+            return
+        if not self.by_metric:
+            self._step()
+        elif loss is not None:
+            self._step(loss)
 
     def _step(self, *loss: float) -> None:
+        # The optimizer's step was left out, perhaps: torch would warn of the order of calls.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
         try:
             self.scheduler.step(*loss)
         except ValueError:
@@ -441,9 +448,9 @@ class Schedulers:
             self.by_name[name].after_step()
 
     def after_epoch(self, metrics: Metrics) -> None:
-        """Let each see the loss of its own optimizer."""
+        """Let each see the loss of its own optimizer, if that was due in this epoch."""
         for name, scheduler in self.by_name.items():
-            scheduler.after_epoch({**metrics, "loss": metrics[loss_of(name)]})
+            scheduler.after_epoch(metrics.get(loss_of(name)))
 
     def state(self) -> Any:
         return by_name({name: scheduler.state() for name, scheduler in self.by_name.items()})

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 
 from orchestrator import Trainer
@@ -117,6 +118,21 @@ def test_who_steps_less_often_is_asked_for_its_loss_then_alone(tmp_path: Path) -
     asked["asked"] = []
     assert {"loss_G", "fooled"} <= trainer.evaluate(DataLoader(data(), BATCH)).keys()
     assert len(asked["asked"]) == STEPS, "an evaluation asks for all"
+
+
+def test_an_epoch_may_pass_without_a_step_of_one() -> None:
+    """Its scheduler counts epochs; one that looks at the loss has none to look at."""
+    seldom = {"every": {"G": STEPS + 1}, "scheduler_every": "epoch"}
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    for schedule, rate in ((lambda o: StepLR(o, 1, 0.5), 0.5e-2), (plateau, 1e-2)):
+        trainer = made(schedulers=dict.fromkeys(models(), schedule), **seldom)
+        trained(trainer)
+        assert trainer.optimizers["G"].param_groups[0]["lr"] == rate
+
+
+@pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
+def test_a_scheduler_beside_a_first_step_that_is_left_out_is_in_order() -> None:
+    trained(made(poisoned), marked=True)
 
 
 # -- other programs --------------------------------------------------------------------------------
