@@ -1,6 +1,7 @@
 """Try what a training does to an optimizer, with many optimizers, in every layout of the ranks.
 
     python scripts/zoo.py [--only REGEX] [--layouts one,fs2] [--results FILE] [--limit SECONDS]
+                          [--at-once N]
 
 Each answer is a line of FILE, and what is answered there is not tried again. Libraries that can be
 imported are tried: pytorch_optimizer, timm, and those of LIBRARIES. The summary at the end counts
@@ -24,14 +25,15 @@ import dataclasses
 import functools
 import importlib
 import json
+import multiprocessing
 import os
 import re
-import shutil
 import sys
 import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -257,7 +259,8 @@ class Subject:
             return self._same(self._train(self.make, resume=True, **place))
         after, poisoned = (thaw if case == "unfreeze" else None), FIRST if case == "skip" else NONE
         make = clipping(self.make) if case == "hook" else self.make
-        reference = functools.partial(by_hand, make, after, poisoned)
+        alike = trained_at_first(make) if self.later else make
+        reference = functools.partial(by_hand, alike, after, poisoned)
         found = self._train(make, after, poisoned)
         if case == "train":
             self.whole = found
@@ -320,6 +323,11 @@ class Subject:
             **self._in_layout(keys),
         )  # fmt: skip
         return trained(trainer, poisoned, **more)
+
+
+def trained_at_first(make: Make) -> Make:
+    """Leave out what is frozen, as a Trainer that makes the optimizer does."""
+    return lambda parameters: make([p for p in parameters if p.requires_grad])
 
 
 class Game(Subject):
@@ -414,8 +422,14 @@ def sentence(error: BaseException) -> str:
 # -- here ------------------------------------------------------------------------------------------
 
 
-def ask(name: str, layout: str, place: Path, limit: float) -> list[Answer]:
+def ask(name: str, layout: str, limit: float) -> list[Answer]:
     """Have ranks answer all cases; a case that ends them is told from those after it."""
+    sys.modules["scripts.zoo"] = sys.modules["__main__"]  # for the ranks, which are forked
+    with tempfile.TemporaryDirectory(prefix="zoo_") as place:
+        return asked(name, layout, Path(place), limit)
+
+
+def asked(name: str, layout: str, place: Path, limit: float) -> list[Answer]:
     ranks, answers = LAYOUTS[layout][0], list[Answer]()
     left = list(CASES)
     while left:
@@ -475,21 +489,18 @@ def main() -> None:
     parser.add_argument("--layouts", default=",".join(LAYOUTS))
     parser.add_argument("--results", type=Path, default=Path("zoo.jsonl"))
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for each optimizer")
+    parser.add_argument("--at-once", type=int, default=1, help="optimizers at a time")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    sys.modules["scripts.zoo"] = sys.modules["__main__"]  # for the ranks, which are forked
     lines = options.results.read_text().splitlines() if options.results.exists() else []
     answers = [Answer(**json.loads(line)) for line in lines]
     known = {(answer.optimizer, answer.layout) for answer in answers}
     names = [name for name in catalogue() if re.search(options.only, name)]
-    for layout in options.layouts.split(","):
-        for name in names:
-            if (name, layout) in known:
-                continue
-            place = Path(tempfile.mkdtemp(prefix="zoo_"))
-            new = ask(name, layout, place, options.limit)
-            shutil.rmtree(place)
-            answers += new
+    cells = [(n, layout) for layout in options.layouts.split(",") for n in names]
+    with ProcessPoolExecutor(options.at_once, multiprocessing.get_context("fork")) as pool:
+        work = [pool.submit(ask, *cell, options.limit) for cell in cells if cell not in known]
+        for done in as_completed(work):
+            answers += (new := done.result())
             with options.results.open("a") as file:
                 file.writelines(json.dumps(dataclasses.asdict(a)) + "\n" for a in new)
     print(summary(answers))
