@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import Config, Scheduler
-from orchestrator.engine.core.optimizer_state import HOW, by_name, of_name
+from orchestrator.engine.core.optimizer_state import HOW, by_name, of_name, summed
 from orchestrator.engine.core.stopping import Metrics
 from orchestrator.engine.core.together import one_of_several, parts_of
 from orchestrator.engine.models.import_by_name import kind
@@ -291,14 +291,23 @@ def makes_state(optimizer: Optimizer) -> bool:
 
 class OnShards(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Give what is elementwise this rank's shards: that is all there is to do.
-    The dispatch of DTensors costs more host time than such a step, and does not know all of it."""
+    The dispatch of DTensors costs more host time than such a step, and does not know all of it.
+
+    A sum is added up over the ranks at once: torch changes nothing in place of which each rank has
+    a part, and gives item() that part. What is whole on each rank goes together with tensors."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if func.overloadpacket in KERNELS or (is_elementwise(func) and are_alike(args)):
-            args = [list(map(shard_of, a)) if isinstance(a, (list, tuple)) else a for a in args]
-        return func(*args, **(kwargs or {}))
+        local = func.overloadpacket in KERNELS or (is_elementwise(func) and are_alike(args))
+        if local or are_whole(args):
+            args = [
+                [*map(shard_of, a)] if isinstance(a, (list, tuple)) else shard_of(a) for a in args
+            ]
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, (list, tuple)):
+            return type(result)(map(summed, result))
+        return summed(result)
 
 
 def is_elementwise(func: Any) -> bool:
@@ -313,6 +322,16 @@ def are_alike(args: Sequence[Any]) -> bool:
     return not any(isinstance(a, Tensor) for a in args) and all(
         of_one_kind(*row) for row in zip(*lists, strict=True)
     )
+
+
+def are_whole(args: Sequence[Any]) -> bool:
+    """Tell whether there is a tensor at first, and only what is whole on each rank beside it."""
+    if not args or isinstance(args[0], DTensor):
+        return False
+    first, *others = tree.tree_leaves(args) or [None]
+    sharded = [value for value in others if isinstance(value, DTensor)]
+    plain = isinstance(first, Tensor) and not isinstance(first, DTensor)
+    return bool(plain and sharded) and all(p.is_replicate() for t in sharded for p in t.placements)
 
 
 def of_one_kind(first: Tensor, *others: Tensor) -> bool:

@@ -78,20 +78,12 @@ def key_of(name: str) -> str | int:
     return int(name[1:-1]) if re.fullmatch(r"\[-?\d+\]", name) else name
 
 
-def summed(tensor: Tensor) -> Tensor:
+def summed(tensor: Any) -> Any:
     """Add up what each rank has only a part of the sum of: nothing else can be saved."""
     if not isinstance(tensor, DTensor) or not any(p.is_partial() for p in tensor.placements):
         return tensor
     whole = [Replicate() if p.is_partial() else p for p in tensor.placements]
     return tensor.redistribute(placements=whole)
-
-
-def sum_parts(optimizer: Optimizer) -> None:
-    """Add up such state after a step: torch changes nothing in place of which each has a part."""
-    for state in optimizer.state.values():
-        for key, value in state.items() if isinstance(state, dict) else ():
-            if isinstance(value, DTensor):
-                state[key] = summed(value)
 
 
 def alike(tensor: Tensor, parameter: Tensor) -> bool:

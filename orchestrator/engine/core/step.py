@@ -33,8 +33,9 @@ from orchestrator.engine.core.optimizer import (
     on_shards,
     settings_of,
 )
-from orchestrator.engine.core.optimizer_state import OptimizerState, TensorFactory, sum_parts
+from orchestrator.engine.core.optimizer_state import OptimizerState, TensorFactory
 from orchestrator.engine.core.together import parts_of
+from orchestrator.engine.data.batch import seed_all
 from orchestrator.engine.models.losses import Totals, loss_of
 from orchestrator.engine.observe.reporter import BAD, StepReport
 from orchestrator.engine.ranks import plain_names
@@ -166,7 +167,7 @@ class Stepper:
         bad = (norm + loss).isfinite().logical_not().float()
         if apart is not None:
             bad = torch.maximum(bad, apart)
-        lr = self._apply(divisor, bad, self.lr_factor(step))
+        lr = self._apply(step, divisor, bad)
         if self.average is not None:
             self.average.update(bad)
         self._count(bad, count)
@@ -182,14 +183,15 @@ class Stepper:
         rate = math.nan if lr is None else lr * self.lr_factor(step)
         return Outcome(none * math.nan, none, self.scale, rate)
 
-    def _apply(self, divisor: Tensor, bad: Tensor, lr_factor: float) -> float | Tensor:
-        lr = copy_of(self.optimizer.param_groups[0].get("lr"))
+    def _apply(self, step: int, divisor: Tensor, bad: Tensor) -> float | Tensor:
+        lr, lr_factor = copy_of(self.optimizer.param_groups[0].get("lr")), self.lr_factor(step)
         with lr_multiplied(self.optimizer, lr_factor), self.on_shards():
             if self.fused and not is_watched(self.optimizer) and not makes_state(self.optimizer):
                 with left_to_kernels(self.optimizer, divisor, bad):
                     self.optimizer.step()
             elif not bad.item():
                 self._multiply(1.0 / divisor.item())
+                seed_all(self.training.seed, step)  # copies draw the same, and so does a resume
                 self._step_explained()
         first: float | Tensor = math.nan if lr is None else lr * lr_factor
         return first
@@ -215,10 +217,6 @@ class Stepper:
                 "a Trainer calls it as torch's own: after the backward, without a closure",
             ) from error  # fmt: skip
         self.proved = True
-        if self.mesh.mesh is not None and not (
-            self.fused or self.owners
-        ):  # a fused kernel leaves no partial sums
-            sum_parts(self.optimizer)
 
     def _multiply(self, factor: float) -> None:
         dense = []

@@ -1,7 +1,8 @@
 """Run an optimizer that needs whole tensors under sharding: each parameter has an owner.
 
-In a step the owner gets the whole weight and gradient, calls the optimizer on them, and gives the
-weight back in shards. State stays with the owner; it is put into shards to be saved.
+In a step the owner gets whole weights and gradients, calls the optimizer on them, and gives the
+weights back in shards: a message's worth at a time, so that few are whole at once. State stays with
+the owner; it is put into shards to be saved.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils import _pytree as tree
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from orchestrator.common.errors import UsageError
 from orchestrator.engine.ranks.ranks import gather
-from orchestrator.engine.sharding.exchange import Exchange, dealt, exchange_of, is_cut
+from orchestrator.engine.sharding.exchange import Exchange, dealt, exchange_of, is_cut, messages
 
 CLOSE = 2e-4  # of the largest change: shards and whole tensors come to the same
 GIVEN = ("state", "param_groups")
+NOT_SHARED = (*GIVEN, "params", "defaults")
 SMALL, STEPS = 8, 3  # rows and columns, and steps, of a trial
 
 
@@ -43,7 +47,8 @@ class Owners:
         self.owner = dict(zip(map(id, self.sharded), chosen, strict=True))
         self.stand_ins = {parameter: nn.Parameter(hollow(parameter)) for parameter in self.sharded}
         self.groups: list[list[Any]] | None = None  # while the stand-ins are in their place
-        self.sent: list[tuple[list[nn.Parameter], Exchange]] = []
+        self.inside = 0  # calls of step(), of the class and of those that it calls super() of
+        self.rounds: Iterator[bool] = iter(())  # of the step that is being taken
 
     # -- a step -------------------------------------------------------------------------------
 
@@ -60,22 +65,84 @@ class Owners:
         finally:
             first.remove()
             last.remove()
+            self.inside, self.rounds = 0, iter(())
             self._put_back()
 
     @torch.no_grad()
     def _take(self, *_: Any) -> None:
-        self.sent, waiting = [], []
+        """Step in all rounds but the last of this rank's, in which step() goes on from here."""
+        self.inside += 1
+        if self.inside > 1:
+            return
+        self._put_stand_ins()
+        self.rounds = self._rounds()
+        before = None
+        while not next(self.rounds, True):
+            before = before or numbers_of(self.optimizer)
+            step_once(self.optimizer)
+            restore(self.optimizer, before)
+
+    @torch.no_grad()
+    def _give(self, *_: Any) -> None:
+        self.inside -= 1
+        if not self.inside:
+            for _more in self.rounds:
+                pass
+            self._put_back()
+
+    def _rounds(self) -> Iterator[bool]:
+        """Bring parameters to their owners and back, a message's worth at a time, of which the next
+        is on its way. Tell at each that this rank owns some of whether it is the last such."""
+        batches = list(self._batches())
+        last = max((i for i, (_, exchange) in enumerate(batches) if exchange.mine), default=-1)
+        sent: list[Any] = [sent_to_owners(*batches[0])] if batches else []
+        returning: list[Callable[[], None]] = []
+        for i, (some, exchange) in enumerate(batches):
+            arrived = sent.pop()
+            sent += [sent_to_owners(*batch) for batch in batches[i + 1 : i + 2]]
+            self._fill(some, *(wait() for wait in arrived))
+            del arrived
+            if exchange.mine:
+                yield i == last
+            for arrive in returning:
+                arrive()
+            returning = [self._returning(some, exchange)]
+        for arrive in returning:
+            arrive()
+
+    def _batches(self) -> Iterator[tuple[list[Any], Exchange]]:
         for some in by_dtype([p for p in self.sharded if p.grad is not None]):
-            exchange = exchange_of(some, [self.owner[id(p)] for p in some])
-            self.sent.append((some, exchange))
-            waiting.append([exchange.to_owners(list(map(local, values)))
-                            for values in (some, [p.grad for p in some])])  # fmt: skip
-        for (some, _exchange), (weights, gradients) in zip(self.sent, waiting, strict=True):
-            whole = weights()
-            for place, gradient in gradients().items():
-                stand_in = self.stand_ins[some[place]]
-                device = local(some[place]).device
-                stand_in.data, stand_in.grad = whole[place].to(device), gradient.to(device)
+            each = some[0].itemsize + some[0].grad.itemsize
+            for places in messages([p.shape for p in some], each, dist.get_world_size(self.group)):
+                batch = [some[i] for i in places]
+                yield batch, exchange_of(batch, [self.owner[id(p)] for p in batch])
+
+    def _fill(
+        self, some: Sequence[Any], weights: Mapping[int, Tensor], gradients: Mapping[int, Tensor]
+    ) -> None:
+        for place, gradient in gradients.items():
+            stand_in = self.stand_ins[some[place]]
+            device = local(some[place]).device
+            stand_in.data, stand_in.grad = weights[place].to(device), gradient.to(device)
+
+    def _returning(self, some: Sequence[Any], exchange: Exchange) -> Callable[[], None]:
+        """Send weights back; the result waits for this rank's parts of them."""
+        whole = {place: self.stand_ins[some[place]].data for place in exchange.mine}
+        parts = exchange.to_shards(whole, some[0].dtype)
+        for place in exchange.mine:
+            self._empty(some[place])
+
+        def arrive() -> None:
+            for parameter, part in zip(some, parts(), strict=True):
+                local(parameter).copy_(part)
+
+        return arrive
+
+    def _empty(self, parameter: nn.Parameter) -> None:
+        stand_in = self.stand_ins[parameter]
+        stand_in.data, stand_in.grad = hollow(parameter), None
+
+    def _put_stand_ins(self) -> None:
         groups = self.optimizer.param_groups
         self.groups = [group["params"] for group in groups]
         for group in groups:
@@ -94,16 +161,7 @@ class Owners:
             state = self.optimizer.state.pop(stand_in, None)
             if state and self.owner[id(parameter)] == self.rank:
                 self.optimizer.state[parameter] = state
-            stand_in.data, stand_in.grad = hollow(parameter), None
-
-    @torch.no_grad()
-    def _give(self, *_: Any) -> None:
-        for some, exchange in self.sent:
-            whole = {place: self.stand_ins[some[place]].data for place in exchange.mine}
-            for parameter, part in zip(some, exchange.to_shards(whole, some[0].dtype)(),
-                                       strict=True):  # fmt: skip
-                local(parameter).copy_(part)
-        self._put_back()
+            self._empty(parameter)
 
     # -- what is saved ------------------------------------------------------------------------
 
@@ -113,14 +171,18 @@ class Owners:
         """Put tensors of their owners into shards; all ranks know dtype, shape and owner of each,
         in the same order."""
         found: dict[str, Tensor] = {}
+        size = dist.get_world_size(self.group)
         for dtype in dict.fromkeys(form[0] for form in forms.values()):
-            paths = [path for path, form in forms.items() if form[0] == dtype]
-            shapes = [torch.Size(forms[path][1]) for path in paths]
-            exchange = Exchange(self.mesh, shapes, [0] * len(paths), [forms[p][2] for p in paths])
-            mine = {place: whole[paths[place]] for place in exchange.mine}
-            parts = exchange.to_shards(mine, dtype)()
-            for path, part, shape in zip(paths, parts, shapes, strict=True):
-                found[path] = self._sharded(part, shape)
+            every = [path for path, form in forms.items() if form[0] == dtype]
+            all_shapes = [torch.Size(forms[path][1]) for path in every]
+            for places in messages(all_shapes, dtype.itemsize, size):
+                paths, shapes = [every[i] for i in places], [all_shapes[i] for i in places]
+                owners = [forms[path][2] for path in paths]
+                exchange = Exchange(self.mesh, shapes, [0] * len(paths), owners)
+                mine = {place: whole[paths[place]] for place in exchange.mine}
+                parts = exchange.to_shards(mine, dtype)()
+                for path, part, shape in zip(paths, parts, shapes, strict=True):
+                    found[path] = self._sharded(part, shape)
         return found
 
     def _sharded(self, part: Tensor, shape: torch.Size) -> Tensor:
@@ -135,12 +197,21 @@ class Owners:
         """Give the owners what is in shards; what is whole on each rank stays as it is."""
         found = {p: tensors[p] for p in owners if not is_cut(tensors[p])}
         cut: dict[str, Any] = {p: tensors[p] for p in owners if is_cut(tensors[p])}
+        size = dist.get_world_size(self.group)
         for dtype in dict.fromkeys(tensor.dtype for tensor in cut.values()):
-            paths = [path for path, tensor in cut.items() if tensor.dtype == dtype]
-            exchange = exchange_of([cut[p] for p in paths], [owners[p] for p in paths])
-            came = exchange.to_owners([local(cut[p]) for p in paths])()
-            found |= {paths[place]: tensor for place, tensor in came.items()}
+            every = [path for path, tensor in cut.items() if tensor.dtype == dtype]
+            for places in messages([cut[path].shape for path in every], dtype.itemsize, size):
+                paths = [every[i] for i in places]
+                exchange = exchange_of([cut[p] for p in paths], [owners[p] for p in paths])
+                came = exchange.to_owners([local(cut[p]) for p in paths])()
+                found |= {paths[place]: tensor for place, tensor in came.items()}
         return found
+
+
+def sent_to_owners(some: Sequence[Any], exchange: Exchange) -> list[Callable[[], Any]]:
+    """Begin to send weights and gradients."""
+    both = (some, [parameter.grad for parameter in some])
+    return [exchange.to_owners(list(map(local, values))) for values in both]
 
 
 def local(tensor: Any) -> Tensor:
@@ -160,11 +231,65 @@ def by_dtype(parameters: Sequence[Any]) -> Iterator[list[Any]]:
         yield [p for p in parameters if (p.dtype, p.grad.dtype) == kind]
 
 
+# -- a step on some parameters at a time -----------------------------------------------------------
+
+
+def step_once(optimizer: Optimizer) -> None:
+    """Call step() as its class has it, without hooks."""
+    call: Any = type(optimizer).step
+    (call.__wrapped__ if getattr(call, "hooked", False) else call)(optimizer)
+
+
+def numbers_of(optimizer: Optimizer) -> list[dict[Any, Any]]:
+    """Copy the numbers that it keeps for a group, or for all of its parameters, such as a count of
+    steps."""
+    return [numbers_in(values) for values in shared_by_all(optimizer)]
+
+
+def restore(optimizer: Optimizer, numbers: Sequence[dict[Any, Any]]) -> None:
+    """Give it numbers that it had: the next of its parameters are to see them, too."""
+    for values, before in zip(shared_by_all(optimizer), numbers, strict=True):
+        set_numbers(values, before)
+
+
+def shared_by_all(optimizer: Optimizer) -> list[dict[Any, Any]]:
+    return [vars(optimizer), optimizer.state, *optimizer.param_groups]
+
+
+def numbers_in(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Copy the numbers in a dict, and in those inside it."""
+    found: dict[Any, Any] = {}
+    for key, value in values.items():
+        if isinstance(key, Tensor) or key in NOT_SHARED:
+            continue
+        if isinstance(value, dict):
+            found[key] = numbers_in(value)
+        elif isinstance(value, Tensor) and value.numel() == 1 and not value._is_view():
+            found[key] = value.clone()
+        elif isinstance(value, (bool, int, float)):
+            found[key] = value
+    return found
+
+
+def set_numbers(values: dict[Any, Any], before: Mapping[Any, Any]) -> None:
+    for key in numbers_in(values):
+        value, old = values[key], before.get(key)
+        if key not in before:
+            del values[key]
+        elif isinstance(value, dict) and isinstance(old, dict):
+            set_numbers(value, old)
+        elif isinstance(value, Tensor) and isinstance(old, Tensor):
+            value.copy_(old)
+        else:
+            values[key] = old
+
+
 # -- who needs it ----------------------------------------------------------------------------------
 
 
 def owners_of(optimizer: Optimizer, on_shards: Callable[[], Any]) -> Owners | None:
-    """Give a parameter an owner each, if a trial on small tensors says that this alone is right."""
+    """Give a parameter an owner each, if a trial on small tensors says that this alone is right;
+    refuse what is right neither so nor in shards."""
     every = [p for group in optimizer.param_groups for p in group["params"]]
     sharded = [parameter for parameter in every if is_cut(parameter)]
     others = {key: value for key, value in vars(optimizer).items() if key not in GIVEN}
@@ -174,16 +299,33 @@ def owners_of(optimizer: Optimizer, on_shards: Callable[[], Any]) -> Owners | No
         return None  # what it holds besides its groups would not be whole
     mesh = sharded[0].device_mesh
     devices = [torch.cuda.current_device()] if mesh.device_type == "cuda" else []
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=devices):
+    with (
+        warnings.catch_warnings(),
+        torch.random.fork_rng(devices=devices),
+        torch.compiler.set_stance("force_eager"),  # compiling takes longer than all trials
+    ):
         warnings.simplefilter("ignore")
         try:
-            needed = needs_owners(optimizer, mesh, on_shards)
+            wrong, owned = needs_owners(optimizer, mesh, on_shards)
         except Exception:  # noqa: BLE001 (code of libraries; its first step says what it cannot do)
-            needed = False
-    return Owners(optimizer, sharded) if all(gather(needed)) else None
+            wrong, owned = "", False
+    found = gather((wrong, owned))
+    if all(own for _, own in found):
+        return Owners(optimizer, sharded)
+    for wrong, _ in found:
+        if wrong:
+            raise UsageError(
+                f"{type(optimizer).__name__} {wrong} with sharded parameters, and does not treat"
+                " each of them by itself",
+                'strategy="ddp" (fsdp.sharding_strategy) keeps them whole',
+            )
+    return None
 
 
-def needs_owners(optimizer: Optimizer, mesh: DeviceMesh, on_shards: Callable[[], Any]) -> bool:
+def needs_owners(
+    optimizer: Optimizer, mesh: DeviceMesh, on_shards: Callable[[], Any]
+) -> tuple[str, bool]:
+    """Say what is wrong in shards, and whether each parameter could be treated by itself."""
     expected, _ = trial(optimizer, mesh)
     places: list[Placement] = [Replicate()] * (mesh.ndim - 1)
 
@@ -195,18 +337,19 @@ def needs_owners(optimizer: Optimizer, mesh: DeviceMesh, on_shards: Callable[[],
     try:
         with on_shards():
             found, _ = trial(optimizer, mesh, cut)
-    except Exception:  # noqa: BLE001 (code of libraries)
-        found = None
-    if found is not None and all(map(close, found, expected)):
-        return False
-    for place in range(len(expected)):
-        for late in (None, place):  # a count of steps may begin with the first gradient of a group
-            beside, alone = (trial(optimizer, mesh, only=o, late=late) for o in (None, place))
-            if not alone[0][place][1].equal(beside[0][place][1]):
-                return False
-            if alone[1] != beside[1]:  # what all parameters share may show in weights later on
-                return False
-    return True
+    except Exception as error:  # noqa: BLE001 (code of libraries)
+        wrong = f"fails in step() ({type(error).__name__} {error})"
+    else:
+        if all(map(close, found, expected)):
+            return "", False
+        wrong = "comes to other weights"
+    for late in (None, *range(len(expected))):  # a count of steps may begin with a first gradient
+        together, in_turn = (trial(optimizer, mesh, late=late, in_turn=o) for o in (False, True))
+        alike = (one[1].equal(other[1]) for one, other in zip(together[0], in_turn[0], strict=True))
+        # What all parameters share may show in weights later on.
+        if not all(alike) or together[1] != in_turn[1]:
+            return wrong, False
+    return wrong, True
 
 
 def close(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
@@ -217,15 +360,27 @@ def close(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool
     return bool((one - other).abs().max() <= allowed)
 
 
+class DrawnAlike(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Have what is drawn depend on its shape alone, and not on what was drawn before it."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            torch.manual_seed(0)
+        return func(*args, **(kwargs or {}))
+
+
 def trial(
     optimizer: Optimizer,
     mesh: DeviceMesh,
     spread: Callable[[Tensor], Tensor] = lambda value: value,
-    only: int | None = None,
     late: int | None = None,  # has no gradient in the first step
-) -> tuple[list[tuple[Tensor, Tensor]], dict[str, float]]:
-    """Let a copy of an optimizer take some steps on small tensors, of which one alone, or all, have
-    gradients; give what they were and what becomes of them, and the numbers that they share."""
+    *,
+    in_turn: bool = False,  # each parameter by itself, with the numbers that all share
+) -> tuple[list[tuple[Tensor, Tensor]], list[dict[Any, Any]]]:
+    """Let a copy of an optimizer take some steps on small tensors; give what they were and what
+    becomes of them, and the numbers that they share."""
     torch.manual_seed(0)
     small = small_of(optimizer, mesh)
     drawn = {
@@ -236,29 +391,20 @@ def trial(
     own = copied(optimizer, made)
     getattr(own, "train", lambda: None)()
     for step in range(1, STEPS + 1):
-        torch.manual_seed(step)
-        for place, (key, shape) in enumerate(small.items()):
-            given = only in (None, place) and (late != place or step > 1)
-            made[key].grad = spread(drawn[shape][step].clone()) if given else None
-        own.step()
+        given = [key for place, key in enumerate(small) if late != place or step > 1]
+        before = numbers_of(own)
+        for number, turn in enumerate([[key] for key in given if in_turn] or [given]):
+            if number:
+                restore(own, before)
+            for key, parameter in made.items():
+                gradient = drawn[small[key]][step].clone()
+                parameter.grad = spread(gradient) if key in turn else None
+            with DrawnAlike():  # type: ignore[no-untyped-call]
+                step_once(own)
     values: list[Any] = [parameter.detach() for parameter in made.values()]
     ended = [value.full_tensor() if isinstance(value, DTensor) else value for value in values]
     pairs = [(drawn[shape][0], end) for shape, end in zip(small.values(), ended, strict=True)]
-    return pairs, shared_by_all(own)
-
-
-def shared_by_all(optimizer: Optimizer) -> dict[str, float]:
-    """Return the numbers that an optimizer keeps for a group, or for all of its parameters."""
-    own = {key: value for key, value in vars(optimizer).items() if key not in GIVEN}
-    state = {str(key): v for key, v in optimizer.state.items() if not isinstance(key, Tensor)}
-    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-    found = {}
-    for path, value in tree.tree_flatten_with_path([own, state, groups])[0]:
-        if isinstance(value, Tensor) and value.numel() == 1:
-            value = float(value)  # noqa: PLW2901  a number as a tensor is a number
-        if isinstance(value, (int, float)):
-            found[tree.keystr(path)] = float(value)
-    return found
+    return pairs, tree.tree_map(float, numbers_of(own))
 
 
 def small_of(optimizer: Optimizer, mesh: DeviceMesh) -> dict[tuple[int, int], tuple[int, ...]]:

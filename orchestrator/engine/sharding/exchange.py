@@ -1,7 +1,7 @@
 """Exchange shards for whole tensors, each of which one rank owns, and give the shards back.
 
 All ranks of a shard group send each other what they have in one message (all-to-all), as long as
-what one of them sends is not more than PER_MESSAGE.
+what one of them sends is not more than PER_MESSAGE. That also bounds what is whole at a time.
 """
 
 from __future__ import annotations
@@ -131,13 +131,13 @@ def axis_of(tensor: DTensor) -> int:
     return last.dim
 
 
-def messages(like: Sequence[DTensor], each: int) -> Iterator[list[int]]:
-    """Put tensors together that go in one message, by their places: those of one shape side by
-    side, and `each` bytes for an element."""
+def messages(shapes: Sequence[torch.Size], each: int, size: int) -> Iterator[list[int]]:
+    """Put tensors together that go in one message, by their places: the largest first, those of
+    one shape side by side. Each of `size` ranks sends its part, `each` bytes for an element."""
     message: list[int] = []
     room = PER_MESSAGE
-    for i in sorted(range(len(like)), key=lambda i: tuple(like[i].shape)):
-        nbytes = like[i].to_local().numel() * each
+    for i in sorted(range(len(shapes)), key=lambda i: (-shapes[i].numel(), tuple(shapes[i]))):
+        nbytes = shapes[i].numel() * each // size  # alike on all ranks, whose parts may not be
         if message and nbytes > room:
             yield message
             message, room = [], PER_MESSAGE

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -86,8 +85,10 @@ def orthogonal(
     """
     going: tuple[list[int], Callable[[], list[Tensor]]] | None = None
     coming: tuple[list[int], Exchange, Callable[[], dict[int, Tensor]]] | None = None
-    loads = [0.0] * dist.get_world_size(like[0].device_mesh.get_group(like[0].device_mesh.ndim - 1))
-    for places in [*messages(like, LOW.itemsize), None]:
+    mesh = like[0].device_mesh
+    loads = [0.0] * mesh.size(mesh.ndim - 1)
+    together = messages([tensor.shape for tensor in like], LOW.itemsize, len(loads))
+    for places in [*together, None]:
         ahead = coming
         if places is not None:
             own = [like[i] for i in places]

@@ -78,7 +78,7 @@ def step_on_shards(rank: int, directory: Path) -> None:
             more = {"lr": 1e-2, "nesterov": nesterov, "adjust_lr_fn": "match_rms_adamw"}
             plain = torch.optim.Muon(wholes, **more)
             spread = torch.optim.Muon([some, *shards[1:]], **more)
-            for exchange.PER_MESSAGE in (1 << 20, 1, 300):
+            for exchange.PER_MESSAGE in (1 << 20, 1, 60, 300):  # parts are uneven
                 for one, other in zip(wholes, [some, *shards[1:]], strict=True):
                     one.grad = torch.randn_like(one)
                     spread_out = isinstance(other.data, type(shards[0].data))

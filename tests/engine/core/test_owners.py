@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.core.together import one_of_several
+from orchestrator.engine.ranks.ranks import gather
+from orchestrator.engine.sharding import exchange
 from tests.engine.by_hand import (
     BATCH,
     FIRST,
@@ -37,14 +39,17 @@ from tests.engine.programs.optimizers import (
     Coarse,
     Gauging,
     Lists,
+    Noisy,
     Roots,
     Roundabout,
     Switching,
+    Taken,
 )
 from tests.engine.worlds import Job, run
 
 pytestmark = pytest.mark.usefixtures("no_groups_left")
 LIFE = "STEPS_OF_THIS_LIFE"
+LAYOUTS = ("ddp", "full_shard")
 
 
 def beside(parameters: Any) -> Any:
@@ -72,12 +77,36 @@ def train_on_two_ranks(rank: int, directory: Path) -> None:
         hook = after and (lambda t, call=after: call(t.bare, t.state.step))
         more = {"strategy": "full_shard", "accumulate": 2, "on_step_end": hook}
         trainer = made(make, frozen=after is thaw, **more)
-        assert trainer.parts.steppers.first.owners, name
+        assert bool(trainer.parts.steppers.first.owners) is (name != "Adafactor"), name
         apart[name] = far(trained(trainer, poisoned), by_hand(make, after, poisoned))
+    apart |= {f"noise, {strategy}": noise(strategy, directory) for strategy in LAYOUTS}
+    apart["in turns"] = in_turns()
     apart["going on"] = 1e6 * going_on(beside, directory / "beside", strategy="full_shard")
     trained(made(Roots, strategy="full_shard"), max_period="5 steps", **moving(directory))
     print({n: distance for n, distance in apart.items() if distance > 1e-6} or "equal", flush=True)
     choose(rank)
+
+
+def noise(strategy: str, directory: Path) -> float:
+    """What is drawn is the same in all copies, and after a resume."""
+    ended = trained(made(Noisy, strategy=strategy))
+    first, *others = gather(ended)
+    again = going_on(Noisy, directory / f"noise {strategy}", strategy=strategy)
+    return max(again, *(far(other, first) for other in others))
+
+
+def in_turns() -> float:
+    """Few are whole at a time, and the count of steps goes on as if they all were."""
+    before, exchange.PER_MESSAGE = exchange.PER_MESSAGE, 100
+    trainer = made(Taken, strategy="full_shard")
+    distance = far(trained(trainer), by_hand(Taken))
+    exchange.PER_MESSAGE = before
+    optimizer = trainer.optimizer
+    assert isinstance(optimizer, Taken)
+    largest, hollow = 8 * 8 * 4, 6 * 4
+    assert max(optimizer.bytes) <= largest + hollow, optimizer.bytes
+    assert len(optimizer.bytes) > STEPS
+    return distance
 
 
 def choose(rank: int) -> None:
@@ -86,7 +115,7 @@ def choose(rank: int) -> None:
         assert bool(made(make, strategy="full_shard").parts.steppers.first.owners) is owned, make
     for make in (Roundabout, Gauging):
         with pytest.raises(UsageError, match=rf"{make.__name__}.* with sharded parameters"):
-            trained(made(make, strategy="full_shard"))
+            made(make, strategy="full_shard")
 
 
 def test_two_by_two_go_on_from_memory(tmp_path: Path) -> None:

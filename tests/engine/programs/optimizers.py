@@ -235,6 +235,34 @@ def rooted(matrix: Tensor) -> Tensor:
     return vectors @ torch.diag(values.clamp(min=1e-6) ** -0.25) @ vectors.T
 
 
+class Taken(Roots):
+    """Counts the steps of all, and goes less far in each; notes how much is whole at a time."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.taken = torch.zeros(())
+        self.bytes: list[int] = []
+
+    def step(self, closure: Any = None) -> None:
+        self.taken += 1
+        every = [p for group in self.param_groups for p in group["params"]]
+        self.bytes.append(sum(p.untyped_storage().nbytes() for p in every))
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+        super().step()
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        counted = {int(self.taken), *(group["count"] for group in self.param_groups)}
+        return super().change(state, grad) / sum(counted)
+
+
+class Noisy(Own):
+    """Adds noise to what it goes by."""
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        return grad + torch.randn_like(grad)
+
+
 class Coarse(Own):
     """Multiplies in bf16, in which the order of a sum shows."""
 
