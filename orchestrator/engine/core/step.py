@@ -300,6 +300,8 @@ class Steppers:
         **more: Any,
     ) -> None:
         self.model, self.mesh = model, mesh
+        if mesh.mesh is not None:
+            carry_assignments()
         self.by_name = {
             name: Stepper(
                 *(optimizer, names, model, mesh, training[name]),
@@ -314,8 +316,6 @@ class Steppers:
         self.parameters, self.device = self.first.parameters, self.first.device
         self.left = [p for p in self.parameters.values() if not is_summed(p, mesh)]
         self.in_training = False  # else an evaluation need not end
-        if mesh.mesh is not None:
-            carry_assignments()
 
     def __iter__(self) -> Iterator[Stepper]:
         return iter(self.by_name.values())
