@@ -53,8 +53,11 @@ class Raised(TypedDict):
     error: ErrorRecord
 
 
+UNSAVED = "no checkpoint"  # a cause, and the only one that holds nobody up
+
+
 class Slow(TypedDict):
-    """Written by the engine on rank 0 (engine/observe/stragglers.py)."""
+    """Written by the engine (engine/ranks/supervisor.py)."""
 
     event: Literal["slow"]
     cause: str

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.protocol.events import SourceFrame
 from orchestrator.protocol.message import Message, Nonsense, decode, parse
+from orchestrator.protocol.reports import UNSAVED
 from orchestrator.protocol.requests.follow import PortState
 
 
@@ -45,7 +46,7 @@ class Verdict(Cause):
 
 
 class SlowRank(Message):
-    """Who held the others up, and by what."""
+    """Who held the others up, and by what; or whose disk took no checkpoint."""
 
     cause: str = ""
     rank: int = 0
@@ -53,6 +54,10 @@ class SlowRank(Message):
     step: int | None = None
     text: str = ""
     time: float | None = None
+
+    @property
+    def holds_up(self) -> bool:
+        return self.cause != UNSAVED
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
+from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.engine.core.evaluation import add, evaluate, refuse_other_names
 from orchestrator.engine.core.optimizer import Schedulers
 from orchestrator.engine.core.parts import Parts, progress_of, save_checkpoint
@@ -104,6 +104,7 @@ class Loop:
             after.enter_context(self.reporter.file)
             after.callback(self._restore_randomness)
             if self.checkpoints is not None:
+                self.checkpoints.in_memory = self._step_in_memory
                 after.callback(self.checkpoints.close)
             to_train(self.parts.model, self.parts.bare)
             self.parts.what_trains.restore_modes()
@@ -410,21 +411,25 @@ class Loop:
             self._save_until_saved(checkpoints)
 
     def _save_until_saved(self, checkpoints: Checkpoints) -> None:
-        checkpoints.wait()
-        if checkpoints.failed or (self.saves_at_end and checkpoints.last_saved != self.state.step):
+        failed = checkpoints.failed_everywhere()
+        if failed or (self.saves_at_end and checkpoints.last_saved != self.state.step):
             self.save()
-            checkpoints.wait()
-        if checkpoints.failed:
+            failed = checkpoints.failed_everywhere()
+        if failed:
             with contextlib.suppress(OrchestratorError):  # of the first rank alone
                 checkpoints.prune(1)
             self.save()
-            checkpoints.wait()
-        if checkpoints.failed:
-            raise JobFailed(
-                f"the last checkpoint, of step {self.state.step}, could not be saved:"
-                f" {checkpoints.failed}",
+            failed = checkpoints.failed_everywhere()
+        if failed:
+            raise checkpoints.failure(
+                f"the last checkpoint, of step {self.state.step},",
+                checkpoints.culprit,
                 "the weights of this run are lost; those of the checkpoints before it are there",
             )
+
+    def _step_in_memory(self) -> int | None:
+        memory = self.memory
+        return None if memory is None or memory.off or memory.step < 0 else memory.step
 
     def _keep_last(self, memory: Memory) -> None:
         """Keep the state of a training that was asked to stop: the job may go on elsewhere."""

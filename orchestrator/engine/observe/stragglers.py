@@ -9,11 +9,8 @@ machine did not give it: where other programs take the cores, no rank is slow fo
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import os
 import statistics
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +24,7 @@ from torch import Tensor
 from orchestrator.config.schema import Config
 from orchestrator.engine.observe.cores import Denied
 from orchestrator.engine.observe.phases import Phases
+from orchestrator.engine.ranks import supervisor
 from orchestrator.engine.ranks.ranks import Ranks, new_group
 from orchestrator.records.metrics.slow_ranks import (
     COMPUTE,
@@ -319,7 +317,8 @@ class Watch:
             return []
         news = self.detector.hear([part_of(message.tolist()) for message in self.inbox])
         for slow in news:
-            report(self.ranks, slow)
+            words = in_words(self.ranks, slow)
+            supervisor.tell(self.ranks, slow.cause, slow.rank, slow.last, words)
         return news
 
     def wrote(self, seconds: float) -> None:
@@ -355,27 +354,3 @@ def in_words(ranks: Ranks, slow: Slow) -> str:
         who = f"rank {slow.rank} on {who}"
     when = f"steps {slow.first} to {slow.last}" if slow.first < slow.last else f"step {slow.last}"
     return f"{slow.cause}: {who} {slow.text} ({when})"
-
-
-def report(ranks: Ranks, slow: Slow) -> None:
-    """Tell this node's supervisor, where there is one; it tells the head."""
-    run = os.environ.get("ORCHESTRATOR_RUN")
-    if not run:
-        return
-    line = {
-        "event": "slow",
-        "rank": ranks.rank,
-        "local": ranks.local,
-        "time": time.time(),
-        "cause": slow.cause,
-        "who": slow.rank,
-        "node": ranks.nodes[slow.rank][0],
-        "step": slow.last,
-        "text": in_words(ranks, slow)[:400],
-    }
-    with contextlib.suppress(OSError):  # the supervisor is gone
-        pipe = os.open(Path(run, "reports"), os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            os.write(pipe, json.dumps(line).encode("ascii") + b"\n")
-        finally:
-            os.close(pipe)

@@ -17,7 +17,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,14 @@ from orchestrator.common import text
 from orchestrator.common.errors import CheckFailed, JobFailed, OrchestratorError
 from orchestrator.common.text import Say
 from orchestrator.config.schema import Config
-from orchestrator.engine.ranks import plain_names
+from orchestrator.engine.ranks import plain_names, supervisor
 from orchestrator.engine.ranks.agreement import Copies
-from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
+from orchestrator.engine.ranks.ranks import Ranks, gather, host_group, say_once
 from orchestrator.engine.saving import carry, parts
 from orchestrator.engine.saving.ownership import Run, WriterLock, is_of, later_than
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor, sharded_like
 from orchestrator.engine.sharding.used_parts import shards_again
+from orchestrator.protocol.reports import UNSAVED
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, FileRecord
 
@@ -55,9 +56,16 @@ class Writers:
     group: dist.ProcessGroup | None
     first: bool  # this rank writes the manifest
     publishes: bool  # and this one publishes and prunes: one for each directory
-    index: int
-    size: int
+    members: tuple[int, ...]
     apart: bool = False  # onto the disks of several nodes
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a rank could not save: by its own fault, or because another one could not."""
+
+    text: str = ""
+    own: bool = False
 
 
 class Checkpoints:
@@ -75,8 +83,11 @@ class Checkpoints:
         self.written = self.problem = ""  # what to say of the last save, set by its thread
         self.this_save = (0, 0, 0.0)  # the step, bytes and seconds of the last one
         self.saved: list[tuple[int, int, float]] = []  # the same of each whose end was said
-        self.failures = 0
+        self.failures = self.in_a_row = 0
         self.reason = self.failed = ""  # why the last save failed, if it did
+        self.culprit = -1  # the rank that could not write then
+        self.newest: int | None = None  # the last step of this run that is on the disk
+        self.in_memory: Callable[[], int | None] = lambda: None  # and that is in the nodes' memory
         self.wrote = 0.0  # seconds in which this rank wrote its own files, the last time
         self.stalled = 0.0  # seconds for which it held up the training
         self.staged: dict[str, Tensor] = {}
@@ -104,6 +115,8 @@ class Checkpoints:
             gather(max((checkpoint.generation for checkpoint in here), default=run.generation))
         )
         self.run = replace(run, generation=later_than(max(latest, run.generation)))
+        own = (each for each in here if is_of(self.run, each.progress))
+        self.newest = max((each.step for each in own if each.complete or each.part), default=None)
         self._say_what_is_kept()
 
     def _say_what_is_kept(self) -> None:
@@ -114,7 +127,7 @@ class Checkpoints:
             reason = "every node keeps a whole checkpoint by itself"
             if nodes == 1:
                 reason = "there is no other node"
-            elif self.writers.size == self.ranks.world:
+            elif len(self.writers.members) == self.ranks.world:
                 reason = f"the nodes share {self.directory}"
             self.say(f"checkpoint.copies={copies} adds nothing: {reason}")
 
@@ -173,7 +186,7 @@ class Checkpoints:
         problem = self.problem
         self.failed = self.reason if problem else ""
         if problem:
-            self.say(f"WARNING: {problem}")
+            self._warn(problem)
         elif self.written:
             self.say(f"{self.written}; training waited {self.stalled * 1e3:,.0f} ms")
             self.saved.append(self.this_save)
@@ -182,10 +195,55 @@ class Checkpoints:
         self.problem = self.written = self.unprotected = ""
         return problem
 
+    def failed_everywhere(self) -> bool:
+        """Wait for a save on all ranks; tell whether no disk has it whole. All get one answer."""
+        self.wait()
+        return all(gather(bool(self.failed)))
+
+    def _warn(self, problem: str) -> None:
+        """Say what was not saved and what that costs: one rank for each directory.
+
+        The supervisor hears of the first save of several: job.json and notices have it, too.
+        """
+        if not self.writers.first:
+            return
+        words = f"NOT SAVED: {problem}; {self._at_stake()}"
+        say_once(f"WARNING: {words}; training continues, and the next save tries again")
+        if self.in_a_row == 1:
+            supervisor.tell(self.ranks, UNSAVED, self.culprit, self.last_saved, words)
+
+    def _at_stake(self) -> str:
+        """Say what is left if the job ends now. A job is not ended for a full disk, not even where
+        a spare stands by: as long as it runs nothing is lost, and there may be room again. Where
+        the last save fails, too, the attempt does, and its verdict names the node to replace."""
+        newest, memory = self.newest, self.in_memory()
+        disk = "nothing of this run is on a disk" if newest is None else ""
+        if len(self.writers.members) < self.ranks.world:
+            return (
+                f"{disk or f'the newest on this node is of step {newest}'}; others keep their own"
+            )
+        if memory is not None:
+            rest = disk or f"the disk has step {newest}"
+            return f"a restart continues from step {memory}, in the nodes' memory; {rest}"
+        return (
+            f"{disk}, and a restart begins anew"
+            if disk
+            else f"a restart goes back to step {newest}"
+        )
+
     def finish(self) -> None:
-        """Wait for a save that was asked for by hand, and raise what went wrong."""
-        if problem := self.wait():
-            raise JobFailed(problem)
+        """Wait for a save that was asked for by hand, and raise what went wrong: on all ranks."""
+        self.wait()
+        culprit = max(gather(self.culprit if self.failed else -1))
+        if culprit >= 0:
+            raise self.failure(f"the checkpoint of step {self.last_saved}", culprit)
+
+    def failure(self, what: str, culprit: int, fix: str = "") -> JobFailed:
+        """Return the error of a rank. The one that could not write says why, and is the cause."""
+        missed = f"{what} could not be saved"
+        if culprit == self.ranks.rank:
+            return JobFailed(f"{missed}: {self.failed}", fix)
+        return JobFailed(f"ended because of another rank: {missed} by rank {culprit}", fix)
 
     def _stage(self, state: dict[str, Tensor], frozen: set[str]) -> dict[str, Tensor]:
         """Copy to host memory that is kept between saves: a fresh page costs more than a copy.
@@ -230,28 +288,36 @@ class Checkpoints:
                 process_group=self.writers.group,
             )
             before, size = self._publish(writer, step, progress, best=best)
-            failed = ""
+            trouble = Trouble()
         except (Exception, CheckpointException) as error:  # noqa: BLE001 (a BaseException)
-            failed = disk_problem(directory) or first_cause(error)
+            trouble = trouble_of(
+                error, directory, self.writers.members.index(self.ranks.rank), state
+            )
             before, size = parts.Before(), (0, 0)
         self.wrote = writer.seconds
-        failed = next((problem for problem in gather(failed, self.writers.group) if problem), "")
-        if failed:
-            self.failures += 1
+        troubles = gather(trouble, self.writers.group)
+        if any(each.text for each in troubles):
+            self.failures, self.in_a_row = self.failures + 1, self.in_a_row + 1
             if self.writers.publishes:
                 checkpoint_store.discard(directory, step)
-            self.reason = failed
-            self.problem = (
-                f"NOT SAVED: the checkpoint of step {step} failed: {failed}; training continues,"
-                " and the checkpoints before it are as they were"
-            )
+            self._blame(troubles)
+            self.problem = f"step {step}: {self.reason}"
             return
+        self.in_a_row, self.newest = 0, step
         self.before = [*self.before, before][-2:]
         if size[0]:
             seconds = time.perf_counter() - began
             same = f", {text.size(size[1])} of it linked" if size[1] else ""
             self.this_save = step, size[0], seconds
             self.written = f"saved step {step}: {text.size(size[0])} in {seconds:.2f} s{same}"
+
+    def _blame(self, troubles: Sequence[Trouble]) -> None:
+        """Name the first rank whose own fault it is, if any tells so."""
+        first = min((t for t in troubles if t.text), key=lambda trouble: not trouble.own)
+        self.culprit = self.writers.members[troubles.index(first)]
+        node, host = self.ranks.nodes[self.culprit]
+        who = f"rank {self.culprit} on node {node} ({host}): " if first.own else ""
+        self.reason = f"{who}{first.text}"
 
     def _publish(
         self, writer: parts.Writer, step: int, progress: Any, *, best: bool
@@ -351,7 +417,8 @@ class Checkpoints:
 
         Once all have answered, the first may publish: then no file has its name here any more.
         """
-        names = sorted(path.name for path in writer.directory.glob(f"__{self.writers.index}_*"))
+        index = self.writers.members.index(self.ranks.rank)
+        names = sorted(path.name for path in writer.directory.glob(f"__{index}_*"))
         if self.writers.first:
             names.append(".metadata")
         records: Mapping[str, FileRecord] = {}
@@ -403,8 +470,7 @@ def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks) -> Writers:
         group,
         first=ranks.rank == all_of_it[0],
         publishes=ranks.rank == (members if apart else all_of_it)[0],
-        index=all_of_it.index(ranks.rank),
-        size=len(all_of_it),
+        members=tuple(all_of_it),
         apart=apart,
     )
 
@@ -473,8 +539,22 @@ def frozen_of(model: nn.Module) -> set[str]:
     return {f"model.{name}" for name in names | buffers}
 
 
+def trouble_of(
+    error: BaseException, directory: Path, index: int, state: Mapping[str, Tensor]
+) -> Trouble:
+    """Say why a save failed, and whether it was this rank, the one with this index, that failed."""
+    if problem := disk_problem(directory):
+        need = sum(value.numel() * value.element_size() for value in state.values())
+        return Trouble(f"{problem}; a checkpoint takes {text.size(need)} in all", own=True)
+    own = isinstance(error, CheckpointException) and index in error.failures
+    return Trouble(first_cause(error), own)
+
+
 def disk_problem(directory: Path) -> str:
-    """Say what the disk says when it is written to: torch's writer hides it in a number."""
+    """Say what the disk says when it is written to: torch's writer hides it in a number.
+
+    What this save has written is removed with it, so that much is free, too.
+    """
     probe = directory / f".probe_{os.getpid()}"
     try:
         descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -487,7 +567,14 @@ def disk_problem(directory: Path) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        return f"{error.strerror or error} ({directory.parent})"
+        problem = f"{error.strerror or error} ({directory.parent})"
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(directory)
+            written = sum(512 * path.stat().st_blocks for path in directory.iterdir())
+            free, whole = disk.f_bavail * disk.f_frsize + written, disk.f_blocks * disk.f_frsize
+            problem += f", {text.size(free)} of {text.size(whole)} free"
+            problem += ", no room for another file" if disk.f_files and not disk.f_favail else ""
+        return problem
     return ""
 
 

@@ -121,7 +121,8 @@ def slowest(ranks: Sequence[RankProgress]) -> str:
 def causes(record: JobRecord) -> dict[int, str]:
     """Return rank -> by what it holds the others up, as was found in the attempt that runs."""
     begin = record.attempts[-1].ended if record.attempts else 0.0
-    return {each.rank: each.cause for each in record.slow if (each.time or 0.0) >= begin}
+    slow = (each for each in record.slow if each.holds_up)
+    return {each.rank: each.cause for each in slow if (each.time or 0.0) >= begin}
 
 
 def of_ranks(record: JobRecord, paths: Files) -> list[RankProgress]:

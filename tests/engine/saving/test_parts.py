@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import sys
@@ -13,6 +14,9 @@ from typing import Any
 import pytest
 
 from orchestrator.engine import train
+from orchestrator.protocol.events import RankSlow, from_report
+from orchestrator.protocol.message import parse
+from orchestrator.protocol.reports import UNSAVED
 from tests.engine.core.test_parity import fsdp
 from tests.engine.saving.test_resume import STEPS, checkpoints, job, losses, resumed, saving
 from tests.engine.worlds import NAME, Job, run
@@ -150,6 +154,40 @@ def test_a_neighbour_without_room_for_a_copy(tmp_path: Path, small_disk: Path) -
         assert run(again) == [[code] * 2], again.output()
         said = "resuming after step 4" if kept == 0 else "step 4 lacks __0_"
         assert said in again.output()
+
+
+@pytest.mark.parametrize("strategy", ["full_shard", "ddp"])
+def test_a_node_without_room_is_named_at_once_and_at_the_end(
+    tmp_path: Path, small_disk: Path, strategy: str
+) -> None:
+    """With what its disk has, and what a restart goes on from; the head hears of it once."""
+    apart, memory = strategy == "full_shard", str(tmp_path / "memory")
+    tight = job(tmp_path, "tight", [1, 1], fsdp(strategy), saving(2), own_disks=True, memory=memory)
+    tight.config["training"]["max_steps"] = 6
+    tight.config["checkpoint"]["memory_every"] = 1
+    (place := tight.experiment(1) / "outputs/checkpoints").parent.mkdir(parents=True)
+    place.symlink_to(small_disk)
+    (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - 8192))
+    (tight.path / "reports").touch()
+    assert run(tight) == [[1, 1] if apart else [0, 0]], tight.output(1)
+    why = f"rank 1 on node 1 ({os.uname().nodename}): No space left on device ({place}), "
+    first, second = (tight.output(rank) for rank in (0, 1))
+    said, silent = (first, second) if apart else (second, first)
+    assert "NOT SAVED" not in silent
+    line = next(line for line in said.splitlines() if f"NOT SAVED: step 4: {why}" in line)
+    assert "kB of 4.19 MB free; a checkpoint takes " in line
+    if apart:
+        goes_on = "a restart continues from step [45], in the nodes' memory; nothing of this run is"
+        assert re.search(f"{goes_on} on a disk; training continues", line), line
+        last = "the last checkpoint, of step 6, could not be saved"
+        assert f"{last}: {why}" in second
+        assert f"ended because of another rank: {last} by rank 1" in first
+    else:  # the other node has it all
+        assert "nothing of this run is on a disk; others keep their own" in line
+        assert on_disk(tight, 0, 6) == [".metadata", "__0_0.distcp", "manifest.json"]
+    event = from_report(parse((tight.path / "reports").read_bytes().splitlines()[0]))
+    assert isinstance(event, RankSlow) and why in event.text
+    assert (event.cause, event.who, event.node, event.step) == (UNSAVED, 1, 1, 2)
 
 
 def dies(_: Path) -> None:

@@ -95,8 +95,9 @@ def of_restart(record: JobRecord, tree: str = "") -> Notice:
 
 
 def of_straggler(record: JobRecord, slow: SlowRank, when: float) -> Notice:
-    """Describe who holds the others up."""
-    notice = of("straggler", record, f"is held up: {slow.text}", when)
+    """Describe who holds the others up, or that a checkpoint is missing."""
+    text = f"is held up: {slow.text}" if slow.holds_up else slow.text
+    notice = of("straggler", record, text, when)
     return replace(notice, straggler=slow)
 
 

@@ -19,6 +19,7 @@ from orchestrator.head.follow.notify import delivery, notice
 from orchestrator.head.follow.notify.notice import Notice
 from orchestrator.head.follow.notify.notifier import WAITING, Notifier, notifier_of
 from orchestrator.head.follow.notify.target import Target, keep, parse
+from orchestrator.protocol.reports import UNSAVED
 from orchestrator.records.experiment import Attempt, Experiment, JobRecord, NodeRecord
 from orchestrator.records.outcome import SlowRank, Verdict
 from tests.head.follow.notify.receiver import Receiver, receiving
@@ -128,6 +129,8 @@ def test_a_command_gets_the_event(tmp_path: Path) -> None:
     notifier.straggler(record("running", ended=None), found)
     notifier.straggler(record("running", ended=None), found.replace(step=19))
     notifier.close()
+    unsaved = notice.of_straggler(record(), found.replace(cause=UNSAVED, text="NOT SAVED: x"), 9.0)
+    assert unsaved.text == "run_1 NOT SAVED: x"  # nobody is held up by that
     assert not said
     restart, end, slow = (
         json.loads((tmp_path / name).read_text()) for name in ("restart", "end", "straggler")
