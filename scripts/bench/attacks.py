@@ -80,13 +80,16 @@ def last_words(command: Command) -> str:
 # -- many ---------------------------------------------------------------------------------------
 
 MANY = """
-import json, os, sys, threading
+import json, os, sys, tempfile, threading
+from pathlib import Path
 from orchestrator import Cluster
 
 def state():
     pages = int(open("/proc/self/statm").read().split()[1])
     children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
-    return [threading.active_count(), len(os.listdir("/proc/self/fd")), len(children), pages >> 8]
+    files = len([*Path(tempfile.gettempdir()).rglob("*")])
+    counts = [threading.active_count(), len(os.listdir("/proc/self/fd")), len(children), files]
+    return [*counts, pages >> 8]
 
 nodes, config, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 cluster = Cluster(nodes, ssh_config=config, no_torchrun=True)
@@ -98,22 +101,25 @@ for number in range(count):
 
 
 def launches_in_one_process(ground: Ground) -> Answer:
-    """Threads, descriptors, children and memory do not grow with the launches of one program."""
+    """Threads, descriptors, children, files and memory do not grow with one program's launches."""
     with ground.head(1) as head:
         head.script("hello.py", "print('hello')\n")
         script = head.script("many.py", MANY)
         count = str(ground.launches)
         files = [str(head.node_list), str(head.cluster.ssh_config)]
-        command = Command([sys.executable, script, *files, count], head.directory, {})
+        (temporary := ground.directory / "temporary").mkdir()
+        environment = {"TMPDIR": str(temporary)}
+        command = Command([sys.executable, script, *files, count], head.directory, environment)
         code = command.finish(30.0 * ground.launches)
         states = [json.loads(line) for line in command.lines if line.startswith("[")]
         if code or len(states) < 2:
             return Answer(False, f"exit code {code}: {last_words(command)}")
         early, late = states
-        grew = late[3] - early[3]
+        grew = late[4] - early[4]
         what = f"{count}: threads {early[0]}, {late[0]}; descriptors {early[1]}, {late[1]};"
-        what += f" children {early[2]}, {late[2]}; {grew} MiB more"
-        return Answer(early[:3] == late[:3] and grew <= 8 and head.nothing_left(), what)
+        what += f" children {early[2]}, {late[2]}; temporary files {early[3]}, {late[3]};"
+        what += f" {grew} MiB more"
+        return Answer(early[:4] == late[:4] and grew <= 8 and head.nothing_left(), what)
 
 
 SUM = """

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import threading
 import time
 
-from orchestrator.common.errors import EXIT_DONE
+from orchestrator.common.errors import EXIT_DONE, OrchestratorError
 from orchestrator.config.launch import View, Where
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.reach import for_now
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.follower import Failed, News, NodeFollower, Over, Unknown
 from orchestrator.head.schedulers.backend import SshBackend
 from orchestrator.head.screen.output import say
 from orchestrator.head.start.job import make_screen
 from orchestrator.head.status import status
 from orchestrator.head.status.find_job import adopt_job
-from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 
 def logs(where: Where, wanted: str | None, view: View, *, follow: bool, last: int | None) -> int:
@@ -24,7 +30,9 @@ def logs(where: Where, wanted: str | None, view: View, *, follow: bool, last: in
     screen = make_screen(job.experiment, record, view)
     fetcher = LogFetcher(job.experiment, record, job.transport, job.backend)
     over = not follow
-    if over or last is not None:
+    if record.over:
+        fetcher.bring_lost()
+    elif over or last is not None:
         fetcher.catch_up()
     else:
         fetcher.begin()
@@ -41,6 +49,7 @@ def logs(where: Where, wanted: str | None, view: View, *, follow: bool, last: in
 # Fetches the logs of a job for an onlooker, unless a head does so already.
 
 CATCH_UP_SECONDS = 60.0
+AWAY_SECONDS = 3.0  # that nobody waits longer for nodes that were lost
 ASK_SECONDS = 5.0  # between two questions to a scheduler, which has many to answer
 
 
@@ -56,11 +65,12 @@ class LogFetcher:
         self.backend = backend
         self.inbox: queue.SimpleQueue[News] = queue.SimpleQueue()
         self.followers: list[NodeFollower] = []
+        self.channels: list[NodeChannel] = []
         self.finished: set[int] = set()
         self.next_ask = time.monotonic() + ASK_SECONDS
 
     def begin(self) -> None:
-        if self.record.over or self.record.head_elsewhere or self.experiment.lock() is not None:
+        if self.record.head_elsewhere or self.experiment.lock() is not None:
             return
         self.followers = [
             NodeFollower(
@@ -71,6 +81,21 @@ class LogFetcher:
         ]
         for follower in self.followers:
             follower.start()
+
+    def bring_lost(self) -> None:
+        """Bring what nodes had printed before they were lost, from those that answer by now."""
+        lost = [node for node in self.record.lost if last_lines.last_part(self.record, node)]
+        if not lost or self.experiment.lock() is not None:
+            return
+
+        def ask(node: NodeRecord) -> None:
+            with contextlib.suppress(OrchestratorError), for_now(self.ssh, node) as channel:
+                self.channels.append(channel)
+                last_lines.bring(self.experiment, self.record, [node], lambda _: channel, say)
+
+        asking = threading.Thread(target=fleet.everywhere, args=(lost, ask), daemon=True)
+        asking.start()
+        asking.join(AWAY_SECONDS)
 
     def over(self, wait: float) -> bool:
         """Wait for news; return whether all is over."""
@@ -95,7 +120,7 @@ class LogFetcher:
 
     def catch_up(self) -> None:
         """Wait until the files here hold what the nodes had when asked."""
-        if self.record.over or self.record.head_elsewhere:
+        if self.record.head_elsewhere:
             return
         states = status.ask_nodes(self.ssh, self.record)
         self.begin()
@@ -113,4 +138,6 @@ class LogFetcher:
         for follower in self.followers:
             follower.close()
         self.followers = []
+        for channel in self.channels:  # of a node that goes on for long, the rest comes next time
+            channel.connection.close()
         self.experiment.unlock()

@@ -225,7 +225,10 @@ def release(
         telling.join(AWAY_SECONDS)
     if gone := [node.name for node in away if node.name in lost]:
         verb = "does" if len(gone) == 1 else "do"
-        say(f"{listed(gone)} {verb} not answer: the last seconds of the log there are not here")
+        say(
+            f"{listed(gone)} {verb} not answer: the last seconds of the log there are not here;"
+            f" `orchestrator logs {experiment.name}` brings them once that is over"
+        )
 
 
 def make_screen(

@@ -68,5 +68,6 @@ def test_every_node_that_the_job_has_had_may_forget_it(
     }
     assert said == [
         "the last seconds of b's log in run-1 are not here: it knows nothing of that job",
-        "c does not answer: the last seconds of the log there are not here",
+        "c does not answer: the last seconds of the log there are not here;"
+        f" `orchestrator logs {place.name}` brings them once that is over",
     ]
