@@ -323,6 +323,14 @@ class SumOutput(Request[OutputSum], do="sum_output"):
 # -- what programs saved ----------------------------------------------------------------------
 
 
+class Overwritten(Message):
+    """A copy that was brought to a node, and that its ranks have written anew."""
+
+    by: str  # the name of the node that it was a copy of
+    changed: Count = 0  # nanoseconds, of its origin
+    target: str = ""
+
+
 class SavedFile(Message):
     """A file that a program wrote on a node, a link, a directory, or a copy that was removed."""
 
@@ -337,6 +345,7 @@ class SavedFile(Message):
     sound: bool = True  # it does not lack its end
     sum: str = ""  # of its begin, middle and end
     attempt: Few = 0  # that this node wrote it in
+    over: Optional[Overwritten] = None  # what was there before
 
 
 class Saved(Message):

@@ -1,8 +1,8 @@
 """Decides which files go from whom to whom: a pure function of what each node has.
 
 After it, all nodes have what they would see on a disk that they share: what any of them wrote is
-on all, what it removed is on none. But what a node's own ranks wrote stays, unless that node was
-away when another one wrote the file anew, or it lacks its end and others know what it was before.
+on all, what it removed is on none. But what a node's own ranks wrote stays, unless another node
+wrote that file anew, or it lacks its end and others know what it was before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from orchestrator.common.text import duration, plural, size
 from orchestrator.head.nodes.facts import listed
 from orchestrator.head.screen.output import printable
-from orchestrator.protocol.requests.transfer import SavedFile
+from orchestrator.protocol.requests.transfer import Overwritten, SavedFile
 
 
 class Key(NamedTuple):
@@ -130,18 +130,29 @@ def origin_of_owned(
     key: Key,
     owners: Mapping[int, SavedFile],
 ) -> Origin:
-    """Give the newest to who has none; who was away when it was written has missed it."""
+    """Give the newest to who has none, and to who was away when it was written. So too to who had
+    it before, if the newest was written over a copy of that: then one rank writes it, which was
+    on another node in that attempt."""
     newest = max(owners, key=lambda node: (owners[node].attempt, owners[node].changed, -node))
-    there = nodes_of.get(owners[newest].attempt, ())
+    last = owners[newest]
+    there = nodes_of.get(last.attempt, ())
+    earlier = {node for node, file in owners.items() if file.attempt < last.attempt}
+    by_one = len(earlier) == len(owners) - 1
     missed = {
         node
-        for node, file in owners.items()
-        if file.attempt < owners[newest].attempt and views[node].name not in there
+        for node in earlier
+        if views[node].name not in there
+        or (by_one and last.over == as_overwritten(views[node].name, owners[node]))
     }
     keep = owners.keys() - missed
     if any(not is_equal(owners[node], owners[newest]) for node in keep):
         decision.different[key] = sorted(keep)
     return Origin(newest, views[newest].name, frozenset(keep))
+
+
+def as_overwritten(name: str, file: SavedFile) -> Overwritten:
+    """Describe a node's own file as one says it that had a copy of it."""
+    return Overwritten(by=name, changed=file.changed, target=file.target)
 
 
 def was_removed(views: Sequence[View], key: Key, have: Mapping[int, SavedFile]) -> bool:

@@ -65,6 +65,11 @@ class Copies:
             return None
         return copy if stamp == copy.looks[0] else copy._replace(changed=0)
 
+    def before(self, path: str, job: str) -> Copy | None:
+        """Return the copy that came last in this job, though it may look otherwise now."""
+        copy = self.known.get(path)
+        return copy if copy is not None and copy.job == job else None
+
     def expect(self, path: str, stamp: Stamp, by: str, job: str) -> None:
         """Note that a file is about to come; until it has, the one before it is known, too."""
         before = self.known.get(path)

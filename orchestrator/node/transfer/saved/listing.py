@@ -21,7 +21,7 @@ from orchestrator.node.transfer.code import snapshot
 from orchestrator.node.transfer.code.store import Store
 from orchestrator.node.transfer.saved.copies import Copies, stamp_of
 from orchestrator.protocol.manifest import is_inside
-from orchestrator.protocol.requests.transfer import Saved, SavedFile
+from orchestrator.protocol.requests.transfer import Overwritten, Saved, SavedFile
 from orchestrator.protocol.spec import Spec
 
 # Where a program saves: where it runs, above that, in its outputs, in memory, and where it was told
@@ -148,8 +148,11 @@ class Written:
             copy = self.copies.of(path, stamp_of(status, target))
             is_new = copy.job == self.job if copy else status.st_mtime >= self.since
             by, attempt = copy.by if copy else "", self.attempt(status)
+            over = None if copy else self.overwritten(path)
             if target and is_new:
-                yield SavedFile(path=path, kind="link", target=target, by=by, attempt=attempt)
+                yield SavedFile(
+                    path=path, kind="link", target=target, by=by, attempt=attempt, over=over
+                )
             elif stat.S_ISREG(status.st_mode) and is_new:
                 ends = ends_of(where, status.st_size)
                 yield SavedFile(
@@ -161,7 +164,16 @@ class Written:
                     sound=ends.is_sound(status.st_size),
                     sum=hashlib.sha256(b"".join(ends)).hexdigest()[:16],
                     attempt=attempt,
+                    over=over,
                 )
+
+    def overwritten(self, path: str) -> Overwritten | None:
+        before = self.copies.before(path, self.job)
+        if before is None:
+            return None
+        return Overwritten(
+            by=before.by, changed=max(0, before.changed), target=before.looks[0].target
+        )
 
     def attempt(self, status: os.stat_result) -> int:
         """Return in which attempt it was written; the first, before any."""

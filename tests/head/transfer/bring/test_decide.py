@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.head.transfer.bring.decide import Key, View, decide, is_equal
-from orchestrator.protocol.requests.transfer import SavedFile
+from orchestrator.protocol.requests.transfer import Overwritten, SavedFile
 
 NAMES = "abc"
 
@@ -94,6 +94,28 @@ def test_who_was_away_when_another_wrote_it_has_missed_it() -> None:
     assert (copy.source, copy.target, copy.replaces) == (1, 0, True)
     decision = decide(nodes, {1: "ab", 2: "ab"})
     assert not decision.copies and list(decision.different) == [Key("work", "x")]
+
+
+def test_a_rank_that_writes_from_another_node_than_before_writes_one_file() -> None:
+    """Node a, which was the first in attempt 1, stayed as another one."""
+    over = Overwritten(by="a", changed=5)
+    key = Key("work", "x")
+
+    def decided(first: str, **changes: Overwritten) -> list[tuple[int, int, bool]]:
+        a, b, c = views({"x": first}, {"x": LATER}, {"x": OF_A})
+        b = replace(b, files={key: b.files[key].replace(**changes)})
+        copies = decide([a, b, c], {1: "abc", 2: "abc"}).copies
+        return [(copy.source, copy.target, copy.replaces) for copy in copies]
+
+    assert decided(OWN, over=over) == [(1, 0, True), (1, 2, False)]
+    assert decided(OWN) == [(1, 2, False)]  # each has written its own
+    assert decided("- 6 1", over=over) == [(1, 2, False)]  # and a later one than that
+    assert decided("- 6 2", over=over) == [(1, 2, False)]  # both in one attempt
+    links = views({"x": OWN}, {"x": LATER})
+    a, b = (replace(view, files={key: view.files[key].replace(kind="link", changed=0, target=to)})
+            for view, to in zip(links, ("s5", "s7"), strict=True))  # fmt: skip
+    b = replace(b, files={key: b.files[key].replace(over=Overwritten(by="a", target="s5"))})
+    assert [copy.target for copy in decide([a, b], {1: "ab", 2: "ab"}).copies] == [0]
 
 
 def test_what_a_node_may_have_is_left_as_it_is() -> None:

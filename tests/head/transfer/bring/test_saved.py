@@ -255,6 +255,24 @@ def test_another_node_takes_the_place_of_one(place: Path) -> None:
     assert ".ckpt.pt.1.before" in said[0]
 
 
+def test_rank_0_goes_to_another_node_and_comes_back(place: Path) -> None:
+    """All nodes are there all the time: each of the two has written the file in its turn."""
+    job = Job("abc", place)
+    job["a"].write("step-40", "40", 1500)
+    job["a"].link("latest", "step-40", 1500)
+    job["a"].write("ckpt.pt", "40", 1500)
+    for first, step in (("b", 60), ("a", 80)):
+        job.again("abc")
+        at = 1000 * len(job.attempts) + 500
+        job[first].write(f"step-{step}", f"{step}", at)
+        job[first].link("latest", f"step-{step}", at)
+        job[first].write("ckpt.pt", f"{step}", at)
+    said = job.again("abc")
+    assert not [line for line in said if "each written another" in line]
+    for one in job.machines.values():
+        assert (one.has()["latest"], one.has()["ckpt.pt"]) == ("80", "80")
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_node_that_makes_way_gives_what_it_alone_has(place: Path, world: int) -> None:
     """Its disk is full, say: it is there, and what it saved in this attempt no other node has."""
