@@ -246,16 +246,20 @@ def sweep(ours: JobProcesses) -> tuple[dict[int, str], bool]:
     """
     killed: dict[int, str] = {}
     alone = False
-    began = time.monotonic()
-    while (alive := ours.living()) and time.monotonic() - began < SWEEP_PATIENCE_SECONDS:
+    began: float | None = None  # a look is long on a busy machine; in the first nothing could die
+    while alive := ours.living():
+        now = time.monotonic()
+        began = now if began is None else began
         # Its supervisor goes last: orphans fall to it, and it may still say how all have ended.
         others = [process for process in alive if process.key not in ours.supervisors]
         spared = SWEEP_PATIENCE_SECONDS / 2 if others else last_word_seconds(alive)
-        last = time.monotonic() - began >= spared
+        last = now - began >= spared
         wanted = alive if last else others
         keys = {process.key for process in wanted}
         alone = alone or (last and bool(keys) and keys <= ours.supervisors)
         killed.update(ours.kill(wanted))
+        if last and now - began >= SWEEP_PATIENCE_SECONDS:
+            break
         ours.wait(KILL_SECONDS)
     return killed, alone
 

@@ -98,6 +98,7 @@ class Supervisor:
         self.end_since = float("inf")  # Unix time
         self.kill_at = float("inf")
         self.sweep_since = 0.0
+        self.swept_since = float("inf")  # when all that lived then was killed
         self.processes = JobProcesses(run.job, run.node, os.getpid())
         self.register = register.Register(run)
         self.limits = limits()  # of the login
@@ -447,6 +448,8 @@ class Supervisor:
 
     def kill(self) -> None:
         self.killed.update(self.processes.kill(self.living()))
+        if self.sweep_since:  # looking for it may have taken long
+            self.swept_since = min(self.swept_since, time.monotonic())
 
     def living(self) -> list[processes.Process]:
         return self.processes.living()
@@ -498,7 +501,7 @@ class Supervisor:
             return True
         if self.kill_at == float("inf"):
             self.kill()  # something was born while the others were being killed
-        return time.monotonic() - self.sweep_since > SWEEP_LIMIT_SECONDS
+        return time.monotonic() - self.swept_since > SWEEP_LIMIT_SECONDS
 
     def finish(self) -> None:
         self.sampler.end()

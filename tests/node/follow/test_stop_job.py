@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -50,6 +51,21 @@ def spare_others(monkeypatch: pytest.MonkeyPatch, ours: set[str]) -> None:
     monkeypatch.setattr(
         job_processes, "tagged_jobs", lambda: {job for job in tagged() if job.job in ours}
     )
+
+
+def test_a_look_that_takes_longer_than_the_patience_is_followed_by_a_kill(
+    new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine with many processes it may."""
+    job = new_job()
+    job.start(job.spec(script(tmp_path, WAITS)))
+    wait_until(lambda: job.said("ready"))
+    assert job.supervisor is not None
+    job.supervisor.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(stop_job, "SWEEP_PATIENCE_SECONDS", 0.0)
+    order = Stop(job=job.run.job, node=job.run.node, why="enough", grace=0.0, wait=0.1)
+    assert job.supervisor.pid in stop_job.stop(job.run, order).killed
+    wait_until(lambda: not job.living())
 
 
 ALL = StopAll(why="emergency", grace=0.0, wait=10.0)

@@ -13,10 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from orchestrator.node.job import supervisor
+from orchestrator.node.job.processes import Process
 from orchestrator.node.job.ranks import fast_torchrun
 from orchestrator.node.job.supervisor import FAILED_GRACE_SECONDS, RankProcess, Supervisor
 from tests.node.running import PYTHON, Job, alive, bare_spec, script, wait_until
@@ -580,6 +583,24 @@ def test_torchrun_that_is_reaped_is_not_killed_by_its_number(
         monkeypatch.setattr(job, "living", list)
         wait_until(lambda: job.reap() or job.agent_code)
     assert job.agent_code == 1
+
+
+def test_what_outlives_torchrun_is_killed_before_it_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long the look takes that finds it."""
+    job = object.__new__(Supervisor)
+    left = [Process(1 << 30, 1, 1, "S", "stays")]
+    job.agent_code, job.sweep_since, job.swept_since = 1, 1.0, float("inf")
+    job.kill_at, job.killed = 2.0, {}
+    monkeypatch.setattr(job, "living", lambda: left)
+    killed = SimpleNamespace(kill=lambda found: {one.pid: one.name for one in found})
+    job.processes = cast("Any", killed)
+    assert not job.over()
+    job.kill()
+    assert job.killed == {1 << 30: "stays"} and not job.over()
+    monkeypatch.setattr(supervisor, "SWEEP_LIMIT_SECONDS", 0.0)
+    assert job.over()
 
 
 def test_torchrun_that_is_not_there(new_job: NewJob, tmp_path: Path) -> None:
