@@ -103,6 +103,7 @@ class NodeFollower(threading.Thread):
         self.heard_at = time.monotonic()
         self.silent = self.idle = 0.0  # seconds since the node last printed, or moved
         self.clock = Clock()
+        self.growing.began = lambda: self.former_end + self.clock.offset
         self.beats: dict[int, float] = {}  # request -> when it was sent, monotonic
 
     def end(self, reason: str, grace: float) -> None:

@@ -7,18 +7,22 @@ comes home whole at the end of the job is left to home.py, which also compares t
 The metrics of a rank in a later attempt are a special case. Its node may have cut off the steps
 that are done again, or be another node that never had the earlier ones. So the file here keeps its
 lines up to the first step that the node's file has and this one has not, and the node's follow.
+A node that comes back may have lines of its last time there, which others have measured anew since:
+these are passed over.
 A rank cuts its file when it goes on, which may be long after the first look at it: so each question
 also asks for the last bytes that were taken, and where others stand there all is compared anew.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import re
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -57,6 +61,8 @@ class GrowingFiles:
         self.folder = Folder(outputs, private=True)
         self.ours: dict[str, int] = {}  # paths that this node fills: bytes here before its own
         self.equal: dict[str, int] = {}  # bytes at the begin of a continued file that are ours
+        self.began: Callable[[], float] = lambda: 0.0  # the attempt, by the node's clock
+        self.passed: dict[str, int] = {}  # bytes of a continued file that others have written anew
         self.seams: dict[str, bytes] = {}  # the last bytes that were taken of a continued file
         self.foreign: set[str] = set()  # paths that hold something else here
         self.next_look = 0.0
@@ -166,7 +172,8 @@ class GrowingFiles:
         path = request.path
         seam = self.seams.pop(path, b"")
         if not data.startswith(seam):  # its rank has cut it since
-            self.ours.pop(path, None)
+            for known in (self.ours, self.passed):
+                known.pop(path, None)
             self.equal[path] = 0
             self._ask(request.replace(offset=0))
             return
@@ -186,18 +193,34 @@ class GrowingFiles:
 
         Every question begins at the start of a line.
         """
-        with os.fdopen(os.open(self.outputs / request.path, READ_AND_WRITE), "rb+") as file:
-            file.seek(request.offset)
+        path = request.path
+        with os.fdopen(os.open(self.outputs / path, READ_AND_WRITE), "rb+") as file:
+            here = request.offset - self.passed.get(path, 0)
+            file.seek(here)
             begin = length_of_equal_lines(data, file.read(len(data)))
-            offset = self.equal[request.path] = request.offset + begin
+            here += begin
+            again = self._length_of_done_again(data[begin:], file, here)
+            self.passed[path] = self.passed.get(path, 0) + again
+            begin += again
             line, end, _ = data[begin:].partition(b"\n")
             if end:
-                cut = end_of_steps_before(step_of(line), file, offset)
+                cut = end_of_steps_before(step_of(line), file, here)
                 file.truncate(cut)
-                self.ours[request.path] = cut - offset
-        self._taken(request.path, data[:begin])
+                self.ours[path] = cut - request.offset - begin
+            self.equal[path] = request.offset + begin
+        self._taken(path, data[:begin])
         if end or begin:
-            self._ask(request.replace(offset=offset))
+            self._ask(request.replace(offset=request.offset + begin))
+
+    def _length_of_done_again(self, data: bytes, file: BinaryIO, here: int) -> int:
+        """Return how long the lines are of earlier attempts whose steps others have taken since."""
+        old = list(itertools.takewhile(self._is_old, data.splitlines(keepends=True)))
+        file.seek(here)
+        last = max(map(step_of, file), default=-math.inf) if old else -math.inf
+        return sum(map(len, itertools.takewhile(lambda line: step_of(line) <= last, old)))
+
+    def _is_old(self, line: bytes) -> bool:
+        return line.endswith(b"\n") and number_in(line, "time") < self.began()
 
     def _append(self, request: Output, data: bytes) -> None:
         if not data:
@@ -229,9 +252,13 @@ def length_of_equal_lines(data: bytes, known: bytes) -> int:
 
 def step_of(line: bytes) -> float:
     """Return the step that a line of metrics is of; -inf where it is none."""
+    return number_in(line, "step")
+
+
+def number_in(line: bytes, name: str) -> float:
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return float(json.loads(line)[name])
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return -math.inf
 
 

@@ -199,6 +199,35 @@ def test_lines_before_the_step_from_which_an_attempt_goes_on_stay(
     assert (here / METRICS).read_text() == expected
 
 
+def test_a_node_that_comes_back_takes_nothing_of_what_others_have_measured_since(
+    node: Node, here: Path
+) -> None:
+    """Its last line there was of a step that another node has done again."""
+
+    def timed(first: int, last: int, attempt: int) -> str:
+        return steps(first, last, attempt).replace('"time": 0', f'"time": {attempt}')
+
+    before = timed(1, 4, 1) + timed(5, 35, 2)
+    here.mkdir()
+    (here / METRICS).write_text(before)
+    node.write(METRICS, timed(1, 6, 1))
+    files = GrowingFiles(JOB, LATER, here)
+    files.began = lambda: 3.0
+    node.serve(files)
+    assert (here / METRICS).read_text() == before
+    node.write(METRICS, timed(34, 40, 3))  # it goes on from a state of two steps before
+    node.serve(files)
+    expected = timed(1, 4, 1) + timed(5, 33, 2) + timed(34, 40, 3)
+    assert (here / METRICS).read_text() == expected
+    files = GrowingFiles(JOB, LATER, here)  # of the next attempt
+    files.began = lambda: 4.0
+    node.serve(files)
+    assert (here / METRICS).read_text() == expected
+    node.write(METRICS, timed(41, 42, 4))
+    node.serve(files)
+    assert (here / METRICS).read_text() == expected + timed(41, 42, 4)
+
+
 @pytest.mark.parametrize("known", [10, 12, 7], ids=["all was here", "some was not", "part"])
 @pytest.mark.parametrize("again", [9, 30], ids=["it is shorter then", "it is longer"])
 def test_a_rank_may_cut_its_file_after_it_was_looked_at(
