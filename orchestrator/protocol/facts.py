@@ -228,6 +228,8 @@ class Load(Message, kw_only=False):
     sent: int = 0
     at: float = 0.0  # when that was counted; only differences mean something
     unseen: float = 0.0  # of the cores in use: by processes that this login cannot see
+    disk: int = 0  # of the file system where jobs have their directories
+    disk_free: int = 0
 
 
 class Xid(Message, kw_only=False):

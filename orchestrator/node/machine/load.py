@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.node.job import processes
 from orchestrator.node.job.processes import Process
+from orchestrator.node.job.run_directory import home
 from orchestrator.node.machine import sysfs
 from orchestrator.protocol.facts import Load, User
 
@@ -51,7 +52,8 @@ def load(seconds: float = SECONDS) -> Load:
     cores, cpus = sum(user.cores for user in listed), len(os.sched_getaffinity(0))
     unseen = max(0.0, (busy_after - busy_before) / TICKS / took - cores)
     users_named = tuple(named)
-    return Load(cores + unseen, users_named, cpus, unseen=unseen, **memory(), **traffic())
+    more = {**memory(), **space(), **traffic()}
+    return Load(cores + unseen, users_named, cpus, unseen=unseen, **more)
 
 
 NOTHING: dict[str, Any] = {"name": "", "cores": 0.0, "memory": 0, "processes": 0}
@@ -72,6 +74,16 @@ def memory() -> dict[str, int]:
         "available": fields.get("MemAvailable", 0),
         "swapped": fields.get("SwapTotal", 0) - fields.get("SwapFree", 0),
     }
+
+
+def space() -> dict[str, int]:
+    """Return the size of the file system where jobs have their directories, and what is free."""
+    try:
+        status = os.statvfs(home())
+    except OSError:  # no job was there yet
+        return {}
+    unit = status.f_frsize
+    return {"disk": status.f_blocks * unit, "disk_free": status.f_bavail * unit}
 
 
 def traffic() -> dict[str, Any]:

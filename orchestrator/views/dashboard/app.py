@@ -26,8 +26,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.common.errors import UsageError
 from orchestrator.common.hosts import is_this_machine
+from orchestrator.config.launch import Where
 from orchestrator.records.experiment import Experiment
 from orchestrator.views.dashboard import logs, pages
+from orchestrator.views.dashboard.cluster import Cluster
 from orchestrator.views.dashboard.guard import HEADERS, Guard
 from orchestrator.views.dashboard.hub import Topic, either, event, following
 from orchestrator.views.dashboard.listing import Listing
@@ -40,7 +42,7 @@ MOST_STREAMS = 100  # clients that look on at the same time
 MOST_TOPICS = 12  # pages of experiments that are kept, the last that were looked at
 MOST_TAILS = 64
 MOST_COMPARED = 8
-LIST_SECONDS, PAGE_SECONDS, LOG_SECONDS = 1.0, 3.0, 0.5
+LIST_SECONDS, PAGE_SECONDS, LOG_SECONDS, CLUSTER_SECONDS = 1.0, 3.0, 0.5, 2.0
 ALIVE_SECONDS = 15.0
 THREADS = 3
 NODE_NUMBER = re.compile("[0-9]{1,9}")
@@ -64,6 +66,7 @@ class Board:
     guard: Guard
     compared: Compared
     stop: Stop
+    cluster: Cluster = field(default_factory=lambda: Cluster(Where()))
     streams: int = 0
     pages: dict[tuple[str, ...], Topic] = field(default_factory=dict)
     tails: dict[tuple[str, int], tuple[Tail, Topic]] = field(default_factory=dict)
@@ -74,6 +77,8 @@ class Board:
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="dashboard")
         self.searching = asyncio.Semaphore(1)
         self.list = Topic(self.render, LIST_SECONDS, self.threads)
+        cluster = self.cluster
+        self.nodes = Topic(cluster.render, CLUSTER_SECONDS, self.threads, cluster.close)
 
     def render(self) -> bytes:
         rows = [asdict(row) for row in self.listing.rows()]
@@ -151,11 +156,14 @@ def app(board: Board) -> Starlette:
         Route("/", handlers.home),
         Route("/experiment/{name}", handlers.experiment),
         Route("/compare", handlers.compare),
+        Route("/cluster", handlers.cluster),
         Mount("/static", StaticFiles(directory=report.WEB, packages=[(__package__, "web")])),
         Route("/favicon.ico", handlers.icon),
         Route("/api/experiments", handlers.list),
         Route("/api/events", handlers.list_events),
         Route("/api/page", handlers.page),
+        Route("/api/cluster", handlers.nodes),
+        Route("/api/cluster/events", handlers.node_events),
         Route("/api/experiments/{name}/events", handlers.events),
         Route("/api/experiments/{name}/search", handlers.search),
         Route("/api/experiments/{name}/stop", handlers.stop, methods=["POST"]),
@@ -252,6 +260,9 @@ class Handlers:
             await self.board.find(name)
         return self.html("compare", names)
 
+    async def cluster(self, _: Request) -> Response:
+        return self.html("cluster", [], list=str(self.board.cluster.where.node_list))
+
     async def icon(self, _: Request) -> Response:
         return Response(status_code=204)
 
@@ -268,6 +279,14 @@ class Handlers:
         answer = answer_of(topic, value)
         answer.headers["content-encoding"] = "gzip"
         return answer
+
+    async def nodes(self, _: Request) -> Response:
+        topic = self.board.nodes
+        with topic.reading():  # which ends the connections, too
+            return answer_of(topic, await topic.fresh(CLUSTER_SECONDS))
+
+    async def node_events(self, _: Request) -> Response:
+        return self.stream(following(self.board.nodes, "cluster", ALIVE_SECONDS))
 
     async def search(self, request: Request) -> Response:
         found = await self.board.find(request.path_params["name"])

@@ -24,15 +24,15 @@ def dashboard(
     """Serve the pages until Ctrl-C."""
     with needed("dashboard"):
         from orchestrator.views.dashboard import app
+    from orchestrator.views.dashboard.cluster import Cluster
     from orchestrator.views.dashboard.guard import Guard
     from orchestrator.views.dashboard.listing import Listing
 
     listening = app.listen(host, port)
     port = listening.getsockname()[1]
     guard = Guard(port, frozenset(name.lower() for name in (host, *names)))
-    board = app.Board(
-        Listing(where.experiments, where.trust_record), guard, compared, Stopping(where).stop
-    )
+    listing = Listing(where.experiments, where.trust_record)
+    board = app.Board(listing, guard, compared, Stopping(where).stop, Cluster(where))
     url = f"http://{in_url(host)}:{port}/?token={guard.token}"
     say(f"open {url}")
     if is_loopback(host):

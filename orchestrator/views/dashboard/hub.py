@@ -21,8 +21,14 @@ SLOWEST = 10.0  # a look is repeated after so many times its own length: at most
 class Topic:
     """One thing that clients look at, and the task that reads it while any do."""
 
-    def __init__(self, render: Callable[[], bytes | None], every: float, threads: Executor) -> None:
-        self.render = render
+    def __init__(
+        self,
+        render: Callable[[], bytes | None],
+        every: float,
+        threads: Executor,
+        rest: Callable[[], None] = lambda: None,  # once nobody looks any more
+    ) -> None:
+        self.render, self.rest = render, rest
         self.every = every
         self.threads = threads
         self.value = b""
@@ -36,9 +42,12 @@ class Topic:
         self.looking = asyncio.Lock()
 
     async def run(self) -> None:
+        loop = asyncio.get_running_loop()
         while self.readers:
             took = await self.once()
             await asyncio.sleep(max(self.every, SLOWEST * took))
+            if not self.readers:
+                await loop.run_in_executor(self.threads, self.rest)
 
     async def once(self, oldest: float = -1.0) -> float:
         """Look once, and wake up everybody if it is not what it was; return how long it took.

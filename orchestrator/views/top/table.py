@@ -19,6 +19,7 @@ BAR_CHARACTERS = 8
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 HEIGHTS = "▁▂▃▄▅▆▇█"
 MOST_USERS = 3
+LITTLE_DISK = 0.1  # of it is free: there may soon be too little
 IDLE, FULL, NO_ROOM = 0.05, 0.85, 0.95  # shares of what a node has, from which on it is coloured
 
 
@@ -68,6 +69,15 @@ def memory_words(node: NodeSample) -> Cell:
     return f"{words}, {text.size(load.swapped, binary=True)} swapped", styles.FAILED
 
 
+def disk_words(node: NodeSample) -> Cell:
+    load = node.load
+    if load is None or not load.disk:
+        return "-"
+    share = load.disk_free / load.disk
+    style = styles.FAILED if share < LITTLE_DISK / 5 else styles.WARNING
+    return text.size(load.disk_free), style if share < LITTLE_DISK else ""
+
+
 def sent_words(node: NodeSample) -> str:
     moved = [point.net for point in node.history]
     return " ".join(filter(None, (rate(node.sent), spark(moved, max_of(moved)))))
@@ -105,6 +115,7 @@ NODES: Table[NodeSample] = Table(
         Column("NODE", lambda node: node.name, absent=lambda node: node.name),
         Column("CPU", cpu_words, drop=1),
         Column("MEMORY", memory_words, drop=2),
+        Column("DISK FREE", disk_words, drop=6),
         Column("GPU", gpus_of),
         Column(
             "GPU MEMORY",

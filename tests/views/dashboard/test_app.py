@@ -54,7 +54,10 @@ async def until(condition: Callable[[], object]) -> None:
 # -- strangers --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/", f"/experiment/{RUN}", "/static/page.js", "/api/experiments"])
+@pytest.mark.parametrize(
+    "path",
+    ["/", f"/experiment/{RUN}", "/static/page.js", "/api/experiments", "/cluster", "/api/cluster"],
+)
 def test_without_the_token_nothing_is_shown(site: Site, path: str) -> None:
     for headers in ({}, {"cookie": f"{site.guard.cookie}=x"}, {"authorization": "Bearer x"}):
         got = asyncio.run(site.ask(path, headers=headers))

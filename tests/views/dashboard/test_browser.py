@@ -25,7 +25,9 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     root.mkdir(mode=0o700)
     experiment(root / "bert_20260101_000000", steps=300)
     experiment(root / RUN, steps=400, **RUNNING)
+    (tmp_path / "nodes.txt").write_text("127.0.0.1:1\n")  # where nobody listens
     words = [str(BIN / "orchestrator"), "dashboard", "--port", "0", "--experiments", str(root)]
+    words += ["--nodes", "nodes.txt"]
     command = Command(words, tmp_path, {})
     try:
         yield root, command.wait_for("open (http://.*)")[1]
@@ -74,6 +76,14 @@ def test_live_by_keys_in_light_and_dark(served: tuple[Path, str], tmp_path: Path
         browser.open(f"{url.partition('/?')[0]}/compare?e={RUN}&e=bert_20260101_000000")
         browser.until("document.documentElement.dataset.drawn > 6")
         assert "What differs" in browser.eval("document.body.innerText")
+        browser.look(390, 800)
+        browser.open(f"{url.partition('/?')[0]}/cluster")
+        browser.until("document.documentElement.dataset.nodes == 1")
+        browser.eval("document.querySelector('#nodes button').click()")
+        browser.until("document.querySelector('.more').innerText.includes('orchestrator doctor')")
+        assert browser.eval("document.querySelector('#nodes button').ariaExpanded") == "true"
+        assert "0 of 1 node" in browser.eval("document.getElementById('summary').textContent")
+        assert browser.eval("document.documentElement.scrollWidth") == 390
         assert browser.console == []
 
 

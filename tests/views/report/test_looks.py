@@ -73,6 +73,8 @@ def test_everybody_tells_the_lines_apart(scheme: str) -> None:
     colors = schemes()[scheme]
     lines = [colors[f"line-{number}"] for number in range(LINES)]
     assert all(contrast(line, colors["panel"]) >= 2.95 for line in lines)
+    words = itertools.product(("ink", "soft", "good", "bad", "warn"), ("paper", "panel"))
+    assert all(contrast(colors[word], colors[on]) >= 4.5 for word, on in words)  # WCAG, AA
     for eye in EYES:
         for one, other in [*itertools.combinations(lines, 2), (colors["good"], colors["bad"])]:
             distance = sum(

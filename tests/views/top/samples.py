@@ -22,7 +22,9 @@ def gpu(index: int, busy: int, problem: str = "") -> Gpu:
 
 def load(job: str = "", cores: float = 1.0) -> Load:
     users = (User("ada", job, cores, GIB, 2, "python3", 9, NOW - 90),) if job else ()
-    return Load(cores, users, 4, 16 * GIB, 12 * GIB, 0, 1000, 2000, 10.0)
+    return Load(
+        cores, users, 4, 16 * GIB, 12 * GIB, 0, 1000, 2000, 10.0, disk=10**11, disk_free=3 * 10**9
+    )
 
 
 def job(name: str, **fields: Any) -> JobSample:

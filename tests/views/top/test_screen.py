@@ -211,7 +211,7 @@ def test_the_nodes_are_named_before_any_has_answered() -> None:
         try:
             async with app.run_test() as pilot, asyncio.timeout(30):
                 await until(
-                    pilot, lambda: cells(app, "nodes") == [["one", *"------", "connecting ..."]]
+                    pilot, lambda: cells(app, "nodes") == [["one", *"-------", "connecting ..."]]
                 )
                 answered.set()
                 await until(pilot, lambda: len(app.nodes.rows) == 3)

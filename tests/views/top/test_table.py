@@ -17,14 +17,15 @@ def test_each_node_has_a_row() -> None:
         "NODE": "one",
         "CPU": "██       1.0 of 4",
         "MEMORY": "██       4 GiB",
+        "DISK FREE": "3 GB",
         "GPU": "████     2 x 50 % (3 to 97), 61 °C",
         "GPU MEMORY": "████     80 GiB",
         "IN": "1 MB/s",
         "OUT": "-",
         "WHO": "ada, bob",
     }
-    assert two[3:] == ["none", "-", "0 B/s", "2 GB/s", "free"]
-    assert gone == ["gone", *["-"] * 6, "it does not answer"]
+    assert two[4:] == ["none", "-", "0 B/s", "2 GB/s", "free"]
+    assert gone == ["gone", *["-"] * 7, "it does not answer"]
 
 
 def test_each_job_has_a_row() -> None:

@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE
+from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, UsageError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.head.doctor import examination
+from orchestrator.head.doctor import examination, last_look
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Column, Table, Terminal
@@ -30,6 +30,10 @@ def examine(arguments: LaunchArguments, *, full: bool, hints: bool, as_json: boo
     request, nodes = expect_code(request, try_all(request))
     diagnosis = diagnose(request, nodes, full=full, foreseen=foresee(source, nodes))
     diagnosis = replace(diagnosis, seconds=time.monotonic() - began)
+    try:
+        last_look.note(nodes.source.nodes, diagnosis.findings)
+    except UsageError as error:
+        output.complain(f"orchestrator: later views do not know of this look: {error.what}")
     words = partial(examination.to_text, diagnosis, hints=hints)
     output.result(examination.to_json(diagnosis), words, as_json=as_json)
     return EXIT_CHECK if diagnosis.bad else EXIT_DONE

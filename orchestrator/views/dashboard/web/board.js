@@ -224,6 +224,106 @@
     };
   }
 
+  // -- the cluster ---------------------------------------------------------------------------
+
+  const opened = new Set();
+  let cluster_now = null;
+  function cells(row, headings) {
+    const made = element("tr");
+    row.forEach(([text, look], i) => {
+      const cell = element("td", text, look);
+      if (i) cell.dataset.label = headings[i].toLowerCase();
+      made.append(cell);
+    });
+    return made;
+  }
+  function head(id, headings) {
+    if (at(id).tHead.rows[0].childElementCount === headings.length) return;
+    at(id).tHead.rows[0].replaceChildren(...headings.map((name) => {
+      const cell = element("th", name);
+      cell.scope = "col";
+      return cell;
+    }));
+  }
+  function details(node, fresh, width) {
+    const made = element("tr", null, "more"), cell = element("td");
+    cell.colSpan = width;
+    const list = element("ul");
+    for (const one of node.health) list.append(element("li", one.what + (one.fix ? " \u2192 " + one.fix : ""), one.look));
+    const when = node.looked ? "The doctor looked " + clock(node.looked) + (node.health.length ? "." : ": all is well.") : "The doctor has not looked yet: orchestrator doctor.";
+    cell.append(list, element("p", when, "soft"));
+    if (node.parts.length) {
+      const table = element("table"), heading = element("tr");
+      for (const name of fresh.parts) { const th = element("th", name); th.scope = "col"; heading.append(th); }
+      table.createTHead().append(heading);
+      const body = table.createTBody();
+      node.parts.forEach((part) => body.append(cells(part, fresh.parts)));
+      const scroll = element("div", null, "scroll");
+      scroll.append(table);
+      cell.append(scroll);
+    }
+    made.append(cell);
+    return made;
+  }
+  function nodeRows(node, fresh) {
+    const { headings } = fresh.nodes, made = cells(node.cells, headings);
+    const name = made.firstElementChild, button = element("button", node.name);
+    name.className = "name";
+    made.children[1].classList.add("health");
+    button.type = "button";
+    button.dataset.name = node.name;
+    button.setAttribute("aria-expanded", opened.has(node.name));
+    button.onclick = () => {
+      if (!opened.delete(node.name)) opened.add(node.name);
+      showCluster(cluster_now);
+    };
+    name.replaceChildren(button);
+    return opened.has(node.name) ? [made, details(node, fresh, headings.length)] : [made];
+  }
+  function mark(one) {
+    const made = element("span", one.sick ? "!" : one.share == null ? "?" : "", "mark-use" + (one.sick ? " bad" : one.share == null ? " warn" : ""));
+    if (one.share != null) made.style.setProperty("--use", Math.round(100 * one.share) + "%");
+    made.setAttribute("aria-hidden", "true");
+    return made;
+  }
+  function heat(node) {
+    const made = element("li"), marks = element("span", null, "marks");
+    marks.append(...node.marks.map(mark));
+    const known = node.marks.filter((one) => one.share != null);
+    const mean = known.length ? Math.round((100 * known.reduce((sum, one) => sum + one.share, 0)) / known.length) + " %" : "not known";
+    made.append(marks, element("span", node.name), element("span", mean, "soft"));
+    return made;
+  }
+  function showCluster(fresh) {
+    cluster_now = fresh;
+    alive("live");
+    const focused = document.activeElement && document.activeElement.dataset.name;
+    at("summary").textContent = fresh.summary;
+    at("problems").hidden = !fresh.problems.length;
+    at("problems").replaceChildren(...fresh.problems.map((text) => element("li", text)));
+    at("legend").textContent = "A bar for each " + (fresh.gpus ? "GPU" : "node's processors") + ": its height is its use. ! is sick, ? has not answered.";
+    at("heat").replaceChildren(...fresh.nodes.rows.map(heat));
+    head("nodes", fresh.nodes.headings);
+    at("nodes").tBodies[0].replaceChildren(...fresh.nodes.rows.flatMap((node) => nodeRows(node, fresh)));
+    head("jobs", fresh.jobs.headings);
+    at("jobs").tBodies[0].replaceChildren(...fresh.jobs.rows.map((job) => {
+      const made = cells(job.cells, fresh.jobs.headings);
+      made.firstElementChild.className = "name";
+      if (job.experiment) {
+        const link = element("a", job.experiment);
+        link.href = "/experiment/" + encodeURIComponent(job.experiment);
+        made.firstElementChild.replaceChildren(link);
+      }
+      return made;
+    }));
+    at("nothing").hidden = fresh.jobs.rows.length > 0;
+    if (focused) for (const one of document.querySelectorAll("#nodes [data-name]")) if (one.dataset.name === focused) one.focus();
+    root.dataset.nodes = fresh.nodes.rows.length;
+  }
+  function cluster() {
+    connect(() => "/api/cluster/events", { cluster: showCluster, problem: alive });
+  }
+
   // -- one experiment, or several ------------------------------------------------------------
 
   // Replace HTML of the server's only where it differs, and leave open what the user has opened.
@@ -339,5 +439,5 @@
     connect(() => "/api/events?" + query(), { page: refresh });
     refresh();
   }
-  ({ list, experiment, compare })[root.dataset.kind]();
+  ({ list, cluster, experiment, compare })[root.dataset.kind]();
 })();
