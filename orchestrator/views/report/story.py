@@ -22,6 +22,7 @@ from orchestrator.records.metrics import curves, samples, trainers
 from orchestrator.records.metrics.curves import CACHE, Curve, FileSums, Measured, RankMap
 from orchestrator.records.metrics.lines import Line
 from orchestrator.records.metrics.samples import Events, Sample
+from orchestrator.records.outcome import Verdict
 
 LINES = 40  # of each node's log
 LONGEST_LINE_CHARACTERS = 2000
@@ -44,6 +45,7 @@ class Moment:
     step: int | None = None
     bad: bool = False
     faint: bool = False  # what it made is gone
+    verdict: Verdict | None = None  # of an attempt that was not the last
 
     @property
     def words(self) -> str:
@@ -176,7 +178,10 @@ def moments(
         if attempt.restarted:
             title = attempt.verdict.title if attempt.verdict else attempt.state
             what = f"attempt {attempt.number} ended: {title}; started again: {attempt.why}"
-            found.append(Moment(attempt.ended, what, attempt.step, bad=attempt.state != RESIZED))
+            bad = attempt.state != RESIZED
+            found.append(
+                Moment(attempt.ended, what, attempt.step, bad=bad, verdict=attempt.verdict)
+            )
     for line in elsewhere.sentences(record.elsewhere):
         found.append(Moment(record.ended or 0.0, line))
     verdict = record.verdict

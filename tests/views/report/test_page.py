@@ -16,8 +16,9 @@ import pytest
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
 from orchestrator.head.commands import diff
+from orchestrator.protocol.events import SourceFrame
 from orchestrator.records.experiment import Attempt, Experiment
-from orchestrator.records.outcome import Elsewhere
+from orchestrator.records.outcome import Elsewhere, Verdict
 from orchestrator.views.report import charts, page, story
 from orchestrator.views.report import command as report
 from tests.views.report.stories import STARTED, experiment, line, train_again
@@ -182,16 +183,27 @@ def test_nothing_that_a_job_says_becomes_a_part_of_the_page(tmp_path: Path) -> N
     assert policy and f"script-src {page.digest(parts.scripts[1])};" in policy[1]
 
 
+RANK_FAILED = Verdict(
+    kind="exception", title="node lost", message="KeyError: 'labels'", rank=2, node=0,
+    where="train.py:7 in load", traceback="Traceback (most recent call last):\n  boom",
+    source=SourceFrame(first=6, lines=("def load(batch):", '    return batch["labels"]'), line=7),
+)  # fmt: skip
+
+
 def test_attempts_are_told_and_marked(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=20)
     lost = Attempt(
-        1, "job", STARTED, STARTED + 30, "lost", 4, {"title": "node lost"}, ["alpha"], step=7,
+        1, "job", STARTED, STARTED + 30, "lost", 4, RANK_FAILED, ["alpha"], step=7,
         restarted=True, why="a spare takes its place",
     )  # fmt: skip
     last = Attempt(2, "job-2", STARTED + 31, STARTED + 60, "done", 0, None, ["alpha"])
     made.write_record(dataclasses.replace(made.read_record(), attempts=[lost, last]))
     parts = parts_of(made)
     assert "attempt 1 ended: node lost; started again: a spare takes its place" in parts.words
+    text = page.page([story.read_story(made)], {})
+    (cause,) = re.findall('<pre class="cause">(.*?)</pre>', text, re.DOTALL)
+    assert "KeyError" in cause and 'return batch["label' not in cause  # it is escaped
+    assert "return batch[" in cause and "train.py:7" in cause and "Traceback (most" in parts.words
     assert "attempt 2" not in parts.words
     data = drawn(parts)
     assert [mark["seconds"] for mark in data["marks"] if mark.get("step") == 7] == [30]
