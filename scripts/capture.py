@@ -3,8 +3,8 @@
 
     scripts/capture.py --rows 26 --when "· step 85/120" demo.svg orchestrator demo
 
-Makes the README's picture, and for pictures.py that of `orchestrator top`. Needs pyte, a terminal
-emulator (in the `test` extra).
+For pictures.py it makes that of `orchestrator top`, and the film of a launch. Needs pyte, a
+terminal emulator (in the `test` extra).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from html import escape
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +123,18 @@ def style(cell: Any) -> tuple[str, str, bool]:
 
 
 def draw(lines: list[Line], columns: int, title: str) -> str:
+    parts = frame(columns, len(lines), title)
+    for number, line in enumerate(lines):
+        parts += drawn(line, columns, BAR + number * CELL_HEIGHT)
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def frame(columns: int, rows: int, title: str) -> list[str]:
+    """Begin a picture: the window around a screen of this size."""
     width = columns * CELL_WIDTH + 2 * MARGIN
-    height = len(lines) * CELL_HEIGHT + MARGIN + BAR
+    height = rows * CELL_HEIGHT + MARGIN + BAR
     font = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
-    parts = [
+    return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'width="{width:.0f}" height="{height:.0f}" font-family="{font}" font-size="14">',
         f'<rect width="100%" height="100%" rx="8" fill="{BACKGROUND}"/>',
@@ -137,26 +145,84 @@ def draw(lines: list[Line], columns: int, title: str) -> str:
         f'<text x="{width / 2:.0f}" y="20" fill="#7f8896" text-anchor="middle">'
         f"{escape(title)}</text>",
     ]
-    for number, line in enumerate(lines):
-        y = BAR + (number + 0.8) * CELL_HEIGHT
-        cells = [(column, line[column]) for column in range(columns) if column in line]
-        boxes, texts = [], []
-        for (front, behind, bold), group in groupby(cells, key=lambda cell: style(cell[1])):
-            run = list(group)
-            text = "".join(cell.data for _, cell in run)
-            x, wide = MARGIN + run[0][0] * CELL_WIDTH, len(text) * CELL_WIDTH
-            if behind != BACKGROUND:
-                boxes.append(
-                    f'<rect x="{x:.1f}" y="{BAR + number * CELL_HEIGHT}" width="{wide:.1f}" '
-                    f'height="{CELL_HEIGHT}" fill="{behind}"/>'
-                )
-            if text.strip():
-                weight = ' font-weight="bold"' if bold else ""
-                texts.append(
-                    f'<text x="{x:.1f}" y="{y:.1f}" fill="{front}"{weight} xml:space="preserve" '
-                    f'textLength="{wide:.1f}">{escape(text)}</text>'
-                )
-        parts += [*boxes, *texts]
+
+
+def drawn(line: Line, columns: int, top: int) -> list[str]:
+    """Draw one line of a screen: what is behind the letters first."""
+    cells = [(column, line[column]) for column in range(columns) if column in line]
+    boxes, texts = [], []
+    for (front, behind, bold), group in groupby(cells, key=lambda cell: style(cell[1])):
+        run = list(group)
+        text = "".join(cell.data for _, cell in run)
+        x, wide = MARGIN + run[0][0] * CELL_WIDTH, len(text) * CELL_WIDTH
+        if behind != BACKGROUND:
+            boxes.append(
+                f'<rect x="{x:.1f}" y="{top}" width="{wide:.1f}" '
+                f'height="{CELL_HEIGHT}" fill="{behind}"/>'
+            )
+        if text.strip():
+            weight = ' font-weight="bold"' if bold else ""
+            y = top + 0.8 * CELL_HEIGHT
+            texts.append(
+                f'<text x="{x:.1f}" y="{y:.1f}" fill="{front}"{weight} xml:space="preserve" '
+                f'textLength="{wide:.1f}">{escape(text)}</text>'
+            )
+    return [*boxes, *texts]
+
+
+# -- a film ----------------------------------------------------------------------------------------
+# Each line is drawn once, and each frame shows some of them for its time. Without motion, as a
+# reader may wish, the last frame stays.
+
+QUICKEST, LONGEST, LAST = 0.12, 0.3, 5.0  # seconds that a frame is seen
+SECONDS = 18.0  # of the whole, at most
+Film = list[tuple[float, list[Line]]]  # when each frame began
+
+
+def film(command: list[str], columns: int, rows: int) -> Film:
+    """Return what a terminal shows from the command's begin to its end, frame by frame."""
+    screen = pyte.Screen(columns, rows)
+    frames: Film = [(time.monotonic(), shown(screen))]
+    for _ in play(command, screen):
+        now, lines = time.monotonic(), shown(screen)
+        if lines == frames[-1][1]:
+            continue
+        if now - frames[-1][0] < QUICKEST:
+            frames[-1] = (frames[-1][0], lines)
+        else:
+            frames.append((now, lines))
+    frames.append((time.monotonic(), shown(screen)))
+    return frames[1:]
+
+
+def animate(frames: Film, columns: int, title: str) -> str:
+    waits = [min(later - at, LONGEST) for (at, _), (later, _) in pairwise(frames)]
+    quicker = max(1.0, sum(waits) / (SECONDS - LAST))
+    waits = [*(wait / quicker for wait in waits), LAST]
+    ends = list(accumulate(waits))
+    names: dict[str, str] = {}
+    shows, times = [], []
+    for number, (_, lines) in enumerate(frames):
+        uses = []
+        for row, line in enumerate(lines):
+            if text := "".join(drawn(line, columns, 0)):
+                name = names.setdefault(text, f"l{len(names)}")
+                uses.append(f'<use href="#{name}" y="{BAR + row * CELL_HEIGHT}"/>')
+        end = 100 * ends[number] / ends[-1]
+        begin = end - 100 * waits[number] / ends[-1]
+        shows.append(f'<g class="f" style="animation-name:f{number}">{"".join(uses)}</g>')
+        times.append(
+            f"@keyframes f{number}{{0%{{visibility:hidden}}{begin:.3f}%{{visibility:visible}}"
+            f"{end:.3f}%,100%{{visibility:hidden}}}}"
+        )
+    looks = (
+        f".f{{visibility:hidden;animation:{ends[-1]:.2f}s step-end infinite}}"
+        "@media(prefers-reduced-motion:reduce){.f{animation:none}"
+        ".f:last-of-type{visibility:visible}}"
+    )
+    lines_of = [f'<g id="{name}">{text}</g>' for text, name in names.items()]
+    parts = frame(columns, len(frames[0][1]), title)
+    parts += [f"<style>{looks}", *times, "</style><defs>", *lines_of, "</defs>", *shows]
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Make the pictures of the docs from a real run: scripts/pictures.py [OUT]
 
-Two SSH servers on this machine, a finished job, and one that loses a rank and goes on: `top`,
-the report and the dashboard, as they show it. Needs root, pyte and Chromium: the script runs in a
-PID namespace of its own, as all hosts of this machine see all of its processes, and `top` shows
-the jobs of others, too.
+Two SSH servers on this machine, a launch as a film, a finished job, and one that loses a rank and
+goes on: `top`, the report and the dashboard, as they show it. Needs root, pyte and Chromium: the
+script runs in a PID namespace of its own, as all hosts of this machine see all of its processes,
+and `top` shows the jobs of others, too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import signal
 import sys
 import tempfile
@@ -22,12 +23,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from orchestrator.records.metrics import trainers  # noqa: E402
-from scripts.capture import draw, glimpse  # noqa: E402
+from scripts.capture import animate, draw, film, glimpse  # noqa: E402
 from tests.browser import Browser  # noqa: E402
 from tests.clusters.loopback import FaultyLoopback  # noqa: E402
 from tests.launching import BIN, PATIENCE, Command, Head  # noqa: E402
 
 COLUMNS, ROWS = 120, 16
+FILM_COLUMNS, FILM_ROWS = 110, 20
+START = ROOT / "docs" / "start.md"
 WIDTH, HEIGHT, FIRST_CHARTS = 1200, 910, 625
 ALONE = "PICTURES_ALONE"  # the process that a namespace begins with
 KILLED = 3  # the rank that is killed, on the second node
@@ -44,6 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, nargs="?", default=ROOT / "docs" / "pictures")
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--launch", action="store_true", help="the film of a launch alone")
     options = parser.parse_args()
     alone()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -54,7 +58,10 @@ def main() -> None:
             FaultyLoopback(2, directory / "hosts", slots=2) as cluster,
             Browser(directory) as browser,
         ):
-            take(Head(cluster, directory / "work"), browser, options.steps, options.out)
+            head = Head(cluster, directory / "work")
+            if not options.launch:
+                take(head, browser, options.steps, options.out)
+            launch(head, options.out / "launch.svg")
 
 
 def alone() -> None:
@@ -65,6 +72,18 @@ def alone() -> None:
         raise SystemExit("only root can make a PID namespace: sudo scripts/pictures.py")
     shell = ["sh", "-c", f'{ALONE}=1 "$@"; exit $?', "sh", sys.executable, *sys.argv]
     os.execvp("unshare", ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *shell])
+
+
+def launch(head: Head, path: Path) -> None:
+    """Film a launch of the script in docs/start.md, from what is typed to its end."""
+    (text,) = re.findall(r"```python train.py\n(.*?)```", START.read_text(), re.DOTALL)
+    head.script("train.py", text.replace("epochs=5", "epochs=20"))
+    reach = ["--nodes", str(head.node_list), "--ssh-config", str(head.cluster.ssh_config)]
+    words = shlex.join(["master_launch", "--name", "start", *reach, "train.py"])
+    typed = "printf '\\033[1m$ master_launch train.py\\033[0m\\r\\n'; exec "
+    command = ["env", "-C", str(head.directory), f"PATH={BIN}:{os.environ['PATH']}", "sh", "-c"]
+    frames = film([*command, typed + words], FILM_COLUMNS, FILM_ROWS)
+    path.write_text(animate(frames, FILM_COLUMNS, "a launch on two nodes"))
 
 
 def take(head: Head, browser: Browser, steps: int, out: Path) -> None:

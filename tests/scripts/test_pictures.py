@@ -17,12 +17,18 @@ BLUE = (0x09, 0x69, 0xDA)  # of links, and of the first line of a chart
 
 def check(directory: Path) -> None:
     names = {path.name for path in directory.iterdir()}
-    assert names == {"top.svg", "dashboard.png", "experiment.png", "report.png"}
+    assert names == {"launch.svg", "top.svg", "dashboard.png", "experiment.png", "report.png"}
     for path in directory.iterdir():
         assert path.stat().st_size < LARGEST, path
     top = "\n".join(ElementTree.parse(directory / "top.svg").getroot().itertext())
     for shown in ("127.0.0.3", "gpt-small_", "SLOWEST", "quit"):
         assert shown in top, top
+    film = ElementTree.parse(directory / "launch.svg").getroot()
+    frames = [each for each in film.iter() if each.get("class") == "f"]
+    told = "\n".join(film.itertext())
+    for shown in ("$ master_launch train.py", "2/2 nodes", "d detach", "done", "prefers-reduced"):
+        assert shown in told, told
+    assert len(frames) > 20 and told.count("@keyframes") == len(frames)
     for path in directory.glob("*.png"):
         colors = pixels(path)
         assert colors[bytes((255, 255, 255))] > 10_000, path
