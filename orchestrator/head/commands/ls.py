@@ -62,7 +62,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("LEFT", left_of, right=True),
     Column("NODES", lambda row: str(row.nodes), right=True),
     Column("AGE", age_of, right=True),
-    Column("NOTE", lambda row: (note_of(row), styles.DIM)),
+    Column("NOTE", lambda row: (note_of(row), styles.DIM), drop=1),
 )
 
 
@@ -81,9 +81,7 @@ def ls(where: Where, *, running: bool, every: bool, as_json: bool) -> int:
         if not rows:
             what = "no job runs" if running else "there is no job"
             return f"{what} in {output.path(where.experiments.absolute())}"
-        table = Table(COLUMNS).text(rows, replace(terminal, width=None))
-        wide = not output.fits(output.printable(table), terminal)
-        lines = [Table(COLUMNS[:-1] if wide else COLUMNS).text(rows, terminal)]
+        lines = [Table(COLUMNS).fitted(rows, terminal.width).text(rows, terminal)]
         if more:
             lines.append(f"and {plural(more, 'older job')}: orchestrator ls --all")
         return "\n".join(lines)
