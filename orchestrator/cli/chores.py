@@ -78,7 +78,13 @@ def reaching(
 @command("exec", context_settings=PASSES_ON)
 @reaching
 @workdir_option
-@click.option("--timeout", "limit", type=Seconds(), metavar="SECONDS", help="End it after so long.")
+@click.option(
+    "--timeout",
+    "limit",
+    type=Seconds(),
+    metavar="SECONDS",
+    help="End the command after this time: 30, 10m.",
+)
 @click.option("-b", "--fold", is_flag=True, help="Show equal outputs once, at the end.")
 @json_option
 @color_option

@@ -212,7 +212,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "prune": (
         ("orchestrator prune --keep 20 --dry-run", "show what would be removed"),
         ("orchestrator prune --keep 20 --older-than 14d", "remove the others, if old"),
-        ("orchestrator prune --pin EXP", "never remove this one"),
+        ("orchestrator prune --pin NAME", "never remove this one"),
     ),
     "generate": (
         ("orchestrator generate slurm --nnodes 4 --gpus 8 train.py > job.sbatch", "for Slurm"),

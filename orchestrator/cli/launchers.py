@@ -211,7 +211,7 @@ def generate_compose(**asked: Any) -> int:
     type=click.IntRange(0),
     default=3,
     show_default=True,
-    help="Start again so often after a node is lost.",
+    help="Start again this many times after a node is lost.",
 )
 def generate_kubernetes(**asked: Any) -> int:
     """Print an Indexed Job and its Service: a pod per node."""

@@ -71,7 +71,9 @@ def cli() -> None:
 
 
 def experiment_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    return click.argument("experiment", required=False, shell_complete=experiment_names)(function)
+    return click.argument(
+        "experiment", metavar="[EXP]", required=False, shell_complete=experiment_names
+    )(function)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -75,6 +75,8 @@ class Command(click.Command):
 
         name = ctx.command_path.removeprefix("orchestrator").strip()
         name = {"master_launch": "launch", "emergency_stop": "emergency-stop"}.get(name, name)
+        if any("EXP" in piece for piece in self.collect_usage_pieces(ctx)):
+            formatter.write("\nEXP is the name or the directory of an experiment.\n")
         with formatter.section("Examples"):
             for typed, words in EXAMPLES.get(name, ()):
                 formatter.write(f"{'':{formatter.current_indent}}{typed}\n")

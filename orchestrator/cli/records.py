@@ -34,7 +34,7 @@ def places(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 
 @command()
 @shared
-@click.argument("experiment", required=False, shell_complete=experiment_names)
+@click.argument("experiment", metavar="[EXP]", required=False, shell_complete=experiment_names)
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or change it.")
 @click.option(
     "--env-file",
@@ -127,7 +127,7 @@ def checkpoint_export(where: Where, **options: Any) -> int:
 
 @command("start-report")
 @shared
-@click.argument("experiment", required=False, shell_complete=experiment_names)
+@click.argument("experiment", metavar="[EXP]", required=False, shell_complete=experiment_names)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @color_option
 def start_report(where: Where, experiment: str | None, as_json: bool) -> int:
@@ -164,7 +164,7 @@ def report(
 
 @command()
 @shared
-@click.argument("experiment", required=False, shell_complete=experiment_names)
+@click.argument("experiment", metavar="[EXP]", required=False, shell_complete=experiment_names)
 @click.option(
     "--to",
     "names",
@@ -172,7 +172,7 @@ def report(
     required=True,
     metavar="TRACKER",
     shell_complete=lambda *_: [CompletionItem(name) for name in KNOWN],
-    help=f"Say whom: {', '.join(KNOWN)}; several times for several.",
+    help=f"Send the numbers to {', '.join(KNOWN)}; may be repeated.",
 )
 @click.option(
     "--set",
@@ -207,7 +207,7 @@ def track(
 @click.option(
     "--token-file",
     type=FilePath(path_type=Path, dir_okay=False),
-    help="Answer those only who know the word in this file.",
+    help="Answer only those who send the word in this file.",
 )
 def metrics(where: Where, port: int, host: str, token_file: Path | None) -> int:
     """Serve the state of all jobs to Prometheus, until Ctrl-C.
@@ -279,7 +279,7 @@ def profile(where: Where, experiment: str | None, steps: int, timeout: float, as
 
 @command()
 @shared
-@click.argument("experiment", required=False, shell_complete=experiment_names)
+@click.argument("experiment", metavar="[EXP]", required=False, shell_complete=experiment_names)
 @click.option("--note", metavar="TEXT", help="What the run is for; an empty text takes it away.")
 @click.option("--tag", "tags", multiple=True, metavar="WORD", help="Add a tag.")
 @click.option("--untag", "without", multiple=True, metavar="WORD", help="Take a tag away.")
@@ -334,8 +334,8 @@ def diff(where: Where, first: str, second: str, as_json: bool) -> int:
 @click.option("--on-nodes", is_flag=True, help="Also remove what these jobs left on their nodes.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--pin", is_flag=True, help="Never remove NAME....")
-@click.option("--unpin", is_flag=True, help="Allow NAME... to be removed again.")
+@click.option("--pin", is_flag=True, help="Never remove these.")
+@click.option("--unpin", is_flag=True, help="Allow these to be removed again.")
 @click.option(
     "--list", "list_all", is_flag=True, help="List all experiments with their sizes and pins."
 )

@@ -18,6 +18,7 @@ from orchestrator.views.top.sample import JobSample, NodeSample, Sample
 from orchestrator.views.top.screen import Actions, Lines, Parts, Question, Ranks, Top
 from tests.views.top.samples import NOW, job, rank, sample
 
+PATIENCE = 120  # seconds, on a machine that is busy
 EVERY = 0.2  # a walk waits until nothing is to be drawn
 FIRST = Sample(NOW, (NodeSample("one", problem="connecting ..."),), ())
 ACTIONS = Actions(
@@ -60,7 +61,7 @@ def drive(
         )
         app = Top(look, FIRST, EVERY, actions, closer or (lambda _: None), alone)
         async with app.run_test(size=size) as pilot:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 await until(pilot, lambda: app.sample is samples[-1])
                 await walk(app, pilot)
 
@@ -209,7 +210,7 @@ def test_the_nodes_are_named_before_any_has_answered() -> None:
     async def run() -> None:
         app = Top(look, FIRST, EVERY, ACTIONS)
         try:
-            async with app.run_test() as pilot, asyncio.timeout(30):
+            async with app.run_test() as pilot, asyncio.timeout(PATIENCE):
                 await until(
                     pilot, lambda: cells(app, "nodes") == [["one", *"-------", "connecting ..."]]
                 )
