@@ -42,11 +42,10 @@ def of(experiment: Experiment, record: JobRecord, steps: int | None) -> Row:
     training = known.get("training", 0.0) / whole if whole else 0.0
     verdict = record.verdict if record.state in ("failed", "lost") else None
     words = ": ".join(filter(None, (verdict.title, verdict.message))) if verdict else ""
-    how_far, _ = progress.of(experiment.path, record, steps)
     row = Row(
         experiment.name,
         record.state,
-        how_far,
+        progress.of(experiment.path, record, steps)[0],
         nodes=len(record.nodes),
         ranks=sum(node.nproc for node in record.nodes),
         attempt=record.attempt,
@@ -66,7 +65,5 @@ def labelled(row: Row, experiment: Experiment, record: JobRecord) -> Row:
 
 def damaged(name: str, error: Exception) -> Row:
     """Return the row of an experiment that raised some TROUBLE."""
-    if isinstance(error, UsageError):
-        return Row(name, UNREADABLE, cause=error.what)
-    strerror = error.strerror if isinstance(error, OSError) else None
-    return Row(name, UNREADABLE, cause=strerror or f"unreadable ({type(error).__name__})")
+    known = getattr(error, "what", None) or getattr(error, "strerror", None)
+    return Row(name, UNREADABLE, cause=known or f"unreadable ({type(error).__name__})")

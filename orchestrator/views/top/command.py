@@ -186,7 +186,7 @@ def process_lines(watch: Watch, name: str, pid: int) -> Sequence[str]:
     state = f", state {found.state}" if found.state else ""
     return [
         f"process {pid}: {found.program}{state}",
-        "stacks are known of Pythons: of ranks, and of others where py-spy is installed there",
+        "a stack is known of each rank, and of any Python where py-spy is installed there",
     ]
 
 
