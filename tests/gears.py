@@ -105,6 +105,7 @@ LONG = [
     "tests/clusters/test_clusters.py::test_sixty_four_hosts",
     "tests/end_to_end/test_chaos.py",
     "tests/engine/sharding/test_many_ranks.py",
+    "tests/engine/saving/test_resume.py::test_one_training_moves",
     "tests/end_to_end/test_checkpoint_parts.py",
     "tests/end_to_end/test_connections.py::test_sixty_four_nodes",
     "tests/end_to_end/test_fanout.py::test_a_firewall_and_a_host_that_is_lost",

@@ -126,6 +126,7 @@ class MLflow:
             options = {"nested": True, **options}
         self.run = self.mlflow.start_run(**options).info.run_id
         self.names = AcceptedNames()
+        self.last = {} if curves.axis else self._last_steps()
 
     def _same_run(self, curves: Curves) -> dict[str, Any]:
         """Choose the run that has these curves, or name and mark a new one."""
@@ -136,13 +137,20 @@ class MLflow:
         named = {"run_name": curves.name} if curves.name else {}
         return {**named, "tags": {self.TAG: curves.id}}
 
+    def _last_steps(self) -> dict[str, int]:
+        """Return the step up to which each metric is there: of two values of a step, which a
+        training that goes on from an earlier one would send, MLflow draws both."""
+        known = self.client.get_run(self.run).data.metrics
+        points = {name: self.client.get_metric_history(self.run, name) for name in known}
+        return {name: max(point.step for point in some) for name, some in points.items()}
+
     def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
         at = int(moment * 1e3)
-        metrics = [
-            self.entities.Metric(self.names.of(name), number, at, step)
-            for name, number in values.items()
-        ]
-        self.client.log_batch(self.run, metrics=metrics)
+        named = {self.names.of(name): number for name, number in values.items()}
+        new = {name: number for name, number in named.items() if step > self.last.get(name, -1)}
+        metrics = [self.entities.Metric(name, number, at, step) for name, number in new.items()]
+        if metrics:
+            self.client.log_batch(self.run, metrics=metrics)
 
     def close(self) -> None:
         self.client.set_terminated(self.run)

@@ -120,6 +120,52 @@ def here(directory: Path) -> dict[str, str]:
     }
 
 
+class FakeClient:
+    """Keeps metrics as MLflow does: all values of a step."""
+
+    def __init__(self) -> None:
+        self.points: list[Any] = []
+
+    def log_batch(self, _run: str, metrics: list[Any]) -> None:
+        self.points += metrics
+
+    def get_run(self, _run: str) -> Any:
+        return SimpleNamespace(data=SimpleNamespace(metrics={p.key: p.value for p in self.points}))
+
+    def get_metric_history(self, _run: str, key: str) -> list[Any]:
+        return [point for point in self.points if point.key == key]
+
+
+def test_mlflow_keeps_the_first_value_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first attempt got to 5 and had no time for its epoch, the second went on from 3."""
+    client = FakeClient()
+    module, entities = ModuleType("mlflow"), ModuleType("mlflow.entities")
+    run = SimpleNamespace(info=SimpleNamespace(run_id="r"))
+    fields = ("key", "value", "timestamp", "step")
+    entities.Metric = lambda *values: SimpleNamespace(  # type: ignore[attr-defined]
+        **dict(zip(fields, values, strict=True))
+    )
+    for name, value in {
+        "get_tracking_uri": lambda: "file:/here",
+        "MlflowClient": lambda: client,
+        "start_run": lambda **_: run,
+    }.items():
+        setattr(module, name, value)
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    for start, end in ((0, 5), (3, 6)):
+        tracker = KNOWN["mlflow"].open(Curves("a", step=start), run_id="r")
+        for step in range(start + 1, end + 1):
+            tracker.log({"a<b": float(start)}, step, 1.7e9)
+        if start:
+            tracker.log({"val_loss": 2.0}, 5, 1.7e9)
+    told = [(point.key, point.step, point.value) for point in client.points]
+    assert told == [
+        *(("a_b", step, 0.0) for step in range(1, 6)),
+        *(("a_b", 6, 3.0), ("val_loss", 5, 2.0)),
+    ]
+
+
 def test_mlflow_has_two_runs_of_one_process(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     together(tmp_path, "mlflow")
@@ -146,7 +192,7 @@ def test_mlflow_without_a_database_writes_files(
     module = ModuleType("mlflow")
     module.get_tracking_uri = lambda: uris[-1]  # type: ignore[attr-defined]
     module.set_tracking_uri = uris.append  # type: ignore[attr-defined]
-    module.MlflowClient = lambda: None  # type: ignore[attr-defined]
+    module.MlflowClient = FakeClient  # type: ignore[attr-defined]
     run = SimpleNamespace(info=SimpleNamespace(run_id="r"))
     module.start_run = lambda **_: run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mlflow", module)

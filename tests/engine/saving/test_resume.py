@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -84,6 +85,38 @@ def test_copies_of_three_ranks_go_on_to_the_bit(tmp_path: Path) -> None:
     assert run(whole, first, again) == [[0] * 3] * 3, again.output()
     expected = losses(whole)
     assert losses(again) == {step: expected[step] for step in range(5, STEPS + 1)}
+
+
+# Nodes of so many ranks each, and how the parameters lie.
+PLACES: list[tuple[list[int], str]] = [
+    ([1], "ddp"),
+    ([2], "full_shard"),
+    ([3], "ddp"),
+    ([2, 2], "hybrid_shard"),
+    ([3, 3], "hybrid_shard"),
+    ([1, 1, 1, 1], "hybrid_shard"),
+]
+
+
+def test_one_training_moves_from_each_layout_to_each_other(tmp_path: Path) -> None:
+    """Thirty moves, two steps on each layout, the losses of one process that was never stopped."""
+    count = len(PLACES)
+    way = [place for i in range(count) for j in range(i + 1, count) for place in (i, j)] + [0]
+    assert len({*itertools.pairwise(way)}) == count * (count - 1)
+    end = {"scheduler": {"total_steps": 2 * len(way)}}
+    shared = saving(2, directory=str(tmp_path / "checkpoints"), resume="auto", keep=2)
+    steps = [{"training": {"max_steps": 2 * (number + 1)}} for number in range(len(way))]
+    jobs = [
+        job(tmp_path, f"{number}", PLACES[at][0], fsdp(PLACES[at][1]), shared, steps[number], end)
+        for number, at in enumerate(way)
+    ]
+    whole = job(tmp_path, "whole", [1], steps[-1], end)
+    codes = run(whole, *jobs)
+    expected = losses(whole)
+    for number, (ended, one) in enumerate(zip(codes[1:], jobs, strict=True)):
+        assert set(ended) == {0}, one.output()
+        now = range(2 * number + 1, 2 * number + 3)
+        assert losses(one) == pytest.approx({s: expected[s] for s in now}, rel=1e-5), number
 
 
 def test_two_runs_with_one_seed_are_equal_bit_for_bit(tmp_path: Path) -> None:
