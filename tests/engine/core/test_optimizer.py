@@ -335,7 +335,7 @@ def test_nothing_gathers_in_what_is_not_trained() -> None:
 def test_a_checkpoint_names_no_class_of_others(name: str) -> None:
     module, _, kind = name.rpartition(".")
     content = {"object": [module, kind, {"tuple": []}, None]}
-    with pytest.raises(ValueError, match="no class of this program"):
+    with pytest.raises(ValueError, match="is not a class of this program"):
         decoded(content, {}, packages_of(Objects([torch.zeros(1)])))
 
 
