@@ -89,6 +89,7 @@ class Receipt:
     gpu_unknown: str = ""
     port: PortState | None = None  # the master's
     error: str = ""
+    fix: str = ""  # of the error
     experiment: str = ""  # its directory, where nothing was ended, only shown
     known: bool = True  # else the node has neither files nor processes of it, for this login
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from orchestrator.common.errors import NodeError, OrchestratorError
@@ -102,6 +102,14 @@ def failure_table(failed: Sequence[tuple[Node, OrchestratorError]], total: int, 
     lines = [f"{len(failed)} of {total} nodes cannot be used{then}"]
     lines += [f"  {line}" for line in table(rows)]
     return "\n".join(lines)
+
+
+def reasons(failed: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Name why each node failed, and what to type; unwrapped, as fixes are to be copied."""
+    lines = []
+    for name, what, fix in failed:
+        lines += [f"{name}: {what}", *([f"  -> {fix}"] if fix else [])]
+    return lines
 
 
 def ask(

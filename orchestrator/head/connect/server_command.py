@@ -266,7 +266,10 @@ MAKE_ANEW = (
 
 def activation_problem(activate: str, reason: str, errors: str) -> tuple[str, str]:
     """Say why an environment is not active, with the last lines of its shell, and what to try."""
-    last = " / ".join([line.strip() for line in errors.splitlines() if line.strip()][-3:])[-300:]
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    # Lmod goes on with advice after its error.
+    error = max((at for at, line in enumerate(lines) if "error" in line.lower()), default=-3)
+    last = " / ".join(lines[error:][:3])[-300:]
     kind, _, value = activate.partition(":")
     typed = value[:2] + shlex.quote(value[2:]) if value[:2] == "~/" else shlex.quote(value)
     by_hand = {

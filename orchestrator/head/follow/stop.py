@@ -98,7 +98,7 @@ def receipts_of(
     listed = []
     for name, result in zip(names, results, strict=True):
         if isinstance(result, OrchestratorError):
-            listed.append(Receipt(name, job, took, error=result.what))
+            listed.append(Receipt(name, job, took, error=result.what, fix=result.fix))
         else:
             listed += [Receipt(**{**vars(proof), "node": name}) for proof in result]
     return listed
@@ -111,13 +111,14 @@ def exit_code(receipts: Sequence[Receipt]) -> int:
 
 
 def to_text(receipts: Sequence[Receipt]) -> str:
-    lines = [f"{receipt.node}: {described(receipt)}" for receipt in receipts]
+    lines = fleet.reasons((each.node, described(each), each.fix) for each in receipts)
     return "\n".join(lines or ["no job runs on these nodes"])
 
 
 def preview(receipts: Sequence[Receipt], experiments: Path) -> str:
     """Say what an emergency stop would end: jobs by name, where they run, whose they are."""
-    lines = [f"{r.node}: cannot be asked: {r.error}" for r in receipts if r.error]
+    lost = [receipt for receipt in receipts if receipt.error]
+    lines = fleet.reasons((r.node, f"cannot be asked: {r.error}", r.fix) for r in lost)
     alive = [receipt for receipt in receipts if receipt.left]
     jobs: dict[tuple[str, str], list[Receipt]] = {}
     for receipt in alive:

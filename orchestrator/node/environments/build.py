@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -14,6 +15,7 @@ import threading
 
 from orchestrator.common.hiding import redacted_text
 from orchestrator.node.environments.place import Environments
+from orchestrator.node.job.processes import in_words
 from orchestrator.node.transfer.code import snapshot
 from orchestrator.node.transfer.code.store import Incomplete, Store
 from orchestrator.protocol.requests.environments import BuildEnvironment, BuildProgress
@@ -21,6 +23,9 @@ from orchestrator.protocol.requests.environments import BuildEnvironment, BuildP
 LAST_LINES = 12
 # What would lead uv or pip elsewhere than to the environment.
 THEIRS = ("PIP_", "UV_", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+
+
+NO_ROOM = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
 class BuildError(Exception):
@@ -76,8 +81,7 @@ class Build:
         except Incomplete:
             self.problem = "the wheels did not arrive whole: type the command again"
         except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            self.problem = f"{where}{error.strerror}"
+            self.problem = in_words(error)
         except ValueError as error:
             self.problem = str(error)
 
@@ -157,5 +161,15 @@ class Build:
         if code:
             program = os.path.basename(words[0])
             how = "failed:" if code > 0 else f"was ended from outside, by signal {-code}"
+            full = next((reason for reason in NO_ROOM if any(reason in line for line in said)), "")
+            if full:
+                raise BuildError(no_room(self.here.root, full))
             text = redacted_text("\n".join(said[-LAST_LINES:]))
             raise BuildError(f"{program} {how}\n{text}".rstrip())
+
+
+def no_room(root: str, reason: str) -> str:
+    return (
+        f"{root} takes no more files ({reason}): make room there (`df -h` and `df -i` show whether"
+        " bytes or inodes are missing), or name a directory on another disk with --into"
+    )

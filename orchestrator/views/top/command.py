@@ -16,6 +16,7 @@ from orchestrator.common.wings import needed
 from orchestrator.config.launch import Where
 from orchestrator.head.commands.machines.exec import NOBODY_READS
 from orchestrator.head.commands.stop import end_job
+from orchestrator.head.connect.fleet import reasons
 from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.ssh_config import SshConfig
@@ -93,7 +94,8 @@ def to_text(sample: Sample) -> str:
     lines = heat_map(sample.nodes, width or MAP_COLUMNS, MAP_LINES)
     drawn = ["".join(styles.styled(*part) for part in line) for line in lines]
     heat = "\n".join(drawn if terminal.color else map(output.printable, drawn))
-    parts = [heat, nodes, jobs if sample.jobs else "no job runs there"]
+    lost = reasons((node.name, node.problem, node.fix) for node in sample.nodes if node.fix)
+    parts = [heat, nodes, jobs if sample.jobs else "no job runs there", "\n".join(lost)]
     return "\n\n".join(filter(None, parts))
 
 

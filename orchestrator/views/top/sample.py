@@ -220,6 +220,7 @@ class NodeSample:
     received: float | None = None  # bytes per second since the last look
     sent: float | None = None
     problem: str = ""
+    fix: str = ""  # of the problem
     history: tuple[Point, ...] = ()  # the newest last
 
     @property
@@ -271,6 +272,7 @@ class WatchedNode:
     again_at: float = 0.0
     before: Load | None = None
     problem: str = ""
+    fix: str = ""
     history: deque[Point] = field(default_factory=lambda: deque(maxlen=KEPT))
     stream: Stream | None = None  # while a job of ours runs there
     gpus_at: float = float("-inf")  # monotonic: when the node was last asked for its GPUs
@@ -316,7 +318,7 @@ class WatchedNode:
         name = self.node.name
         if self.channel is None:
             if time.monotonic() < self.again_at:
-                return NodeSample(name, problem=self.problem)
+                return NodeSample(name, problem=self.problem, fix=self.fix)
             self.again_at = time.monotonic() + RETRY_SECONDS
         try:
             if self.channel is None:
@@ -324,8 +326,8 @@ class WatchedNode:
             checkup = self.ask(self.channel)
         except OrchestratorError as error:
             self.drop()
-            self.problem = error.what
-            return NodeSample(name, problem=error.what)
+            self.problem, self.fix = error.what, error.fix
+            return NodeSample(name, problem=error.what, fix=error.fix)
         rates = rates_between(self.before, checkup.load)
         self.before = checkup.load
         self.history.append(point_of(checkup, rates))

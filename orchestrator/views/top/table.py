@@ -355,7 +355,7 @@ def to_json(sample: Sample) -> dict[str, Any]:
     for node in sample.nodes:
         known: dict[str, Any] = {"name": node.name, "reached": node.checkup is not None}
         if node.checkup is None:
-            known["problem"] = node.problem
+            known.update(problem=node.problem, fix=node.fix)
         else:
             known.update(received=node.received, sent=node.sent)
             known["history"] = [asdict(point) for point in node.history]

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.commands.machines.nodes import MACHINES, to_text
+from orchestrator.head.commands.machines import warm
+from orchestrator.head.commands.machines.nodes import MACHINES, Used, reasons, to_text, users_text
+from orchestrator.head.follow import stop
 from orchestrator.head.nodes import machine
 from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.machine import Machine
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen.output import PLAIN, Terminal
 from orchestrator.protocol.facts import Card, Checkup, Disk, Gpu
+from orchestrator.views.top import command as top
+from orchestrator.views.top.sample import NodeSample, Sample
 from tests.head.plan.probed import facts, infiniband, interface, software
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -103,3 +109,19 @@ def test_json_has_every_field_of_every_machine(machines: list[Machine]) -> None:
         data = json.loads(json.dumps(machine.to_json(each)))
         assert set(data) == set(Machine.__annotations__)
         assert machine.from_json(data) == each
+
+
+def test_whoever_is_not_let_in_reads_what_to_type() -> None:
+    error, lost = NodeError("there is no key", "once: ssh-keygen"), node("gone")
+    receipts = stop.receipts_of(["gone"], [error], 0.0, "")
+    shown = NodeSample("gone", problem=error.what, fix=error.fix)
+    for text in (
+        reasons([machine.lost(lost, error)], 1),
+        users_text([Used(lost, error=error)], 0.0, PLAIN),
+        stop.to_text(receipts),
+        stop.preview(receipts, Path("/experiments")),
+        top.to_text(Sample(0.0, (shown,), ())),
+        warm.to_text([(lost, error)], PLAIN),
+        warm.receipts([(lost, error)], PLAIN),
+    ):
+        assert re.search(r"^ *gone: .*there is no key\n +-> once: ssh-keygen$", text, re.M), text

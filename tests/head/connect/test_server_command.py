@@ -114,6 +114,7 @@ def test_modules(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "module() {\n"
         "    shift\n"
         '    for m; do case $m in cuda*) export CUDA_HOME=/opt/cuda LOADEDMODULES="$m/12.1" ;;\n'
+        "        lua*) printf '%s\\n' 'an error: unknown \"lua\"' '' 1 2 3 4 >&2; false ;;\n"
         "        *) echo \"ERROR: Unable to locate a modulefile for '$m'\" >&2 ;; esac; done\n"
         "}\n"
     )
@@ -123,6 +124,8 @@ def test_modules(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = refusal(Node("n", activate="module:nccl/2.20, gcc"), home, monkeypatch)
     assert "nccl/2.20 cannot be loaded" in refused.what
     assert "Unable to locate a modulefile for 'gcc'" in refused.what
+    refused = refusal(Node("n", activate="module:lua"), home, monkeypatch)
+    assert '(an error: unknown "lua" / 1 / 2)' in refused.what, "Lmod goes on with advice"
 
 
 @pytest.mark.parametrize("bash", [True, False], ids=["bash", "sh"])

@@ -108,12 +108,10 @@ def to_text(machines: Sequence[Machine], terminal: Terminal) -> str:
 
 
 def reasons(lost: Sequence[Machine], total: int) -> str:
-    """Name why each missing node could not be reached; unwrapped, as fixes are to be copied."""
-    lines = [f"{len(lost)} of {text.plural(total, 'node')} cannot be reached"]
-    for node in lost:
-        lines.append(f"  {node.name}: {node.problem}")
-        lines += [f"    -> {node.fix}"] * bool(node.fix)
-    return "\n".join(lines)
+    """Say how many nodes could not be reached, and why."""
+    lines = fleet.reasons((node.name, node.problem, node.fix) for node in lost)
+    first = f"{len(lost)} of {text.plural(total, 'node')} cannot be reached"
+    return "\n  ".join([first, *lines])
 
 
 # -- who uses them --------------------------------------------------------------------------------
@@ -208,7 +206,8 @@ def users_text(users: Sequence[Used], now: float, terminal: Terminal) -> str:
     for used in users:
         if used.checkup is None:
             rows.append(Use(used.node.name, lost=True))
-            words.append(f"{used.node.name}: {used.error}")
+            if used.error is not None:
+                words += fleet.reasons([(used.node.name, used.error.what, used.error.fix)])
             continue
         rows += gpu_rows(used, used.checkup, now) or cpu_rows(used, used.checkup, now)
         words += [

@@ -18,6 +18,7 @@ from orchestrator.common.errors import (
 )
 from orchestrator.common.folder import IS_DIRECTORY, Folder
 from orchestrator.head.commands.machines.exec import Chosen, directory
+from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
@@ -63,8 +64,7 @@ def to_text(
         label = f"node{part.node}"
         if part.error is not None:
             rows.append([label, part.name, ("-", styles.FAILED), "", "", ""])
-            notes.append(f"{label}: {part.error.what}")
-            notes += [f"  -> {part.error.fix}"] * bool(part.error.fix)
+            notes += fleet.reasons([(label, part.error.what, part.error.fix)])
             continue
         size = "" if later else text.size(part.size)
         rows.append(

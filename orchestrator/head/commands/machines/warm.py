@@ -129,7 +129,14 @@ def to_text(answers: Replies, terminal: Terminal) -> str:
         if line.serves:
             places.setdefault(line.serves, []).append(line.place)
     notes = [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in places.items()]
+    notes += reasons_of(answers)
     return "\n".join([PAIRS.text(lines, terminal), *map(output.printable, notes)])
+
+
+def reasons_of(answers: Replies) -> list[str]:
+    """Say what to type for nodes that could not be asked, where that is known."""
+    errors = ((node, answer) for node, answer in answers if isinstance(answer, OrchestratorError))
+    return fleet.reasons((node.place, each.what, each.fix) for node, each in errors if each.fix)
 
 
 def lines_of(answers: Replies) -> Iterator[Line]:
@@ -162,7 +169,7 @@ def receipts(answers: Replies, _: Terminal) -> str:
     lines = []
     for node, answer in answers:
         if isinstance(answer, OrchestratorError):
-            lines.append(f"{node.place}: unreachable: {answer.what}")
+            lines += fleet.reasons([(node.place, f"unreachable: {answer.what}", answer.fix)])
             continue
         ends = answer.ends if isinstance(answer, WarmEnds) else ()
         left = ", ".join(str(pid) for end in ends for pid in end.left)
