@@ -64,6 +64,33 @@ os._exit(0)
     assert said(program, tmp_path) == "ours\nMainProcess None\nTrue\n"
 
 
+def test_objects_are_finalized_while_names_mean_something(tmp_path: Path) -> None:
+    """The end of `python program` is the measure: alone, in a cycle, held by a signal's handler."""
+    program = """
+import signal
+class Thing:
+    def __init__(self, name): self.name = name
+    def __del__(self): print(self.name, helper())
+def helper(): return "helps"
+alone, cycle, held = Thing("alone"), Thing("cycle"), Thing("held")
+cycle.me = cycle
+signal.signal(signal.SIGUSR1, lambda *a: held)
+"""
+    (tmp_path / "program.py").write_text(program)
+    words = [PYTHON, "-u", "program.py"]
+    by_hand = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    ends = f"""
+import os, sys, types
+main = sys.modules["__main__"] = types.ModuleType("__main__")
+exec({program!r}, vars(main))
+del main
+i.finalize_objects()
+os._exit(0)
+"""
+    assert sorted(said(ends, tmp_path).splitlines()) == sorted(by_hand.stdout.splitlines())
+    assert "cycle helps" in by_hand.stdout
+
+
 def test_objects_are_finalized_and_files_written(tmp_path: Path) -> None:
     program = """
 import os

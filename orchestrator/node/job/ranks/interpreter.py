@@ -14,6 +14,7 @@ import importlib.machinery
 import io
 import os
 import runpy
+import signal
 import sys
 import threading
 import time
@@ -100,17 +101,41 @@ def runs(thread: str) -> bool:
         return False
 
 
+class Left:
+    """Lives as long as the names of the program, which it knows."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.names = names
+
+
 def finalize_objects() -> None:
     """Do what os._exit leaves out: finalize objects, write files that were never closed."""
     let_threads_rest()
     if threading.active_count() == 1:  # a daemon thread would trip over what is missing
-        names = vars(sys.modules["__main__"])
-        names.update(dict.fromkeys(set(names) - {"__builtins__"}))
+        let_go_of_the_program()
     gc.collect()
     frozen = [sys.__stdout__, sys.__stderr__]  # gc does not know these two
     for file in (*frozen, *(thing for thing in gc.get_objects() if type(thing) in BUFFERED)):
         if file is not None and not file.closed and file.writable():
             file.flush()
+
+
+def let_go_of_the_program() -> None:
+    """Finalize the program's objects while its names still mean something to their methods.
+
+    Names that something holds are emptied, as the interpreter does with a module that is left.
+    """
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):  # the interpreter lets go of these first
+            signal.signal(number, signal.SIG_DFL)
+    sys.modules.pop("__mp_main__", None)
+    left = Left(vars(sys.modules.pop("__main__")))
+    left.names["orchestrator_left"] = left
+    alive = weakref.ref(left)
+    del left
+    gc.collect()
+    if (still := alive()) is not None:
+        still.names.update(dict.fromkeys(set(still.names) - {"__builtins__"}))
 
 
 def search_first(place: str, *, always: bool = False) -> None:
