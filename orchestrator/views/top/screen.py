@@ -241,7 +241,8 @@ class Parts(ModalScreen[None]):
 
     def show(self, node: NodeSample) -> None:
         self.node, self.parts = node, table.parts_of(node, self.gpu)
-        nothing = node.problem or ("nothing runs here" if node.checkup else "connecting ...")
+        problem = " -> ".join(filter(None, [node.problem, node.fix]))
+        nothing = problem or ("nothing runs here" if node.checkup else "connecting ...")
         cells = dict(zip(table.NODES.headings, table.NODES.words(node), strict=True))
         known = [" ".join([name.lower(), *cells[name].split()]) for name in ("CPU", "MEMORY")]
         words = nothing if not self.parts else "   ".join(known)
