@@ -126,6 +126,11 @@ def noted(tmp_path: Path) -> Noted:
             "os.system(f'true >{out}/c; true \"{out}/d\" https://x/y 2>/dev/null')",
             {("known", f"OUT{path}") for path in ("", "/a", "/a/b", "/c", "/d")},
         ),
+        (
+            "from subprocess import run\nos.mkdir(out + '/lr=1'); run(['true'])\n"
+            "os.chdir(out); run(['true']); run(['true'], cwd='lr=1')\n",
+            {("new", "OUT/lr=1"), ("known", "OUT")},
+        ),
         # Few of many files, then the directory; and an end of it.
         (
             "for i in range(1000): open(f'{out}/{i}', 'w')",

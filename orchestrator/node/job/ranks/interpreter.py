@@ -111,9 +111,14 @@ class Left:
 def finalize_objects() -> None:
     """Do what os._exit leaves out: finalize objects, write files that were never closed."""
     let_threads_rest()
+    write_files()  # of a file in a cycle, what is buffered may go after its descriptor
     if threading.active_count() == 1:  # a daemon thread would trip over what is missing
         let_go_of_the_program()
     gc.collect()
+    write_files()
+
+
+def write_files() -> None:
     frozen = [sys.__stdout__, sys.__stderr__]  # gc does not know these two
     for file in (*frozen, *(thing for thing in gc.get_objects() if type(thing) in BUFFERED)):
         if file is not None and not file.closed and file.writable():

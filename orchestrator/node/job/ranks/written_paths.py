@@ -116,7 +116,10 @@ class Watch:
         lines = [os.fsdecode(word) for word in [*words][:MOST_WORDS]]
         separate = [word for line in lines for word in BETWEEN_WORDS.split(line)]
         place = whole_path(directory) if directory else os.getcwd()
-        self.named([*([place] if directory else []), *separate[:MOST_WORDS]], place)
+        if place and place not in self.seen:
+            self.remember(place)
+            self.note(KNOWN, place)
+        self.named(separate[:MOST_WORDS], place)
 
     def named(self, arguments: Iterable[str], directory: str) -> None:
         """Note the paths that a program is given: whether it writes there is seen at the end."""
