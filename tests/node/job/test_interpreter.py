@@ -15,8 +15,9 @@ LOAD = f"import runpy; i = __import__('types').SimpleNamespace(**runpy.run_path(
 def said(program: str, cwd: Path) -> str:
     words = [PYTHON, "-u", "-c", LOAD + program]
     done = subprocess.run(
-        words, cwd=cwd, stdout=subprocess.PIPE, text=True, check=True, timeout=PATIENCE
-    )
+        words, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True,
+        timeout=PATIENCE,
+    )  # fmt: skip
     return done.stdout
 
 
@@ -62,6 +63,24 @@ os.rmdir(kept.name)
 os._exit(0)
 """
     assert said(program, tmp_path) == "ours\nMainProcess None\nTrue\n"
+
+
+def test_a_forked_rank_reads_what_it_was_started_with(tmp_path: Path) -> None:
+    program = """
+import multiprocessing, os, sys
+shows = lambda file: (file.name, file.buffer.raw.name, file.fileno(), file.encoding, file.errors,
+                      file.mode, file.line_buffering, file.closed, file is sys.__stdin__)
+def rank():
+    i.forget_the_parent()
+    print(shows(sys.stdin), repr(sys.stdin.read()), os.path.exists("/proc/self/fd/9"))
+print(shows(sys.stdin), repr(""), False)
+while os.dup(1) < 8: pass
+child = multiprocessing.get_context("fork").Process(target=rank)
+child.start()
+child.join()
+"""
+    by_hand, forked = said(program, tmp_path).splitlines()
+    assert forked == by_hand
 
 
 def test_objects_are_finalized_while_names_mean_something(tmp_path: Path) -> None:

@@ -56,7 +56,22 @@ def forget_the_parent() -> None:
     of_torch = getattr(sys.modules.get("torch"), "default_generator", None)
     if of_torch is not None:
         of_torch.seed()  # the processor's; those of GPUs begin alike in any process
+    begin_input_anew()
     let_go_of_pipes()
+
+
+def begin_input_anew() -> None:
+    """Read descriptor 0 again, as any Python: multiprocessing has put a file before it."""
+    old: Any = sys.__stdin__
+    if old is None or not old.closed:
+        return
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.close(sys.stdin.fileno())
+    raw: Any = io.FileIO(0, "r", closefd=False)
+    raw.name = "<stdin>"
+    new: Any = io.TextIOWrapper(io.BufferedReader(raw), old.encoding, old.errors)
+    new.mode = "r"
+    sys.stdin = sys.__stdin__ = new  # type: ignore[misc]
 
 
 def let_go_of_pipes() -> None:
