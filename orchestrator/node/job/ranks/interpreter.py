@@ -69,7 +69,8 @@ def begin_input_anew() -> None:
         os.close(sys.stdin.fileno())
     raw: Any = io.FileIO(0, "r", closefd=False)
     raw.name = "<stdin>"
-    new: Any = io.TextIOWrapper(io.BufferedReader(raw), old.encoding, old.errors)
+    reader = io.BufferedReader(raw)
+    new: Any = io.TextIOWrapper(reader, old.encoding, old.errors, write_through=True)
     new.mode = "r"
     sys.stdin = sys.__stdin__ = new  # type: ignore[misc]
 
