@@ -1,4 +1,4 @@
-"""Refuse at once, by its name, an argument that is of another type than its annotation says."""
+"""Refuse at once, by its name, an argument that is unknown or of another type than annotated."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import inspect
 import numbers
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.common.errors import UsageError
+from orchestrator.common.errors import UsageError, nearest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 # What is taken for a type, and how it is called in a sentence.
@@ -37,13 +37,14 @@ def checked(**fixes: str | None) -> Callable[[Function], Function]:
 
     def around(function: Function) -> Function:
         signature = inspect.signature(function)
+        called = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
         wanted: dict[str, list[Any]] = {}
 
         @functools.wraps(function)
         def call(*args: Any, **more: Any) -> Any:
             if not wanted:  # the names in annotations are known by now
                 wanted.update(types_of(function))
-            for name, value in signature.bind(*args, **more).arguments.items():
+            for name, value in bound(called, signature, args, more).items():
                 if fixes.get(name, "") is not None:
                     refuse_other(name, value, wanted.get(name, []), fixes.get(name) or "")
             return function(*args, **more)
@@ -51,6 +52,19 @@ def checked(**fixes: str | None) -> Callable[[Function], Function]:
         return typing.cast(Function, call)
 
     return around
+
+
+def bound(
+    name: str, signature: inspect.Signature, args: Sequence[Any], more: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the arguments by name, or refuse one that there is not, or is missing."""
+    known = [each for each in signature.parameters if each != "self"]
+    try:
+        return signature.bind(*args, **more).arguments
+    except TypeError as error:
+        unknown = next((each for each in more if each not in known), "")
+        what = f"has no argument {unknown!r}{nearest(unknown, known)}" if unknown else str(error)
+        raise UsageError(f"{name}() {what}", f"it takes {', '.join(known)}") from None
 
 
 def types_of(function: Callable[..., Any]) -> dict[str, list[Any]]:

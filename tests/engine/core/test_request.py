@@ -135,6 +135,7 @@ def made(**more: Any) -> Trainer:
         ({"trackers": 3}, "trackers=3 is not a list or a dict"),
         ({"config": "small.yaml"}, "config='small.yaml' is not a dict"),
         ({"weights": {}}, "weights={} is not text or a path"),
+        ({"lr": 1e-3}, "Trainer() has no argument 'lr'"),
         ({"device": "gpu"}, "device='gpu' cannot be used"),
     ],
 )
@@ -164,6 +165,8 @@ class Stream(IterableDataset[Any]):
         (lambda t, data: t.train(data, epochs=1, patience=0), "patience must be at least 1"),
         (lambda t, data: t.train(data, max_period=100), "max_period=100 is not text"),
         (lambda t, data: t.train(epochs=1), "train() has no data"),
+        (lambda t, data: t.train(data, epoch=1), "train() has no argument 'epoch'; did you mean"),
+        (lambda t, data: t.train(data, data, data, 1), "train() too many positional arguments"),
         (lambda t, data: t.predict(data, None), "output=None is not a function"),
         (lambda t, data: t.save(3), "path=3 is not text or a path"),
         (lambda t, data: t.save("w.pt", model="G"), "there is one, without a name"),
