@@ -251,7 +251,7 @@ def test_a_scheduler_that_is_over_says_so() -> None:
 def test_a_plateau_is_one_of_the_loss() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     lowest = LrScheduler(lr_scheduler.ReduceLROnPlateau, optimizer, "epoch")
-    lowest.after_epoch({"loss": 1.0, "accuracy": 0.5})
+    lowest.after_epoch(1.0)
     assert lowest.scheduler.best == 1.0
     highest = lr_scheduler.ReduceLROnPlateau(optimizer, mode="max")
     with pytest.raises(UsageError, match="would wait for a loss that grows"):
@@ -478,7 +478,7 @@ def test_whole_weights_and_predictions_in_order(
         results = torch.load(job.path / f"results_{rank}")
         assert "not tensors with a row for each sample" in results.pop("loss")
         assert "gives 1 rows for " in results.pop("half")
-        assert "no kind of file that can be written" in results.pop("where")
+        assert "is not a kind of file that can be written" in results.pop("where")
         assert "JobFailed" in results["disk"] and "No such file or directory" in results.pop("disk")
         for strategy, outputs in results.items():
             outputs["of one's own"] = outputs["of one's own"]["out"]
