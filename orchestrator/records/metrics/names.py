@@ -1,4 +1,4 @@
-"""What a metric's name tells: its unit, which of its values is the best, and how it is written."""
+"""Tells by a metric's name its unit, which of its values is the best, and how one is written."""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ def better(name: str) -> str:
     return "most" if words & MOST or name.endswith("_per_s") else ""
 
 
+def in_thousands(value: float) -> str:
+    """Write a count in a few characters: 415k, 1.2M."""
+    return size(value).removesuffix("B").replace(" ", "")
+
+
 def written(value: float, unit: str) -> str:
     """Write a value, or a difference of two, with its unit."""
     if value < 0:
@@ -49,7 +54,7 @@ def written(value: float, unit: str) -> str:
     if unit in ("ms", "s"):
         return duration(value / 1e3 if unit == "ms" else value)
     if unit == "/s":
-        return f"{size(value).removesuffix('B').replace(' ', '')}/s"
+        return f"{in_thousands(value)}/s"
     if unit == "bytes":
         return size(value, binary=True)
     return f"{100 * value:.3g}%" if unit == "ratio" else f"{value:.6g}"

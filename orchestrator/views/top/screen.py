@@ -134,7 +134,7 @@ class Lines(ModalScreen[None]):
 
 
 class JobKeys:
-    """What the keys do with the job that is chosen, and with its rank where ranks are shown."""
+    """Does what the keys say with the chosen job, and with its rank where ranks are shown."""
 
     app: Any
 
@@ -157,7 +157,28 @@ class JobKeys:
             self.app.ask_to_stop(subject[0])
 
 
-class Ranks(JobKeys, ModalScreen[None]):
+class Closer(ModalScreen[None]):
+    """Shows one thing closer: a line about it, and a table of its parts."""
+
+    CSS = """
+    Closer Static { color: $text-muted; height: 1; }
+    Closer Rows { height: 1fr; max-height: 100%; }
+    """
+
+    def __init__(self, headings: Sequence[str]) -> None:
+        super().__init__()
+        self.heading, self.rows = Static(""), Rows(headings)
+
+    def compose(self) -> ComposeResult:
+        yield self.heading
+        yield self.rows
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.rows.focus()
+
+
+class Ranks(JobKeys, Closer):
     """The ranks of one job; the slow ones say so."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -167,32 +188,21 @@ class Ranks(JobKeys, ModalScreen[None]):
         Binding("e", "events", "events"),
         Binding("s", "stop", "stop the job"),
     ]
-    CSS = """
-    Ranks Static { color: $text-muted; height: 1; }
-    """
 
     def __init__(self, job: JobSample, *, alone: bool) -> None:
-        super().__init__()
+        super().__init__(table.RANKS.headings)
         self.job, self.alone = job, alone
-        self.heading = Static("")
-        self.ranks = Rows(table.RANKS.headings)
-
-    def compose(self) -> ComposeResult:
-        yield self.heading
-        yield self.ranks
-        yield Footer()
 
     def on_mount(self) -> None:
         self.show(self.job)
-        self.ranks.focus()
 
     def show(self, job: JobSample) -> None:
         self.job = job
         self.heading.update(Text(printable(table.job_words(job))))
-        self.ranks.fill([table.RANKS.cells(rank) for rank in job.ranks])
+        self.rows.fill([table.RANKS.cells(rank) for rank in job.ranks])
 
     def subject(self) -> tuple[JobSample, RankProgress | None]:
-        at = self.ranks.cursor_row
+        at = self.rows.cursor_row
         return self.job, self.job.ranks[at] if 0 <= at < len(self.job.ranks) else None
 
     def action_back(self) -> None:
@@ -208,7 +218,7 @@ class Ranks(JobKeys, ModalScreen[None]):
             self.app.read(heading, lambda: self.app.actions.stack(job, rank))
 
 
-class Parts(ModalScreen[None]):
+class Parts(Closer):
     """The GPUs of one node and what runs on them; enter goes on to the stack of a process."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -217,27 +227,15 @@ class Parts(ModalScreen[None]):
         Binding("t", "stack", "stack"),
         Binding("l", "log", "log"),
     ]
-    CSS = """
-    Parts Static { color: $text-muted; height: 1; }
-    Parts Rows { height: 1fr; max-height: 100%; }
-    """
     app: Top
 
     def __init__(self, node: NodeSample, gpu: str | None = None) -> None:
-        super().__init__()
+        super().__init__(table.PARTS.headings)
         self.node, self.gpu = node, gpu
         self.parts: list[table.Part] = []
-        self.heading = Static("")
-        self.rows = Rows(table.PARTS.headings)
-
-    def compose(self) -> ComposeResult:
-        yield self.heading
-        yield self.rows
-        yield Footer()
 
     def on_mount(self) -> None:
         self.show(self.node)
-        self.rows.focus()
 
     def show(self, node: NodeSample) -> None:
         self.node, self.parts = node, table.parts_of(node, self.gpu)
@@ -303,7 +301,6 @@ class Top(JobKeys, App[None]):
     #heading { color: $text-muted; height: 1; }
     #heat { height: auto; margin-bottom: 1; display: none; }
     Top Rows { height: auto; }
-    Ranks Rows { height: 1fr; max-height: 100%; }
     #jobs { margin-top: 1; }
     #filter { display: none; height: 1; border: none; }
     """

@@ -12,6 +12,7 @@ from orchestrator.head.screen import styles
 from orchestrator.head.screen.output import Cell, Column, Table
 from orchestrator.protocol.facts import Gpu, Holder
 from orchestrator.protocol.message import encode
+from orchestrator.records.metrics.names import in_thousands
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top.sample import JobSample, NodeSample, Sample
 
@@ -212,7 +213,7 @@ def loss_words(job: JobSample) -> Cell:
 def speed_words(job: JobSample) -> str:
     if job.rate is None:
         return "-"
-    return f"{text.size(job.rate).removesuffix('B').replace(' ', '')} {job.unit}/s"
+    return f"{in_thousands(job.rate)} {job.unit}/s"
 
 
 def place_words(job: JobSample) -> str:

@@ -150,8 +150,8 @@ def test_the_ranks_of_a_job_and_what_their_keys_show(size: tuple[int, int]) -> N
         await until(pilot, lambda: isinstance(app.screen, Ranks))
         shown = app.screen
         assert isinstance(shown, Ranks) and asked == ["train-1f"]
-        await until(pilot, lambda: len(shown.ranks.rows) == 2)
-        last = [row[-1] for row in shown.ranks.rows]
+        await until(pilot, lambda: len(shown.rows.rows) == 2)
+        last = [row[-1] for row in shown.rows.rows]
         assert last == ["", "slow compute: +40% of a step"]
         await pilot.press("down", "l")
         assert (await read(app, pilot))[-1] == "of 1"
