@@ -31,6 +31,8 @@ from ground import ROOT, first_line, machine, progress, require_root, show, tabl
 from orchestrator.local_cluster import cluster as local
 
 LIMIT_SECONDS = 300.0
+# All hosts start their Pythons on the cores of this machine.
+PATIENT = ("--connect-timeout", "120")
 TURN_SECONDS = 0.01  # between two looks at a command's processes
 PRIVATE = "ORCHESTRATOR_BENCH_NETWORK"  # set in the network namespace of the bench
 WIDTH, HEIGHT, EDGE = 720, 420, 56
@@ -107,7 +109,7 @@ def measured(hosts: Hosts, repeat: int, *, with_job: bool) -> dict[str, list[Cos
         for name, words in commands(hosts).items():
             take(hosts, name, words, found, counts=turn > 0)
         ours(hosts, "connections", "--open", "1h")
-        take(hosts, "exec, held", our("exec", "--", "true"), found, counts=turn > 0)
+        take(hosts, "exec, held", our("exec", *PATIENT, "--", "true"), found, counts=turn > 0)
         ours(hosts, "connections", "--close")
         if with_job:
             job(hosts, found, counts=turn > 0)
@@ -118,8 +120,8 @@ def commands(hosts: Hosts) -> dict[str, list[str]]:
     everyone, size = ",".join(hosts.addresses), str(len(hosts.addresses))
     clush = ["clush", "-S", "-f", size, "-o", f"-F {hosts.ssh_config}", "-w", everyone, "true"]
     return {
-        "exec": our("exec", "--", "true"),
-        "nodes": our("nodes"),
+        "exec": our("exec", *PATIENT, "--", "true"),
+        "nodes": our("nodes", *PATIENT),
         "pdsh": ["pdsh", "-R", "ssh", "-S", "-f", size, "-w", everyone, "true"],
         "clush": clush,
     }
@@ -127,7 +129,9 @@ def commands(hosts: Hosts) -> dict[str, list[str]]:
 
 def job(hosts: Hosts, found: dict[str, list[Cost]], *, counts: bool) -> None:
     """Start a job without torch on all hosts, look at it, and stop it."""
-    launch = our("master_launch", "--detach", "--no-torchrun", "--sync", "off", "sleep", "600")
+    launch = our(
+        "master_launch", *PATIENT, "--detach", "--no-torchrun", "--sync", "off", "sleep", "600"
+    )
     take(hosts, "launch", launch, found, counts=counts)
     take(hosts, "status", our("status"), found, counts=counts)
     take(hosts, "stop", our("stop", "--now"), found, counts=counts)
