@@ -60,7 +60,7 @@ class Formatter(click.HelpFormatter):
 
 
 class Context(click.Context):
-    """What a command is called with."""
+    """Makes the helps of commands with our formatter."""
 
     formatter_class = Formatter
 

@@ -167,7 +167,7 @@ def failed_at(verdict: Verdict | None) -> float | None:
 
 
 class AccountFile:
-    """What the engine told last of each attempt, in a file that grows: only what is new is read."""
+    """Reads what the engine told last of each attempt: of a file that grows, only what is new."""
 
     def __init__(self, path: Path) -> None:
         self.file = GrowingFile(path, having=b'"attempt":')

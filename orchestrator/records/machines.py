@@ -1,4 +1,4 @@
-"""What this login remembers of machines: the name of each, and which of them failed.
+"""Remembers machines for this login: the name of each, and which of them failed.
 
 It is kept in small JSON files under ~/.orchestrator. What they say decides where jobs run, so they
 count only if nobody else can write them.

@@ -1,4 +1,4 @@
-"""What a record says of how a job went: its verdict, who held it up, the proof of its end."""
+"""Says, in a record, how a job went: its verdict, who held it up, the proof of its end."""
 
 from __future__ import annotations
 

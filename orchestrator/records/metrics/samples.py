@@ -147,7 +147,7 @@ class RecentSamples:
 
 
 class Events:
-    """What one machine's log told in one attempt; only what is new is read."""
+    """Reads what one machine's log told in one attempt; only what is new."""
 
     def __init__(self, path: Path, node: int) -> None:
         self.node = node

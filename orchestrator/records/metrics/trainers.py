@@ -35,7 +35,7 @@ Files = dict[int, Path]  # rank -> its file
 
 @dataclass(frozen=True)
 class Point:
-    """What a rank said of one step. A program may write anything: values are checked when read."""
+    """Holds what a rank said of one step: anything, so values are checked when read."""
 
     line: Mapping[str, Any] = field(default_factory=dict)
 

@@ -26,7 +26,7 @@ NAMED = 3
 
 
 class Brought(NamedTuple):
-    """What is to be said of a node, and what its ranks wrote beside their code and elsewhere."""
+    """Holds what to say of a node, and what its ranks wrote beside their code and elsewhere."""
 
     said: list[str]
     with_code: CodeOutputs | None

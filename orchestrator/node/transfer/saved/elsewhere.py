@@ -39,7 +39,7 @@ EARLIER_SECONDS = 2.0  # that a file system's clock may be behind
 
 @dataclass
 class Noted:
-    """What the ranks have noted: directories, and files by the directory that they are in."""
+    """Holds what ranks have noted: directories, and files by the directory that they are in."""
 
     new: set[str] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
