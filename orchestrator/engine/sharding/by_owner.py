@@ -12,7 +12,7 @@ import copy
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.sharding.exchange import Exchange, dealt, exchange_of, is_cut, messages
 
+Key = TypeVar("Key")
 CLOSE = 2e-4  # of the largest change: shards and whole tensors come to the same
 GIVEN = ("state", "param_groups")
 NOT_SHARED = (*GIVEN, "params", "defaults")
@@ -111,11 +112,13 @@ class Owners:
             arrive()
 
     def _batches(self) -> Iterator[tuple[list[Any], Exchange]]:
-        for some in by_dtype([p for p in self.sharded if p.grad is not None]):
-            each = some[0].itemsize + some[0].grad.itemsize
-            for places in messages([p.shape for p in some], each, dist.get_world_size(self.group)):
-                batch = [some[i] for i in places]
-                yield batch, exchange_of(batch, [self.owner[id(p)] for p in batch])
+        sent: dict[Any, Any] = {
+            p: ((p.dtype, p.grad.dtype), p.itemsize + p.grad.itemsize, p.shape)
+            for p in self.sharded
+            if p.grad is not None
+        }
+        for batch in in_messages(sent, self.group):
+            yield batch, exchange_of(batch, [self.owner[id(p)] for p in batch])
 
     def _fill(
         self, some: Sequence[Any], weights: Mapping[int, Tensor], gradients: Mapping[int, Tensor]
@@ -171,18 +174,17 @@ class Owners:
         """Put tensors of their owners into shards; all ranks know dtype, shape and owner of each,
         in the same order."""
         found: dict[str, Tensor] = {}
-        size = dist.get_world_size(self.group)
-        for dtype in dict.fromkeys(form[0] for form in forms.values()):
-            every = [path for path, form in forms.items() if form[0] == dtype]
-            all_shapes = [torch.Size(forms[path][1]) for path in every]
-            for places in messages(all_shapes, dtype.itemsize, size):
-                paths, shapes = [every[i] for i in places], [all_shapes[i] for i in places]
-                owners = [forms[path][2] for path in paths]
-                exchange = Exchange(self.mesh, shapes, [0] * len(paths), owners)
-                mine = {place: whole[paths[place]] for place in exchange.mine}
-                parts = exchange.to_shards(mine, dtype)()
-                for path, part, shape in zip(paths, parts, shapes, strict=True):
-                    found[path] = self._sharded(part, shape)
+        sent = {
+            path: (dtype, dtype.itemsize, torch.Size(shape))
+            for path, (dtype, shape, _) in forms.items()
+        }
+        for paths in in_messages(sent, self.group):
+            shapes, owners = [sent[path][2] for path in paths], [forms[path][2] for path in paths]
+            exchange = Exchange(self.mesh, shapes, [0] * len(paths), owners)
+            mine = {place: whole[paths[place]] for place in exchange.mine}
+            parts = exchange.to_shards(mine, sent[paths[0]][0])()
+            for path, part, shape in zip(paths, parts, shapes, strict=True):
+                found[path] = self._sharded(part, shape)
         return found
 
     def _sharded(self, part: Tensor, shape: torch.Size) -> Tensor:
@@ -197,14 +199,11 @@ class Owners:
         """Give the owners what is in shards; what is whole on each rank stays as it is."""
         found = {p: tensors[p] for p in owners if not is_cut(tensors[p])}
         cut: dict[str, Any] = {p: tensors[p] for p in owners if is_cut(tensors[p])}
-        size = dist.get_world_size(self.group)
-        for dtype in dict.fromkeys(tensor.dtype for tensor in cut.values()):
-            every = [path for path, tensor in cut.items() if tensor.dtype == dtype]
-            for places in messages([cut[path].shape for path in every], dtype.itemsize, size):
-                paths = [every[i] for i in places]
-                exchange = exchange_of([cut[p] for p in paths], [owners[p] for p in paths])
-                came = exchange.to_owners([local(cut[p]) for p in paths])()
-                found |= {paths[place]: tensor for place, tensor in came.items()}
+        sent = {path: (tensor.dtype, tensor.itemsize, tensor.shape) for path, tensor in cut.items()}
+        for paths in in_messages(sent, self.group):
+            exchange = exchange_of([cut[p] for p in paths], [owners[p] for p in paths])
+            came = exchange.to_owners([local(cut[p]) for p in paths])()
+            found |= {paths[place]: tensor for place, tensor in came.items()}
         return found
 
 
@@ -225,10 +224,16 @@ def hollow(parameter: Tensor) -> Tensor:
     return zero.expand(parameter.shape)
 
 
-def by_dtype(parameters: Sequence[Any]) -> Iterator[list[Any]]:
-    kinds = dict.fromkeys((p.dtype, p.grad.dtype) for p in parameters)
-    for kind in kinds:
-        yield [p for p in parameters if (p.dtype, p.grad.dtype) == kind]
+def in_messages(
+    sent: Mapping[Key, tuple[Any, int, torch.Size]], group: dist.ProcessGroup
+) -> Iterator[list[Key]]:
+    """Put tensors of one kind together in messages; of each its kind, the bytes of an element and
+    its shape are known."""
+    for kind in dict.fromkeys(kind for kind, _, _ in sent.values()):
+        alike = [key for key, (other, _, _) in sent.items() if other == kind]
+        shapes, each = [sent[key][2] for key in alike], sent[alike[0]][1]
+        for places in messages(shapes, each, dist.get_world_size(group)):
+            yield [alike[place] for place in places]
 
 
 # -- a step on some parameters at a time -----------------------------------------------------------
