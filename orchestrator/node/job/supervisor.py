@@ -488,6 +488,7 @@ class Supervisor:
         """
         if pid in self.outlived and code in (-signal.SIGTERM, -signal.SIGKILL):
             self.left_behind[pid] = self.outlived[pid]
+        self.read_reports()  # the keeper may have told it just before
         for number, rank in self.ranks.items():
             if rank.pid == pid and rank.state != "ended":
                 who = {"rank": number, "local": rank.local, "pid": pid, "code": code}

@@ -275,6 +275,16 @@ def test_a_keeper_that_is_killed_is_its_ranks_end(new_job: NewJob, tmp_path: Pat
     assert job.of_kind("rank_ended")[0]["asked"] == ""
 
 
+def test_a_keeper_that_is_killed_before_its_report_hides_no_exit_code(
+    new_job: NewJob, tmp_path: Path
+) -> None:
+    job = new_job()
+    spec = job.spec(script(tmp_path, "import os; os._exit(7)"), start="fork")
+    job.start({**spec, "agent": [*spec["agent"], "--mute"]}).wait()
+    assert job.ended() == {0: 7}
+    assert job.of_kind("rank_ended")[0]["asked"] == ""
+
+
 TEARS_DOWN = """
 import atexit, sys, time
 atexit.register(time.sleep, 1000)
@@ -514,6 +524,25 @@ def test_torchrun_that_is_killed_is_the_cause_not_its_ranks(
     assert (ended["agent"], ended["why"]) == (-9, "")
     assert set(job.ended()) == {0, 1}
     assert all(event["asked"] for event in job.of_kind("rank_ended"))
+
+
+def test_ranks_are_not_interrupted_when_torchrun_is_killed(new_job: NewJob, tmp_path: Path) -> None:
+    """They would fail before their supervisor has seen why; a handler might call that a Ctrl-C."""
+    job = new_job()
+    text = "import time; print('ready'); time.sleep(1000)"
+    job.start(job.spec(script(tmp_path, text), start="fork"))
+    wait_until(lambda: job.said("ready"))
+    keeper = job.of_kind("rank_started")[0]["keeper"]
+    os.kill(keeper, signal.SIGSTOP)  # signals wait for it
+    agent = job.of_kind("started")[0]["agent"]
+    os.kill(agent, signal.SIGKILL)
+    wait_until(lambda: not alive(agent))
+    status = Path(f"/proc/{keeper}/status").read_text()
+    os.kill(keeper, signal.SIGCONT)
+    pending = re.findall("^(?:Sig|Shd)Pnd:\\s+(\\w+)$", status, re.MULTILINE)
+    assert not any(int(each, 16) >> signal.SIGINT - 1 & 1 for each in pending)
+    job.wait()
+    assert job.ended() == {0: -15}
 
 
 ONE_FAILS = """

@@ -58,6 +58,7 @@ HELD = (*FORWARDED, signal.SIGQUIT)
 CONTEXT_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 # Without any of these there is no GPU that a fork could harm (dxg: Windows, nvmap: Jetson).
 DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/nvmap")
+WAITID = {"x86_64": 247, "aarch64": 95, "riscv64": 95, "ppc64le": 272}  # this system call's number
 STACKS_SIGNAL = signal.SIGRTMIN + 9  # as in protocol/timing.py
 IMPORTS = b"i"  # as in node/job/hang.py
 NO_RESTART = 93  # as in common/errors.py
@@ -141,7 +142,11 @@ class Rank:
         """Wait for the rank, report its end, end the same way: by returning where it went well.
 
         A process that torchrun forked has to return: torchrun would wait for its value forever.
+        The rank is reaped after the report: should we be killed before, the supervisor reaps it.
         """
+        # torch has its children interrupted when torchrun dies; the supervisor ends them, and first
+        # knows why.
+        prctl(PR_SET_PDEATHSIG, 0)
 
         def forward(signum: int, frame: FrameType | None) -> None:
             with contextlib.suppress(ProcessLookupError):
@@ -153,11 +158,11 @@ class Rank:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
-        _, status, usage = os.wait4(child, 0)
+        code, peak_kb = end_of(child)
         for signum in FORWARDED:
             signal.signal(signum, signal.SIG_DFL)
-        code = os.waitstatus_to_exitcode(status)
-        self.report({"event": "ended", "pid": child, "code": code, "peak_kb": usage.ru_maxrss})
+        self.report({"event": "ended", "pid": child, "code": code, "peak_kb": peak_kb})
+        os.waitpid(child, 0)
         while code and os.path.exists(os.path.join(self.run, "ending")):
             time.sleep(60)  # if torchrun saw it now it would hurry those that still save
         if code < 0:
@@ -385,6 +390,20 @@ def shortened(record: ErrorRecord) -> ErrorRecord:
         "function": record["function"][:150],
         "source": None,
     }
+
+
+def end_of(child: int) -> tuple[int, int | None]:
+    """Wait for a child, and leave it to be reaped; return its exit code and peak memory in kB."""
+    options = os.WEXITED | os.WNOWAIT
+    ended = os.waitid(os.P_PID, child, options)
+    assert ended is not None
+    code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    usage = (ctypes.c_long * 18)()  # struct rusage
+    number = WAITID.get(os.uname().machine)
+    # What it has used, the system call tells, and no function.
+    if number is None or ctypes.CDLL(None).syscall(number, os.P_PID, child, None, options, usage):
+        return code, None
+    return code, usage[4]
 
 
 def answer_by_default() -> None:
