@@ -1,8 +1,9 @@
 """Says whether a job may be started again, how often, on which nodes, and what follows an end.
 
 What may pass by itself (a node lost, a rank killed, a hang, a broken link) is tried again as often
-as the user allows. What the program did itself is tried again once: the same failure at the same
-step is the program's own. Attempts that get nowhere end after three, with their first cause.
+as the user allows, and so is a full disk while another node can take the place. What the program
+did itself is tried again once: the same failure at the same step is the program's own. Attempts
+that get nowhere end after three, with their first cause.
 
 A change of nodes that was planned is no failure: it costs no restart. A node with which the job
 then gets nowhere is given up again, rests, and is tried three times at most.
@@ -142,7 +143,7 @@ class Restarts:
         if not self.allowed:
             return record
         attempts = [*record.attempts, ended(experiment, record)]
-        decision = decide(attempts, record.launch.max_restarts)
+        decision = decide(attempts, record.launch.max_restarts, spares=bool(record.spares))
         if record.state == RESIZED:
             decision = Decision(restart=True, why=resized or MORE_NODES, verdict=None)
         if stopped:
@@ -210,8 +211,11 @@ class Decision:
     verdict: Verdict | None
 
 
-def decide(attempts: Sequence[Attempt], allowed: int) -> Decision:
-    """Decide what follows the last of these attempts, where so many restarts are allowed."""
+def decide(attempts: Sequence[Attempt], allowed: int, *, spares: bool = False) -> Decision:
+    """Decide what follows the last of these attempts, where so many restarts are allowed.
+
+    `spares`: nodes stand by.
+    """
     last = attempts[-1]
 
     def end(reason: str, verdict: Verdict | None = last.verdict) -> Decision:
@@ -226,7 +230,8 @@ def decide(attempts: Sequence[Attempt], allowed: int) -> Decision:
     counted = failures(attempts)
     if last not in counted:
         return Decision(True, f"{because(last)}, as soon as more nodes had joined", None)
-    if not is_passing(last) and any(is_same(last, other) for other in counted[:-1]):
+    passing = is_passing(last) or (spares and kind_of(last) == FULL)
+    if not passing and any(is_same(last, other) for other in counted[:-1]):
         return end("the program failed in the same way before")
     idle = without_progress(counted)
     if len(idle) >= MOST_IDLE:
@@ -269,13 +274,17 @@ def because(attempt: Attempt) -> str:
 
 
 def is_same(one: Attempt, other: Attempt) -> bool:
-    """Tell whether two attempts failed alike, at the same step as far as steps are known."""
+    """Tell whether two attempts failed alike, at the same step as far as steps are known.
+
+    The disks of two nodes may be full one after the other.
+    """
 
     def signature(attempt: Attempt) -> tuple[object, ...]:
         verdict = attempt.verdict or Verdict()
         message = verdict.message.partition("\n")[0]
         where, message = (SNAPSHOT.sub("", text) for text in (verdict.where, message))
-        return verdict.kind, where, message, attempt.step
+        node = verdict.node_name if verdict.kind == FULL else ""
+        return verdict.kind, where, message, attempt.step, node
 
     return signature(one) == signature(other)
 

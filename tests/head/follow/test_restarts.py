@@ -23,6 +23,7 @@ from orchestrator.records.outcome import Verdict
 from tests.records.one_node import NODE
 
 KILLED = {"kind": "signal", "message": "killed by signal 9 (SIGKILL)", "where": ""}
+FULL = {"kind": "disk_full", "message": "OSError: [Errno 28] No space left on device: 'a.pt'"}
 BUG = {"kind": "exception", "message": "ValueError: 3", "where": "train.py:7 in step"}
 OTHER_BUG = {**BUG, "where": "train.py:9 in step"}
 
@@ -80,6 +81,27 @@ def test_what_is_started_again(
     ends: list[tuple[dict[str, Any], int | None]], allowed: int, restarts: bool
 ) -> None:
     assert decide(attempts(*ends), allowed).restart == restarts
+
+
+def full(node: str) -> tuple[dict[str, Any], None]:
+    return {**FULL, "node_name": node}, None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "spares", "restarts"),
+    [
+        ("a", False, True),
+        ("aa", False, False),
+        ("ab", False, True),
+        ("aba", False, False),
+        ("aa", True, True),
+        ("aba", True, False),  # three in a row got nowhere
+    ],
+)
+def test_a_full_disk_ends_no_job_that_another_node_can_go_on_with(
+    nodes: str, spares: bool, restarts: bool
+) -> None:
+    assert decide(attempts(*map(full, nodes)), 9, spares=spares).restart == restarts
 
 
 @pytest.mark.parametrize("state", ["done", "stopped"])

@@ -300,7 +300,6 @@ def test_without_another_node_there_is_time_to_mend_it(tmp_path: Path) -> None:
 
 
 def test_a_node_whose_disk_is_full_makes_way_at_once(tmp_path: Path) -> None:
-    """The program's second failure by that would be the end of the job."""
     job = record("abc", spares="s")
     full = Verdict(node=1, node_name="b", kind="disk_full", message="OSError: [Errno 28]")
     job = replace(job, attempts=[replace(job.attempts[0], verdict=full, ran=5.0)])
