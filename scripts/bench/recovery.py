@@ -53,6 +53,7 @@ END_LIMIT_SECONDS = 240.0
 RELEASE_LIMIT_SECONDS = 60.0  # the head waits 5 s for nodes that have no part in the end
 UNSENT_STEPS = 16  # that a machine may have measured since it was asked last, two seconds ago
 CLOCK = Path(__file__).with_name("clock.c")
+UNMADE = (OSError, KeyError, ValueError, IndexError, subprocess.TimeoutExpired)
 STEP = re.compile(r"^step (\d+) loss (\S+) rank (\d+)$", re.MULTILINE)
 
 Losses = dict[tuple[int, int], str]  # (rank, step) -> the loss as it is printed
@@ -328,7 +329,7 @@ class Trial(UnderFire):
                 self.await_step(max(blow.step, self.before_next if self.victims else self.step) + 2)
         except (Seam, AssertionError) as error:
             blow.wrong = str(error)[-1500:]
-        except (OSError, KeyError, ValueError, IndexError) as error:  # the job has no part in it
+        except UNMADE as error:  # the job has no part in it
             blow.wrong = f"the fault could not be made: {error!r}"
         blow.victims, blow.until = sorted({*self.victims}), max(blow.step, self.before_next)
         self.judge(blow, before, names)
@@ -397,8 +398,11 @@ class Trial(UnderFire):
                if reference.losses.get((r, s)) != v}  # fmt: skip
         if odd:
             yield f"{len(odd)} losses differ: {dict(sorted(odd.items())[:4])}"
-        missing = reference.losses.keys() - {(rank, step) for rank, step, _ in said}
-        if missing:
+        taken = {(rank, step) for rank, step, _ in said}
+        missing = reference.losses.keys() - taken
+        untold = {key for key in missing if self.died_before_it_told(*key, taken)}
+        end.unsent += sorted(untold)
+        if missing := missing - untold:
             yield f"{len(missing)} steps were never taken: {sorted(missing)[:6]}"
         if self.weights() != reference.weights:
             yield "the weights differ"
@@ -422,6 +426,15 @@ class Trial(UnderFire):
         if wrong:
             first = [(key, here[key]) for key in sorted(wrong)[:4]]
             yield f"{len(wrong)} metrics differ: {first}"
+
+    def died_before_it_told(self, rank: int, step: int, taken: set[tuple[int, int]]) -> bool:
+        """Tell whether a rank was killed after its part of a step, and before it could say so.
+
+        Another rank has told of that step, which none can before all have taken their part.
+        """
+        shared = any((other, step) in taken for other in range(NODES) if other != rank)
+        killed = any(rank in b.victims and b.step <= step <= b.until + 1 for b in self.blows)
+        return self.program.tells_last and shared and killed
 
     def excuses(self, rank: int, step: int) -> bool:
         """Tell whether a fault took it with it: a machine vanished, or a rank was killed."""
@@ -449,7 +462,7 @@ class Trial(UnderFire):
             if waiting:
                 yield f"host {host}: {len(waiting)} processes wait for a job that is over"
             words = "ls -d /dev/shm/orchestrator-*/*/* 2> /dev/null; true"
-            if states := self.cluster.exec(host, ["sh", "-c", words]).split():
+            if states := self.cluster.exec(host, ["sh", "-c", words], 240).split():
                 yield f"host {host}: states are left in memory: {states}"
 
     def keep(self) -> None:

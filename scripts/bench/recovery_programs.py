@@ -198,6 +198,7 @@ class Program(NamedTuple):
 
     files: dict[str, str]
     measures: bool  # files of metrics, by the engine
+    tells_last: bool = False  # of a step once all ranks have taken their part in it
 
     def words(self, steps: int) -> list[str]:
         if "engine.py" not in self.files:
@@ -209,5 +210,5 @@ class Program(NamedTuple):
 PROGRAMS = {
     "engine": Program({"engine.py": ENGINE, "suffering.py": SUFFERING}, measures=True),
     "trainer": Program({"trainer.py": TRAINER, "suffering.py": SUFFERING}, measures=True),
-    "ddp": Program({"ddp.py": DDP, "suffering.py": SUFFERING}, measures=False),
+    "ddp": Program({"ddp.py": DDP, "suffering.py": SUFFERING}, measures=False, tells_last=True),
 }
