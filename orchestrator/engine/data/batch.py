@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from orchestrator.common.text import Say
+from orchestrator.engine.models.losses import Size
 from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks.ranks import Ranks
 
@@ -29,7 +30,7 @@ class Micro(NamedTuple):
     data: Any
     ids: list[int] | None  # its samples, where they have numbers
     real: bool = True  # else it counts as none: this rank only takes part in the collectives
-    size: int | None = None  # samples in it, where that is known
+    size: Size | None = None  # what is known of the samples in it
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ from orchestrator.engine.data.draws import (
     inner,
 )
 from orchestrator.engine.data.sample_order import Order
+from orchestrator.engine.models.losses import Size, is_unclear, parts_in, shapes_in
 from orchestrator.engine.ranks.ranks import Ranks, from_rank_0, gather, host_group
 
 T = TypeVar("T")
@@ -217,8 +218,7 @@ class MapShard(Shard):
         self.batch_size = loader.batch_sampler.batch_size if batched else None
         self.drop_last = loader.batch_sampler.drop_last if batched else loader.drop_last
         which = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        counts = {"collate_fn": Counting(loader.collate_fn)} if self.batch_size else {}
-        self.copy = copied(loader, **{which: self}, **counts)
+        self.copy = copied(loader, **{which: self}, **counting(loader))
         self.length = len(self.sampler) if hasattr(self.sampler, "__len__") else None
         self.samples = self.length if self.batch_size else None
         self.interleaved, self.begins_anywhere = bool(self.batch_size), True
@@ -273,7 +273,7 @@ class MapShard(Shard):
         for data in self._seeded(batch.begin(self.copy), number, position // self.round_size):
             items, real = self.begun.popleft()
             content = items if self.batch_size else items[0]
-            size = len(content) if isinstance(content, (list, tuple)) else None
+            size = Size(len(content)) if isinstance(content, (list, tuple)) else None
             micro = micro_of(data)
             size = size if micro.size is None else micro.size
             yield micro._replace(ids=numbers(content), real=real, size=size)
@@ -457,8 +457,8 @@ class UserShard(Shard):
         super().__init__(loader, ranks, seed)
         self.order_of = f"your {type(sampler).__name__}"
         self.batch_size, self.part = loader.batch_size, len(sampler)
-        counts = {"collate_fn": Counting(loader.collate_fn)} if self.batch_size else {}
-        self.copy, self.asked = asking(loader, ranks, seed, self.round_size, **counts)
+        changes = counting(loader)
+        self.copy, self.asked = asking(loader, ranks, seed, self.round_size, **changes)
         self.draws = self.asked.draws
         whole = self.part * ranks.world
         self.samples = whole if self.batch_size else None
@@ -476,11 +476,7 @@ class UserShard(Shard):
     def _draws(self, number: int, position: int) -> Iterator[Micro]:
         first = self.asked.begin(number, position)
         drawn = self._seeded(batch.begin(self.copy), number, first)
-        for index, data in enumerate(drawn, first):
-            left = self.part - index * (self.batch_size or 1)
-            size = min(self.batch_size, left) if self.batch_size and left > 0 else None
-            micro = micro_of(data)
-            yield micro._replace(size=size if micro.size is None else micro.size)
+        yield from map(micro_of, drawn)
 
 
 def asking(loader: Any, ranks: Ranks, seed: int, moves: int, **changes: Any) -> tuple[Any, Asked]:
@@ -503,9 +499,7 @@ class IterableShard(Shard):
         self.asked: Asked | None = None  # of a dataset with a length
         self.opened = Opened()
         if isinstance(loader, DataLoader):
-            changes: dict[str, Any] = {}
-            if loader.batch_size is not None:
-                changes["collate_fn"] = Counting(loader.collate_fn)
+            changes = counting(loader)
             if isinstance(loader.dataset, IterableDataset):
                 self.copy = copied(loader, **changes)
             else:
@@ -655,10 +649,10 @@ def every(drawn: Iterator[Any], rank: int, world: int, position: int) -> Iterato
 
 
 class Counted(NamedTuple):
-    """A batch, and how many samples were put together in it; pin_memory knows a named tuple."""
+    """A batch, and what is known of its samples; pin_memory knows a named tuple."""
 
     data: Any
-    size: int
+    size: Size
 
 
 class Counting:
@@ -667,11 +661,12 @@ class Counting:
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.copy = collate
+        self.by_rows: bool | None = None  # the samples are the rows, if shapes leave that open
 
     def __call__(self, samples: list[Any]) -> Counted:
         size = sum(sample is not None for sample in samples)
         try:
-            return Counted(self.copy(samples), size)
+            data = self.copy(samples)
         except (LookupError, TypeError) as error:
             if size:
                 raise
@@ -680,6 +675,28 @@ class Counting:
                 f" nothing of them: {type(error).__name__} {error}",
                 "leave broken samples out of the dataset, or use larger batches",
             ) from error
+        unclear = (is_unclear(part, size) for part in (data, *parts_in(data)))
+        if size and self.by_rows is None and any(unclear):
+            self.by_rows = self._ask(samples, data, size)
+        return Counted(data, Size(size, self.by_rows))
+
+    def _ask(self, samples: list[Any], data: Any, size: int) -> bool | None:
+        """See what grows with one sample more. What the collate draws and counts is not changed."""
+        more = [*samples, next(sample for sample in samples if sample is not None)]
+        try:
+            with batch.randomness_kept():
+                grown = copy.deepcopy(self.copy)(more)
+        except Exception:  # noqa: BLE001 (code of a user's, which may want so many samples)
+            return None
+        if isinstance(data, (list, tuple)) and len(grown) == len(data) + 1:
+            return False
+        second = [shape[1] == size + 1 for shape in shapes_in(grown) if len(shape) > 1]
+        return not (second and all(second))
+
+
+def counting(loader: Any) -> dict[str, Any]:
+    """Have a loader count what it puts together; a dataset that gives whole batches does that."""
+    return {} if loader.batch_sampler is None else {"collate_fn": Counting(loader.collate_fn)}
 
 
 def micro_of(data: Any) -> Micro:

@@ -22,10 +22,17 @@ from orchestrator.engine.sharding.blocks import has_no_forward
 Totals = dict[str, tuple[Tensor, Tensor]]  # name -> (sum, count), "loss" first
 
 
+class Size(NamedTuple):
+    """What is known of the samples that were put together in a batch."""
+
+    samples: int
+    by_rows: bool | None = None  # they are its rows; None: nobody has asked the collate
+
+
 class Loss(Protocol):
     """Compute the sums of a batch; `size` says how many samples it has, if that is known."""
 
-    def __call__(self, model: nn.Module, batch: Any, size: int | None = None) -> Totals: ...
+    def __call__(self, model: nn.Module, batch: Any, size: Size | None = None) -> Totals: ...
 
 
 Step = Callable[[nn.Module, Any], Any]
@@ -167,7 +174,7 @@ class Losses:
         self,
         model: nn.Module,
         batch: Any,
-        size: int | None = None,
+        size: Size | None = None,
         due: Sequence[str] | None = None,  # the optimizers that will step; None: all
     ) -> Totals:
         if self.step is not None:
@@ -201,7 +208,7 @@ class Losses:
         return total, (loss.weight[targets.where(counts, 0)] * counts).sum()
 
 
-def totals(giver: str, result: Any, batch: Any, size: int | None) -> Totals:
+def totals(giver: str, result: Any, batch: Any, size: Size | None) -> Totals:
     """Take a mean back to its sum, by the number of samples: known, or seen in the batch."""
     if isinstance(result, (int, float)):
         result = torch.tensor(float(result))
@@ -219,7 +226,7 @@ def loss_of(name: str) -> str:
 
 
 def by_optimizer(
-    names: Sequence[str], result: Any, batch: Any, size: int | None, known: Sequence[str]
+    names: Sequence[str], result: Any, batch: Any, size: Size | None, known: Sequence[str]
 ) -> Totals:
     """Take what a step gave for each optimizer that is due, and all of it together as "loss".
 
@@ -325,28 +332,46 @@ def size_of(batch: Any) -> int:
     return sizes[0]
 
 
-def came(batch: Any, size: int) -> int:
-    """Return how many samples a batch has, where `size` were put together in it.
+def came(batch: Any, size: Size) -> int:
+    """Return how many samples a batch has, of those that were put together in it.
 
     They are the rows that all of its tensors have: a collate may leave samples out, or give several
-    rows for each. Where the samples are the second dimension, the first says nothing of them.
+    rows for each.
     """
-    inner = batch.values() if isinstance(batch, Mapping) else batch
-    parts = list(inner) if isinstance(batch, (Mapping, list, tuple)) else [batch]
-    shapes = [part.shape for part in parts if isinstance(part, Tensor) and part.dim()]
-    rows = {shape[0] for shape in shapes}
-    if len(rows) != 1 or len(parts) == size:  # else it may be a list of samples
-        return size
-    second = [shape[1] == size for shape in shapes if len(shape) > 1]
+    rows = {shape[0] for shape in shapes_in(batch)}
+    if len(rows) != 1:
+        return size.samples
     (many,) = rows
-    if many == size or not second or not all(second):
+    if not is_unclear(batch, size.samples) or size.by_rows:
         return many
-    warnings.warn(
-        f"a batch of {size} samples has tensors of {many} x {size}, and a mean is weighted by"
-        f" {size}: if its samples are the {many} rows, let the step return (sum, count)",
-        stacklevel=2,
-    )
-    return size
+    if size.by_rows is None:
+        shape = " x ".join(map(str, shapes_in(batch)[0]))
+        raise UsageError(
+            f"a batch of {size.samples} samples has tensors of {shape}, and nothing says whether"
+            f" a mean is over the {many} rows or over the samples",
+            "let the step return (sum, count)",
+        )
+    return size.samples
+
+
+def is_unclear(batch: Any, samples: int) -> bool:
+    """Tell whether it may be a list of samples, or have them in the second dimension, in which case
+    its rows are something else."""
+    shapes = shapes_in(batch)
+    if {shape[0] for shape in shapes} <= {samples}:
+        return False
+    second = [shape[1] == samples for shape in shapes if len(shape) > 1]
+    return len(parts_in(batch)) == samples or (bool(second) and all(second))
+
+
+def parts_in(batch: Any) -> list[Any]:
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    return list(batch) if isinstance(batch, (list, tuple)) else [batch]
+
+
+def shapes_in(batch: Any) -> list[torch.Size]:
+    return [part.shape for part in parts_in(batch) if isinstance(part, Tensor) and part.dim()]
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:

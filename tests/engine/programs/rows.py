@@ -56,11 +56,18 @@ def second(rows: Any) -> Any:
     return x.T.reshape(2, 3, -1).transpose(1, 2), y.expand(2, -1, -1)
 
 
+def twice(rows: Any) -> Any:
+    """Gives two views of each sample, which have as many columns as a batch may have samples."""
+    x, y = default_collate([*rows, *rows])
+    return x[:, :3], y
+
+
 COLLATES: dict[str, tuple[Dataset[Any], Callable[[Any], Any], int]] = {
     "without None": (Broken(), without_none, 6),
     "without small ones": (Broken(False), without_small, 6),
     "uneven": (Broken(False), uneven, 6),
     "in the second dimension": (Broken(False), second, 3),
+    "twice": (Broken(False), twice, 3),
 }
 
 
