@@ -430,7 +430,10 @@ class Trainer:
             min_period=min_period, max_period=max_period, save_every=save_every, best=best,
             patience=patience, save_to=save_to, keep=keep, resume=resume,
         )  # fmt: skip
-        training, held_out = self._data(asked, train_loader, val_loader)
+        self._train(asked, *self._data(asked, train_loader, val_loader))
+        return self.state.history
+
+    def _train(self, asked: Request, training: Batches, held_out: Batches | None) -> None:
         checkpoints = self._resumed(asked, self._kept())
         watched = Best(asked.best, asked.patience, self.state)
         policy = asked.policy(self.state)
@@ -439,10 +442,9 @@ class Trainer:
         self._say_where(checkpoints)
         if policy.nothing_to_do():
             self._say_nothing_to_do(checkpoints)
-            return self.state.history
+            return
         self._loop(training, held_out, policy, checkpoints, watched, at_end=asked.at_end).run()
         self._policy = None
-        return self.state.history
 
     def _say_where(self, checkpoints: Checkpoints | None) -> None:
         """Say where it saves, or that it does not; of a launched job the head says where all is."""

@@ -225,11 +225,9 @@ class Checkpoints:
         if memory is not None:
             rest = disk or f"the disk has step {newest}"
             return f"a restart continues from step {memory}, in the nodes' memory; {rest}"
-        return (
-            f"{disk}, and a restart begins anew"
-            if disk
-            else f"a restart goes back to step {newest}"
-        )
+        if disk:
+            return f"{disk}, and a restart starts from the beginning"
+        return f"a restart goes back to step {newest}"
 
     def finish(self) -> None:
         """Wait for a save that was asked for by hand, and raise what went wrong: on all ranks."""
