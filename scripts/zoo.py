@@ -1,7 +1,7 @@
 """Try what a training does to an optimizer, with many optimizers, in every layout of the ranks.
 
-    python scripts/zoo.py [--only REGEX] [--layouts one,fs2] [--results FILE] [--limit SECONDS]
-                          [--at-once N]
+    python scripts/zoo.py [--only REGEX] [--layouts one,fs2] [--cases train,resume] [--double]
+                          [--results FILE] [--limit SECONDS] [--at-once N]
 
 Each answer is a line of FILE, and what is answered there is not tried again. Libraries that can be
 imported are tried: pytorch_optimizer, timm, and those of LIBRARIES. The summary at the end counts
@@ -73,7 +73,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 CASES = ("restart", "train", "resume", "skip", "hook", "unfreeze")
 WORST = ("BARE", "WRONG", "late", "refused", "none", "as torch", "parity", "to the bit")
-LEAST = 1e-5  # relative, of what always counts as equal to a loop by hand
+# Relative, of what always counts as equal to a loop by hand.
+LEAST = {torch.float32: 1e-5, torch.float64: 1e-10}
 BY_FUNCTION = "by a function of the parameters"  # as a refusal says that it works
 CELL = "ZOO_CELL"
 DECAY = 0.9
@@ -400,7 +401,7 @@ def compared(
     if relative(reference(seed=1), expected):
         return "as torch", distance
     apart = max(relative(reference(turned=turns), expected) for turns in (1, 3, 6))
-    most = max(LEAST, 10 * apart)
+    most = max(LEAST[torch.get_default_dtype()], 10 * apart)
     return ("parity" if distance <= most else "WRONG"), distance
 
 
@@ -422,16 +423,15 @@ def sentence(error: BaseException) -> str:
 # -- here ------------------------------------------------------------------------------------------
 
 
-def ask(name: str, layout: str, limit: float) -> list[Answer]:
+def ask(name: str, layout: str, cases: list[str], limit: float) -> list[Answer]:
     """Have ranks answer all cases; a case that ends them is told from those after it."""
     sys.modules["scripts.zoo"] = sys.modules["__main__"]  # for the ranks, which are forked
     with tempfile.TemporaryDirectory(prefix="zoo_") as place:
-        return asked(name, layout, Path(place), limit)
+        return asked(name, layout, cases, Path(place), limit)
 
 
-def asked(name: str, layout: str, place: Path, limit: float) -> list[Answer]:
+def asked(name: str, layout: str, left: list[str], place: Path, limit: float) -> list[Answer]:
     ranks, answers = LAYOUTS[layout][0], list[Answer]()
-    left = list(CASES)
     while left:
         for life in (0, 1):
             answered = {answer.case for answer in answers}
@@ -487,18 +487,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Try optimizers in every layout of the ranks.")
     parser.add_argument("--only", default="", help="a regular expression of names")
     parser.add_argument("--layouts", default=",".join(LAYOUTS))
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--double", action="store_true", help="in float64, where noise vanishes")
     parser.add_argument("--results", type=Path, default=Path("zoo.jsonl"))
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for each optimizer")
     parser.add_argument("--at-once", type=int, default=1, help="optimizers at a time")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.double:
+        torch.set_default_dtype(torch.float64)
     lines = options.results.read_text().splitlines() if options.results.exists() else []
     answers = [Answer(**json.loads(line)) for line in lines]
     known = {(answer.optimizer, answer.layout) for answer in answers}
     names = [name for name in catalogue() if re.search(options.only, name)]
     cells = [(n, layout) for layout in options.layouts.split(",") for n in names]
     with ProcessPoolExecutor(options.at_once, multiprocessing.get_context("fork")) as pool:
-        work = [pool.submit(ask, *cell, options.limit) for cell in cells if cell not in known]
+        cases = [case for case in CASES if case in options.cases.split(",")]
+        work = [
+            pool.submit(ask, *cell, cases, options.limit) for cell in cells if cell not in known
+        ]
         for done in as_completed(work):
             answers += (new := done.result())
             with options.results.open("a") as file:

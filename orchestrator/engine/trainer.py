@@ -47,7 +47,7 @@ from orchestrator.engine.core.request import Request
 from orchestrator.engine.core.step import Steppers, names_of
 from orchestrator.engine.core.stopping import Best, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data import sharded_loader, sources
-from orchestrator.engine.data.batch import Batches, randomness_kept
+from orchestrator.engine.data.batch import Batches
 from orchestrator.engine.data.dataset import HeldOutSamples, TrainingSamples
 from orchestrator.engine.data.draws import Drawn
 from orchestrator.engine.models import build
@@ -55,6 +55,7 @@ from orchestrator.engine.models.losses import Criterion, Loss, Losses, Step
 from orchestrator.engine.observe.reporter import Measures, Reporter, say
 from orchestrator.engine.observe.trackers import Trackers
 from orchestrator.engine.ranks import agreement, collectives, ranks, spawn
+from orchestrator.engine.ranks.randomness import randomness_kept
 from orchestrator.engine.ranks.ranks import Ranks, device_name, gather, say_once
 from orchestrator.engine.saving import loading, ownership, pretrained
 from orchestrator.engine.saving import weights as whole_weights

@@ -27,12 +27,11 @@ from orchestrator.engine.data.batch import (
     Batches,
     Following,
     Micro,
-    Randomness,
-    seed_all,
     to_device,
 )
 from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.observe.reporter import Reporter, means_of
+from orchestrator.engine.ranks.randomness import Randomness, seed_all
 from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.saving import checkpoint as whole_state
 from orchestrator.engine.saving import ownership

@@ -35,10 +35,10 @@ from orchestrator.engine.core.optimizer import (
 )
 from orchestrator.engine.core.optimizer_state import OptimizerState, TensorFactory
 from orchestrator.engine.core.together import parts_of
-from orchestrator.engine.data.batch import seed_all
 from orchestrator.engine.models.losses import Totals, loss_of
 from orchestrator.engine.observe.reporter import BAD, StepReport
 from orchestrator.engine.ranks import plain_names
+from orchestrator.engine.ranks.randomness import seed_all
 from orchestrator.engine.ranks.ranks import from_rank_0_by_store
 from orchestrator.engine.sharding import used_parts
 from orchestrator.engine.sharding.assignment import carry_assignments

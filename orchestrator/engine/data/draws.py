@@ -19,7 +19,8 @@ from torch.utils.data import BatchSampler
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
-from orchestrator.engine.data.batch import Batches, Before, Randomness, randomness_kept, seed_all
+from orchestrator.engine.data.batch import Batches, Before
+from orchestrator.engine.ranks.randomness import Randomness, randomness_kept, seed_all
 from orchestrator.engine.ranks.ranks import Ranks, from_rank_0, gather
 
 

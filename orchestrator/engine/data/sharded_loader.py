@@ -32,7 +32,7 @@ from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.text import Say
 from orchestrator.config.parse import one_of
 from orchestrator.engine.data import batch
-from orchestrator.engine.data.batch import Batches, Before, Micro, seed_all
+from orchestrator.engine.data.batch import Batches, Before, Micro
 from orchestrator.engine.data.draws import (
     DRAWN_AT_ONCE,
     EPOCHS,
@@ -45,6 +45,7 @@ from orchestrator.engine.data.draws import (
 )
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.models.losses import Size, is_unclear, parts_in, shapes_in
+from orchestrator.engine.ranks.randomness import randomness_kept, seed_all
 from orchestrator.engine.ranks.ranks import Ranks, from_rank_0, gather, host_group
 
 T = TypeVar("T")
@@ -684,7 +685,7 @@ class Counting:
         """See what grows with one sample more. What the collate draws and counts is not changed."""
         more = [*samples, next(sample for sample in samples if sample is not None)]
         try:
-            with batch.randomness_kept():
+            with randomness_kept():
                 grown = copy.deepcopy(self.copy)(more)
         except Exception:  # noqa: BLE001 (code of a user's, which may want so many samples)
             return None

@@ -20,10 +20,10 @@ from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.files import expanded
 from orchestrator.config.schema import Config, Model
 from orchestrator.engine.data import tables, tokens
-from orchestrator.engine.data.batch import randomness_kept, seed_all
 from orchestrator.engine.data.sample_order import HALF, mixed
 from orchestrator.engine.models import import_by_name
 from orchestrator.engine.models.losses import IGNORED
+from orchestrator.engine.ranks.randomness import randomness_kept, seed_all
 
 
 class Source(Protocol):

@@ -24,6 +24,7 @@ from torch.utils import _pytree as tree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.common.errors import UsageError
+from orchestrator.engine.ranks.randomness import randomness_kept, seed_all
 from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.sharding.exchange import Exchange, dealt, exchange_of, is_cut, messages
 
@@ -303,10 +304,9 @@ def owners_of(optimizer: Optimizer, on_shards: Callable[[], Any]) -> Owners | No
     ):
         return None  # what it holds besides its groups would not be whole
     mesh = sharded[0].device_mesh
-    devices = [torch.cuda.current_device()] if mesh.device_type == "cuda" else []
     with (
         warnings.catch_warnings(),
-        torch.random.fork_rng(devices=devices),
+        randomness_kept(),
         torch.compiler.set_stance("force_eager"),  # compiling takes longer than all trials
     ):
         warnings.simplefilter("ignore")
@@ -337,7 +337,7 @@ def needs_owners(
     def cut(value: Tensor) -> Tensor:
         if not value.dim():
             return value
-        return distribute_tensor(value, mesh, [*places, Shard(0)], src_data_rank=None)
+        return laid(distribute_tensor(value, mesh, [*places, Shard(0)], src_data_rank=None))
 
     try:
         with on_shards():
@@ -357,6 +357,17 @@ def needs_owners(
         if not all(alike) or together[1] != in_turn[1]:
             return wrong, False
     return wrong, True
+
+
+def laid(tensor: DTensor) -> DTensor:
+    """Put this rank's part behind something else, as sharding does with gradients: what torch does
+    to a tensor may depend on that."""
+    part = tensor.to_local()
+    there = part.new_empty(1 + part.numel())[1:].view_as(part).copy_(part)
+    return DTensor.from_local(
+        there, tensor.device_mesh, tensor.placements, run_check=False,
+        shape=tensor.shape, stride=tensor.stride(),
+    )  # fmt: skip
 
 
 def close(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
@@ -388,7 +399,7 @@ def trial(
 ) -> tuple[list[tuple[Tensor, Tensor]], list[dict[Any, Any]]]:
     """Let a copy of an optimizer take some steps on small tensors; give what they were and what
     becomes of them, and the numbers that they share."""
-    torch.manual_seed(0)
+    seed_all(0)
     small = small_of(optimizer, mesh)
     drawn = {
         shape: [torch.randn(shape).to(mesh.device_type) for _ in range(STEPS + 1)]
@@ -406,6 +417,7 @@ def trial(
             for key, parameter in made.items():
                 gradient = drawn[small[key]][step].clone()
                 parameter.grad = spread(gradient) if key in turn else None
+            seed_all(0, step)
             with DrawnAlike():  # type: ignore[no-untyped-call]
                 step_once(own)
     getattr(own, "eval", lambda: None)()

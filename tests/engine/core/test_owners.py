@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from tests.engine.by_hand import (
 )  # fmt: skip
 from tests.engine.programs.optimizers import (
     Coarse,
+    Copying,
     Gauging,
     Lists,
     Noisy,
@@ -44,6 +46,7 @@ from tests.engine.programs.optimizers import (
     Roundabout,
     Switching,
     Taken,
+    Tossing,
 )
 from tests.engine.worlds import Job, run
 
@@ -67,6 +70,7 @@ def train_on_two_ranks(rank: int, directory: Path) -> None:
     cases: dict[str, tuple[Any, Any, slice]] = {
         "roots": (Roots, None, NONE),
         "beside": (beside, None, NONE),
+        "copying": (Copying, None, NONE),
         "Adafactor": (lambda p: Adafactor(p, lr=1e-2), None, NONE),
         "skipped": (Roots, None, FIRST),
         "hook": (clipping(Roots, clip_norm), None, NONE),
@@ -111,6 +115,11 @@ def in_turns() -> float:
 
 def choose(rank: int) -> None:
     """Only those that need owners have them: the others are right on shards, or look at all."""
+    for seed in range(4):
+        random.seed(seed)
+        before = random.getstate()
+        assert made(Tossing, strategy="full_shard").parts.steppers.first.owners
+        assert random.getstate() == before
     for make, owned in [(Coarse, True), (Lists, False), (momentum, False), (Switching, False)]:
         assert bool(made(make, strategy="full_shard").parts.steppers.first.owners) is owned, make
     for make in (Roundabout, Gauging):

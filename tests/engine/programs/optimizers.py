@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import random
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -254,6 +256,24 @@ class Taken(Roots):
     def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
         counted = {int(self.taken), *(group["count"] for group in self.param_groups)}
         return super().change(state, grad) / sum(counted)
+
+
+class Copying(Own):
+    """Copies the first gradient as Python does, which torch cannot do to those of shards."""
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        return grad + state.setdefault("first", copy.deepcopy(grad))
+
+
+class Tossing(Roots):
+    """Tosses a coin for all parameters, with the numbers of Python."""
+
+    def step(self, closure: Any = None) -> None:
+        self.double = random.random() < 0.5
+        super().step()
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        return super().change(state, grad) * (1 + self.double)
 
 
 class Noisy(Own):
