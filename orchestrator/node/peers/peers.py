@@ -118,6 +118,14 @@ def listens(wire: SignedConnection) -> bool:
         return False
 
 
+def is_connected(wire: SignedConnection) -> bool:
+    try:
+        wire.connection.getpeername()
+    except OSError:
+        return False
+    return True
+
+
 def listen(avoid: int) -> socket.socket | None:
     """Listen on a free port, before anybody calls; return None where that is denied."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
@@ -237,6 +245,8 @@ class Spoke(Peers):
             self.loop.unwatch(self.wires.pop(0).fileno())
             self.trouble, self.proved = "no answer", False
         else:
+            if is_connected(wire):  # through any firewall: node 0's supervisor has not begun yet
+                self.begun = time.monotonic()
             self.drop(0, "no answer")
 
     def late(self, now: float) -> bool:

@@ -19,7 +19,7 @@ from orchestrator.node.peers import peers
 from orchestrator.node.peers.lease import Lease
 from orchestrator.node.peers.peers import Hub, Spoke
 from orchestrator.protocol.control import HeadNews, PeerWord
-from orchestrator.protocol.events import EndOrder, Event
+from orchestrator.protocol.events import EndOrder, Event, LeaseFormed
 from orchestrator.protocol.spec import LeaseTerms
 from orchestrator.protocol.timing import (
     GONE_SECONDS,
@@ -42,13 +42,14 @@ class Supervisor:
 
     def __init__(self) -> None:
         self.orders: list[EndOrder] = []
+        self.events: list[Event] = []
         self.watched: dict[int, Callable[[], Any]] = {}
 
     def ask(self, order: EndOrder) -> None:
         self.orders.append(order)
 
     def event(self, event: Event) -> None:
-        pass
+        self.events.append(event)
 
     def watch(self, fd: int, then: Any) -> None:
         self.watched[fd] = then
@@ -150,6 +151,27 @@ def test_all_nodes_of_a_large_job_may_call_at_once() -> None:
         assert len(hub.strangers) == 200
         for wire in list(hub.strangers):
             hub.turn_away(wire)
+
+
+def test_a_supervisor_that_begins_late_is_behind_no_firewall(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others of a restart may wait for torch, where a spare had it ready."""
+    loop, now = Supervisor(), time.monotonic()
+    for module in (leases, peers):
+        monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        terms = LeaseTerms(address="127.0.0.1", port=listener.getsockname()[1], token="00" * 16)
+        lease = Lease(loop, bare_spec().replace(node=1, nnodes=2, lease=terms))
+        for _ in range(round(3 * peers.LATE_SECONDS / lease.beat)):
+            lease.turn()
+            now += lease.beat
+        assert not loop.events
+    for _ in range(round(2 * peers.LATE_SECONDS / lease.beat)):
+        lease.turn()
+        now += lease.beat
+    (formed,) = loop.events
+    assert isinstance(formed, LeaseFormed) and not formed.active
 
 
 class Two:
