@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -177,12 +178,14 @@ class Reports:
         node.ended = event
         self.say_what_was_lost(node, event)
         self.say_what_was_killed(node, event)
-        if not self.job.end.open:
-            return
-        if event.swept:
+        if event.swept and self.job.end.open:
             self.job.failed(node.failure(when, "supervisor", event.why))
-        elif event.agent != 0 and not event.why:
-            self.job.failed(verdict.of_torchrun(node.record.index, node.record.name, event, when))
+        elif event.agent != 0 and not event.why and not event.swept:
+            failure = verdict.of_torchrun(node.record.index, node.record.name, event, when)
+            if self.job.end.open:
+                self.job.failed(failure)
+            elif event.agent == -signal.SIGKILL:  # no failure elsewhere kills it
+                self.job.failures.append(failure)
 
     def say_what_was_lost(self, node: NodeState, event: events.Ended) -> None:
         """Say what its log ends without; what a disk refused earlier, the log says by itself."""

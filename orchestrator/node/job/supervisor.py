@@ -93,6 +93,7 @@ class Supervisor:
         self.report_rest = b""
         self.spoken = False  # a rank has printed something
         self.asked = False
+        self.agent_failed = False  # by itself: nobody had asked it to end
         self.rank_failed = False  # here, so that torchrun ends the other ranks of this node
         self.why = ""  # why it is being ended; empty while it just runs
         self.end_since = float("inf")  # Unix time
@@ -472,6 +473,7 @@ class Supervisor:
                 self.sweep_since = time.monotonic()
                 self.kill_at = min(self.kill_at, self.sweep_since + SWEEP_GRACE_SECONDS)
                 if self.agent_code and not self.why:
+                    self.agent_failed = True
                     reason = f"torchrun on node {self.run.node} ended with {self.agent_code}"
                     self.lease.pass_on(EndOrder(why=reason, grace=PEER_GRACE, failed=True))
                 left = self.living()
@@ -524,7 +526,7 @@ class Supervisor:
         ended = events.Ended(
             time=time.time(),
             agent=self.agent_code,
-            why=self.why,
+            why="" if self.agent_failed else self.why,
             ranks={
                 number: events.RankState(state=rank.state, code=rank.code, pid=rank.pid)
                 for number, rank in self.ranks.items()

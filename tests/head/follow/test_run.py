@@ -169,6 +169,26 @@ def test_a_loss_is_the_cause_whether_it_is_heard_of_before_what_it_did(
     assert (run.record.verdict.node, run.record.verdict.message) == (2, why)
 
 
+@pytest.mark.parametrize(("agent", "blamed"), [(-9, 2), (1, 1)])
+def test_a_killed_torchrun_is_the_cause_though_its_node_ends_last(
+    tmp_path: Path, agent: int, blamed: int
+) -> None:
+    """It ends with any code where ranks of other nodes have failed; no failure kills it."""
+    directory = experiments.create(tmp_path, "run")
+    nodes = [
+        NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1, 2)
+    ]
+    run = run_of(directory, replace(job(directory), nodes=nodes))
+    broke = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:6"
+    run.job.failed(Failure(1, "n1", 1, 1010.1, "communication", broke))
+    ended = Ended(time=1011.0, agent=agent, why="", killed={}, left=(), ranks={})
+    run.reports.handle(Happened(2, ended))
+    for node in run.job.nodes:
+        node.over = True
+    run.conclude()
+    assert run.record.verdict is not None and run.record.verdict.node == blamed
+
+
 @pytest.mark.parametrize(("state", "kind"), [("starting", "start"), ("running", "supervisor")])
 def test_a_part_that_never_began_is_no_supervisor_that_was_killed(
     tmp_path: Path, state: str, kind: str

@@ -526,6 +526,23 @@ def test_torchrun_that_is_killed_is_the_cause_not_its_ranks(
     assert all(event["asked"] for event in job.of_kind("rank_ended"))
 
 
+def test_torchrun_that_was_killed_before_anybody_asked_for_the_end_failed_by_itself(
+    new_job: NewJob, tmp_path: Path
+) -> None:
+    """Other nodes, whose ranks have lost those of this one, ask while its ranks are ended."""
+    job = new_job()
+    job.start(job.spec(script(tmp_path, IGNORES)))
+    wait_until(lambda: job.said("ready"))
+    assert job.supervisor is not None
+    job.supervisor.send_signal(signal.SIGSTOP)
+    os.kill(job.of_kind("started")[0]["agent"], signal.SIGKILL)
+    job.end("rank 1 on node 1 failed", 0.5)
+    job.supervisor.send_signal(signal.SIGCONT)
+    ended = job.wait()
+    assert job.of_kind("ending")[0]["why"] == "rank 1 on node 1 failed"
+    assert (ended["agent"], ended["why"]) == (-9, "")
+
+
 def test_ranks_are_not_interrupted_when_torchrun_is_killed(new_job: NewJob, tmp_path: Path) -> None:
     """They would fail before their supervisor has seen why; a handler might call that a Ctrl-C."""
     job = new_job()
