@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 
 from orchestrator.common import files
+from orchestrator.common.text import plural
 from orchestrator.records.metrics import trainers
 
 # -- memory ---------------------------------------------------------------------------------------
@@ -34,6 +36,9 @@ def memory(device: torch.device) -> tuple[int, int]:
 # -- the file -------------------------------------------------------------------------------------
 
 
+MOST_WAITING_BYTES = 8 << 20  # some 20,000 lines that a full disk has refused
+
+
 class MetricsFile:
     """outputs/rank_RR_metrics.jsonl of the experiment: one object of JSON per logged step.
 
@@ -41,31 +46,27 @@ class MetricsFile:
 
     Each begins with the time (Unix seconds) and the rank, so that lines of many files can be put
     together. A run that goes on from a checkpoint of step `after` keeps the lines up to it; another
-    begins an empty file. Without an experiment (torchrun by hand) there is none. A disk that takes
-    no more costs lines, never the run.
+    begins an empty file. Without an experiment (torchrun by hand) there is none. What a full disk
+    refuses waits in memory for room, up to MOST_WAITING_BYTES; it never costs the run.
     """
 
     def __init__(
         self, rank: int, after: int = 0, trainer: int = 1, unit: str = trainers.TOKENS
     ) -> None:
-        self._rank, self._file, self._warned = rank, None, False
+        self._rank, self._after, self._warned = rank, after, False
         # What `tokens` counts; a line has it where they are no tokens.
         self._unit = {} if unit == trainers.TOKENS else {trainers.UNIT: unit}
-        experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
-        if not experiment:
-            return
+        self._file: io.FileIO | None = None
+        self._waiting = b""  # whole lines
+        self._lost = 0  # of them
+        experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT", "")
         self._path = Path(experiment, "outputs", trainers.file_name(rank, trainer))
-        try:
-            # A node may not share the head's disk.
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            kept = _lines_up_to(self._path, after) if after else b""
-            files.replace(self._path, kept)  # whole or not at all, should the disk be full
-            self._file = self._path.open("ab", buffering=0)
-        except OSError as error:
-            self._complain(error)
+        self._wanted = bool(experiment)
+        if self._wanted:
+            self._flush()
 
     def write(self, record: Mapping[str, float | None]) -> None:
-        if self._file is None:
+        if not self._wanted:
             return
         # JSON has neither NaN nor infinity.
         finite = {
@@ -74,27 +75,48 @@ class MetricsFile:
         }
         unit = self._unit if "tokens" in record else {}
         about = {"time": round(time.time(), 3), "rank": self._rank}
-        line = json.dumps(about | finite | unit).encode() + b"\n"
-        try:
-            written = self._file.write(line)
-            if written < len(line):  # the disk became full within the line
-                self._file.truncate(self._file.seek(0, os.SEEK_END) - written)
-                raise OSError("only a part of a line could be written")
-        except OSError as error:
-            self._complain(error)
+        self._waiting += json.dumps(about | finite | unit).encode() + b"\n"
+        self._flush()
+        if len(self._waiting) > MOST_WAITING_BYTES:
+            self._lost += self._waiting.count(b"\n")
+            self._waiting = b""
 
-    def _complain(self, error: OSError) -> None:
+    def _flush(self) -> None:
+        """Write what waits; nothing is left of a line that finds only room for a part."""
+        try:
+            if self._file is None:
+                self._file = self._begin()
+            while self._waiting:
+                written = self._file.write(self._waiting)
+                whole = self._waiting.rfind(b"\n", 0, written) + 1
+                if whole < written:
+                    self._file.truncate(self._file.seek(0, os.SEEK_END) - (written - whole))
+                    raise OSError("only a part of a line could be written")
+                self._waiting = self._waiting[whole:]
+        except OSError as error:
+            self._warn(f"wait in memory: {self._path}: {error.strerror or error}")
+
+    def _begin(self) -> io.FileIO:
+        # A node may not share the head's disk.
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = _lines_up_to(self._path, self._after) if self._after else b""
+        files.replace(self._path, kept)  # whole or not at all, should the disk be full
+        return self._path.open("ab", buffering=0)
+
+    def _warn(self, words: str) -> None:
         if not self._warned:
             self._warned = True
-            sys.stderr.write(
-                f"WARNING: metrics of rank {self._rank} are lost:"
-                f" {self._path}: {error.strerror or error}\n"
-            )
+            sys.stderr.write(f"WARNING: metrics of rank {self._rank} {words}\n")
 
     def __enter__(self) -> MetricsFile:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._waiting:
+            self._flush()
+        if lost := self._lost + self._waiting.count(b"\n"):
+            self._warned = False
+            self._warn(f"are lost: {plural(lost, 'line')} found no room")
         if self._file is not None:
             self._file.close()
 

@@ -255,18 +255,34 @@ def test_no_experiment_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_directory_that_cannot_be_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    outputs: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("ORCHESTRATOR_EXPERIMENT", str(tmp_path / "file"))
+    outputs.parent.touch()
     with MetricsFile(7) as metrics:
         metrics.write({"step": 1})
+        metrics.write({"step": 2})
     error = capfd.readouterr().err
-    assert error.count("WARNING: metrics of rank 7 are lost") == 1
+    assert error.count("WARNING: metrics of rank 7 wait in memory") == 1
     assert "Not a directory" in error
+    assert error.endswith("WARNING: metrics of rank 7 are lost: 2 lines found no room\n")
 
 
-def test_a_full_disk_costs_lines_and_leaves_whole_ones(
+def test_a_file_that_could_not_be_begun_is_begun_later(outputs: Path) -> None:
+    """With what an attempt before it had written up to its checkpoint."""
+    file, aside = outputs / "rank_00_metrics.jsonl", outputs.with_name("aside")
+    outputs.mkdir(parents=True)
+    file.write_text('{"step": 1}\n{"step": 2}\n')
+    outputs.rename(aside)
+    outputs.touch()
+    with MetricsFile(0, after=1) as metrics:
+        metrics.write({"step": 2})
+        outputs.unlink()
+        aside.rename(outputs)
+        metrics.write({"step": 3})
+        assert steps_of(file) == [1, 2, 3]
+
+
+def test_what_a_full_disk_refuses_is_written_once_there_is_room(
     outputs: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A limit on the size of files is refused in the same two ways: a part of a line, then none."""
@@ -277,17 +293,20 @@ def test_a_full_disk_costs_lines_and_leaves_whole_ones(
             resource.setrlimit(resource.RLIMIT_FSIZE, (210, kept[1]))
             for step in range(1, 20):
                 metrics.write({"step": step, "loss": 1.0})  # about 60 bytes
+            assert steps_of(outputs / "rank_00_metrics.jsonl") == [1, 2, 3]
             resource.setrlimit(resource.RLIMIT_FSIZE, kept)
             metrics.write({"step": 20})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, kept)
         signal.signal(signal.SIGXFSZ, ignored)
-    assert steps_of(outputs / "rank_00_metrics.jsonl") == [1, 2, 3, 20]
+    assert steps_of(outputs / "rank_00_metrics.jsonl") == [*range(1, 21)]
     assert capfd.readouterr().err.count("WARNING") == 1
 
 
 @pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="no /dev/full here")
-def test_no_space_left(outputs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_space_left(
+    outputs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     outputs.mkdir(parents=True)
     with MetricsFile(0) as metrics:
         assert metrics._file is not None
@@ -295,7 +314,11 @@ def test_no_space_left(outputs: Path, capfd: pytest.CaptureFixture[str]) -> None
         metrics._file = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115
         metrics.write({"step": 1})
         metrics.write({"step": 2})
-    assert capfd.readouterr().err.count("No space left on device") == 1
+        monkeypatch.setattr("orchestrator.engine.observe.metrics.MOST_WAITING_BYTES", 100)
+        metrics.write({"step": 3})
+    error = capfd.readouterr().err
+    assert error.count("No space left on device") == 1
+    assert error.endswith("are lost: 3 lines found no room\n")
 
 
 # -- the line on screen ---------------------------------------------------------------------------
