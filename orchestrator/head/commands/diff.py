@@ -30,6 +30,7 @@ from orchestrator.records.outcome import Verdict
 Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of each
 
 NOTHING = "-"
+NAN = "NaN"
 UNREAD = "not read"
 MOST_TRAINERS = 8  # of a program: its last ones
 MOST_FILES = 30  # of the code
@@ -44,7 +45,7 @@ NUMBERED = ("exit code",)  # no measure
 NEITHER = ("seconds", "steps")  # more of it is neither better nor worse
 VERSIONS = ("python_version", "torch", "software", "kernel", "accelerate")
 MACHINE = ("hostname", "user", "cpus", "gpus", "memory_kb", "python", "workdir", "cards", "limits")
-MEASURED = re.compile(r"(.+?)(, median|, most| at step [0-9]+)?( \(Trainer [0-9]+\))?")
+MEASURED = re.compile(r"(.+?)(, median|, most|, last| at step [0-9]+)?( \(Trainer [0-9]+\))?")
 # Metrics that say where a line stands, or are sums of others.
 APART = ("time", "left_s", "steps", "tokens", "saved_step", "saved_bytes", "saved_s")
 FILE = re.compile(r'^diff --git "?a/(.*?)"? "?b/.*$', re.MULTILINE)
@@ -200,13 +201,15 @@ def of_nodes(names: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> Sectio
 
 def metrics(experiments: Sequence[Experiment]) -> dict[str, list[Any]]:
     """Return the metrics of each Trainer's first rank: medians, peaks, or values at one step."""
-    every = [read_curves(experiment.path / "outputs") for experiment in experiments]
+    outputs = [experiment.path / "outputs" for experiment in experiments]
+    every, lost = [*map(read_curves, outputs)], [*map(of_lost_loss, outputs)]
     rows: dict[str, list[Any]] = {}
     for trainer in sorted({trainer for each in every for trainer in each})[-MOST_TRAINERS:]:
         whose = f" (Trainer {trainer})" if trainer > 1 else ""
         known = [each.get(trainer, {}) for each in every]
         last = [max((c.steps[-1] for c in each.values()), default=None) for each in known]
         rows[f"steps{whose}"] = last
+        rows[f"loss, last{whose}"] = [NAN if trainer in each else None for each in lost]
         for name in dict.fromkeys(name for each in known for name in each):
             if name not in APART:
                 of_name = [each.get(name, Curve()) for each in known]
@@ -221,6 +224,14 @@ def read_curves(outputs: Path) -> dict[int, dict[str, Curve]]:
             trainer: curves(files[min(files)], POINTS)
             for trainer, files in trainers.every(outputs).items()
         }
+
+
+def of_lost_loss(outputs: Path) -> set[int]:
+    """Return the Trainers whose last loss is NaN or infinite, which no curve has."""
+    every = trainers.every(outputs)
+    return {
+        trainer for trainer, files in every.items() if trainers.last(files[min(files)]).loss_is_lost
+    }
 
 
 def at_one_step(name: str, of_name: Sequence[Curve]) -> tuple[str, list[Any]]:

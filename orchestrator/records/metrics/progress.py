@@ -27,7 +27,7 @@ class Progress:
     lost: bool = False  # the loss is NaN or infinite
     rate: float | None = None  # per second, of what `unit` names
     unit: str = trainers.TOKENS
-    left: float | None = None  # seconds
+    left: float | None = None  # seconds, from one on
     slowest: str = ""  # the rank that keeps the others waiting
     trainer: int = 1  # whose step it is: the newest that is at work
 
@@ -43,7 +43,7 @@ def parts(progress: Progress) -> list[str]:
         words.append("loss NaN" if progress.lost else f"loss {progress.loss:.4g}")
     if progress.rate is not None:
         words.append(f"{size(progress.rate).removesuffix('B').strip()}/s")
-    if progress.left is not None and progress.left >= 1.0:
+    if progress.left is not None:
         words.append(f"{duration(round(progress.left))} left")
     return words
 
@@ -104,7 +104,7 @@ def of(
         lost=point.loss_is_lost,
         rate=point.number("tokens_per_s"),
         unit=point.unit,
-        left=left,
+        left=None if left is None or left < 1.0 else left,  # nothing: it has only begun, or ends
         slowest=slowest(ranks),
         trainer=trainer,
     )

@@ -109,6 +109,13 @@ def test_a_difference_has_its_unit_and_fits_a_small_terminal(tmp_path: Path) -> 
     assert f"{worse}+0.15" in text and f"{better}-230 ms" in text
 
 
+def test_a_loss_that_was_lost_differs_from_one_that_was_not(tmp_path: Path) -> None:
+    one, two = experiment(tmp_path / "one"), experiment(tmp_path / "two")
+    write_metrics(one, 1, {"step": 4, "loss": 0.5}, {"step": 9, "loss": 0.4, "lr": 0.1})
+    write_metrics(two, 1, {"step": 4, "loss": 0.5}, {"step": 9, "loss": None, "lr": 0.1})
+    assert found(one, two)["results"] == {"loss, last": [None, diff.NAN]}
+
+
 def test_equal_ones_do_not_differ(tmp_path: Path) -> None:
     sections = found(experiment(tmp_path / "one"), experiment(tmp_path / "two"))
     assert set(sections) == {

@@ -96,10 +96,11 @@ def test_what_the_ranks_reckon_is_how_long_is_left(tmp_path: Path) -> None:
     for steps in (None, 5):
         found, _ = progress.of(made.path, made.read_record(), steps)
         assert (found.step, found.left) == (4, 90.5)
-    with path.open("a") as file:
-        file.write(json.dumps(line(0, 5, -1)) + "\n")  # the last one
-    found, _ = progress.of(made.path, made.read_record(), None)
-    assert (found.step, found.left) == (5, None)
+    for last in ({**line(0, 5, -1), "left_s": 0.2}, line(0, 5, -1)):
+        with path.open("a") as file:
+            file.write(json.dumps(last) + "\n")
+        found, _ = progress.of(made.path, made.read_record(), None)
+        assert (found.step, found.left) == (5, None)
 
 
 class Refusing(Transport):
