@@ -9,8 +9,9 @@ import ipaddress
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+MOST_NAMES, LONGEST_FOLD = 5, 60  # of names that are listed, and of the characters of folded ones
 NUMBERS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
@@ -60,6 +61,61 @@ def _numbers(text: str, position: int, most: int) -> list[str]:
 
 def _too_many(position: int, most: int) -> BadRange:
     return BadRange(position, f"this makes more than {most} nodes", f"{most} nodes at most")
+
+
+def folded(names: Sequence[str]) -> str:
+    """Write names as `expand` reads them: gpu[001-500], 10.0.0.[1-4,7]; repeated ones once."""
+    apart = {name: re.split(r"([0-9]+)", name) for name in names}
+    kinds: dict[tuple[str, ...], list[list[str]]] = {}
+    for parts in apart.values():
+        kinds.setdefault(tuple(parts[::2]), []).append(parts)
+    return ",".join(_folded(alike) for alike in kinds.values())
+
+
+def _folded(alike: Sequence[Sequence[str]]) -> str:
+    """Fold names that differ in their numbers: by the one for which most share all others."""
+    best: dict[tuple[str, ...], list[str]] = {}
+    place = 1
+    for at in range(len(alike[0]) - 2, 0, -2):
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for parts in alike:
+            groups.setdefault((*parts[:at], "", *parts[at + 1 :]), []).append(parts[at])
+        if not best or len(groups) < len(best):
+            best, place = groups, at
+    if not best:
+        return "".join(alike[0])
+    return ",".join(
+        "".join((*parts[:place], _in_brackets(numbers), *parts[place + 1 :]))
+        for parts, numbers in best.items()
+    )
+
+
+def _in_brackets(numbers: Sequence[str]) -> str:
+    return numbers[0] if len(numbers) == 1 else f"[{ranges(numbers)}]"
+
+
+def ranges(numbers: Iterable[str | int]) -> str:
+    """Write numbers as ranges: 0-3,5. A leading zero is part of a number: 09-10, but 9-10."""
+    runs: list[list[str]] = []
+    for number in sorted(map(str, numbers), key=lambda text: (int(text), len(text))):
+        last = runs[-1][-1] if runs else ""
+        follows = bool(last) and int(number) == int(last) + 1
+        if follows and (len(number) == len(last) or "0" not in (number[0], last[0])):
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Join names: all of a few; else folded where that is short, or the first and a count."""
+    more = len(names) - MOST_NAMES
+    if more <= 0:
+        return ", ".join(names)
+    short = folded(names)
+    if len(short) <= LONGEST_FOLD:
+        return short
+    return f"{', '.join(names[:MOST_NAMES])} and {more} other{'s' if more > 1 else ''}"
 
 
 def in_url(host: str) -> str:

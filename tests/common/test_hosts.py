@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
-from orchestrator.common.hosts import is_this_machine
+from orchestrator.common.hosts import expand, folded, is_this_machine, listed
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,29 @@ from orchestrator.common.hosts import is_this_machine
 )
 def test_the_names_of_this_machine(host: str, right: bool) -> None:
     assert is_this_machine(host, {"head.example.org"}) is right
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "gpu[001-500].dc2.example",
+        "gpu[8-11]",
+        "n[09-11,100]",
+        "10.0.0.[1-4,7]",
+        "node-a,node-b",
+        "rack1-gpu[1-4],rack2-gpu[1-3]",
+        "0001",
+    ],
+)
+def test_names_are_folded_as_lists_of_nodes_write_them(pattern: str) -> None:
+    names = [name for part in re.split(r",(?![^[]*\])", pattern) for name in expand(part, 1000)]
+    assert folded(names) == pattern
+    assert folded([*names, *names]) == pattern
+
+
+def test_a_list_of_many_names_is_short() -> None:
+    names = [f"gpu{number}" for number in range(1, 8)]
+    assert listed(names[:5]) == "gpu1, gpu2, gpu3, gpu4, gpu5"
+    assert listed(names) == "gpu[1-7]"
+    words = [chr(97 + number) * 12 for number in range(7)]
+    assert listed(words) == ", ".join(words[:5]) + " and 2 others"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from orchestrator.common.errors import NodeError, OrchestratorError
+from orchestrator.common.hosts import folded
 from orchestrator.common.text import table
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.protocol.requests.request import Request
 
 SPARE = 16
+MANY = 16  # nodes of which each has no line of its own
 
 
 def raise_limit() -> None:
@@ -91,11 +93,8 @@ def all_or_table(
 
 def failure_table(failed: Sequence[tuple[Node, OrchestratorError]], total: int, then: str) -> str:
     """Name every node that failed, its error and, once for those that fail alike, the fix."""
-    alike: dict[tuple[str, str], list[str]] = {}
-    for node, error in failed:
-        alike.setdefault((error.what, error.fix), []).append(node.name)
     rows = []
-    for (what, fix), names in alike.items():
+    for what, fix, names in alike((node.name, error.what, error.fix) for node, error in failed):
         rows += [(name, what) for name in names]
         if fix:
             rows.append(("", f"  -> {fix}"))
@@ -107,9 +106,18 @@ def failure_table(failed: Sequence[tuple[Node, OrchestratorError]], total: int, 
 def reasons(failed: Iterable[tuple[str, str, str]]) -> list[str]:
     """Name why each node failed, and what to type; unwrapped, as fixes are to be copied."""
     lines = []
-    for name, what, fix in failed:
-        lines += [f"{name}: {what}", *([f"  -> {fix}"] if fix else [])]
+    for what, fix, names in alike(failed):
+        lines += [*(f"{name}: {what}" for name in names), *[f"  -> {fix}"] * bool(fix)]
     return lines
+
+
+def alike(failed: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield each error once: what and fix, and the nodes that have it; many of them folded."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, what, fix in failed:
+        groups.setdefault((what, fix), []).append(name)
+    for (what, fix), names in groups.items():
+        yield what, fix, [folded(names)] if len(names) > MANY else names
 
 
 def ask(

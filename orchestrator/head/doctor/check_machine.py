@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from orchestrator.common import text
+from orchestrator.common.hosts import listed
 from orchestrator.head.doctor.findings import (
     BAD,
     UNKNOWN,
@@ -15,7 +16,7 @@ from orchestrator.head.doctor.findings import (
     Finding,
     unequal,
 )
-from orchestrator.head.nodes.facts import by_value, listed
+from orchestrator.head.nodes.facts import by_value
 from orchestrator.protocol.facts import Disk
 
 SHM_DEFAULT = 64 << 20  # of a container; DataLoader workers and NCCL die of it with a bus error

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from orchestrator.common.hosts import listed
 from orchestrator.common.text import plural
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Finding, odd_values, unequal
-from orchestrator.head.nodes.facts import by_value, how_to_get_torch, listed, release
+from orchestrator.head.nodes.facts import by_value, how_to_get_torch, release
 from orchestrator.head.plan.dry_run import sentence
 
 OLDEST_TORCH = (2, 8)  # that the engine can shard with

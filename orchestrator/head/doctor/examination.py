@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError
+from orchestrator.common.hosts import listed
 from orchestrator.common.text import plural
 from orchestrator.head.doctor import check_machine, check_network, check_software
 from orchestrator.head.doctor.findings import (
@@ -26,7 +27,7 @@ from orchestrator.head.doctor.findings import (
     Needs,
     folded,
 )
-from orchestrator.head.nodes.facts import ProbedNode, by_value, listed
+from orchestrator.head.nodes.facts import ProbedNode, by_value
 from orchestrator.head.plan import addresses as node_addresses
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.head.screen import output, styles

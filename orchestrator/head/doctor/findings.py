@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.head.nodes.facts import Facts, by_value, listed
+from orchestrator.common.hosts import listed
+from orchestrator.head.nodes.facts import Facts, by_value
 from orchestrator.head.plan.model import Foreseen, NodeAddress
 from orchestrator.protocol.facts import Checkup, Disk
 

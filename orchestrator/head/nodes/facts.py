@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.common.hosts import listed
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.nodes.packages import bootstrap_words
 from orchestrator.protocol.facts import Interface
@@ -45,7 +46,6 @@ class Facts(Probed):
 # -- probed node --------------------------------------------------------------------------------
 # A node of the list together with what was learned about it when it was reached.
 
-MOST_NAMES = 5
 PLAIN = re.compile(r"~?(/[\w.+-]+)+")  # a path that a shell and a node list take as it is
 # Bridges of containers, which may have the same addresses on every machine.
 OWN_BRIDGES = ("docker", "virbr", "br-", "cni", "podman", "lxcbr", "flannel", "veth")
@@ -152,10 +152,3 @@ def where_torch_is(without: Mapping[str, Facts]) -> str:
 def of_bootstrap(pythons: Sequence[str]) -> bool:
     """Tell whether the environment that bootstrap made last is among these."""
     return any(python.endswith("/environments/newest/bin/python") for python in pythons)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Join the first names: "gpu01, gpu02 and 62 others"."""
-    shown = ", ".join(names[:MOST_NAMES])
-    more = len(names) - MOST_NAMES
-    return f"{shown} and {more} other{'s' if more > 1 else ''}" if more > 0 else shown

@@ -528,12 +528,6 @@ def names(path: Path) -> list[str]:
 
 
 def in_words(indices: Sequence[int]) -> str:
-    """Write sorted numbers of nodes: node 3, nodes 0-2, 5."""
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    parts = [f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in runs]
-    return f"node{'s' if len(indices) > 1 else ''} {', '.join(parts)}"
+    """Write numbers of nodes: node 3, nodes 0-2, 5."""
+    numbers = host_ranges.ranges(indices).replace(",", ", ")
+    return f"node{'s' if len(indices) > 1 else ''} {numbers}"

@@ -8,6 +8,7 @@ import posixpath
 import shlex
 from collections.abc import Sequence
 
+from orchestrator.common.hosts import ranges
 from orchestrator.common.text import plural, table
 from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import Foreseen, Guess, NodePlan, Plan
@@ -178,14 +179,3 @@ def decided(node: NodePlan, name: str) -> tuple[str, str, str] | None:
             f"; not {value_of(lost[-1])} ({'yours, ' if lost[-1].yours else ''}{lost[-1].why})"
         )
     return value_of(last), "yours" if last.yours else "computed", reason
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Write numbers as ranges: 0-3,5."""
-    spans: list[list[int]] = []
-    for number in sorted(numbers):
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -18,12 +18,13 @@ from orchestrator.common.errors import (
     UsageError,
     nearest,
 )
+from orchestrator.common.hosts import listed
 from orchestrator.common.program import program_at, tree_title
 from orchestrator.common.text import Say, plural, size
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.nodes.facts import by_value, listed
+from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.plan.model import Target
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.screen.progress import Progress

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common.errors import OrchestratorError
+from orchestrator.common.hosts import listed
 from orchestrator.common.text import Say
 from orchestrator.config.launch import View
 from orchestrator.head.connect import fleet
@@ -26,7 +27,6 @@ from orchestrator.head.follow.run import Backend, Grow, Run
 from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.node_logs import NodeLogs, log_files, open_logs
-from orchestrator.head.nodes.facts import listed
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.screen import Display, Screen

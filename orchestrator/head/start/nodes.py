@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.common.errors import CheckFailed, NodeError, NoKey, OrchestratorError, UsageError
+from orchestrator.common.hosts import listed
 from orchestrator.common.text import plural
 from orchestrator.config.launch import Launch
 from orchestrator.head.connect import fleet
@@ -20,7 +21,7 @@ from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes import environment
 from orchestrator.head.nodes.environment import Remembered, chosen
-from orchestrator.head.nodes.facts import ProbedNode, by_value, listed
+from orchestrator.head.nodes.facts import ProbedNode, by_value
 from orchestrator.head.nodes.node_list import Node, read_nodes
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.schedulers import queue

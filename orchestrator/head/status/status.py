@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.common.text import duration, plural
+from orchestrator.common.hosts import folded, ranges
+from orchestrator.common.text import duration, plural, span
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.nodes import clock
-from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.nodes.node_list import Node, in_words
 from orchestrator.head.schedulers.backend import UNSCHEDULED, Scheduled
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen import tracebacks as crash_dump
@@ -121,26 +122,52 @@ def to_text(
 
 
 def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[Line]:
-    """Yield a line for each node, followed by its ranks."""
+    """Yield a line for each node, or for many that are alike, followed by its ranks."""
+    groups: dict[object, list[tuple[NodeRecord, JobState]]] = {}
     cordoned = cordons.read()
-    for node, status in zip(record.nodes, states, strict=True):
-        notes = [status.why or ""]
-        if reason := cordons.words_of(node, cordoned):
-            notes.append(f"cordoned ({reason})")
-        if status.log_time:
-            silence = round(max(0.0, time.time() - status.log_time))
-            notes.append(f"last output {duration(silence)} ago")
-        note = ", ".join(filter(None, notes))
-        yield Line(f"node {node.index}", node.name, status.state, note)
-        for numbers, ranks in alike(status.ranks):
-            pids = ["?" if rank.pid is None else str(rank.pid) for rank in ranks]
-            many = len(numbers) > 1
-            title = f"  ranks {numbers[0]} to {numbers[-1]}" if many else f"  rank {numbers[0]}"
-            shown = ", ".join(pids if len(pids) <= MOST_PIDS else [*pids[: MOST_PIDS - 1], "..."])
-            end = "" if ranks[0].code is None else f"exit code {ranks[0].code}"
-            if record.over and record.verdict and record.verdict.rank in numbers:
-                end += f"{', ' * bool(end)}rank {record.verdict.rank} was the cause"
-            yield Line(title, f"pid{'s' * many} {shown}", ranks[0].state, end)
+    for node, state in zip(record.nodes, states, strict=True):
+        reason = cordons.words_of(node, cordoned)
+        note = ", ".join(filter(None, [state.why, f"cordoned ({reason})" if reason else ""]))
+        alike_ranks = tuple(
+            (len(ranks), ranks[0].state, ranks[0].code) for _, ranks in alike(state.ranks)
+        )
+        apart = len(record.nodes) <= fleet.MANY or rank_at_fault(record) in state.ranks
+        key = (note, node.index if apart else (state.state, alike_ranks))
+        groups.setdefault(key, []).append((node, state))
+    for (note, _), group in groups.items():
+        nodes, of_nodes = zip(*group, strict=True)
+        yield from rows_of_alike(record, nodes, of_nodes, note)
+
+
+def rows_of_alike(
+    record: JobRecord, nodes: Sequence[NodeRecord], states: Sequence[JobState], note: str
+) -> Iterator[Line]:
+    """Yield a line for nodes that are alike, and one for each kind of rank that they have."""
+    times = [state.log_time for state in states if state.log_time]
+    silences = [duration(round(max(0.0, time.time() - each))) for each in times]
+    spoke = f"last output {span(silences)} ago" if silences else ""
+    yield Line(
+        in_words([node.index for node in nodes]),
+        folded([node.name for node in nodes]),
+        states[0].state,
+        ", ".join(filter(None, [note, spoke])),
+    )
+    of_each = [list(alike(state.ranks)) for state in states]
+    for kind in zip(*of_each, strict=True):
+        numbers = [number for part, _ in kind for number in part]
+        ranks = [rank for _, part in kind for rank in part]
+        many = len(numbers) > 1
+        pids = ["?" if rank.pid is None else str(rank.pid) for rank in ranks]
+        shown = ", ".join(pids if len(pids) <= MOST_PIDS else [*pids[: MOST_PIDS - 1], "..."])
+        end = "" if ranks[0].code is None else f"exit code {ranks[0].code}"
+        if rank_at_fault(record) in numbers:
+            end += f"{', ' * bool(end)}rank {rank_at_fault(record)} was the cause"
+        title = f"  rank{'s' * many} {ranges(numbers).replace(',', ', ')}"
+        yield Line(title, f"pid{'s' * many} {shown}", ranks[0].state, end)
+
+
+def rank_at_fault(record: JobRecord) -> int | None:
+    return record.verdict.rank if record.over and record.verdict else None
 
 
 def alike(ranks: Mapping[int, RankState]) -> Iterator[tuple[list[int], list[RankState]]]:

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from orchestrator.common.errors import NodeError, OrchestratorError
+from orchestrator.common.hosts import listed
 from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.nodes.facts import OWN_BRIDGES, listed
+from orchestrator.head.nodes.facts import OWN_BRIDGES
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree, Peer
 from orchestrator.head.transfer.schedule import HEAD, WIDTH, Order, Rules, Schedule

@@ -107,6 +107,27 @@ def test_who_cannot_be_asked_is_named_with_the_reason() -> None:
     assert "cpu-two: gpus: nvidia-smi did not answer" in text
 
 
+def test_gpus_of_many_machines_that_are_used_alike_share_a_row() -> None:
+    def machine(number: int, free: int) -> Used:
+        holders = tuple(
+            Holder(70 + at, f"GPU-{at}", "python3", (60 + at) << 30, "ada", JOB, NOW - 3700 - at)
+            for at in range(8 - free)
+        )
+        gpus = tuple(gpu(at, busy=(90 + at) * (at < 8 - free)) for at in range(8))
+        return used(f"gpu{number:03d}", gpus=gpus, holders=holders)
+
+    machines = [machine(number, 4 if number == 9 else 0) for number in range(1, 65)]
+    lines = [" ".join(line.split()) for line in users_text(machines, NOW, PLAIN).splitlines()]
+    nodes = "gpu[001-008,010-064]"
+    assert lines[1:] == [
+        f"{nodes} [0-7]: H100 ada {JOB} 1 h 01 min 90 % to 97 % 60 GiB to 67 GiB",
+        f"gpu009 [0-3]: H100 ada {JOB} 1 h 01 min 90 % to 93 % 60 GiB to 63 GiB",
+        "gpu009 [4-7]: H100 free - - idle 1 MiB of 80 GiB",
+    ]
+    lost = [Used(Node(f"gone{number}", line=1), error=LOST.error) for number in range(40)]
+    assert "gone[0-39]: it does not answer" in users_text(lost, NOW, PLAIN)
+
+
 LATE = "it did not answer within 5 s"
 
 

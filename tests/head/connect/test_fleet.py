@@ -18,3 +18,12 @@ def test_every_node_that_failed_is_named_with_its_fix() -> None:
         "               -> is sshd running?\n"
         "  bob@gpu12  no answer"
     )
+
+
+def test_many_nodes_that_failed_alike_share_a_line() -> None:
+    error = NodeError("it refuses connections", "is sshd running?")
+    failed = [(Node(f"gpu{number}"), error) for number in range(1, 20)]
+    assert failure_table(failed, 20, "").splitlines()[1:] == [
+        "  gpu[1-19]  it refuses connections",
+        "               -> is sshd running?",
+    ]

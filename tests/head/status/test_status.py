@@ -35,10 +35,32 @@ def test_a_line_for_every_node_and_rank() -> None:
     assert re.fullmatch(r"  for \d+ d \d\d h · started 19\d\d-\d\d-\d\d [0-9:]{8}", how_far)
     assert typed == "  master_launch train.py 'a b'"
     assert lines == [
-        "  node 0            gpu1               unreachable  no answer",
-        "  node 1            bob@gpu12          running",
-        "    ranks 2 to 7    pids 7, 3, 4, ...  running",
-        "    ranks 10 to 11  pids 8, 9          exited       exit code 3",
+        "  node 0         gpu1               unreachable  no answer",
+        "  node 1         bob@gpu12          running",
+        "    ranks 2-7    pids 7, 3, 4, ...  running",
+        "    ranks 10-11  pids 8, 9          exited       exit code 3",
+    ]
+
+
+def test_many_nodes_that_are_alike_share_a_line() -> None:
+    nodes = [
+        dataclasses.replace(NODES[0], index=index, name=f"gpu{index:03d}", first_rank=2 * index)
+        for index in range(500)
+    ]
+    record = dataclasses.replace(RECORD, nodes=nodes)
+    states = [
+        state_of(record, node, "running").replace(
+            log_time=time.time() - 5 - node.index // 499,
+            ranks={node.first_rank + at: RankState(state="running", pid=at) for at in range(2)},
+        )
+        for node in nodes
+    ]
+    states[7] = state_of(record, nodes[7], "unreachable", "no answer")
+    _, _, _, *lines = to_text(record, states).splitlines()
+    assert [" ".join(line.split()) for line in lines] == [
+        "nodes 0-6, 8-499 gpu[000-006,008-499] running last output 5 s to 6 s ago",
+        "ranks 0-13, 16-999 pids 0, 1, 0, ... running",
+        "node 7 gpu007 unreachable no answer",
     ]
 
 

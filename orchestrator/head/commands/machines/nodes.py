@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from orchestrator.common.errors import (
     UsageError,
     nearest,
 )
+from orchestrator.common.hosts import folded
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
@@ -47,11 +48,16 @@ def name_of(node: Machine) -> str:
 
 MACHINES: Table[Machine] = Table(
     (
-        Column("NODE", name_of, absent=lambda node: (name_of(node), LOST)),
-        Column("HOST", lambda node: node.hostname, absent=lambda _: ("unreachable", LOST)),
+        Column("NODE", name_of, absent=lambda node: (name_of(node), LOST), merge=folded),
+        Column(
+            "HOST",
+            lambda node: node.hostname,
+            absent=lambda _: ("unreachable", LOST),
+            merge=folded,
+        ),
         Column("CPUS", lambda node: str(node.cpus)),
         Column("MEMORY", lambda node: text.size(node.memory, binary=True)),
-        Column("DISK FREE", machine.disk_text),
+        Column("DISK FREE", machine.disk_text, merge=text.span),
         Column("TORCH", lambda node: node.torch or ("none", styles.WARNING)),
         Column("GPUS", machine.gpu_text),
         Column("DRIVER", lambda node: node.driver or "-"),
@@ -145,13 +151,13 @@ class Use:
 
 USERS: Table[Use] = Table(
     (
-        Column("NODE", lambda use: use.node, absent=lambda use: (use.node, LOST)),
+        Column("NODE", lambda use: use.node, absent=lambda use: (use.node, LOST), merge=folded),
         Column("GPU", lambda use: use.gpu, absent=lambda _: ("unreachable", LOST)),
         Column("USER", lambda use: use.user),
         Column("JOB OR PROGRAM", lambda use: use.program),
-        Column("SINCE", lambda use: use.since),
-        Column("USE", lambda use: use.busy),
-        Column("MEMORY", lambda use: use.memory),
+        Column("SINCE", lambda use: use.since, merge=text.span),
+        Column("USE", lambda use: use.busy, merge=text.span),
+        Column("MEMORY", lambda use: use.memory, merge=text.span),
     ),
     is_absent=lambda use: use.lost,
 )
@@ -202,18 +208,34 @@ def users_json(used: Used) -> dict[str, Any]:
 
 def users_text(users: Sequence[Used], now: float, terminal: Terminal) -> str:
     rows: list[Use] = []
-    words: list[str] = []
+    lost = [(used.node.name, used.error.what, used.error.fix) for used in users if used.error]
+    words = fleet.reasons(lost)
     for used in users:
         if used.checkup is None:
             rows.append(Use(used.node.name, lost=True))
-            if used.error is not None:
-                words += fleet.reasons([(used.node.name, used.error.what, used.error.fix)])
             continue
         rows += gpu_rows(used, used.checkup, now) or cpu_rows(used, used.checkup, now)
         words += [
             f"{used.node.name}: {part}: {reason}" for part, reason in used.checkup.problems.items()
         ]
+    if len(rows) > output.MOST_ROWS:
+        rows = list(used_alike(rows))
     return "\n\n".join(filter(None, [USERS.text(rows, terminal), "\n".join(words)]))
+
+
+def used_alike(uses: Iterable[Use]) -> Iterator[Use]:
+    """Yield the GPUs of a node together that one program uses, or nobody."""
+    groups: dict[tuple[object, ...], list[Use]] = {}
+    for use in uses:
+        groups.setdefault((use.node, use.user, use.program), []).append(use)
+    for group in groups.values():
+        yield replace(
+            group[0],
+            gpu=folded([use.gpu for use in group]),
+            since=text.span([use.since for use in group]),
+            busy=text.span([use.busy for use in group]),
+            memory=text.span([use.memory for use in group]),
+        )
 
 
 # -- GPUs -----------------------------------------------------------------------------------------

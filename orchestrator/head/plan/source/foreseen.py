@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from orchestrator.common.hiding import redacted_text
+from orchestrator.common.hosts import listed
 from orchestrator.common.program import MOST_ABOVE, own_place
 from orchestrator.head.nodes import packages
-from orchestrator.head.nodes.facts import ProbedNode, listed
+from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.plan.model import Foreseen, Guess
 from orchestrator.head.plan.source.imports import ALWAYS, LATER
 from orchestrator.head.plan.source.paths import ASKS, READS, WRITES, Touch, within

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from orchestrator.common.hosts import listed
 from orchestrator.common.text import duration, plural, size
-from orchestrator.head.nodes.facts import listed
 from orchestrator.head.screen.output import printable
 from orchestrator.protocol.requests.transfer import Overwritten, SavedFile
 

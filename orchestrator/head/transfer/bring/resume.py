@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, UsageError
+from orchestrator.common.hosts import listed
 from orchestrator.common.text import Say, duration, plural, size
 from orchestrator.config.launch import Where
 from orchestrator.config.schema import Checkpoint
@@ -19,7 +20,6 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.nodes.facts import listed
 from orchestrator.head.transfer.bring.checkpoint import Missing, Partner
 from orchestrator.head.transfer.bring.saved import bring_saved
 from orchestrator.head.transfer.fetch.pull import LIST_SECONDS

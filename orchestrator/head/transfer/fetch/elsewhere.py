@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.common.hiding import redacted_text
+from orchestrator.common.hosts import listed
 from orchestrator.common.text import plural, size
-from orchestrator.head.nodes.facts import listed
 from orchestrator.protocol.requests.transfer import WrittenPlace
 from orchestrator.records.outcome import Elsewhere
 
