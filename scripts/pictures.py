@@ -101,7 +101,7 @@ def take(head: Head, browser: Browser, steps: int, out: Path) -> None:
     browser.until("document.documentElement.dataset.drawn > 6")
     picture(browser, out / "experiment.png", FIRST_CHARTS)
     browser.open(f"{site}/cluster")
-    browser.until("document.documentElement.dataset.nodes == 2")
+    browser.until("document.getElementById('summary').textContent.startsWith('2 of 2 nodes, 1 ')")
     picture(browser, out / "cluster.png", HEIGHT)
     finish(job)
     dashboard.interrupt()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.common.hosts import listed
 from orchestrator.config import sharding
 from orchestrator.config.launch import Launch
 from orchestrator.config.schema import Config
@@ -22,7 +23,6 @@ from orchestrator.head.nodes.facts import (
     NoTorch,
     ProbedNode,
     by_value,
-    listed,
     names,
     release,
 )

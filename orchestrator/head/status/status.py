@@ -123,7 +123,7 @@ def to_text(
 
 def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[Line]:
     """Yield a line for each node, or for many that are alike, followed by its ranks."""
-    groups: dict[object, list[tuple[NodeRecord, JobState]]] = {}
+    groups: dict[tuple[str, object], list[tuple[NodeRecord, JobState]]] = {}
     cordoned = cordons.read()
     for node, state in zip(record.nodes, states, strict=True):
         reason = cordons.words_of(node, cordoned)

@@ -21,7 +21,7 @@ from orchestrator.head.follow import verdict
 from orchestrator.head.status import settings
 from orchestrator.records import goodput
 from orchestrator.records.experiment import JobRecord
-from orchestrator.records.metrics.curves import Curve
+from orchestrator.records.metrics.curves import Curve, RankMap, median
 from orchestrator.records.outcome import Verdict
 from orchestrator.views.report import charts as choice
 from orchestrator.views.report import scaling
@@ -118,6 +118,7 @@ def of_training(training: Training) -> Iterator[tuple[str, str]]:
         yield "peak memory", size(max(known["memory_peak_bytes"].highs))
 
 
+MOST_MAP_ROWS = 512  # of a map: more are less than a pixel each
 MOST_KEYS = 8  # settings that differ between runs and have a column
 
 
@@ -256,15 +257,41 @@ def line_data(line: Line) -> dict[str, Any]:
 
 
 def map_data(one: Map) -> dict[str, Any]:
+    ranks, rows = grouped(one.map)
     return {
         "unit": one.unit,
         "summary": one.summary,
         "whose": one.whose,
         "scale": one.scale,
         "steps": one.map.steps,
-        "ranks": one.map.ranks,
-        "rows": [rounded(row, 4) for row in one.map.rows],
+        "ranks": ranks,
+        "rows": [rounded(row, 4) for row in rows],
     }
+
+
+def grouped(known: RankMap) -> tuple[Sequence[int | str], Sequence[Sequence[float | None]]]:
+    """Return a map's ranks and their rows: of very many, the one of some that is the furthest off.
+
+    At each step that is the one whose value is the furthest from the median of all ranks.
+    """
+    size = -(-len(known.ranks) // MOST_MAP_ROWS)
+    if size <= 1:
+        return known.ranks, known.rows
+    columns = list(zip(*known.rows, strict=True))
+    middles = [median([value for value in column if value is not None]) for column in columns]
+    names: list[int | str] = []
+    rows = []
+    for at in range(0, len(known.ranks), size):
+        part = known.ranks[at : at + size]
+        names.append(f"{part[0]}-{part[-1]}" if len(part) > 1 else part[0])
+        pairs = zip(columns, middles, strict=True)
+        rows.append([furthest(column[at : at + size], middle) for column, middle in pairs])
+    return names, rows
+
+
+def furthest(values: Sequence[float | None], middle: float) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known, key=lambda value: abs(value - middle), default=None)
 
 
 def rounded(values: Sequence[float | None], digits: int = DIGITS) -> list[float | int | None]:

@@ -18,6 +18,7 @@ from orchestrator.config.launch import Where
 from orchestrator.head.commands import diff
 from orchestrator.protocol.events import SourceFrame
 from orchestrator.records.experiment import Attempt, Experiment
+from orchestrator.records.metrics.curves import RankMap
 from orchestrator.records.outcome import Elsewhere, Verdict
 from orchestrator.views.report import charts, page, story
 from orchestrator.views.report import command as report
@@ -294,3 +295,19 @@ def test_the_command_writes_it_where_it_says(
 def test_a_line_without_a_range_is_sent_once(tmp_path: Path) -> None:
     told = story.read_story(experiment(tmp_path / "run"))
     assert all(not line.curve.lows for chart in charts.charts([told]) for line in chart.lines)
+
+
+def test_a_map_of_thousands_of_ranks_keeps_the_odd_one() -> None:
+    rows: list[list[float | None]] = [[10.0, None] for _ in range(4096)]
+    rows[1003], rows[2050] = [25.0, 3.0], [4.0, None]
+    known = RankMap([1, 2], list(range(4096)), rows)
+    drawn = page.map_data(charts.Map("step", "ms", known, "", 10.0))
+    assert len(drawn["rows"]) == len(drawn["ranks"]) == 512
+    odd = {
+        name: row
+        for name, row in zip(drawn["ranks"], drawn["rows"], strict=True)
+        if row != [10, None]
+    }
+    assert odd == {"1000-1007": [25, 3], "2048-2055": [4, None]}
+    few = page.map_data(charts.Map("step", "ms", RankMap([1], [0, 1], [[1.0], [2.0]]), "", 10.0))
+    assert few["ranks"] == [0, 1]
