@@ -20,7 +20,7 @@ from orchestrator.engine.data.sharded_loader import Shard
 from orchestrator.engine.models.losses import Totals, call, inputs_of
 from orchestrator.engine.ranks.collectives import gather_tensors
 from orchestrator.engine.ranks.ranks import gather
-from orchestrator.engine.sharding import mesh
+from orchestrator.engine.sharding import mesh, used_parts
 
 
 def evaluate(
@@ -40,6 +40,7 @@ def evaluate(
                     lambda own: parts.losses(own, batch, micro.size),  # noqa: B023
                 )
                 add(sums, totals, real=micro.real)
+        used_parts.all_at_end(model)
     refuse_other_names(tuple(sums))
     total = torch.stack([value for pair in sums.values() for value in pair])
     if ranks.world > 1:
@@ -98,6 +99,7 @@ def predict(parts: Parts, batches: Shard, output: Forward) -> Any:
             count = rows_of(leaves_here, micro)
             rows.append(count if micro.real else 0)
             leaves.append([leaf[: rows[-1]].to("cpu", copy=True) for leaf in leaves_here])
+        used_parts.all_at_end(parts.bare)
     order = in_order(gather_tensors(torch.tensor(rows)), interleaved=batches.interleaved)
     return tree.tree_unflatten(
         [together(list(leaves_here), order) for leaves_here in zip(*leaves, strict=True)], spec

@@ -155,10 +155,27 @@ def from_rank_0_by_store(value: float) -> float:
     if dist.get_rank() == 0:
         store.set(key, repr(value))
         return value
-    deadline = time.monotonic() + store.timeout.total_seconds()
-    while not store.check([key]) and time.monotonic() < deadline:
-        time.sleep(0.002)  # a get() would keep all other threads from the store
+    await_key(store, key)
     return float(store.get(key))
+
+
+def all_here_by_store() -> None:
+    """Wait for all ranks, without a collective, as from_rank_0_by_store() does."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    store: Any = distributed_c10d._get_default_store()
+    key = f"orchestrator/here/{next(NUMBERS)}"
+    if store.add(key, 1) == dist.get_world_size():
+        store.set(f"{key}/all", "")
+    await_key(store, f"{key}/all")
+
+
+def await_key(store: Any, key: str) -> None:
+    """Wait until a key is there, at most as long as the store itself waits."""
+    deadline, pause = time.monotonic() + store.timeout.total_seconds(), 0.002
+    while not store.check([key]) and time.monotonic() < deadline:
+        time.sleep(pause)  # a get() would keep all other threads from the store
+        pause = min(2 * pause, 0.05)
 
 
 def host_group() -> dist.ProcessGroup | None:

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.common.errors import UsageError
-from orchestrator.engine.ranks.ranks import host_group
+from orchestrator.engine.ranks.ranks import all_here_by_store, host_group
 from orchestrator.engine.sharding import block_order
 from orchestrator.engine.sharding.block_order import BlockOrder
 from orchestrator.engine.sharding.blocks import has_sparse
@@ -34,8 +34,8 @@ from orchestrator.engine.sharding.several import parts_of
 
 T = TypeVar("T")
 FIX = (
-    "a model that uses other parts of itself in each step needs find_unused_parameters=True of the"
-    " Trainer, or distributed.find_unused_parameters of a config"
+    "a model of which some ranks use other parts, or which they call more often, needs"
+    " find_unused_parameters=True of the Trainer, or distributed.find_unused_parameters of a config"
 )
 
 
@@ -169,6 +169,14 @@ def watched(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Name ranks that wait for each other because they use other numbers of blocks."""
     used = of(model)
     return block_order.watched(None if used is None or used.differ else used.order, FIX)
+
+
+def all_at_end(model: nn.Module) -> None:
+    """Wait for the ranks after forwards that no step follows: who is still in one waits for others
+    to gather a block, and would meet them in the next collective."""
+    if (used := of(model)) is not None:
+        used.order.end_forward()
+        all_here_by_store()
 
 
 def computed(model: nn.Module, call: Callable[[], T]) -> T:

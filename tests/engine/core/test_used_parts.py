@@ -72,3 +72,12 @@ def test_ranks_that_use_fewer_blocks_are_named(
     assert "find_unused_parameters=True" in own.output()
     # Whichever of them had said first where it stands.
     assert re.search(rf"where rank [{skips}] ", own.output())
+
+
+def test_ranks_that_predict_longer_are_named_or_wait(tmp_path: Path) -> None:
+    refused = job(tmp_path / "refused", [2], "predicts_longer", SKIPS="", UNUSED="0")
+    gathered = job(tmp_path / "gathered", [2], "predicts_longer", SKIPS="", UNUSED="1")
+    assert run(refused, gathered) == [[1, 1], [0, 0]], refused.output() + gathered.output()
+    assert "the ranks use different blocks of the model" in refused.output()
+    assert "or which they call more often, needs find_unused_parameters" in refused.output()
+    assert (gathered.path / "predicted_1").exists()

@@ -198,3 +198,19 @@ def ranks_use_fewer(directory: Path) -> None:
     trainer = Trainer(model, torch.optim.AdamW, nn.CrossEntropyLoss(), strategy="hybrid_shard")
     data = TensorDataset(torch.randn(16, 6), torch.randint(0, 3, (16,)))
     trainer.train(DataLoader(data, 2), epochs=1)
+
+
+def predicts_longer(directory: Path) -> None:
+    """As generate() does, whose texts are not equally long on all ranks."""
+    block_order.PAUSE_SECONDS = 0.2
+    rank = distributed.setup_distributed()["rank"]
+    trainer = Trainer(
+        Shorter(), torch.optim.AdamW, nn.CrossEntropyLoss(), strategy="full_shard",
+        find_unused_parameters=os.environ["UNUSED"] == "1",
+    )  # fmt: skip
+
+    def longer(model: Any, x: Tensor) -> Any:
+        return sum(model(x) for _ in range(1 + rank))
+
+    assert len(trainer.predict([torch.ones(2, 6)] * 4, longer)) == 8
+    (directory / f"predicted_{rank}").touch()
