@@ -227,7 +227,7 @@ def of_torchrun(node: int, name: str, event: Ended, time: float) -> Failure:
     if code == -signal.SIGKILL and event.oom_kills:
         reason = ": the kernel's out-of-memory killer was at work on this node"
         return replace(begun, kind="out_of_memory", message=begun.message + reason)
-    if not last:
+    if not last or code == -signal.SIGKILL:  # which nothing that it said explains
         return begun
     message = f"{begun.message}: {last[-1]}"
     kind = failure_kinds.of_text(last[-1]) or failure_kinds.of_trace(trace) or "torchrun"

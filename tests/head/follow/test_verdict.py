@@ -483,7 +483,8 @@ def test_torchrun_is_known_by_its_last_line() -> None:
     lost = said.replace("ImportError: broken torch", "DistStoreError: TCPStore is gone")
     assert of_torchrun(1, "b", {"agent": 1, "said": lost}, 5.0).echo
     assert of_torchrun(1, "b", {"agent": 2}, 5.0).kind == "torchrun"
-    by_limit = conclude([of_torchrun(1, "b", {"agent": -9}, 5.0)], 0)
+    noise = "[W1126 socket.cpp:207] [c10d] The client socket has failed to connect\n"
+    by_limit = conclude([of_torchrun(1, "b", {"agent": -9, "said": noise}, 5.0)], 0)
     assert by_limit is not None
     assert by_limit.message == "torchrun was killed by signal 9 (SIGKILL)"
     assert "`ulimit -t`" in by_limit.fix
