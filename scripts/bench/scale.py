@@ -2,11 +2,11 @@
 
     python scripts/bench/scale.py [--hosts 2 8 32 64 128 256 512] [--jobs 64] [--svg FILE]  (root)
 
-Each host is a real sshd at an address of its own, with a home and state of its own. Hosts and head
-share the processors, so `wall` is what all of them took. `head` is the processor time of the head
-and its children alone, as the kernel counted it; memory, threads and descriptors are its highest
-seen, bytes what went over the network. Above `--jobs` hosts there is no job: its processes would
-not fit into memory.
+Each host is a real sshd at an address of its own; all have one home, as on a shared disk, so that
+this machine holds our code once. Hosts and head share the processors, so `wall` is what all took.
+`head` is the processor time of the head and its children alone, as the kernel counted it; memory,
+threads and descriptors are its highest seen, bytes what went over the network. Above `--jobs` hosts
+there is no job: its processes would not fit into memory.
 """
 
 from __future__ import annotations
@@ -57,6 +57,9 @@ class Hosts(local.LoopbackCluster):
     def __init__(self, size: int, directory: Path) -> None:
         super().__init__(1, directory, slots=1)
         self.addresses = [f"127.0.{i // 250}.{2 + i % 250}" for i in range(size)]
+
+    def environment(self, node: local.LoopbackNode) -> dict[str, str]:
+        return super().environment(self.nodes[0])
 
     @property
     def head_environment(self) -> dict[str, str]:
