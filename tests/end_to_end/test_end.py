@@ -149,7 +149,8 @@ def until_it_answers(command: Command) -> None:
 @pytest.mark.parametrize("after", [0.0, 0.1, 0.3, 0.5, 0.8, 1.2, 1.8])
 def test_ctrl_c_ten_times_at_any_moment(head: Head, after: float) -> None:
     """During connecting, planning, starting, importing: an answer, and nothing left."""
-    command = head.launch("--nproc", "2", head.script("save.py", SAVE), "stubborn")
+    script = head.script("save.py", SAVE)
+    command = head.launch("--nproc", "2", script, "stubborn", anew=True)
     until_it_answers(command)
     time.sleep(after)  # the moment itself is what is tested
     for _ in range(10):

@@ -184,7 +184,8 @@ def test_much_output_does_not_grow_the_head(head: Head) -> None:
         "for _ in range(160):\n"
         "    sys.stdout.buffer.write(line * 10_000)\n"
     )
-    command = head.launch("--nnodes", "1", "--quiet", head.script("burst.py", burst))
+    script = head.script("burst.py", burst)
+    command = head.launch("--nnodes", "1", "--quiet", script, anew=True)
     peak = 0
     while command.process.poll() is None:
         try:

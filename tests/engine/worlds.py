@@ -8,6 +8,7 @@ serves a whole session of tests: importing torch takes longer than most jobs.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import json
 import os
@@ -185,10 +186,13 @@ def rank(job: Job, output: Path, env: dict[str, str]) -> NoReturn:
 
 
 def main() -> None:
+    gc.disable()  # as torchrun has it that forks the ranks of a job (fast_torchrun.py)
     # All that a rank would import, some of it late: the optimizer takes dynamo, 0.4 s per rank.
     for name in ("_dynamo", "distributed.checkpoint", "distributed.fsdp", "utils.data"):
         importlib.import_module(f"torch.{name}")
     importlib.import_module("orchestrator.engine.trainer")
+    gc.freeze()
+    gc.enable()
     for line in sys.stdin:
         job = Job(**json.loads(line))
         pids = start(job)
