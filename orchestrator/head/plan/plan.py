@@ -186,7 +186,7 @@ def choose_start(
     if wanted == "plain":
         return "plain", []
     if kind == "program":
-        return "plain", [f"plain start: {target.name} is not a Python program"]
+        return "plain", [f"plain start: {target.name} is a program, no script or module of Python"]
     for node in nodes:
         if (release(node.facts.torch) or (0, 0)) < OLDEST_FORK:
             return "plain", [f"plain start: torch {node.facts.torch} on {node.name} is too old"]
