@@ -117,7 +117,12 @@ def alike(failed: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, li
     for name, what, fix in failed:
         groups.setdefault((what, fix), []).append(name)
     for (what, fix), names in groups.items():
-        yield what, fix, [folded(names)] if len(names) > MANY else names
+        yield what, fix, few(names)
+
+
+def few(names: list[str]) -> list[str]:
+    """Return names to show: many of them as one, folded."""
+    return [folded(names)] if len(names) > MANY else names
 
 
 def ask(

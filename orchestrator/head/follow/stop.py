@@ -111,6 +111,10 @@ def exit_code(receipts: Sequence[Receipt]) -> int:
 
 
 def to_text(receipts: Sequence[Receipt]) -> str:
+    """Write a line for each node; many that ended alike share one, with the longest time."""
+    if len(receipts) > fleet.MANY:
+        longest = max(receipt.took for receipt in receipts)
+        receipts = [replace(receipt, took=longest) for receipt in receipts]
     lines = fleet.reasons((each.node, described(each), each.fix) for each in receipts)
     return "\n".join(lines or ["no job runs on these nodes"])
 
@@ -126,7 +130,7 @@ def preview(receipts: Sequence[Receipt], experiments: Path) -> str:
     for (user, job), parts in jobs.items():
         whose = f"{user}'s {job}" if user else job
         known = [part.experiment for part in parts if part.experiment.startswith("/")]
-        where = ", ".join(dict.fromkeys(part.node for part in parts))
+        where = ", ".join(fleet.few(list(dict.fromkeys(part.node for part in parts))))
         count = processes(sum(len(part.left) for part in parts))
         lines.append(f"{whose}: {count} on {where}{f', of {known[0]}' if known else ''}")
     root = f"{experiments.absolute()}/"

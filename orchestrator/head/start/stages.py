@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
+from orchestrator.common.hosts import listed
 from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
@@ -415,4 +416,4 @@ def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere], sa
     whys = [(node.name, answer.warm.why) for node, answer in pairs]
     for reason, names in by_value(whys).items():
         if reason:
-            say(f"{', '.join(names)}: {reason}")
+            say(f"{listed(names)}: {reason}")

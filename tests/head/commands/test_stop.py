@@ -60,6 +60,18 @@ def test_what_nobody_can_tell_is_no_proof(capsys: pytest.CaptureFixture[str]) ->
     assert stop.show_receipts([replace(receipt, doubtful={})], as_json=False) == 0
 
 
+def test_many_nodes_that_ended_alike_share_a_receipt() -> None:
+    receipts = [
+        Receipt(f"gpu{number}", "lm", took=number / 10, ended={"7": "python"})
+        for number in range(1, 41)
+    ]
+    receipts[6] = Receipt("gpu7", "lm", 2.0, left=(7, 8))
+    assert stop.stopping.to_text(receipts).splitlines() == [
+        "gpu[1-6,8-40]: lm: ended 1 process in 4.0 s, nothing left",
+        "gpu7: lm: STILL ALIVE: 7, 8",
+    ]
+
+
 LIVES = Receipt("a", "lm-1", left=(7, 8), experiment="/home/me/experiments/lm")
 OTHER = Receipt("b", "lm-2", left=(9,), experiment="/data/experiments/lm")
 

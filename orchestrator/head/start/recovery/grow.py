@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from orchestrator.common.errors import OrchestratorError
+from orchestrator.common.hosts import listed
 from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
@@ -216,7 +217,7 @@ class Growth:
     def say_nothing_kept(self, names: Sequence[str]) -> None:
         if time.monotonic() - self.began > max(SETTLED_SECONDS, self.every):
             self.once(
-                f"{', '.join(names)} could join, but this job has kept nothing that more nodes"
+                f"{listed(names)} could join, but this job has kept nothing that more nodes"
                 " could go on from (a checkpoint of the engine or the Trainer, or a state in"
                 " $ORCHESTRATOR_RESUME_DIR): it goes on as it is"
             )
@@ -249,7 +250,7 @@ def larger(record: JobRecord, names: Sequence[str]) -> Larger:
         replace(node, state="standing by") if node.name in names else node for node in record.spares
     ]
     count = len(record.nodes)
-    reason = f"{', '.join(names)} can join: on with {count + len(names)} nodes instead of {count}"
+    reason = f"{listed(names)} can join: on with {count + len(names)} nodes instead of {count}"
     return Larger(reason, spares)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError
+from orchestrator.common.hosts import listed
 from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached, reach
@@ -55,7 +56,7 @@ def stand_by(prepared: Prepared, meeting: Meeting, say: Say) -> list[NodeRecord]
         else:
             standing.append(replace(node_record(part), state="standing by"))
     if standing:
-        say(f"{plural(len(standing), 'spare node')}: {', '.join(n.name for n in standing)}")
+        say(f"{plural(len(standing), 'spare node')}: {listed([n.name for n in standing])}")
     return standing
 
 
