@@ -17,6 +17,7 @@ from orchestrator.common.errors import (
     UsageError,
 )
 from orchestrator.common.folder import IS_DIRECTORY, Folder
+from orchestrator.common.hosts import folded
 from orchestrator.head.commands.machines.exec import Chosen, directory
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined
@@ -24,7 +25,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output, styles
-from orchestrator.head.screen.output import Cell, Terminal
+from orchestrator.head.screen.output import Column, Table, Terminal
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer.fetch import pull as pulling
@@ -58,21 +59,31 @@ def to_text(
 
     `later` says what will become of the files of a dry run.
     """
-    rows: list[list[Cell]] = [["NODE", "NAME", verb.upper(), "SIZE", before, "INTO"]]
-    notes = []
+    columns: Table[Moved] = Table(
+        (
+            Column("NODE", label_of, absent=label_of, merge=folded),
+            Column("NAME", lambda part: part.name, absent=lambda part: part.name, merge=folded),
+            Column(
+                verb.upper(),
+                lambda part: f"{len(part.files)}{later}",
+                absent=lambda _: ("-", styles.FAILED),
+            ),
+            Column("SIZE", lambda part: "" if later else text.size(part.size), merge=text.span),
+            Column(before, lambda part: str(part.kept)),
+            Column("INTO", lambda part: part.into, merge=folded),
+        ),
+        is_absent=lambda part: part.error is not None,
+    )
+    lost = [(label_of(part), part.error.what, part.error.fix) for part in parts if part.error]
+    notes = fleet.reasons(lost)
     for part in parts:
-        label = f"node{part.node}"
-        if part.error is not None:
-            rows.append([label, part.name, ("-", styles.FAILED), "", "", ""])
-            notes += fleet.reasons([(label, part.error.what, part.error.fix)])
-            continue
-        size = "" if later else text.size(part.size)
-        rows.append(
-            [label, part.name, f"{len(part.files)}{later}", size, f"{part.kept}", part.into]
-        )
-        notes += [f"{label}: {path}: {reason}" for path, reason in part.failed.items()]
-        notes += [f"{label}: left out: {what}" for what in part.left_out]
-    return output.table(rows, terminal, headed=True), notes
+        notes += [f"{label_of(part)}: {path}: {reason}" for path, reason in part.failed.items()]
+        notes += [f"{label_of(part)}: left out: {what}" for what in part.left_out]
+    return columns.text(parts, terminal), notes
+
+
+def label_of(part: Moved) -> str:
+    return f"node{part.node}"
 
 
 def exit_code(parts: Sequence[Moved]) -> int:
