@@ -55,6 +55,7 @@ NOT_READY = {  # kinds of files that cannot be run, and what to do
 }
 OLDEST_FORK = (2, 1)  # before it, torchrun's agent initialised CUDA when it counted devices
 AGENT = "orchestrator/node/job/ranks/fast_torchrun.py"  # torchrun, sooner ready
+NO_TORCHRUN = "orchestrator/node/job/ranks/no_torchrun.py"
 ENGINE = "orchestrator.engine.train"  # travels with what is shipped to every node
 
 
@@ -94,7 +95,7 @@ def make(
     kind = check_targets(target, nodes)
     if not all(node.facts.torch for node in nodes):
         raise NoTorch(nodes)
-    start, notes = choose_start(config.launch.start, kind, target, nodes)
+    start, notes = choose_start(config.launch, kind, target, nodes)
     layout = agreed or lay_out(nodes, config)
     if target.kind == "engine" and target.name == ENGINE:
         check_engine(config, layout.counts, nodes)
@@ -180,10 +181,10 @@ def check_engine(config: Config, counts: Sequence[int], nodes: Sequence[ProbedNo
 
 
 def choose_start(
-    wanted: str, kind: str, target: Target, nodes: Sequence[ProbedNode]
+    launch: Launch, kind: str, target: Target, nodes: Sequence[ProbedNode]
 ) -> tuple[str, list[str]]:
     """Choose fork where it is safe, else plain, and say why."""
-    if wanted == "plain":
+    if launch.start == "plain" or launch.no_torchrun:
         return "plain", []
     if kind == "program":
         return "plain", [f"plain start: {target.name} is a program, no script or module of Python"]
@@ -297,6 +298,12 @@ class Draft:
             agent = (facts.python, "-u", posixpath.join(facts.library, AGENT), *options, *fork)
             if self.kind != "module":  # which torchrun by itself cannot fork
                 paste = (*torchrun, *place, *options, *fork, *program)
+        elif self.config.launch.no_torchrun:
+            agent = (facts.python, "-u", posixpath.join(facts.library, NO_TORCHRUN), *options)
+            meet = (f"MASTER_ADDR={layout.master}", f"MASTER_PORT={layout.port}")
+            size = (f"RANK={index}", f"WORLD_SIZE={len(layout.counts)}")
+            python = () if self.kind == "program" else (facts.python, "-u")
+            paste = ("env", *meet, *size, *python, *own_words(target, workdir, facts.library))
         return NodePlan(
             index=index,
             node=probed.node,
@@ -347,6 +354,14 @@ def script_path(target: Target, workdir: str, library: str) -> str:
     if target.kind == "engine":
         return posixpath.join(library, *target.name.split(".")) + ".py"
     return posixpath.join(workdir, target.name)
+
+
+def own_words(target: Target, workdir: str, library: str) -> tuple[str, ...]:
+    """Return the program and its arguments as a shell or Python takes them."""
+    if target.kind == "module":
+        return ("-m", target.name, *target.args)
+    name = target.name if target.kind == "program" else script_path(target, workdir, library)
+    return (name, *target.args)
 
 
 def program_words(target: Target, workdir: str, library: str) -> tuple[str, ...]:

@@ -235,7 +235,6 @@ def port_request(request: Request, nodes: int) -> PortWish:
         wanted=chosen or DEFAULT_PORT,
         exact=chosen is not None,
         peers=nodes > 1,
-        two=launch.no_torchrun,
     )
 
 

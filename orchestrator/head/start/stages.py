@@ -315,7 +315,6 @@ def take_ports(ended: JobRecord, gathered: Gathered) -> TakenPorts:
         wanted=chosen or after,
         exact=chosen is not None,
         peers=len(gathered.nodes) > 1,
-        two=ended.launch.no_torchrun,
     )
     ports = gathered.channels[0].ask(TakePorts(port=wanted), PORT_SECONDS)
     if not ports.port:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 
-from orchestrator.node.job.ranks.rank_env import own_port
 from orchestrator.node.server.visit import RoomState, Visit
 from orchestrator.protocol.requests.machine import PortWish
 
@@ -18,7 +17,7 @@ class Ports(RoomState):
         self.peers: socket.socket | None = None  # where the other nodes' supervisors will call
 
     def hold(self, request: PortWish) -> None:
-        self.port = Port(request.wanted, request.exact, two=request.two)
+        self.port = Port(request.wanted, request.exact)
         if request.peers:
             from orchestrator.node.peers.peers import listen  # not for every probe
 
@@ -35,8 +34,8 @@ class Ports(RoomState):
     @property
     def files(self) -> list[int]:
         """Return the open files that hold the ports: a supervisor inherits them."""
-        holders = self.port.holders if self.port else []
-        return [held.fileno() for held in (*holders, self.peers) if held]
+        holder = self.port.holder if self.port else None
+        return [held.fileno() for held in (holder, self.peers) if held]
 
     def hand_over(self) -> None:
         """Leave the supervisors' port to the one that was started: it is closed when that ends."""
@@ -55,32 +54,30 @@ class Port:
     the port's name: it lives in the same network namespace and goes away with its last holder.
     """
 
-    def __init__(self, wanted: int, exact: bool, *, two: bool = False) -> None:
-        self.holders: list[socket.socket] = []
+    def __init__(self, wanted: int, exact: bool) -> None:
+        self.holder: socket.socket | None = None
         self.number = 0
         for number in range(wanted, wanted + 1 if exact else min(wanted + PORTS_TO_TRY, 65536)):
-            numbers = [number, own_port(number)][: 1 + two]
-            if all(map(port_is_free, numbers)):
-                if self.hold(numbers):
+            if port_is_free(number):
+                if self.hold(number):
                     self.number = number
                     return
                 # All of their names may be taken: any user of the machine can do that.
                 self.number = self.number or (0 if exact else number)
 
-    def hold(self, numbers: list[int]) -> bool:
+    def hold(self, number: int) -> bool:
+        self.holder = socket.socket(socket.AF_UNIX)
         try:
-            for number in numbers:
-                self.holders.append(socket.socket(socket.AF_UNIX))
-                self.holders[-1].bind(f"\0orchestrator-port-{number}")
+            self.holder.bind(f"\0orchestrator-port-{number}")
         except OSError:
             self.close()
             return False
         return True
 
     def close(self) -> None:
-        for holder in self.holders:
-            holder.close()
-        self.holders = []
+        if self.holder:
+            self.holder.close()
+        self.holder = None
 
 
 def port_is_free(number: int) -> bool:

@@ -43,7 +43,7 @@ SESSION = re.compile(r"session-[^/]*[.]scope")  # each login has its own
 def unsuitable(spec: Spec, environ: Mapping[str, str]) -> str:
     """Say why a job like this one can never start warm, or nothing."""
     if spec.start != "fork":
-        return "its ranks do not start from torchrun's process (--start plain)"
+        return "its ranks do not start from torchrun's process (--start plain, --no-torchrun)"
     if len(spec.agent) < 3 or not spec.agent[2].endswith(AGENT):
         return "another launcher starts its ranks"
     if "SLURM_STEP_ID" in environ:

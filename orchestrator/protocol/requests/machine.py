@@ -32,7 +32,6 @@ class PortWish(Message):
     wanted: int
     exact: bool  # or any free one from there on
     peers: bool = False  # listen for the other nodes' supervisors, too
-    two: bool = False  # the next one, too, for a program that starts its ranks by itself
 
 
 class Probed(Message):

@@ -125,6 +125,17 @@ def test_without_torchrun_nobody_is_told_of_an_option_that_was_not_typed() -> No
     assert made.notes == ("--no-torchrun wins over slots= in the list (a)",)
 
 
+def test_without_torchrun_torch_is_imported_by_nobody_but_the_program() -> None:
+    made = make(found("a\nb"), Target("auto", "train.py", ("--", "x")), nproc=1, no_torchrun=True)
+    assert made.start == "plain"
+    (agent,) = {node.agent[2].rpartition("/")[2] for node in made.nodes}
+    assert agent == "no_torchrun.py"
+    name, *places, python, unbuffered, script, dash, word = made.nodes[1].paste
+    assert places == ["MASTER_ADDR=10.0.0.1", "MASTER_PORT=29500", "RANK=1", "WORLD_SIZE=2"]
+    assert (name, python, unbuffered, dash, word) == ("env", "/usr/bin/python3", "-u", "--", "x")
+    assert script.endswith("/train.py")
+
+
 ENGINE = Target("engine", plan.ENGINE, ())
 
 

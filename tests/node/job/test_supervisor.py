@@ -20,7 +20,7 @@ import pytest
 
 from orchestrator.node.job import supervisor
 from orchestrator.node.job.processes import Process
-from orchestrator.node.job.ranks import fast_torchrun
+from orchestrator.node.job.ranks import fast_torchrun, no_torchrun
 from orchestrator.node.job.supervisor import FAILED_GRACE_SECONDS, RankProcess, Supervisor
 from tests.node.running import PYTHON, Job, alive, bare_spec, script, wait_until
 
@@ -707,6 +707,41 @@ def test_the_real_torchrun_hurries_nobody_who_saves(
     job.wait(60)
     assert job.output["0"] == "ready\nasked\nsaved\n"
     assert job.ended() == {0: 0, 1: -15}
+
+
+OWN_RANKS = """
+import os, signal, sys, time
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+print([os.environ.get(name) for name in names], "torch" in sys.modules)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("asked") or 0))
+if "fails" in sys.argv:
+    os.kill(os.getpid(), signal.SIGSEGV)
+print("ready")
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("ends", ["fails", "is asked", "its parent is asked"])
+def test_one_process_without_torchrun(new_job: NewJob, tmp_path: Path, ends: str) -> None:
+    """It has its node's place and nothing of torchrun; how it ends is known as it is of a rank."""
+    job = new_job(node=1)
+    agent = [sys.executable, "-u", no_torchrun.__file__, "--local-addr=127.0.0.1"]
+    agent += ["--nnodes=3", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=29500"]
+    target = {**script(tmp_path, OWN_RANKS), "args": [ends]}
+    spec = {**job.spec(target, first=1, agent=agent), "rank_env": ["own"]}
+    job.start(spec)
+    if ends != "fails":
+        wait_until(lambda: job.said("ready", "1"))
+    if ends == "is asked":
+        job.end("the user said so", 20.0)
+    elif ends == "its parent is asked":
+        os.kill(job.of_kind("started")[0]["agent"], signal.SIGTERM)
+    ended = job.wait()
+    assert job.output["1"].startswith("['1', '3', None, '29500'] False\n")
+    assert job.ended() == {1: -signal.SIGSEGV if ends == "fails" else 0}
+    assert ("asked" in job.output["1"]) == (ends != "fails")
+    assert (ended["left"], ended["killed"]) == ([], {})
 
 
 def test_the_real_torchrun_whose_port_is_taken(new_job: NewJob, tmp_path: Path, port: int) -> None:

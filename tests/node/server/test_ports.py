@@ -17,8 +17,8 @@ from orchestrator.node.server.ports import Port
 def ports() -> Iterator[Any]:
     made: list[Port] = []
 
-    def hold(wanted: int, *, exact: bool = False, two: bool = False) -> int:
-        made.append(Port(wanted, exact, two=two))
+    def hold(wanted: int, *, exact: bool = False) -> int:
+        made.append(Port(wanted, exact))
         return made[-1].number
 
     yield hold
@@ -36,23 +36,13 @@ def test_ports_are_held_until_their_holder_is_gone(ports: Any) -> None:
     assert ports(first) > first
     # A supervisor inherits it: the port stays held when the link that took it is gone.
     port = Port(first + 60, False)
-    child = subprocess.Popen(["sleep", "1000"], pass_fds=[port.holders[0].fileno()])
+    assert port.holder is not None
+    child = subprocess.Popen(["sleep", "1000"], pass_fds=[port.holder.fileno()])
     port.close()
     assert ports(port.number, exact=True) == 0
     child.kill()
     child.wait()
     assert ports(port.number, exact=True) == port.number
-
-
-def test_a_program_that_starts_its_ranks_has_two_ports(ports: Any) -> None:
-    """It meets at the second one, as the first is torchrun's."""
-    first = ports(BASE + 200, two=True)
-    assert ports(first + 1, exact=True) == 0
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        number = taken.getsockname()[1]
-        assert ports(number - 1, exact=True, two=True) == 0
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.1", "127.0.0.9", "::", "::1"])

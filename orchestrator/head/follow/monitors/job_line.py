@@ -67,7 +67,9 @@ class JobLine:
         begun = sum("supervisor" in node.times for node in nodes)
         if begun < len(nodes):
             return f"starting {begun}/{len(nodes)}"
-        if self.job.record.launch.start != "plain" and not all("torch" in n.times for n in nodes):
+        launch = self.job.record.launch
+        torchrun_forks = launch.start != "plain" and not launch.no_torchrun
+        if torchrun_forks and not all("torch" in node.times for node in nodes):
             return "importing torch"
         if not all("ranks" in node.times for node in nodes):
             return "ranks meet"

@@ -22,7 +22,6 @@ OF_TORCHRUN = re.compile(
 OF_A_JOB = tuple(
     f"SLURM_{name}" for name in ("JOB_ID", "JOBID", "JOB_NAME", "CPUS_PER_TASK", "GPUS_ON_NODE")
 )
-LAST_PORT = 65535
 
 
 def complete(environ: MutableMapping[str, str], spec: RankSpec) -> None:
@@ -38,15 +37,9 @@ def complete(environ: MutableMapping[str, str], spec: RankSpec) -> None:
 
 
 def leave_alone(environ: MutableMapping[str, str]) -> None:
-    """Leave what says where the nodes meet, at a port where torchrun does not listen itself."""
+    """Leave what says where the nodes meet."""
     for name in [name for name in environ if OF_TORCHRUN.fullmatch(name)]:
         del environ[name]
-    environ["MASTER_PORT"] = str(own_port(int(environ["MASTER_PORT"])))
-
-
-def own_port(port: int) -> int:
-    """Return where a program that starts its ranks by itself lets them meet."""
-    return port + 1 if port < LAST_PORT else port - 1
 
 
 def of_slurm(environ: Mapping[str, str], spec: RankSpec) -> Iterator[tuple[str, str]]:
