@@ -77,7 +77,14 @@ def hook() -> Iterator[tuple[str, list[Any]]]:
 
 def test_detached_it_goes_on_and_attach_takes_over(head: Head, hook: tuple[str, Any]) -> None:
     script, secret = head.script("count.py", COUNT), "only-the-receiver-knows"
-    words = ["--detach", "--notify", "webhook:env:HOOK", script, str(head.directory)]
+    words = [
+        "--no-torchrun",
+        "--detach",
+        "--notify",
+        "webhook:env:HOOK",
+        script,
+        str(head.directory),
+    ]
     launch = head.launch(*words, HOOK=f"{hook[0]}/{secret}")
     assert launch.finish() == 0, launch.text
     assert head.record["state"] == "running"
@@ -120,7 +127,8 @@ def test_detached_it_goes_on_and_attach_takes_over(head: Head, hook: tuple[str, 
 
 def test_one_that_is_ended_leaves_the_job_and_stop_ends_both(head: Head) -> None:
     script = head.script("count.py", COUNT)
-    launch = head.launch("--nnodes", "1", "--detach", script, str(head.directory))
+    words = ["--nnodes", "1", "--no-torchrun", "--detach", script, str(head.directory)]
+    launch = head.launch(*words)
     assert launch.finish() == 0, launch.text
     first = background(launch)
     until(lambda: len(in_file(head, 0)) > 5, "its log grows")

@@ -90,7 +90,7 @@ time.sleep(600)
 def test_a_job_that_runs_is_seen_and_a_shell_has_its_environment(head: Head) -> None:
     head.script("activate", "export ACTIVE='by a script'")
     launch = head.launch(
-        *("--nnodes", "1", "--activate", f"script:{head.directory}/activate"),
+        *("--nnodes", "1", "--no-torchrun", "--activate", f"script:{head.directory}/activate"),
         *("--env", 'WORD=it\'s "set"', "--env", "TOKEN"),
         head.script("waits.py", ENVIRONMENT),
         TOKEN="a secret",

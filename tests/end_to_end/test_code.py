@@ -67,7 +67,7 @@ def test_code_travels_as_far_as_it_is_lacking(apart: Apart, two_nodes: NetnsClus
     fifos = [two_nodes.path(node, head.directory / "hold") for node in range(2)]
     for fifo in fifos:
         os.mkfifo(fifo)
-    hold = ["--env", f"HOLD={head.directory / 'hold'}"]
+    hold = ["--no-torchrun", "--env", f"HOLD={head.directory / 'hold'}"]
     first = head.launch("--name", "first", *hold, "train.py")
     first.wait_for(r"code [0-9a-f]{12} \(3 files, .*\) on .*; 3 files sent")
     first.wait_for_all("it says one in my project data 0", "it says one in my project data 1")
@@ -77,10 +77,11 @@ def test_code_travels_as_far_as_it_is_lacking(apart: Apart, two_nodes: NetnsClus
     planned = head.launch("--dry-run", "train.py")
     assert planned.finish() == 0, planned.text
     assert "a launch sends the code (3 files" in planned.text
-    second = head.run("--nnodes", "1", "--name", "second", "train.py")
+    alone = ["--nnodes", "1", "--no-torchrun"]
+    second = head.run(*alone, "--name", "second", "train.py")
     assert "; 2 files sent" in second.text
     assert "it says two in my project data 0" in second.text
-    third = head.run("--nnodes", "1", "--name", "third", str(head.directory / "train.py"))
+    third = head.run(*alone, "--name", "third", str(head.directory / "train.py"))
     assert "sent" not in third.text
     assert "it says two in my project data 0" in third.text
     trees = [
@@ -98,7 +99,7 @@ def test_code_travels_as_far_as_it_is_lacking(apart: Apart, two_nodes: NetnsClus
     assert prune.finish() == 0, prune.text
     assert [snapshots(head, node) for node in range(2)] == [1, 0]
     helper = head.script("helper.py", "raise ValueError('no word')")
-    broken = head.launch("--nnodes", "1", "--name", "broken", "train.py")
+    broken = head.launch(*alone, "--name", "broken", "train.py")
     assert broken.finish() == 1
     assert f"at {head.directory / helper}:1 in <module>" in broken.text
 
@@ -116,7 +117,7 @@ def test_a_mix_of_shared_and_not(apart: Apart, two_nodes: NetnsCluster) -> None:
     off = head.launch("--sync", "off", "train.py")
     assert off.finish() == 3, off.text
     assert "script not found: " in off.text
-    command = head.run("--set", "sync.exclude=[large]", "train.py")
+    command = head.run("--no-torchrun", "--set", "sync.exclude=[large]", "train.py")
     assert "it says one in my project data here" in command.text
     second = re.escape(two_nodes.addresses[1])
     assert re.search(rf"\(4 files, .*\) on {second}; .* sent", command.text), command.text

@@ -76,7 +76,7 @@ def test_noise_of_banners_and_rc_files_is_harmless(two_nodes: Cluster, tmp_path:
         two_nodes.noisy_rc(0, noise + "\x00\xff" * 100)
         two_nodes.noisy_rc(1, "x" * 100_000)
         both = head.run("--dry-run", head.script("hi.py", "print('hello')"))
-        command = head.run("--nnodes", "1", "hi.py")
+        command = head.run("--nnodes", "1", "--no-torchrun", "hi.py")
         assert "# 2 nodes, 2 ranks" in both.text and "node0 rank0 | hello" in command.lines
         assert "Welcome" not in both.text + command.text
     finally:
@@ -116,7 +116,7 @@ def test_through_a_jump_host(netns_cluster: Callable[..., NetnsCluster], tmp_pat
     )
     head.node_list = cluster.write_list(["a", "b"])
     both = head.run("--ssh-config", str(own), "--dry-run", head.script("hi.py", "print('hello')"))
-    command = head.run("--ssh-config", str(own), "--nnodes", "1", "hi.py")
+    command = head.run("--ssh-config", str(own), "--nnodes", "1", "--no-torchrun", "hi.py")
     assert "# 2 nodes, 2 ranks" in both.text and "node0 rank0 | hello" in command.lines
     assert f"master {first}:" in both.text  # its own address, though the head cannot see it
 

@@ -123,9 +123,8 @@ def test_ctrl_c_once_asks(head: Head) -> None:
 
 def test_ctrl_c_twice_kills(head: Head) -> None:
     script = head.script("save.py", SAVE)
-    command = head.launch("--nnodes", "1", "--nproc", "2", script, "stubborn")
-    for _ in range(2):
-        command.wait_for("ready")
+    command = head.launch("--nnodes", "1", "--no-torchrun", script, "stubborn")
+    command.wait_for("ready")
     command.interrupt()
     command.wait_for("Ctrl-C again to kill")
     command.interrupt()
@@ -163,9 +162,9 @@ def test_ctrl_c_ten_times_at_any_moment(head: Head, after: float) -> None:
 
 def test_ctrl_c_until_the_command_is_gone(head: Head) -> None:
     """Also while the result is written down: the record is whole and nothing is taken back."""
-    command = head.launch("--nnodes", "1", "--nproc", "2", head.script("save.py", SAVE), "polite")
-    for _ in range(2):
-        command.wait_for("ready")
+    script = head.script("save.py", SAVE)
+    command = head.launch("--nnodes", "1", "--no-torchrun", script, "polite")
+    command.wait_for("ready")
     for _ in range(2):
         command.interrupt()
         command.wait_for("Ctrl-C again|stopped after|killing")
@@ -208,7 +207,7 @@ def test_a_supervisor_that_is_killed(head: Head) -> None:
 def test_stop_ends_one_job_and_proves_it(head: Head) -> None:
     script = head.script("save.py", SAVE)
     jobs = [head.launch("--name", "one", script, "polite")]
-    jobs += [head.launch("--name", "two", "--nnodes", "1", script, "polite")]
+    jobs += [head.launch("--name", "two", "--nnodes", "1", "--no-torchrun", script, "polite")]
     for job, ranks in zip(jobs, (2, 1), strict=True):
         for _ in range(ranks):
             job.wait_for("ready")
@@ -257,7 +256,7 @@ def test_a_stop_while_the_job_is_being_started(head: Head) -> None:
     first, second = head.node_list.read_text().splitlines()
     (head.directory / "slow_nodes").write_text(f"{first}\n{second} python={python}\n")
     script = head.script("save.py", SAVE)
-    command = head.launch("--nodes", "slow_nodes", "--detach", script, "polite")
+    command = head.launch(*("--nodes", "slow_nodes", "--no-torchrun", "--detach", script, "polite"))
     deadline = time.monotonic() + PATIENCE
     while not reached.exists():
         assert command.process.poll() is None and time.monotonic() < deadline, command.text
@@ -299,7 +298,8 @@ def test_a_node_that_is_lost_for_good(
 ) -> None:
     cluster = netns_cluster(2)
     head = Head(cluster, tmp_path)
-    command = head.launch("--node-loss-timeout", "3", head.script("save.py", SAVE), "polite")
+    script = head.script("save.py", SAVE)
+    command = head.launch("--no-torchrun", "--node-loss-timeout", "3", script, "polite")
     command.wait_for("ready")
     command.wait_for("ready")
     cluster.cut(1)
@@ -316,7 +316,8 @@ def test_a_node_that_is_lost_for_good(
 @pytest.mark.parametrize("moment", ["logs in", "ready"])
 def test_a_terminal_that_is_closed_leaves_the_job(head: Head, moment: str) -> None:
     """Also while the job is just being started: it has a head, which goes on in the background."""
-    command = head.launch("--nnodes", "1", head.script("save.py", SAVE), "polite")
+    script = head.script("save.py", SAVE)
+    command = head.launch("--nnodes", "1", "--no-torchrun", script, "polite")
     command.wait_for(moment)
     command.interrupt(signal.SIGHUP)
     assert command.finish() == 0

@@ -189,7 +189,7 @@ def test_the_record_of_a_job_and_a_secret_that_is_in_none_of_it(head: Head) -> N
     (head.directory / "f.env").write_text("A=file\nB=file\n")
     options = ("--config", "c.yaml", "--env-file", "f.env", "--env", "B=typed")
     options = (*options, "--env-pass", "WANDB_*", "--secret", "MINE", "--env", "PIN=hunter2")
-    options = (*options, "--nnodes", "1")
+    options = (*options, "--nnodes", "1", "--no-torchrun")
     seen = head.directory / "seen"
     text = f"{TELL}    open({str(seen)!r}, 'w').write(os.environ['MINE'])\n"
     command = (*options, "--name", "first", head.script("tell.py", text), "--key=hunter2", "x")
@@ -235,7 +235,8 @@ def test_an_environment_and_a_container_around_a_node(head: Head) -> None:
     head.node_list.write_text("\n".join([line.format(lines[0]), *lines[1:]]) + "\n")
     prefix = Path(sys.executable).parents[1]
     program = head.script("tell.py", TELL)
-    options = ("--nnodes", "1", "--activate", f"venv:{prefix}", "--python", sys.executable)
+    options = ("--nnodes", "1", "--no-torchrun", "--activate", f"venv:{prefix}")
+    options = (*options, "--python", sys.executable)
     head.run(*options, program)
     env = told(head)["env"]
     assert isinstance(env, dict)
@@ -288,7 +289,7 @@ def test_if_one_node_cannot_start_the_others_are_ended_again(head: Head) -> None
         'runs="${ORCHESTRATOR_HOME:-$HOME/.orchestrator}/runs"\n'
         '[ "$NODE_RANK" = 0 ] || { mkdir -p "$runs"; : > "$runs/$ORCHESTRATOR_JOB"; }\n'
     )
-    command = head.launch("--hook", str(hook), head.script("x.py", "input()"))
+    command = head.launch("--no-torchrun", "--hook", str(hook), head.script("x.py", "input()"))
     assert command.finish() == 4, command.text
     assert "1 of 2 nodes cannot be used; the others were ended again" in command.text
     assert (head.record["state"], head.record["verdict"]["kind"]) == ("failed", "start")

@@ -49,7 +49,8 @@ def wait_until(condition: Callable[[], Any], patience: float) -> float:
 
 
 def launch(head: Head, *words: str) -> Command:
-    command = head.launch(*words, head.script("wait.py", WAIT), str(head.directory))
+    script = head.script("wait.py", WAIT)
+    command = head.launch("--no-torchrun", *words, script, str(head.directory))
     command.wait_for("ready")
     command.wait_for("ready")
     wait_until(lambda: connected(head), 10)
@@ -142,7 +143,7 @@ def test_a_job_that_needs_its_head(head: Head) -> None:
 
 
 def test_a_head_that_leaves_on_purpose_is_no_loss(head: Head) -> None:
-    words = ["--node-loss-timeout", "2", "--on-head-loss", "stop"]
+    words = ["--no-torchrun", "--node-loss-timeout", "2", "--on-head-loss", "stop"]
     script = head.script("wait.py", WAIT)
     command = head.launch("--detach", *words, script, str(head.directory))
     assert command.finish() == 0
@@ -166,7 +167,7 @@ while not os.path.exists(sys.argv[1] + "/end"):
 
 def test_a_head_takes_over_from_another(head: Head) -> None:
     script = head.script("lines.py", LINES)
-    first = head.launch("--nnodes", "1", script, str(head.directory))
+    first = head.launch("--nnodes", "1", "--no-torchrun", script, str(head.directory))
     first.wait_for("node0 rank0 . line 5")
     second = head.command("orchestrator", "attach")
     assert second.finish() == 2
@@ -212,7 +213,8 @@ def test_a_firewall_between_the_supervisors(lonely: Head, verdict: str) -> None:
     for words in ("add table inet wall", chain, f"add rule inet wall in {rule}"):
         cluster.exec(0, ["nft", words])
     script = lonely.script("wait.py", WAIT)
-    command = lonely.launch("--node-loss-timeout", "2", script, str(lonely.directory))
+    words = ["--no-torchrun", "--node-loss-timeout", "2", script, str(lonely.directory)]
+    command = lonely.launch(*words)
     refused = r"node 1 .* cannot reach node 0's supervisor \(\w+.* open all TCP ports between"
     command.wait_for_all("node0 .* ready", "node1 .* ready", refused)
     time.sleep(3)

@@ -15,6 +15,11 @@ import pytest
 from orchestrator.head.transfer.fetch import fetch
 from tests.launching import BIN, PATIENCE, Command, Head
 
+SMALL = [
+    *("logging.interval=1", "training.batch_size=2", "dataset.sequence_length=32"),
+    *("model.num_layers=1", "model.model_dim=16"),
+]
+
 
 @pytest.fixture
 def apart(netns_cluster: Any, tmp_path: Path) -> Head:
@@ -23,7 +28,7 @@ def apart(netns_cluster: Any, tmp_path: Path) -> Head:
 
 
 def test_metrics_come_home_and_checkpoints_when_they_are_asked_for(apart: Head) -> None:
-    settings = ["training.max_steps=6", "logging.interval=1"]
+    settings = [*SMALL, "training.max_steps=6"]
     command = apart.run("--nproc", "1", *(word for key in settings for word in ("--set", key)))
     assert "node 1: its checkpoints stay on the node, in /" in command.text
     for rank in range(2):
@@ -44,7 +49,7 @@ def test_metrics_come_home_and_checkpoints_when_they_are_asked_for(apart: Head) 
 
 def test_a_running_job_is_profiled_and_its_traces_come_home(apart: Head) -> None:
     """All ranks trace the same steps, their traces are one file here, and the job goes on."""
-    more = ["training.max_steps=100000", "logging.interval=1", "fsdp.sharding_strategy=ddp"]
+    more = [*SMALL, "training.max_steps=100000", "fsdp.sharding_strategy=ddp"]
     job = apart.launch("--nproc", "1", *(word for key in more for word in ("--set", key)))
     job.wait_for(r"step +2\b")
     asked = apart.command("orchestrator", "profile", "--json", "--steps", "2")
@@ -171,7 +176,7 @@ def test_metrics_grow_here_while_the_job_runs(apart: Head) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
-    head = apart.launch("--sync", "off", "writes.py")
+    head = apart.launch("--no-torchrun", "--sync", "off", "writes.py")
     head.wait_for("logs in")
     until(1)
     go_on(1)
@@ -199,7 +204,7 @@ def test_the_steps_that_a_program_prints_are_in_its_report(head: Head) -> None:
     script = head.script(
         "prints.py", "for step in range(1, 6): print(f'step {step}/5 loss {1 / step:.3f}')"
     )
-    head.run("--nnodes", "1", "--nproc", "1", script)
+    head.run("--nnodes", "1", "--no-torchrun", script)
     [path] = (head.experiment / "printed").iterdir()
     told = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["step"], line["steps"]) for line in told] == [(step, 5) for step in range(1, 6)]

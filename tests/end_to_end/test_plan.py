@@ -130,7 +130,7 @@ def test_cards_are_chosen_per_node_and_reach_the_ranks(
     assert first.startswith("0 =mlx5_0:1,mlx5_1:1 computed the 2 active ports for InfiniBand")
     assert "not mlx5_bond_0:1 (Ethernet)" in first
     assert second.startswith("1 =ibp26s0:1 computed the active port") and "(DOWN)" in second
-    head.run("show.py")
+    head.run("--no-torchrun", "show.py")
     assert b"CARDS =mlx5_0:1,mlx5_1:1 None" in head.log(0)
     assert b"CARDS =ibp26s0:1 None" in head.log(1)
     facts = manifest(head)["nodes"][1]["facts"]

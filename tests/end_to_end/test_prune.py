@@ -50,7 +50,7 @@ def rewrite(experiment: Path, **fields: Any) -> None:
 def over(two_nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The experiment of a job that is over, launched once for all that need one."""
     head = Head(two_nodes, tmp_path_factory.mktemp("over"))
-    head.run(head.script("hello.py", HELLO))
+    head.run("--no-torchrun", head.script("hello.py", HELLO))
     return head.experiment
 
 
@@ -97,7 +97,7 @@ def test_here_and_on_the_nodes(head: Head, over: Path) -> None:
 
 def test_what_runs_is_never_removed(head: Head) -> None:
     """Nor a copy of its record, nor while it is not followed, nor what it has on its nodes."""
-    command = head.launch("--detach", head.script("wait.py", WAIT))
+    command = head.launch("--no-torchrun", "--detach", head.script("wait.py", WAIT))
     assert command.finish() == 0
     head.end_background()
     experiment, running = head.experiment, head.record["job"]
@@ -133,7 +133,7 @@ def test_what_runs_is_never_removed(head: Head) -> None:
 
 
 def test_what_is_followed_is_in_use(head: Head) -> None:
-    command = head.launch(head.script("wait.py", WAIT))
+    command = head.launch("--no-torchrun", head.script("wait.py", WAIT))
     command.wait_for("ready")
     code, text = prune(head, "--keep", "0", "--yes", "--on-nodes")
     assert code == 0 and f"in use by process {command.process.pid}" in text

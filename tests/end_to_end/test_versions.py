@@ -11,7 +11,7 @@ WAIT = "import time; print('waiting', flush=True); time.sleep(1000)"
 
 
 def test_a_job_of_a_version_that_is_not_understood(head: Head) -> None:
-    words = ["--nnodes", "1", "--nproc", "1", "--detach"]
+    words = ["--nnodes", "1", "--no-torchrun", "--detach"]
     launched = head.launch(*words, head.script("wait.py", WAIT))
     assert launched.finish() == 0, launched.text
     spec = head.node_file(0, "spec.json")

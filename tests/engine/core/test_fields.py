@@ -544,7 +544,7 @@ def test_a_launch_that_looks_at_its_nodes(head: Head, tmp_path: Path) -> None:
     command = head.launch("--set", "launch.check=quick", head.script("x.py", ""))
     assert command.finish() == 3
     assert "torch: 2.12.1" in command.text
-    head.run("--set", "launch.check=none", "x.py")
+    head.run("--no-torchrun", "--set", "launch.check=none", "x.py")
 
 
 @shows("launch.connect_timeout")

@@ -333,7 +333,7 @@ def test_a_launch_over_held_connections(commands: Commands, tmp_path: Path) -> N
     assert opened.finish() == 0, opened.text
     logins = commands.logins(0), commands.logins(1)
     go = tmp_path / "go"
-    command = head.launch(head.script("wait.py", WAIT), str(go))
+    command = head.launch("--no-torchrun", head.script("wait.py", WAIT), str(go))
     command.wait_for_all("node0 rank0 . ready", "node1 rank1 . ready")
     assert (commands.logins(0), commands.logins(1)) == logins
     held = control.holding()
