@@ -765,22 +765,23 @@ def test_a_job_whose_home_has_a_long_path(
     assert new_link().ask(Jobs(), PATIENCE).jobs[0].state == "running"
 
 
-@pytest.mark.parametrize("name", ["spec.json", "events.jsonl"])
-@pytest.mark.parametrize("content", [b"", b"\0" * 99, b'{"half', b"\xff\n[1]\n"])
 def test_a_spoilt_directory_hides_no_other_job(
-    new_link: NewLink, new_job: NewJob, tmp_path: Path, name: str, content: bytes
+    new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
     """A full disk, a power failure: nobody can say what became of that one."""
     spoilt, job = new_job(), new_job()
     for one in (spoilt, job):
         one.start(one.spec(script(tmp_path, "print(1)"))).wait()
-    Path(spoilt.run.path, name).write_bytes(content)
-    link = new_link()
-    found = {state.job: state for state in link.ask(Jobs(), PATIENCE).jobs}
-    assert found[job.run.job].state == "ended"
-    assert spoilt.run.job in found
-    who = {"job": spoilt.run.job, "node": 0}
-    assert link.ask(Stop(**who, why="", grace=0.0, wait=1.0), PATIENCE).left == ()
+    link, who = new_link(), {"job": spoilt.run.job, "node": 0}
+    for path in (Path(spoilt.run.path, name) for name in ("spec.json", "events.jsonl")):
+        whole = path.read_bytes()
+        for content in (b"", b"\0" * 99, b'{"half', b"\xff\n[1]\n"):
+            path.write_bytes(content)
+            found = {state.job: state for state in link.ask(Jobs(), PATIENCE).jobs}
+            assert found[job.run.job].state == "ended", (path.name, content)
+            assert spoilt.run.job in found, (path.name, content)
+            assert link.ask(Stop(**who, why="", grace=0.0, wait=1.0), PATIENCE).left == ()
+        path.write_bytes(whole)
 
 
 NO_PROCESS = """

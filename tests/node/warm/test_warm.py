@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.follow import Stop
 from orchestrator.protocol.requests.request import STOPPED
 from orchestrator.protocol.requests.start import Start
-from tests.node.running import PATIENCE, Job, alive, wait_until
+from tests.node.running import PATIENCE, PYTHON, Job, alive, wait_until
 from tests.node.warm.conftest import RUN, WarmNode
 
 HELLO = "print('hello')"
@@ -260,25 +261,52 @@ def test_a_variable_that_a_package_reads_is_seen(node: WarmNode) -> None:
     assert job.output == {"0": "7\n"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import _thread, time; _thread.start_new_thread(time.sleep, (1e6,))",
-        "import socket; kept = socket.socket()",
-        "import os; rank = os.environ.get('RANK')",
-        "import signal; signal.signal(signal.SIGUSR1, lambda *_: None)",
-        "import os; os.environ['SET'] = 'by a package'",
-        "import sys; sys.excepthook = print",
-        "import sys; sys.path.append('/somewhere')",
-        "import os; os.chdir('/')",
-        "import multiprocessing; multiprocessing.set_start_method('spawn')",
-        "raise ValueError",
-    ],
-)
-def test_a_package_that_is_not_quiet_is_left_to_the_ranks(node: WarmNode, text: str) -> None:
+LOUD = {
+    "thread": "import _thread, time; _thread.start_new_thread(time.sleep, (1e6,))",
+    "socket": "import socket; kept = socket.socket()",
+    "rank": "import os; rank = os.environ.get('RANK')",
+    "signal": "import signal; signal.signal(signal.SIGUSR1, lambda *_: None)",
+    "variable": "import os; os.environ['SET'] = 'by a package'",
+    "hook": "import sys; sys.excepthook = print",
+    "path": "import sys; sys.path.append('/somewhere')",
+    "directory": "import os; os.chdir('/')",
+    "method": "import multiprocessing; multiprocessing.set_start_method('spawn')",
+    "error": "raise ValueError",
+}
+# Each package in a process of its own, from which a job could start until then.
+IMPORTS_EACH = """
+import json, os, socket, sys
+sys.path[:0] = sys.argv[1:3]
+from orchestrator.node.warm import agent
+control, ours = socket.socketpair()
+for name in sys.argv[3:]:
+    if not os.fork():
+        ours.close()
+        sys.argv[1] = str(control.fileno())
+        print(name, json.dumps(agent.imported([f"loud_{name}", "quiet"], (), control)), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_packages_that_are_not_quiet_are_found(node: WarmNode) -> None:
+    for name, text in {**LOUD, "nothing": ""}.items():
+        node.package(f"loud_{name}", text)
     node.package("quiet", "")
-    node.package("loud", text)
-    job, _ = node.run("try:\n    import loud\nexcept ValueError: pass\nimport quiet")
+    words = ["-c", IMPORTS_EACH, node.library, node.packages, *LOUD, "nothing"]
+    told = subprocess.run([PYTHON, *map(str, words)], stdout=subprocess.PIPE, text=True, check=True)
+    rows = (line.partition(" ") for line in told.stdout.splitlines())
+    found = {name: json.loads(answer) for name, _, answer in rows}
+    assert "ready" in found.pop("nothing")
+    assert {name: list(each["packages"]) for name, each in found.items()} == {
+        name: [f"loud_{name}"] for name in LOUD
+    }
+
+
+def test_a_package_that_is_not_quiet_is_left_to_the_ranks(node: WarmNode) -> None:
+    node.package("quiet", "")
+    node.package("loud", LOUD["directory"])
+    job, _ = node.run("import loud, quiet")
     pair = node.keep_warm(imports(job, "loud", "quiet"))
     assert pairs.ask(pair)["skipped"] == ["loud"]
     job, warm = node.run("import sys; print('loud' in sys.modules, 'quiet' in sys.modules)")
