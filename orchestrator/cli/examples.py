@@ -37,8 +37,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("orchestrator logs --node 1 --color | less -R", "one node's lines, page by page"),
     ),
     "ls": (
-        ("orchestrator ls", "the newest 20 jobs"),
         ("orchestrator ls --running", "those that wait or run"),
+        ("orchestrator ls --tag paper", "those with a tag"),
         ("orchestrator ls --all --json", "all of them, for a program"),
     ),
     "status": (

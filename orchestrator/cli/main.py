@@ -161,13 +161,14 @@ def top(where: Where, once: bool, watch: bool, seconds: float, as_json: bool) ->
 @shared
 @click.option("--running", is_flag=True, help="Only those that wait or run.")
 @click.option("--all", "every", is_flag=True, help="Also those that are older than the newest 20.")
+@click.option("--tag", "tags", multiple=True, metavar="WORD", help="Only those with this tag.")
 @json_option
 @color_option
-def ls(where: Where, running: bool, every: bool, as_json: bool) -> int:
+def ls(where: Where, running: bool, every: bool, tags: tuple[str, ...], as_json: bool) -> int:
     """List the jobs of this directory: state, step, loss, time left, nodes, age."""
     from orchestrator.head.commands import ls
 
-    return ls.ls(where, running=running, every=every, as_json=as_json)
+    return ls.ls(where, running=running, every=every, tags=tags, as_json=as_json)
 
 
 @cli.command()

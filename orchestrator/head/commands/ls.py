@@ -66,12 +66,17 @@ COLUMNS: tuple[Column[Row], ...] = (
 )
 
 
-def ls(where: Where, *, running: bool, every: bool, as_json: bool) -> int:
-    """List the newest jobs, or those that run; nodes are asked only where a record may be old."""
+def ls(where: Where, *, running: bool, every: bool, tags: Sequence[str] = (), as_json: bool) -> int:
+    """List the newest jobs, those that run, those with tags.
+
+    Nodes are asked only where a record may be old.
+    """
     known = experiments.every(where.experiments, trusted=where.trust_record)[::-1]
     if running:
         left = {each.path for each in experiments.unfinished(where.experiments)}
         known = [each for each in known if each.path in left]
+    if tags:
+        known = [each for each in known if set(tags) <= set(tags_of(each))]
     shown = known if every or running else known[:USUALLY]
     rows = [row_of(each, where) for each in shown]
     rows = [row for row in rows if not running or row.ended is None]
@@ -80,6 +85,7 @@ def ls(where: Where, *, running: bool, every: bool, as_json: bool) -> int:
     def words(terminal: Terminal) -> str:
         if not rows:
             what = "no job runs" if running else "there is no job"
+            what += f" tagged {' and '.join(tags)}" if tags else ""
             return f"{what} in {output.path(where.experiments.absolute())}"
         lines = [Table(COLUMNS).fitted(rows, terminal.width).text(rows, terminal)]
         if more:
@@ -88,6 +94,13 @@ def ls(where: Where, *, running: bool, every: bool, as_json: bool) -> int:
 
     output.result([encode(row) for row in rows], words, as_json=as_json)
     return EXIT_DONE
+
+
+def tags_of(experiment: Experiment) -> Sequence[str]:
+    try:
+        return label_file.of(experiment, experiment.read_record()).tags
+    except row.TROUBLE:
+        return ()
 
 
 def row_of(experiment: Experiment, where: Where) -> Row:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.config.launch import Where
 from orchestrator.head.commands.ls import ls
+from orchestrator.head.status import label
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics.trainers import file_name
 from orchestrator.records.outcome import Verdict
@@ -28,8 +30,8 @@ def experiment(root: Path, name: str, state: str, **fields: object) -> Experimen
     return found
 
 
-def listed(root: Path, capsys: pytest.CaptureFixture[str], **options: bool) -> list[str]:
-    chosen = {"running": False, "every": False, "as_json": False, **options}
+def listed(root: Path, capsys: pytest.CaptureFixture[str], **options: Any) -> list[str]:
+    chosen: dict[str, Any] = {"running": False, "every": False, "as_json": False, **options}
     assert ls(Where(experiments=root), **chosen) == 0
     return capsys.readouterr().out.splitlines()
 
@@ -66,3 +68,14 @@ def test_of_many_the_newest_are_listed(tmp_path: Path, capsys: pytest.CaptureFix
     assert len(lines) == 22 and lines[-1] == "and 2 older jobs: orchestrator ls --all"
     assert lines[1].startswith("run_20260101_000021")
     assert len(listed(tmp_path, capsys, every=True)) == 23
+
+
+def test_those_with_all_of_some_tags_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, tags in zip(NAMES, (["a"], ["a", "b"], []), strict=True):
+        made = experiment(tmp_path, name, "done", ended=time.time(), exit_code=0)
+        label.change(made, made.read_record(), tags=tags)
+    assert [line.split()[0] for line in listed(tmp_path, capsys, tags=["a"])[1:]] == NAMES[1::-1]
+    assert [line.split()[0] for line in listed(tmp_path, capsys, tags=["a", "b"])[1:]] == NAMES[1:2]
+    assert listed(tmp_path, capsys, tags=["c"]) == [f"there is no job tagged c in {tmp_path}"]
