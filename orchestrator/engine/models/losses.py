@@ -49,7 +49,7 @@ FIX = (
 class Sums(NamedTuple):
     """The sums that a model returns for a batch."""
 
-    loss: Tensor  # the sum over all that was counted, in fp32
+    loss: Tensor  # the sum over all that was counted, in fp32 or fp64
     count: Tensor  # type: ignore[assignment]  # how many: tokens, or samples
     extra: dict[str, Tensor] = {}  # noqa: RUF012  sums of further metrics, such as "correct"
 
@@ -78,7 +78,7 @@ def as_sums(result: Any, giver: str) -> Sums:
         )
     refuse_taken_names(extra, giver)
     return Sums(
-        loss.float(),
+        at_least_fp32(loss),
         number(count, loss, f"{giver}: the count"),
         {name: number(value, loss, f"{giver}: {name!r}") for name, value in extra.items()},
     )
@@ -213,10 +213,10 @@ def totals(giver: str, result: Any, batch: Any, size: Size | None) -> Totals:
     if isinstance(result, (int, float)):
         result = torch.tensor(float(result))
     if isinstance(result, Tensor) and result.dim():
-        return {"loss": (result.float().sum(), number(result.numel(), result, giver))}
+        return {"loss": (at_least_fp32(result).sum(), number(result.numel(), result, giver))}
     if isinstance(result, Tensor):
         many = size_of(batch) if size is None else came(batch, size)
-        return {"loss": (result.float() * many, number(many, result, giver))}
+        return {"loss": (at_least_fp32(result) * many, number(many, result, giver))}
     return as_sums(result, giver).totals()
 
 
@@ -282,6 +282,10 @@ def added(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 def in_fp32(output: Tensor) -> Tensor:
     return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
+
+
+def at_least_fp32(value: Tensor) -> Tensor:
+    return value if value.dtype == torch.float64 else value.float()
 
 
 def halves(batch: Any) -> tuple[Any, Any]:

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from orchestrator.common.errors import CheckFailed, UsageError
-from orchestrator.engine.models.losses import Losses, by_optimizer, came, size_of, totals
+from orchestrator.engine.models.losses import (
+    Losses,
+    Size,
+    by_optimizer,
+    came,
+    size_of,
+    totals,
+)
 
 IMAGE, TARGETS, SCALAR = torch.ones(3, 8, 8), torch.ones(4), torch.tensor(0.5)
 
@@ -39,7 +46,7 @@ def test_tensors_that_disagree_are_warned_of() -> None:
 
 @pytest.mark.parametrize("batch", [TARGETS, (torch.ones(4, 2), TARGETS), {"x": TARGETS}])
 def test_samples_that_a_collate_left_out_count_as_none(batch: Any) -> None:
-    loss, count = totals("the loss", torch.tensor(0.5), batch, 6)["loss"]
+    loss, count = totals("the loss", torch.tensor(0.5), batch, Size(6))["loss"]
     assert (loss.item(), count.item()) == (2, 4)
 
 
@@ -51,18 +58,30 @@ def test_what_has_other_rows_than_samples_is_no_matter(batch: Any, size: int) ->
     """Nodes of graphs, tokens of sentences, images of their own sizes."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert totals("the loss", torch.tensor(1.0), batch, size)["loss"][1] == size
+        assert (
+            totals("the loss", torch.tensor(1.0), batch, Size(size, by_rows=False))["loss"][1]
+            == size
+        )
 
 
 def test_the_rows_of_a_batch() -> None:
     x = torch.zeros
-    assert came([x(5, 6), x(5)], 8) == 5  # three were left out
-    assert came([x(16, 6), x(16)], 8) == 16  # two of each
-    assert came((x(3, 8, 6), x(3, 8)), 9) == 3
-    assert came({"x": x(8, 6), "length": x(9)}, 8) == 8  # they say nothing
-    assert came([x(3, 4)] * 8, 8) == came(["a"] * 8, 8) == 8  # a list of samples
-    with pytest.warns(UserWarning, match=r"3 x 8, .* let the step return \(sum, count\)"):
-        assert came((x(3, 8, 6), x(3, 8)), 8) == 8  # the second dimension is that of samples
+    eight = Size(8)
+    assert came([x(5, 6), x(5)], eight) == 5  # three were left out
+    assert came([x(16, 6), x(16)], eight) == 16  # two of each
+    assert came((x(3, 8, 6), x(3, 8)), Size(9)) == 3
+    assert came({"x": x(8, 6), "length": x(9)}, eight) == 8  # they say nothing
+    assert came(["a"] * 8, eight) == 8
+    for batch in ([x(3, 4)] * 8, (x(3, 8, 6), x(3, 8))):  # samples, or the second dimension is
+        with pytest.raises(UsageError, match=r"8 samples has tensors of 3 x"):
+            came(batch, eight)
+        assert came(batch, Size(8, by_rows=False)) == 8
+
+
+def test_what_is_computed_in_fp64_is_summed_in_it() -> None:
+    for given, kept in ((torch.float64, torch.float64), (torch.bfloat16, torch.float32)):
+        loss = torch.tensor(0.1, dtype=given)
+        assert totals("the loss", loss, TARGETS, None)["loss"][0].dtype == kept
 
 
 def test_a_loss_with_weights_of_its_own_is_refused() -> None:
@@ -81,5 +100,5 @@ def test_a_loss_is_kept_where_it_may_change() -> None:
 def test_a_dict_of_outputs_is_no_loss_of_the_only_optimizer() -> None:
     """As a model of transformers gives it, whose step forgot `.loss`."""
     with pytest.raises(CheckFailed, match="the step gave a dict, where a sum and a count are"):
-        by_optimizer([""], {"loss": SCALAR, "logits": TARGETS}, TARGETS, 4, [""])
-    assert by_optimizer([""], SCALAR, TARGETS, 4, [""])["loss"][1] == 4
+        by_optimizer([""], {"loss": SCALAR, "logits": TARGETS}, TARGETS, Size(4), [""])
+    assert by_optimizer([""], SCALAR, TARGETS, Size(4), [""])["loss"][1] == 4

@@ -147,8 +147,8 @@ def trained(name: str, directory: Path) -> list[float]:
 
 
 def adapted(directory: Path) -> list[float]:
-    """The loss of an evaluation of a model with LoRA, and the same of what peft reads again; the
-    sum of what was trained, and why its checkpoint is not exported."""
+    """The loss of an evaluation of a model with LoRA that was resumed, the same if it was not, and
+    of what peft reads again; the sum of what was trained."""
     import peft
     import transformers
 
@@ -160,14 +160,18 @@ def adapted(directory: Path) -> list[float]:
         )  # fmt: skip
         return transformers.GPT2LMHeadModel(config)
 
-    model = peft.get_peft_model(
-        base(), peft.LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)
-    )
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(trained, 0.5)
-    trainer = Trainer(model, optimizer, step=loss("tokens"), strategy="full_shard")
+    def trained(epochs: int, **more: Any) -> Trainer:
+        config = peft.LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)
+        model = peft.get_peft_model(base(), config)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.5)
+        trainer = Trainer(model, optimizer, step=loss("tokens"), strategy="full_shard")
+        trainer.train(fit, epochs=epochs, verbose=False, **more)
+        return trainer
+
     fit = DataLoader(data(), 8 // world())
-    trainer.train(fit, epochs=2, verbose=False)
+    at_once = trained(2).evaluate(fit)["loss"]
+    trained(1, save_to=directory / "halves")
+    trainer = trained(2, save_to=directory / "halves", resume=True)
     step = trainer.save_checkpoint(directory / "adapted")
     expected = trainer.evaluate(fit)["loss"]
     out = directory / "adapter"
@@ -182,7 +186,7 @@ def adapted(directory: Path) -> list[float]:
     with torch.no_grad():
         read = loss("tokens")(again, batch).item()
     changed = sum(p.abs().sum().item() for n, p in again.named_parameters() if "lora_B" in n)
-    return [expected, read, changed]
+    return [expected, at_once, read, changed]
 
 
 def all_of_them(directory: Path) -> None:

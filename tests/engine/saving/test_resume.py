@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
 import random
 import re
 import shutil
@@ -13,10 +13,15 @@ from typing import Any
 
 import pytest
 
+from orchestrator import Trainer
+from orchestrator.engine import train
+from orchestrator.engine.core import settings
+from orchestrator.engine.ranks import ranks
 from tests.engine.core.test_parity import accumulate, config, fsdp
 from tests.engine.worlds import NAME, Job, run
 
 STEPS = 12
+SAVED, METRICS = "TEST_SAVED", "outputs/rank_00_metrics.jsonl"
 WHERE = {"training": {"max_steps": STEPS}}
 
 
@@ -99,24 +104,48 @@ PLACES: list[tuple[list[int], str]] = [
 
 
 def test_one_training_moves_from_each_layout_to_each_other(tmp_path: Path) -> None:
-    """Thirty moves, two steps on each layout, the losses of one process that was never stopped."""
-    count = len(PLACES)
-    way = [place for i in range(count) for j in range(i + 1, count) for place in (i, j)] + [0]
-    assert len({*itertools.pairwise(way)}) == count * (count - 1)
-    end = {"scheduler": {"total_steps": 2 * len(way)}}
-    shared = saving(2, directory=str(tmp_path / "checkpoints"), resume="auto", keep=2)
-    steps = [{"training": {"max_steps": 2 * (number + 1)}} for number in range(len(way))]
-    jobs = [
-        job(tmp_path, f"{number}", PLACES[at][0], fsdp(PLACES[at][1]), shared, steps[number], end)
-        for number, at in enumerate(way)
+    """Each goes on from what each has saved, with the losses of a process that did not stop."""
+    end = {"scheduler": {"total_steps": STEPS}}
+    until = [{"training": {"max_steps": step}} for step in (4, 6)]
+    whole = job(tmp_path, "whole", [1], until[1], end)
+    first = [
+        job(tmp_path, f"first {number}", nodes, fsdp(strategy), saving(), until[0], end)
+        for number, (nodes, strategy) in enumerate(PLACES)
     ]
-    whole = job(tmp_path, "whole", [1], steps[-1], end)
-    codes = run(whole, *jobs)
-    expected = losses(whole)
-    for number, (ended, one) in enumerate(zip(codes[1:], jobs, strict=True)):
+    saved = [str(one.experiment() / "outputs/checkpoints") for one in first]
+    again = [
+        job(
+            tmp_path, f"again {number}", nodes, fsdp(strategy), until[1], end,
+            {"checkpoint": {"at_end": False}},
+            call=f"{__name__}:go_on_from_each", env={SAVED: json.dumps(saved)},
+        )
+        for number, (nodes, strategy) in enumerate(PLACES)
+    ]  # fmt: skip
+    codes = run(whole, *first, *again)
+    expected = [losses(whole)[step] for step in (5, 6)]
+    for ended, one in zip(codes, [whole, *first, *again], strict=True):
         assert set(ended) == {0}, one.output()
-        now = range(2 * number + 1, 2 * number + 3)
-        assert losses(one) == pytest.approx({s: expected[s] for s in now}, rel=1e-5), number
+    for one in again:
+        found = [float(line) for line in (one.path / "losses").read_text().splitlines()]
+        assert found == pytest.approx(expected * len(PLACES), rel=1e-5), one.directory
+
+
+def go_on_from_each(directory: Path) -> None:
+    config = settings.of_launch()
+    assert config is not None
+    train.prepare(config)
+    ranks.take_place()
+    with ranks.joined(config) as everyone:
+        trainer = Trainer.from_config(config, everyone)
+        for saved in json.loads(os.environ[SAVED]):
+            trainer.load_checkpoint(saved)
+            assert trainer.state.step == 4
+            trainer.train()
+            if everyone.rank == 0:  # each training begins its file of metrics again
+                lines = Path(os.environ["ORCHESTRATOR_EXPERIMENT"], METRICS).read_text()
+                found = [line["loss"] for line in map(json.loads, lines.splitlines())]
+                with (directory / "losses").open("a") as file:
+                    file.writelines(f"{loss}\n" for loss in found)
 
 
 def test_two_runs_with_one_seed_are_equal_bit_for_bit(tmp_path: Path) -> None:

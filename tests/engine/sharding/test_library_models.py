@@ -44,7 +44,8 @@ def test_models_of_transformers_learn_the_same(tmp_path: Path, libraries: Path) 
     alone, sharded = results
     for results_of in results:
         assert isinstance(results_of[ADAPTED], list), results_of[ADAPTED]
-        expected, read, changed = results_of[ADAPTED]
+        expected, at_once, read, changed = results_of[ADAPTED]
+        assert expected == at_once
         assert read == pytest.approx(expected, abs=1e-5)
         assert changed > 0.01
     assert alone[ADAPTED] == pytest.approx(sharded[ADAPTED], abs=1e-4)
