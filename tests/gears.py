@@ -214,7 +214,7 @@ LONG = [
     *(
         "tests/engine/saving/in_memory/test_memory.py::test_other_ranks_put_the_state_together_from_memory"
         f"[{layout}"
-        for layout in ("nodes join", "one copy is damaged", "wider groups")
+        for layout in ("nodes join", "one copy is damaged", "both are damaged", "wider groups")
     ),
     "tests/engine/saving/test_resume.py::test_killed_at_any_moment_it_resumes_and_ends_the_same[20",
     *(

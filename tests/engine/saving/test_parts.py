@@ -68,9 +68,7 @@ def test_each_node_keeps_its_part_and_goes_on_from_it_on_any_layout(
         assert checkpoints(first, node) == ["step_00000004", "step_00000008"]
     layouts = {
         "same": (NODES, [0, 1, 2]),
-        "other order": ([1, 2, 1], [2, 0, 1]),
-        "fewer ranks": ([1, 1, 1], [0, 1, 2]),
-        "more nodes": ([1, 1, 1, 1], [1, -1, 0, 2]),
+        "more nodes, fewer ranks, another order": ([1, 1, 1, 1], [1, -1, 0, 2]),
     }
     jobs = {n: spread(tmp_path, n, shape, resumed()) for n, (shape, _) in layouts.items()}
     for name, each in jobs.items():
@@ -101,15 +99,12 @@ def test_a_copy_stands_in_for_a_disk_that_is_gone(
     for gone in (0, 2):
         again = spread(tmp_path, f"without{gone}", NODES, resumed(copies=2))
         disks(first, again, [node if node != gone else -1 for node in range(3)])
+        if gone == 0:  # and another node's own part is damaged
+            shard = again.experiment(1) / "outputs/checkpoints/step_00000008/__2_0.distcp"
+            shard.write_bytes(bytes(shard.stat().st_size))
         assert run(again) == [[0] * 4], again.output()
         assert "resuming after step 8" in again.output()
         assert losses(again) == {step: expected[step] for step in range(9, STEPS + 1)}
-    damaged = spread(tmp_path, "damaged", NODES, resumed())
-    disks(first, damaged, [0, 1, 2])
-    shard = damaged.experiment(1) / "outputs/checkpoints/step_00000008/__2_0.distcp"
-    shard.write_bytes(bytes(shard.stat().st_size))
-    assert run(damaged) == [[0] * 4], damaged.output()
-    assert "resuming after step 8" in damaged.output()
 
 
 def test_what_is_nowhere_is_named_and_an_older_whole_one_is_taken(tmp_path: Path) -> None:
