@@ -57,8 +57,11 @@ def become(words: Sequence[str], cwd: Path, env: Mapping[str, str], streams: lis
     """Run the command as the installed program does; this process ends with it."""
     code = 1
     try:
-        for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *streams]):
+        files = [os.open(os.devnull, os.O_RDONLY), *streams]
+        for number, file in enumerate(files):
             os.dup2(file, number)
+        for file in {*files} - {0, 1, 2}:
+            os.close(file)  # one that leaves its output has left it
         encoding = env.get("PYTHONIOENCODING", "utf-8")
         sys.stdin, sys.stdout = open(0), open(1, "w", encoding=encoding)  # noqa: SIM115
         sys.stderr = open(  # noqa: SIM115
