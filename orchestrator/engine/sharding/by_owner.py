@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -320,8 +321,7 @@ def owners_of(optimizer: Optimizer, on_shards: Callable[[], Any]) -> Owners | No
     for wrong, _ in found:
         if wrong:
             raise UsageError(
-                f"{type(optimizer).__name__} {wrong} with sharded parameters, and does not treat"
-                " each of them by itself",
+                f"{type(optimizer).__name__} {wrong}",
                 'strategy="ddp" (fsdp.sharding_strategy) keeps them whole',
             )
     return None
@@ -343,11 +343,15 @@ def needs_owners(
         with on_shards():
             found, _ = trial(optimizer, mesh, cut)
     except Exception as error:  # noqa: BLE001 (code of libraries)
-        wrong = f"fails ({type(error).__name__} {error})"
+        reason = next(iter(str(error).splitlines()), "")
+        wrong = f"fails ({type(error).__name__} {reason}) with sharded parameters"
     else:
         if all(map(close, found, expected)):
             return "", False
-        wrong = "comes to other weights"
+        wrong = "comes to other weights with sharded parameters"
+    if any(isinstance(key, Tensor) and value for key, value in optimizer.state.items()):
+        return f"{wrong}, and has state of them before its first step", False
+    wrong += ", and does not treat each of them by itself"
     if callable(getattr(optimizer, "eval", None)):
         return wrong, False  # owners have whole tensors in step() alone
     for late in (None, *range(len(expected))):  # a count of steps may begin with a first gradient
@@ -459,4 +463,13 @@ def copied(optimizer: Optimizer, made: Mapping[tuple[int, int], nn.Parameter]) -
     ]
     own.state = defaultdict(dict)
     own.__setstate__({})
+    if optimizer.state:
+        own.state.update(first_state(own))
     return own
+
+
+def first_state(optimizer: Optimizer) -> Mapping[Any, Any]:
+    """Make the state that the class makes together with an optimizer, for the same parameters."""
+    known = inspect.signature(type(optimizer)).parameters
+    settings = {key: value for key, value in optimizer.defaults.items() if key in known}
+    return type(optimizer)([{**group} for group in optimizer.param_groups], **settings).state

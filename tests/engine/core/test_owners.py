@@ -37,6 +37,7 @@ from tests.engine.by_hand import (
     whole,
 )  # fmt: skip
 from tests.engine.programs.optimizers import (
+    Begun,
     Coarse,
     Copying,
     Gauging,
@@ -122,6 +123,8 @@ def choose(rank: int) -> None:
         assert random.getstate() == before
     for make, owned in [(Coarse, True), (Lists, False), (momentum, False), (Switching, False)]:
         assert bool(made(make, strategy="full_shard").parts.steppers.first.owners) is owned, make
+    with pytest.raises(UsageError, match="and has state of them before its first step"):
+        made(Begun, strategy="full_shard")
     for make in (Roundabout, Gauging):
         with pytest.raises(UsageError, match=rf"{make.__name__}.* with sharded parameters"):
             made(make, strategy="full_shard")

@@ -265,6 +265,19 @@ class Copying(Own):
         return grad + state.setdefault("first", copy.deepcopy(grad))
 
 
+class Begun(Roots):
+    """Makes its state as it is made."""
+
+    def __init__(self, parameters: Any, lr: float = 1e-2) -> None:
+        super().__init__(parameters, lr)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["first"] = torch.ones_like(parameter)
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        return super().change({}, grad * state["first"])
+
+
 class Tossing(Roots):
     """Tosses a coin for all parameters, with the numbers of Python."""
 
