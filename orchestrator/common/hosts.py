@@ -65,7 +65,7 @@ def _too_many(position: int, most: int) -> BadRange:
 
 def folded(names: Sequence[str]) -> str:
     """Write names as `expand` reads them: gpu[001-500], 10.0.0.[1-4,7]; repeated ones once."""
-    apart = {name: re.split(r"([0-9]+)", name) for name in names}
+    apart = {name: re.split(r"([0-9]{1,18})", name) for name in names}
     kinds: dict[tuple[str, ...], list[list[str]]] = {}
     for parts in apart.values():
         kinds.setdefault(tuple(parts[::2]), []).append(parts)

@@ -51,6 +51,11 @@ def test_names_are_folded_as_lists_of_nodes_write_them(pattern: str) -> None:
     assert folded([*names, *names]) == pattern
 
 
+def test_a_name_may_be_all_digits_and_as_long_as_a_node_likes() -> None:
+    names = ["7" * 5000, "7" * 5000 + "8"]
+    assert list(expand(folded(names), 1000)) == names
+
+
 def test_a_list_of_many_names_is_short() -> None:
     names = [f"gpu{number}" for number in range(1, 8)]
     assert listed(names[:5]) == "gpu1, gpu2, gpu3, gpu4, gpu5"
