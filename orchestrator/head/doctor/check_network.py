@@ -206,8 +206,7 @@ def names(case: Case) -> Iterator[Finding]:
     seen = case.seen
     for i, (node, facts) in enumerate(seen):
         for other, more in seen[i + 1 :]:
-            hosts_of_a_test = is_loopback(node.reached) and node.reached != other.reached
-            if facts.same_machine(more) and not hosts_of_a_test:
+            if facts.same_machine(more) and not is_loopback(node.reached):
                 what = f"{node.name} and {other.name} are the same machine ({facts.hostname})"
                 fix = "remove one of them from the node list"
                 yield Finding("names", BAD, (node.name, other.name), what, fix)

@@ -437,9 +437,6 @@ def test_two_names_of_one_machine() -> None:
     assert (found.check, found.level, found.nodes) == ("names", BAD, ("gpu1", "gpu4"))
     local = [Examined(f"127.0.0.{n}", machine(1), f"127.0.0.{n}", checkup=look()) for n in (2, 3)]
     assert findings(Case(tuple(local), full=True)) == []  # on purpose
-    twice = Examined("also-2", machine(1), local[0].reached, checkup=look())
-    (found,) = findings(Case((local[0], twice), full=True))
-    assert (found.check, found.level) == ("names", BAD)
 
 
 @pytest.fixture
