@@ -113,7 +113,7 @@ def listed(names: Sequence[str]) -> str:
     if more <= 0:
         return ", ".join(names)
     short = folded(names)
-    if len(short) <= LONGEST_FOLD:
+    if "[" in short and len(short) <= LONGEST_FOLD:
         return short
     return f"{', '.join(names[:MOST_NAMES])} and {more} other{'s' if more > 1 else ''}"
 

@@ -17,7 +17,14 @@ BLUE = (0x09, 0x69, 0xDA)  # of links, and of the first line of a chart
 
 def check(directory: Path) -> None:
     names = {path.name for path in directory.iterdir()}
-    assert names == {"launch.svg", "top.svg", "dashboard.png", "experiment.png", "report.png"}
+    assert names == {
+        "launch.svg",
+        "top.svg",
+        "dashboard.png",
+        "experiment.png",
+        "report.png",
+        "cluster.png",
+    }
     for path in directory.iterdir():
         assert path.stat().st_size < LARGEST, path
     top = "\n".join(ElementTree.parse(directory / "top.svg").getroot().itertext())

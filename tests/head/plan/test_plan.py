@@ -206,7 +206,7 @@ def test_no_port_is_an_error(wanted: int | None, words: str) -> None:
         ("script", "unknown", "plain", "torch unknown on a is too old"),
         ("engine", "2.9.1", "fork", ""),
         ("module", "2.9.1", "fork", ""),
-        ("program", "2.9.1", "plain", "train.py is a program, no script"),
+        ("program", "2.9.1", "plain", "train.py is a program, no script or module of Python"),
     ],
 )
 def test_fork_where_it_is_safe(kind: str, torch: str, start: str, note: str) -> None:
