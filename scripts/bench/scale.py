@@ -313,15 +313,17 @@ def picture(results: Mapping[int, Mapping[str, Sequence[Cost]]]) -> str:
                 f'<path d="M{EDGE} {y(tenth):.1f}H{WIDTH - EDGE - 60}" stroke="#ddd"/>'
                 f'<text x="{EDGE - 6}" y="{y(tenth) + 4:.1f}" text-anchor="end">{tenth:g} s</text>'
             )
-    for (name, line), colour in zip(seconds.items(), COLOURS, strict=False):
+    coloured = dict(zip(seconds, COLOURS, strict=False))
+    below = float(HEIGHT)
+    for name, line in sorted(seconds.items(), key=lambda item: item[1][-1][1]):  # the lowest first
+        colour = coloured[name]
         points = " ".join(f"{x(size):.1f},{y(value):.1f}" for size, value in line)
         parts.append(
             f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
         )
         size, value = line[-1]
-        parts.append(
-            f'<text x="{x(size) + 6:.1f}" y="{y(value) + 4:.1f}" fill="{colour}">{name}</text>'
-        )
+        below = min(y(value) + 4, below - 14)
+        parts.append(f'<text x="{x(size) + 6:.1f}" y="{below:.1f}" fill="{colour}">{name}</text>')
     parts.append(
         f'<text x="{WIDTH / 2}" y="{HEIGHT - 12}" text-anchor="middle">hosts</text>'
         f'<text x="{EDGE}" y="22">processor seconds of the head, by hosts</text>'
