@@ -406,6 +406,8 @@ class Supervisor:
 
     def end(self, order: EndOrder) -> None:
         """Send SIGTERM to the ranks, after the grace SIGKILL to what is left. May be repeated."""
+        if not self.why:
+            self.reap()  # a torchrun that has ended by now did so by itself
         first = not self.why
         self.why = self.why or order.why
         self.end_since = min(self.end_since, time.time())

@@ -535,7 +535,9 @@ def test_torchrun_that_was_killed_before_anybody_asked_for_the_end_failed_by_its
     wait_until(lambda: job.said("ready"))
     assert job.supervisor is not None
     job.supervisor.send_signal(signal.SIGSTOP)
-    os.kill(job.of_kind("started")[0]["agent"], signal.SIGKILL)
+    agent = job.of_kind("started")[0]["agent"]
+    os.kill(agent, signal.SIGKILL)
+    wait_until(lambda: ") Z " in Path(f"/proc/{agent}/stat").read_text())
     job.end("rank 1 on node 1 failed", 0.5)
     job.supervisor.send_signal(signal.SIGCONT)
     ended = job.wait()
