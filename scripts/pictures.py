@@ -78,7 +78,7 @@ def launch(head: Head, path: Path) -> None:
     """Film a launch of the script in docs/start.md, from what is typed to its end."""
     (text,) = re.findall(r"```python train.py\n(.*?)```", START.read_text(), re.DOTALL)
     head.script("train.py", text.replace("epochs=5", "epochs=20"))
-    words = shlex.join(["master_launch", "--name", "start", *reach(head), "train.py"])
+    words = shlex.join(["master_launch", "--name", "start", *head.reach, "train.py"])
     typed = "printf '\\033[1m$ master_launch train.py\\033[0m\\r\\n'; exec "
     command = ["env", "-C", str(head.directory), f"PATH={BIN}:{os.environ['PATH']}", "sh", "-c"]
     frames = film([*command, typed + words], FILM_COLUMNS, FILM_ROWS)
@@ -90,7 +90,7 @@ def take(head: Head, browser: Browser, steps: int, out: Path) -> None:
     job = train(head, "gpt-small", steps, "--max-restarts", "1")
     await_step(head, 2, steps // 5)
     kill(head, KILLED)
-    dashboard = head_command(head, "dashboard", "--port", "0", *reach(head))
+    dashboard = head_command(head, "dashboard", "--port", "0", *head.reach)
     url = dashboard.wait_for("open (http://.*)")[1]
     terminal(head, out / "top.svg", step=steps // 4)
     browser.open(url)
@@ -131,10 +131,6 @@ def head_command(head: Head, *words: str) -> Command:
     return Command([str(BIN / "orchestrator"), *words], head.directory, {})
 
 
-def reach(head: Head) -> list[str]:
-    return ["--nodes", str(head.node_list), "--ssh-config", str(head.cluster.ssh_config)]
-
-
 def finish(command: Command, *good: int) -> None:
     code = command.finish()
     if code not in (good or (0,)):
@@ -143,7 +139,7 @@ def finish(command: Command, *good: int) -> None:
 
 def terminal(head: Head, path: Path, step: int) -> None:
     """Draw `orchestrator top` in a terminal, as soon as it shows that the job is past a step."""
-    words = ["env", "-C", str(head.directory), str(BIN / "orchestrator"), "top", *reach(head)]
+    words = ["env", "-C", str(head.directory), str(BIN / "orchestrator"), "top", *head.reach]
 
     def past(text: str) -> bool:
         return any(int(found) > step for found in re.findall(r" (\d+) of \d+ ", text))

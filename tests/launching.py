@@ -123,14 +123,18 @@ class Head:
         self.directory = directory
         self.node_list = cluster.node_list
 
+    @property
+    def reach(self) -> list[str]:
+        """The options with which a command reaches the cluster."""
+        return ["--nodes", str(self.node_list), "--ssh-config", str(self.cluster.ssh_config)]
+
     def command(self, name: str, *words: str, anew: bool = False, **env: str) -> Command:
         first = [str(BIN / name)]
-        shared = ["--nodes", str(self.node_list), "--ssh-config", str(self.cluster.ssh_config)]
         if name == "orchestrator":
             first.append(words[0])
             words = words[1:]
         env.setdefault("XDG_CACHE_HOME", str(self.directory.parent / ".cache"))  # not the user's
-        return Command([*first, *shared, *words], self.directory, env, anew=anew)
+        return Command([*first, *self.reach, *words], self.directory, env, anew=anew)
 
     def launch(self, *words: str, anew: bool = False, **env: str) -> Command:
         return self.command("master_launch", *words, anew=anew, **env)

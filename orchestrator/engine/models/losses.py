@@ -23,7 +23,7 @@ Totals = dict[str, tuple[Tensor, Tensor]]  # name -> (sum, count), "loss" first
 
 
 class Size(NamedTuple):
-    """What is known of the samples that were put together in a batch."""
+    """Says how many samples were put together in a batch, and whether they are its rows."""
 
     samples: int
     by_rows: bool | None = None  # they are its rows; None: nobody has asked the collate

@@ -202,7 +202,10 @@ def of_nodes(names: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> Sectio
 def metrics(experiments: Sequence[Experiment]) -> dict[str, list[Any]]:
     """Return the metrics of each Trainer's first rank: medians, peaks, or values at one step."""
     outputs = [experiment.path / "outputs" for experiment in experiments]
-    every, lost = [*map(read_curves, outputs)], [*map(of_lost_loss, outputs)]
+    files = [first_files(each) for each in outputs]
+    every = [read_curves(*pair) for pair in zip(outputs, files, strict=True)]
+    # A loss that is NaN or infinite is in no curve.
+    lost = [{t for t, path in each.items() if trainers.last(path).loss_is_lost} for each in files]
     rows: dict[str, list[Any]] = {}
     for trainer in sorted({trainer for each in every for trainer in each})[-MOST_TRAINERS:]:
         whose = f" (Trainer {trainer})" if trainer > 1 else ""
@@ -218,20 +221,14 @@ def metrics(experiments: Sequence[Experiment]) -> dict[str, list[Any]]:
     return rows
 
 
-def read_curves(outputs: Path) -> dict[int, dict[str, Curve]]:
+def first_files(outputs: Path) -> dict[int, Path]:
+    """Return the metrics of each Trainer's first rank."""
+    return {trainer: files[min(files)] for trainer, files in trainers.every(outputs).items()}
+
+
+def read_curves(outputs: Path, files: Mapping[int, Path]) -> dict[int, dict[str, Curve]]:
     with CACHE.alone(outputs):
-        return {
-            trainer: curves(files[min(files)], POINTS)
-            for trainer, files in trainers.every(outputs).items()
-        }
-
-
-def of_lost_loss(outputs: Path) -> set[int]:
-    """Return the Trainers whose last loss is NaN or infinite, which no curve has."""
-    every = trainers.every(outputs)
-    return {
-        trainer for trainer, files in every.items() if trainers.last(files[min(files)]).loss_is_lost
-    }
+        return {trainer: curves(path, POINTS) for trainer, path in files.items()}
 
 
 def at_one_step(name: str, of_name: Sequence[Curve]) -> tuple[str, list[Any]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.common.hosts import folded
 from orchestrator.common.text import table
+from orchestrator.head.nodes.facts import by_value
 
 if TYPE_CHECKING:
     from orchestrator.head.connect.reach import Reached
@@ -113,10 +114,7 @@ def reasons(failed: Iterable[tuple[str, str, str]]) -> list[str]:
 
 def alike(failed: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, list[str]]]:
     """Yield each error once: what and fix, and the nodes that have it; many of them folded."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for name, what, fix in failed:
-        groups.setdefault((what, fix), []).append(name)
-    for (what, fix), names in groups.items():
+    for (what, fix), names in by_value((name, (what, fix)) for name, what, fix in failed).items():
         yield what, fix, few(names)
 
 

@@ -527,7 +527,7 @@ def names(path: Path) -> list[str]:
         return []
 
 
-def in_words(indices: Sequence[int]) -> str:
-    """Write numbers of nodes: node 3, nodes 0-2, 5."""
+def in_words(indices: Sequence[int], noun: str = "node") -> str:
+    """Write numbers of nodes, or of what the noun says: node 3, nodes 0-2, 5."""
     numbers = host_ranges.ranges(indices).replace(",", ", ")
-    return f"node{'s' if len(indices) > 1 else ''} {numbers}"
+    return f"{noun}{'s' if len(indices) > 1 else ''} {numbers}"

@@ -365,14 +365,13 @@ def own_words(target: Target, workdir: str, library: str) -> tuple[str, ...]:
 
 
 def program_words(target: Target, workdir: str, library: str) -> tuple[str, ...]:
-    args = target.args
+    """Return the program and its arguments as torchrun takes them."""
+    words = own_words(target, workdir, library)
     # torchrun's parser swallows the first "--" that it meets: here it gets one of its own.
-    mark = ("--",) if args[:1] == ("--",) else ()
+    mark = ("--",) if target.args[:1] == ("--",) else ()
     if target.kind == "module":
-        return ("-m", *mark, target.name, *args)
-    if target.kind == "program":
-        return ("--no-python", *mark, target.name, *args)
-    return (*mark, script_path(target, workdir, library), *args)
+        return ("-m", *mark, *words[1:])
+    return (*["--no-python"] * (target.kind == "program"), *mark, *words)
 
 
 # -- own ranks ----------------------------------------------------------------------------------

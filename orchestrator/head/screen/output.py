@@ -293,10 +293,7 @@ def _drawn(
 
 R = TypeVar("R")
 NOTHING = "-"
-
-
 MOST_ROWS = 32  # of a table whose rows may be merged
-
 Merge = Callable[[Sequence[str]], str]
 
 

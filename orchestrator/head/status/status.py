@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.common.hosts import folded, ranges
+from orchestrator.common.hosts import folded
 from orchestrator.common.text import duration, plural, span
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
@@ -156,14 +156,17 @@ def rows_of_alike(
     for kind in zip(*of_each, strict=True):
         numbers = [number for part, _ in kind for number in part]
         ranks = [rank for _, part in kind for rank in part]
-        many = len(numbers) > 1
         pids = ["?" if rank.pid is None else str(rank.pid) for rank in ranks]
         shown = ", ".join(pids if len(pids) <= MOST_PIDS else [*pids[: MOST_PIDS - 1], "..."])
         end = "" if ranks[0].code is None else f"exit code {ranks[0].code}"
         if rank_at_fault(record) in numbers:
             end += f"{', ' * bool(end)}rank {rank_at_fault(record)} was the cause"
-        title = f"  rank{'s' * many} {ranges(numbers).replace(',', ', ')}"
-        yield Line(title, f"pid{'s' * many} {shown}", ranks[0].state, end)
+        yield Line(
+            f"  {in_words(numbers, 'rank')}",
+            f"pid{'s' * (len(pids) > 1)} {shown}",
+            ranks[0].state,
+            end,
+        )
 
 
 def rank_at_fault(record: JobRecord) -> int | None:

@@ -13,7 +13,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
 from orchestrator.head.commands import stop
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.stop import Receipt
+from orchestrator.head.follow.stop import Receipt, to_text
 from orchestrator.head.nodes.node_list import Node, parse_nodes
 from orchestrator.head.status import containers
 from orchestrator.protocol.requests.follow import StopReceipt, StopReceipts
@@ -66,7 +66,7 @@ def test_many_nodes_that_ended_alike_share_a_receipt() -> None:
         for number in range(1, 41)
     ]
     receipts[6] = Receipt("gpu7", "lm", 2.0, left=(7, 8))
-    assert stop.stopping.to_text(receipts).splitlines() == [
+    assert to_text(receipts).splitlines() == [
         "gpu[1-6,8-40]: lm: ended 1 process in 4.0 s, nothing left",
         "gpu7: lm: STILL ALIVE: 7, 8",
     ]
