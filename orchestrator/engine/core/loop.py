@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.engine.core.evaluation import add, evaluate, refuse_other_names
@@ -111,6 +112,7 @@ class Loop:
             # A hook is heard after its step, so all vote after it; else while the step computes.
             self.votes_late = any(gather(ranks.world == 1 or self.hooks.on_step_end is not None))
             self._warn_of_untrained()
+            self._try_state()
             self._call(self.hooks.on_train_begin)
             self.policy.before_first_step()
             trains = not state.ended
@@ -255,22 +257,20 @@ class Loop:
     def _restore_randomness(self) -> None:
         self.users.restore()
 
+    def _try_state(self) -> None:
+        """Refuse before the first step what a trial shows that no checkpoint would have."""
+        if self.state.step == 0 and (self.checkpoints or self.memory):
+            for stepper in self.parts.steppers:
+                refuse_unsaved(stepper.optimizer, stepper.unsaved())
+
     def _refuse_unsaved(self) -> None:
-        """Refuse at the first step, and not at a resume, what no checkpoint would have."""
+        """Refuse at the first step, and not at a resume, what a trial has not shown."""
         steppers, saves = self.parts.steppers, bool(self.checkpoints or self.memory)
         if self.savable or not saves or not any(s.optimizer.state or s.owners for s in steppers):
             return
         self.savable = True
         for stepper in steppers:
-            if not (names := sorted(set(stepper.state.content().unsaved))):
-                continue
-            raise UsageError(
-                f"no checkpoint can hold {', '.join(names)} of the optimizer"
-                f" ({type(stepper.optimizer).__name__}), and a resume would begin without",
-                "have it keep tensors, numbers, texts, lists and dicts of them, or objects of its"
-                " package with such attributes; or train without save_to=, save_every= and"
-                " --max-restarts",
-            )
+            refuse_unsaved(stepper.optimizer, stepper.state.content().unsaved)
 
     def _warn_of_unreadable(self, names: list[str]) -> None:
         """Say at a save, and not after a resume, what this program could not read as it begins."""
@@ -458,6 +458,17 @@ class Loop:
             names = save_checkpoint(checkpoints, self.parts, self.state, self.schedulers, endless)
         self._warn_of_unreadable(names)
         self._warn_of_draws()
+
+
+def refuse_unsaved(optimizer: Optimizer, names: list[str]) -> None:
+    if names:
+        raise UsageError(
+            f"no checkpoint can hold {', '.join(sorted(set(names)))} of the optimizer"
+            f" ({type(optimizer).__name__}), and a resume would begin without",
+            "have it keep tensors, numbers, texts, lists and dicts of them, or objects of its"
+            " package with such attributes; or train without save_to=, save_every= and"
+            " --max-restarts",
+        )
 
 
 def to_train(model: nn.Module, bare: nn.Module) -> None:

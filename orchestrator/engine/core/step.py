@@ -39,11 +39,11 @@ from orchestrator.engine.models.losses import Totals, loss_of
 from orchestrator.engine.observe.reporter import BAD, StepReport
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.randomness import seed_all
-from orchestrator.engine.ranks.ranks import from_rank_0_by_store
+from orchestrator.engine.ranks.ranks import from_rank_0_by_store, gather
 from orchestrator.engine.sharding import used_parts
 from orchestrator.engine.sharding.assignment import carry_assignments
 from orchestrator.engine.sharding.blocks import has_sparse, sum_whole
-from orchestrator.engine.sharding.by_owner import owners_of
+from orchestrator.engine.sharding.by_owner import after_trial, owners_of
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor, sharding_explained
 
 Sums = Mapping[str, tuple[Tensor, Tensor]]
@@ -256,6 +256,24 @@ class Stepper:
                 method()
 
     # -- what a checkpoint holds of it ----------------------------------------------------------
+
+    def unsaved(self) -> list[str]:
+        """Name what no checkpoint could hold of the state that a trial comes to. Every rank calls
+        it; before the first step."""
+        found: list[str] = []
+        owned = [owners.optimizer for owners in self.owners]
+        for part in parts_of(self.optimizer):
+            if type(part) in KNOWN:
+                continue
+            copy = after_trial(part, self.on_shards, owned=part in owned)
+            if copy is None:
+                continue
+            every = [parameter for group in copy.param_groups for parameter in group["params"]]
+            named = [(str(number), parameter) for number, parameter in enumerate(every)]
+            state = OptimizerState(copy, named, self.state.factory, keeps_settings=False)
+            with contextlib.suppress(Exception):  # of its own state_dict(); a save says it
+                found += state.content().unsaved
+        return [name for names in gather(found) for name in names]
 
     def progress(self) -> dict[str, Any]:
         """Give what is no state of the optimizer, as JSON keeps it."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,7 @@ CLOSE = 2e-4  # of the largest change: shards and whole tensors come to the same
 GIVEN = ("state", "param_groups")
 NOT_SHARED = (*GIVEN, "params", "defaults")
 SMALL, STEPS = 8, 3  # rows and columns, and steps, of a trial
+LARGE = 64  # so much on each rank where state is looked at: some quantise no less than 4096 numbers
 
 
 class Owners:
@@ -304,15 +306,9 @@ def owners_of(optimizer: Optimizer, on_shards: Callable[[], Any]) -> Owners | No
         isinstance(v, (Optimizer, nn.Parameter)) for v in tree.tree_leaves(others)
     ):
         return None  # what it holds besides its groups would not be whole
-    mesh = sharded[0].device_mesh
-    with (
-        warnings.catch_warnings(),
-        randomness_kept(),
-        torch.compiler.set_stance("force_eager"),  # compiling takes longer than all trials
-    ):
-        warnings.simplefilter("ignore")
+    with unnoticed():
         try:
-            wrong, owned = needs_owners(optimizer, mesh, on_shards)
+            wrong, owned = needs_owners(optimizer, sharded[0].device_mesh, on_shards)
         except Exception:  # noqa: BLE001 (code of libraries; its first step says what it cannot do)
             wrong, owned = "", False
     found = gather((wrong, owned))
@@ -327,21 +323,42 @@ def owners_of(optimizer: Optimizer, on_shards: Callable[[], Any]) -> Owners | No
     return None
 
 
+@contextlib.contextmanager
+def unnoticed() -> Iterator[None]:
+    """Try something without warnings, and without a trace in what is drawn later."""
+    with (
+        warnings.catch_warnings(),
+        randomness_kept(),
+        torch.compiler.set_stance("force_eager"),  # compiling takes longer than all trials
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def after_trial(
+    optimizer: Optimizer, on_shards: Callable[[], Any], *, owned: bool
+) -> Optimizer | None:
+    """Give a copy of an optimizer that has taken some steps, on tensors as it will have them in its
+    own steps: whole, or in shards. There is none if it fails."""
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    cut = [] if owned else [parameter for parameter in every if is_cut(parameter)]
+    mesh = cut[0].device_mesh if cut else None
+    spread = functools.partial(in_shards, mesh) if mesh is not None else whole
+    with unnoticed(), on_shards():
+        try:
+            return trial(optimizer, mesh, spread, most=(LARGE * ranks_of(mesh), LARGE)).optimizer
+        except Exception:  # noqa: BLE001 (code of libraries; its first step says what it cannot do)
+            return None
+
+
 def needs_owners(
     optimizer: Optimizer, mesh: DeviceMesh, on_shards: Callable[[], Any]
 ) -> tuple[str, bool]:
     """Say what is wrong in shards, and whether each parameter could be treated by itself."""
-    expected, _ = trial(optimizer, mesh)
-    places: list[Placement] = [Replicate()] * (mesh.ndim - 1)
-
-    def cut(value: Tensor) -> Tensor:
-        if not value.dim():
-            return value
-        return laid(distribute_tensor(value, mesh, [*places, Shard(0)], src_data_rank=None))
-
+    expected = trial(optimizer, mesh).weights
     try:
         with on_shards():
-            found, _ = trial(optimizer, mesh, cut)
+            found = trial(optimizer, mesh, functools.partial(in_shards, mesh)).weights
     except Exception as error:  # noqa: BLE001 (code of libraries)
         reason = next(iter(str(error).splitlines()), "")
         wrong = f"fails ({type(error).__name__} {reason}) with sharded parameters"
@@ -356,11 +373,23 @@ def needs_owners(
         return wrong, False  # owners have whole tensors in step() alone
     for late in (None, *range(len(expected))):  # a count of steps may begin with a first gradient
         together, in_turn = (trial(optimizer, mesh, late=late, in_turn=o) for o in (False, True))
-        alike = (one[1].equal(other[1]) for one, other in zip(together[0], in_turn[0], strict=True))
+        pairs = zip(together.weights, in_turn.weights, strict=True)
+        alike = (one[1].equal(other[1]) for one, other in pairs)
         # What all parameters share may show in weights later on.
-        if not all(alike) or together[1] != in_turn[1]:
+        if not all(alike) or together.numbers != in_turn.numbers:
             return wrong, False
     return wrong, True
+
+
+def whole(value: Tensor) -> Tensor:
+    return value
+
+
+def in_shards(mesh: DeviceMesh, value: Tensor) -> Tensor:
+    if not value.dim():
+        return value
+    places: list[Placement] = [Replicate()] * (mesh.ndim - 1)
+    return laid(distribute_tensor(value, mesh, [*places, Shard(0)], src_data_rank=None))
 
 
 def laid(tensor: DTensor) -> DTensor:
@@ -393,20 +422,30 @@ class DrawnAlike(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+class Trial(NamedTuple):
+    """What some steps on small tensors have come to."""
+
+    weights: list[tuple[Tensor, Tensor]]  # as they were, and as they are
+    numbers: list[dict[Any, Any]]  # that they share
+    optimizer: Optimizer
+
+
 def trial(
     optimizer: Optimizer,
-    mesh: DeviceMesh,
-    spread: Callable[[Tensor], Tensor] = lambda value: value,
+    mesh: DeviceMesh | None,  # of those that are in shards
+    spread: Callable[[Tensor], Tensor] = whole,
     late: int | None = None,  # has no gradient in the first step
     *,
     in_turn: bool = False,  # each parameter by itself, with the numbers that all share
-) -> tuple[list[tuple[Tensor, Tensor]], list[dict[Any, Any]]]:
-    """Let a copy of an optimizer take some steps on small tensors; give what they were and what
-    becomes of them, and the numbers that they share."""
+    most: tuple[int, int] = (SMALL, SMALL),  # rows, and what else there is
+) -> Trial:
+    """Let a copy of an optimizer take some steps."""
     seed_all(0)
-    small = small_of(optimizer, mesh)
+    first = local(optimizer.param_groups[0]["params"][0])
+    device = first.device.type if mesh is None else mesh.device_type
+    small = small_of(optimizer, mesh, most)
     drawn = {
-        shape: [torch.randn(shape).to(mesh.device_type) for _ in range(STEPS + 1)]
+        shape: [torch.randn(shape).to(device) for _ in range(STEPS + 1)]
         for shape in dict.fromkeys(small.values())
     }
     made = {key: nn.Parameter(spread(drawn[shape][0].clone())) for key, shape in small.items()}
@@ -428,21 +467,27 @@ def trial(
     values: list[Any] = [parameter.detach() for parameter in made.values()]
     ended = [value.full_tensor() if isinstance(value, DTensor) else value for value in values]
     pairs = [(drawn[shape][0], end) for shape, end in zip(small.values(), ended, strict=True)]
-    return pairs, tree.tree_map(float, numbers_of(own))
+    return Trial(pairs, tree.tree_map(float, numbers_of(own)), own)
 
 
-def small_of(optimizer: Optimizer, mesh: DeviceMesh) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Choose a small shape for one parameter of each number of dimensions in each group; all ranks
-    have as much of it."""
-    size = mesh.size(mesh.ndim - 1)
+def small_of(
+    optimizer: Optimizer, mesh: DeviceMesh | None, most: tuple[int, int]
+) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Choose a small shape for the largest parameter of each number of dimensions in each group;
+    all ranks have as much of it."""
+    size, (rows, others) = ranks_of(mesh), most
     found: dict[tuple[int, int], tuple[int, ...]] = {}
     for number, group in enumerate(optimizer.param_groups):
-        for parameter in group["params"]:
-            shape = [min(SMALL, many) for many in parameter.shape]
+        for parameter in sorted(group["params"], key=lambda each: -each.numel()):
+            shape = [min(others, many) for many in parameter.shape]
             if shape:
-                shape[0] = -(-shape[0] // size) * size
+                shape[0] = -(-min(rows, parameter.shape[0]) // size) * size
             found.setdefault((number, parameter.dim()), tuple(shape))
     return found
+
+
+def ranks_of(mesh: DeviceMesh | None) -> int:
+    return 1 if mesh is None else mesh.size(mesh.ndim - 1)
 
 
 def copied(optimizer: Optimizer, made: Mapping[tuple[int, int], nn.Parameter]) -> Optimizer:

@@ -50,6 +50,7 @@ from tests.engine.programs.optimizers import (
     Closed,
     Closing,
     Finer,
+    Locked,
     Objects,
     Opaque,
     Rateless,
@@ -200,6 +201,7 @@ def go_on_on_two_ranks(rank: int, directory: Path) -> None:
         apart[strategy, name] = going_on(make, directory / f"{name} {strategy}", **more)
     print({name: distance for name, distance in apart.items() if distance} or "equal", flush=True)
     keep_how_they_lie(directory / "objects", strategy="full_shard")
+    refuse_opaque(directory / "opaque", strategy="full_shard")
     with pytest.raises(UsageError, match=r"Inner holds 0.weight outside its own groups"):
         made(OWN["inner"], strategy="full_shard")
 
@@ -306,12 +308,18 @@ def keep_how_they_lie(place: Path, **more: Any) -> None:
             assert found["past"].turned.stride() == saved["past"].turned.stride()
 
 
-def test_what_no_checkpoint_can_hold_is_refused_in_the_first_step(tmp_path: Path) -> None:
-    trainer = made(Opaque)
-    with pytest.raises(UsageError, match=r"no checkpoint can hold how \(function\)"):
-        trained(trainer, save_to=tmp_path)
-    assert trainer.state.step == 1
-    trained(made(Opaque))
+def test_what_no_checkpoint_can_hold_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    refuse_opaque(tmp_path)
+
+
+def refuse_opaque(place: Path, **more: Any) -> None:
+    """Before the first step, or in it where there can be no trial."""
+    for kind, steps in ((Opaque, 0), (Locked, 1)):
+        trainer = made(kind, **more)
+        with pytest.raises(UsageError, match=r"no checkpoint can hold how \(function\)"):
+            trained(trainer, save_to=place)
+        assert trainer.state.step == steps, kind
+    trained(made(Opaque, **more))
 
 
 def test_a_state_is_that_of_its_own_optimizer(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +84,14 @@ class Opaque(Own):
     def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
         state["how"] = lambda grad: grad
         return grad
+
+
+class Locked(Opaque):
+    """Does so, too, and cannot be copied for a trial."""
+
+    def __init__(self, parameters: Any, lr: float = 1e-2) -> None:
+        super().__init__(parameters, lr)
+        self.lock = threading.Lock()
 
 
 class Attribute(Own):
