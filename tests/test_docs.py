@@ -161,6 +161,7 @@ USERS = [
     *(ROOT / name for name in ("README.md", "docs/index.md", "docs/start.md", "docs/guide.md")),
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("docs/guide/*.md")),
+    *sorted(ROOT.glob("docs/reference/*.md")),
     *sorted(ROOT.glob("docs/coming-from/*.md")),
 ]
 USERS = sorted({*USERS} - {ROOT / "docs/protocol.md"})  # for those who change the program
@@ -210,6 +211,18 @@ def test_the_pages_for_users_are_short() -> None:
     written = [page for page in USERS if page.name != "config.md"]
     words = [word for page in written for word in page.read_text(encoding="utf-8").split()]
     assert sum(bool(re.search(r"\w", word)) for word in words) < 28_000
+
+
+def test_a_guide_is_one_screen() -> None:
+    """What to type, the cases, links to the reference: few words, few lines of code."""
+    pages = sorted(ROOT.glob("docs/guide/*.md"))
+    sizes = {}
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        code = "".join(re.findall(r"^```.*?^```$", text, flags=re.M | re.S)).count("\n")
+        sizes[page.stem] = (sum(bool(re.search(r"\w", word)) for word in text.split()), code)
+    long = {name: size for name, size in sizes.items() if size[0] > 350 or size[1] > 25}
+    assert len(pages) == 15 and long == {}, "words, lines of code"
 
 
 def test_the_pages_for_maintainers_are_short() -> None:

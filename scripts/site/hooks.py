@@ -27,7 +27,8 @@ DISTRIBUTED = "orchestrator.distributed"
 
 
 def on_files(files: Files, config: Any) -> Files:
-    for name, text in (("commands.md", commands()), ("api.md", api())):
+    style = Path(__file__).with_name("site.css").read_text(encoding="utf-8")
+    for name, text in (("commands.md", commands()), ("api.md", api()), ("site.css", style)):
         files.append(File.generated(config, name, content=text))
     return files
 
@@ -37,7 +38,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     A fence may name its file (```python train.py), or say that it is not run (```sh elsewhere).
     A link out of docs/ leads to a file of the clone, which a site does not have: it becomes text.
+    A how-to page is one screen, so it has no table of contents beside it.
     """
+    if page.file.src_uri.startswith("guide/"):
+        page.meta["hide"] = ["toc"]
     markdown = re.sub(r"^(```\w+) (\S+\.\w+)$", r'\1 title="\2"', markdown, flags=re.M)
     markdown = re.sub(r"^(```\w+) (?!title=).*$", r"\1", markdown, flags=re.M)
     up = re.escape("../" * page.file.src_uri.count("/"))

@@ -1,4 +1,4 @@
-"""The documentation as a site: all pages are in it, and all links and anchors hold."""
+"""The documentation as a site: all pages are in it, all links hold, a guide is one screen."""
 
 from __future__ import annotations
 
@@ -9,20 +9,46 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser import Browser
+
 pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
 ROOT = Path(__file__).parents[2]
 
 
-def test_it_is_built_without_a_warning(tmp_path: Path) -> None:
-    """mkdocs.yml says `strict`: a warning about a page, a link or an anchor is an error."""
-    site = tmp_path / "site"
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site; `strict` in mkdocs.yml makes an error of a warning about a link or an anchor."""
+    site = tmp_path_factory.mktemp("docs") / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(site)]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=env, text=True, capture_output=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr
+    return site
+
+
+def test_it_has_the_pages_that_are_made_from_the_code(site: Path) -> None:
     commands = (site / "commands.html").read_text(encoding="utf-8")
     assert 'id="checkpoint-verify"' in commands and "--max-restarts" in commands
     api = (site / "api.html").read_text(encoding="utf-8")
     assert 'id="clusterlaunch"' in api and 'id="orchestratordistributedbarrier"' in api
+
+
+def test_a_guide_is_read_without_scrolling(site: Path, tmp_path: Path) -> None:
+    """On a screen of 1280 x 900 the last line of each how-to page is seen, and all of its code."""
+    ends, wide = {}, {}
+    with Browser(tmp_path, "--allow-file-access-from-files") as browser:
+        browser.look(1280, 900)
+        for page in sorted((site / "guide").glob("*.html")):
+            browser.open(page.as_uri())
+            browser.until(
+                f"location.href == '{page.as_uri()}' && document.readyState == 'complete'"
+            )
+            last = "document.querySelector('article > :last-child').getBoundingClientRect().bottom"
+            ends[page.stem] = browser.eval(last)
+            code = "[...document.querySelectorAll('pre > code')]"
+            wide[page.stem] = browser.eval(f"{code}.some(e => e.scrollWidth > e.clientWidth)")
+    assert len(ends) == 15
+    assert {page: end for page, end in ends.items() if end > 900} == {}
+    assert [page for page, beyond in wide.items() if beyond] == []

@@ -13,7 +13,7 @@ from orchestrator.head.screen.output import PLAIN, Column, Table, Terminal
 from orchestrator.views.top import table as top
 
 ROOT = Path(__file__).parents[3]
-GUIDE = "".join(page.read_text() for page in (ROOT / "docs/guide").glob("*.md"))
+PAGES = "".join(page.read_text() for page in (ROOT / "docs/reference").glob("*.md"))
 # Each table, and the test that compares all cells of its rows.
 TABLES = {
     "nodes": (MACHINES, "tests/head/commands/test_nodes.py"),
@@ -25,9 +25,9 @@ TABLES = {
 
 
 @pytest.mark.parametrize(("table", "test"), TABLES.values(), ids=TABLES)
-def test_every_column_is_in_the_guide_and_in_a_test(table: Table[Any], test: str) -> None:
+def test_every_column_is_in_the_reference_and_in_a_test(table: Table[Any], test: str) -> None:
     headings = [heading for heading in table.headings if heading]
-    heads = [line.split("  ") for line in GUIDE.splitlines() if line.startswith(headings[0])]
+    heads = [line.split("  ") for line in PAGES.splitlines() if line.startswith(headings[0])]
     assert headings in [[cell.strip() for cell in line if cell] for line in heads]
     cases = (ROOT / test).read_text()
     assert all(f'"{heading}": ' in cases for heading in headings), "compare the new column, too"
