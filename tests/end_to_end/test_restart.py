@@ -183,34 +183,46 @@ MEETS_AGAIN = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 attempt = int(os.environ["ORCHESTRATOR_ATTEMPT"])
-while attempt == 1:  # until one of two is gone
+while attempt < 3:  # until one of two is gone
     dist.all_reduce(torch.ones(1))
-    print("together", flush=True)
+    print("together in", attempt, flush=True)
     time.sleep(0.1)
 dist.barrier()
-print("attempt", attempt, "in", os.getcwd(), flush=True)
+print("attempt", attempt, "has", os.environ["KEY_OF_MINE"][:3], flush=True)
 dist.destroy_process_group()
 """
 
 
 def test_a_machine_that_comes_back_with_an_empty_disk_is_given_all_again(
-    netns_cluster: Any, tmp_path: Path
+    netns_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its directory is not even there any more, and there is no spare."""
+    """Its directory is not even there any more, there is no spare, and the code here is another.
+
+    First by the head that launched the job, and then by one that has none of it in its memory.
+    """
     work = tmp_path / "work"
     work.mkdir()
     cluster = netns_cluster(2, tmpfs=[str(work), Path.home()])
-    someone = Head(cluster, work)
-    command = someone.launch(
-        *("--nproc", "1", "--max-restarts", "1", "--node-loss-timeout", "60"),
-        someone.script("meets.py", MEETS_AGAIN),
-    )
-    command.wait_for_all("node0.*together", "node1.*together")
-    cluster.power_off(1, disk_lost=True)
-    cluster.power_on(1)
-    lost = cluster.addresses[1]
-    command.wait_for(f"{lost} is given its part of the job again")
-    assert command.finish() == 0, command.text
-    assert command.text.count("attempt 2 in ") == 2
-    assert someone.record["attempts"][0]["verdict"]["node_name"] == lost
+    someone, lost = Head(cluster, work), cluster.addresses[1]
+    script = someone.script("meets.py", MEETS_AGAIN)
+    monkeypatch.setenv("KEY_OF_MINE", "abc-0123456789")
+    options = ["--nproc", "1", "--max-restarts", "2", "--node-loss-timeout", "60"]
+    head = someone.launch(*options, "--secret", "KEY_OF_MINE", script)
+    monkeypatch.delenv("KEY_OF_MINE")
+    for attempt in (1, 2):
+        head.wait_for_all(f"node0.*together in {attempt}", f"node1.*together in {attempt}")
+        if attempt == 1:
+            someone.script("meets.py", "raise SystemExit('another program')")
+        else:
+            head.process.kill()
+            head = someone.command("orchestrator", "attach")
+            head.wait_for("node0.*together in 2")
+        cluster.power_off(1, disk_lost=True)
+        cluster.power_on(1)
+        head.wait_for(f"{lost} is given its part of the job again")
+    assert head.finish() == 0, head.text
+    assert head.text.count("attempt 3 has abc") == 2
+    verdicts = [attempt["verdict"] for attempt in someone.record["attempts"][:2]]
+    assert [verdict["node_name"] for verdict in verdicts] == [lost, lost]
+    assert "0123456789" not in (someone.experiment / "manifest.json").read_text()
     assert someone.nothing_left() and not resume_dirs(someone)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +20,6 @@ from orchestrator.head.follow.notify import target as targets
 from orchestrator.head.screen.output import say
 from orchestrator.head.start import stages
 from orchestrator.head.start.request import resolve
-from orchestrator.head.transfer import index
 from orchestrator.head.transfer.code import archive
 from orchestrator.records import experiments
 from orchestrator.records import manifest as manifests
@@ -200,13 +197,5 @@ def code_of(
             f"the code of {experiment.name} was not kept: it was larger than sync.keep",
             "allow more for later runs: --set sync.keep=MEGABYTES",
         )
-    parent = index.cache()
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix="rerun-", dir=parent))
-    try:
-        workdir = place / (directory.name or "root")
-        workdir.mkdir()
-        archive.restore(kept, str(manifest["tree"]), workdir)
-        yield workdir
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    with archive.unpacked(kept, str(manifest["tree"]), directory.name) as tree:
+        yield Path(os.fsdecode(tree.directory))

@@ -13,7 +13,7 @@ from orchestrator.common.hosts import listed
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.nodes.packages import bootstrap_words
 from orchestrator.protocol.facts import Interface
-from orchestrator.protocol.message import encode
+from orchestrator.protocol.message import decode, encode
 from orchestrator.protocol.requests.machine import Probed
 
 
@@ -34,6 +34,12 @@ class Facts(Probed):
         data = encode(self, nones=True)
         del data["target"], data["time"]
         return {**data, "target_kind": self.target_kind, "target_name": self.target_name}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Facts:
+        """Return what to_json() was made of, but for the time."""
+        target = {"kind": data.get("target_kind"), "name": data.get("target_name")}
+        return decode(cls, {**data, "target": target, "time": 0.0}, newer=True)
 
     def interface(self, name: str) -> Interface | None:
         return next((interface for interface in self.interfaces if interface.name == name), None)

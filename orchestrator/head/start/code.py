@@ -25,7 +25,6 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import by_value
-from orchestrator.head.plan.model import Target
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.nodes import Nodes, reach_all
@@ -96,7 +95,7 @@ def expect_code(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
 def expected(request: Request, node: Reached) -> CheckedOut:
     """Return what a node would answer that made a snapshot; its name is not known yet."""
     target, disk = seen_here(request, node), node.facts.disk
-    workdir = f"{HOME}/NAME/{tree_title(str(Path.cwd()))}"
+    workdir = f"{HOME}/NAME/{tree_title(str(request.directory))}"
     return CheckedOut(workdir=workdir, tree="", differ=(), own=(), target=target, disk=disk)
 
 
@@ -129,7 +128,7 @@ def gets_snapshot(request: Request, node: Reached) -> bool:
 
 def relative(request: Request, reached: Sequence[Reached], wanted: Sequence[Reached]) -> Request:
     """Name the program by its path below this directory, which every snapshot has."""
-    target, here = request.target, Path.cwd()
+    target, here = request.target, request.directory
     path = Path(target.name)
     if target.kind != "auto" or not path.is_absolute() or not path.is_relative_to(here):
         return request
@@ -187,9 +186,9 @@ def seen_here(request: Request, node: Reached) -> ProbeTarget:
     target = request.target
     if target.kind != "auto":
         return ProbeTarget(kind=target.kind, name=target.name)
-    if not Path(target.name).exists():
+    if not (request.directory / target.name).exists():
         return node.facts.target
-    kind, name = program_at(target.name, str(Path.cwd()))
+    kind, name = program_at(target.name, str(request.directory))
     return ProbeTarget(kind=kind, name=name)
 
 
@@ -209,22 +208,23 @@ def begin_scan(request: Request, without: Sequence[bytes] = ()) -> Scan:
             *without,
         ),
         everything=request.origin is not None,
-        always=(os.fsencode(os.path.normpath(target.name)),) if is_file_below(target) else (),
+        always=(os.fsencode(os.path.normpath(target.name)),) if is_file_below(request) else (),
     )
     limits = Limits(sync.largest_file, sync.largest_tree, leave_out=request.payload is not None)
-    return Scan(os.fsencode(Path.cwd()), rules, limits)
+    return Scan(os.fsencode(request.directory), rules, limits)
 
 
-def is_file_below(target: Target) -> bool:
+def is_file_below(request: Request) -> bool:
     """Tell whether the program is a file of this directory: then it travels in any case."""
-    path = Path(target.name)
-    relative = target.kind == "auto" and not path.is_absolute() and ".." not in path.parts
-    return relative and path.is_file()
+    path = Path(request.target.name)
+    relative = not path.is_absolute() and ".." not in path.parts
+    of_a_file = request.target.kind in ("auto", "script", "program")
+    return of_a_file and relative and (request.directory / path).is_file()
 
 
 def experiments(request: Request) -> Iterator[bytes]:
     """Yield the directories of experiments that are below this one."""
-    here, root = Path.cwd(), request.where.experiments.absolute()
+    here, root = request.directory, request.where.experiments.absolute()
     yield b"experiments"
     if root == here:
         yield from (os.fsencode(path.parent.name) for path in here.glob("*/job.json"))
@@ -243,7 +243,7 @@ def outputs(request: Request) -> list[str]:
 
 def secret_files(request: Request) -> Iterator[bytes]:
     """Yield the files below this directory from which secrets were read, by both their names."""
-    here = Path.cwd()
+    here = request.directory
     for path in request.secret_files:
         for place in (path, path.resolve()):
             if place.is_relative_to(here):
@@ -301,9 +301,8 @@ def tree_for(request: Request, scan: Scan) -> Tree:
         return Tree.of(scan.directory, (), (note,))
 
 
-def bring_late(request: Request, node: Reached, scan: Scan, say: Say) -> Reached:
+def bring_late(request: Request, node: Reached, tree: Tree, say: Say) -> Reached:
     """Give a node that comes when the job runs already the code that the others have."""
-    tree = tree_for(request, scan)
     try:
         checked, _ = deliver(request, [node], tree, 1, say, shown=False)
     except Changed as changed:
@@ -322,7 +321,7 @@ def deliver(
     The progress is shown on a screen that nobody else writes on. `total` counts the job's nodes.
     """
     origin = request.origin
-    beside = str(origin.directory) if origin else os.fsdecode(tree.directory)
+    beside = str(origin.directory if origin else request.directory)
     question = CheckOut(
         tree=tree.digest,
         snapshot=secrets.token_hex(4),

@@ -10,8 +10,8 @@ from pathlib import Path
 from orchestrator.common import hiding
 from orchestrator.common.errors import CheckFailed, NodeError, UsageError
 from orchestrator.head.connect import fleet
+from orchestrator.head.connect.reach import Reached
 from orchestrator.head.plan.model import EnvSetting, NodePlan, Plan
-from orchestrator.head.start.nodes import Nodes
 from orchestrator.protocol.requests.start import Hook, Hooked
 
 HOOK_TIMEOUT_SECONDS = 70.0
@@ -34,11 +34,13 @@ def variables(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"\bNCCL_[A-Z_]+", text))
 
 
-def run(plan: Plan, nodes: Nodes, text: str, path: str | None, secrets: Sequence[str]) -> Plan:
-    """Run the hook on every node; what it exports wins over what was computed."""
+def run(
+    plan: Plan, reached: Sequence[Reached], text: str, path: str | None, secrets: Sequence[str]
+) -> Plan:
+    """Run the hook on every node of the plan; what it exports wins over what was computed."""
     hooks = [Hook(text=text, env=node.env, workdir=node.workdir) for node in plan.nodes]
     try:
-        answers = fleet.ask_all(nodes.reached, hooks, HOOK_TIMEOUT_SECONDS, f" ({path} failed)")
+        answers = fleet.ask_all(reached, hooks, HOOK_TIMEOUT_SECONDS, f" ({path} failed)")
     except NodeError as error:
         what = hiding.hide(error.what, secrets)
         raise CheckFailed(f"{what}\nnothing was started") from error

@@ -75,7 +75,7 @@ class Stay:
     keys: Keys | None = None
     left_behind: bool = False  # in the background, by a head that has left
     looks_on: bool = False  # the job does not miss it when it is gone
-    latecomers: Latecomers | None = None  # of the head that has launched the job
+    latecomers: Latecomers | None = None  # who can be given a part later
 
     def join(self, record: JobRecord) -> Ending:
         """Follow a job that runs already; lines that were shown are not shown again."""

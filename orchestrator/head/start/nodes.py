@@ -195,7 +195,7 @@ def reach_these(
     notes = [] if settle else note_remembered(nodes, launch)
     nodes = [(settle or settled)(node, launch) for node in nodes]
     probe, port = probe_of(request, transport, nodes), port_request(request, len(nodes))
-    with marker(Path.cwd()) as path:
+    with marker(request.directory) as path:
 
         def reach_node(node: Node) -> Reached:
             question = probe.replace(marker=path, port=port if node is nodes[0] else None)
@@ -217,7 +217,7 @@ def reach_these(
 def probe_of(request: Request, transport: Transport, active: Sequence[Node]) -> Probe:
     """Return the question for the facts of the nodes of a launch."""
     return Probe(
-        cwd=str(Path.cwd()),
+        cwd=str(request.directory),
         workdir=request.config.launch.workdir,
         peers=tuple(peers(transport, active)),
         target=ProbeTarget(kind=request.target.kind, name=request.target.name),

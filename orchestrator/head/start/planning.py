@@ -88,7 +88,7 @@ def make_plan(
     if by:
         planned = accelerate.planned(planned, by, probed, agreed)
     if hook_text:
-        planned = hook.run(planned, nodes, hook_text, config.launch.hook, request.secrets)
+        planned = hook.run(planned, nodes.reached, hook_text, config.launch.hook, request.secrets)
     most = max(node.nproc for node in planned.nodes)
     file = Path(request.target.name)
     own = config.launch.no_torchrun  # to start ranks by itself is what it is for

@@ -21,6 +21,7 @@ from orchestrator.common.version import __version__
 from orchestrator.config import load
 from orchestrator.head.follow.notify import target
 from orchestrator.head.follow.streams.node_logs import NodeLogs
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan
 from orchestrator.head.plan.plan import ENGINE
@@ -31,6 +32,7 @@ from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code import archive, git_info
 from orchestrator.head.transfer.code.scan import MEGABYTE
 from orchestrator.head.transfer.tree import Tree
+from orchestrator.protocol import message
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
@@ -297,9 +299,11 @@ def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
         "config_file": str(request.config_file) if request.config_file else None,
         "timeline": {**prepared.times, "nodes": [node.times for node in prepared.nodes.reached]},
         "head_environment": redact.listed(os.environ),
+        "node_list": list(map(line_of, prepared.nodes.source.nodes)),
         "nodes": [
             {
                 "name": machine.name,
+                "reached": machine.reached,
                 "facts": machine.facts.to_json(),
                 "environment": redact.settings(node.settings),
                 "reasons": {s.name: s.why for s in node.settings},
@@ -308,3 +312,8 @@ def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
             for machine, node in pairs
         ],
     }
+
+
+def line_of(node: Node) -> dict[str, Any]:
+    """Return what the node list says of a node, and nothing of what it leaves open."""
+    return {name: value for name, value in message.encode(node).items() if value}

@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.common import hiding
@@ -67,6 +67,7 @@ class Request:
     secret_files: tuple[Path, ...] = ()  # they never travel with the code
     modules: tuple[str, ...] = ()  # nodes are asked which of these they lack, before a dry run
     paths: tuple[str, ...] = ()
+    directory: Path = field(default_factory=Path.cwd)  # of the program
 
     @property
     def secrets(self) -> tuple[str, ...]:

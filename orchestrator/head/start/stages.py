@@ -42,6 +42,7 @@ from orchestrator.head.start.planning import (
     specs,
 )
 from orchestrator.head.start.recovery import spares
+from orchestrator.head.start.recovery.blueprint import Blueprint
 from orchestrator.head.start.recovery.gather import (
     Gathered,
     Gathering,
@@ -181,6 +182,7 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting, say: Say) -
     """Start a job that was recorded, and describe it in its manifest."""
     request, nodes, plan = prepared.request, prepared.nodes, prepared.plan
     prepared.times["recorded"] = time.time()
+    blueprint = Blueprint.of(prepared, meeting)
     announce(plan, say)
     say(f"logs in {output.path(prepared.experiment.logs)}")
     try:
@@ -195,7 +197,8 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting, say: Say) -
         started = fleet.all_or_table([node.node for node in nodes.reached], results, then)
         prepared.times["started"] = time.time()
         say_how_warm(starting.nodes, started, say)
-        starting = replace(starting, spares=spares.keep(prepared, meeting, say))
+        standing = spares.keep(blueprint, nodes.spares, say)
+        starting = replace(starting, spares=standing)
     except OrchestratorError as error:
         record.record_failure(prepared.experiment, starting, error, say)
         raise
@@ -204,8 +207,7 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting, say: Say) -
         if problem:
             say(problem)
     running = Running(record.has_started(prepared.experiment, starting), channels, logs)
-    late = Latecomers.of(prepared, meeting)
-    return Launched(prepared.experiment, nodes, running, late)
+    return Launched(prepared.experiment, nodes, running, Latecomers.of(blueprint))
 
 
 def announce(plan: Plan, say: Say) -> None:

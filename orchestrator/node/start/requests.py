@@ -8,16 +8,18 @@ import os
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.ports import Ports
-from orchestrator.node.server.visit import Visit, answers
+from orchestrator.node.server.visit import Refusal, Visit, answers
 from orchestrator.node.start import start
 from orchestrator.node.warm.visit import WarmVisit
-from orchestrator.protocol.requests.request import Nothing
+from orchestrator.protocol.requests.request import NO_PART, Nothing
 from orchestrator.protocol.requests.start import (
     AskKept,
+    AskPart,
     GetReady,
     Hook,
     Hooked,
     Kept,
+    Part,
     Release,
     Released,
     Start,
@@ -46,6 +48,14 @@ def take_ports(visit: Visit, request: TakePorts) -> TakenPorts:
     ports = visit.of(Ports)
     ports.hold(request.port)
     return TakenPorts(port=ports.number, peers_port=ports.peers_number)
+
+
+@answers(AskPart)
+def part(visit: Visit, request: AskPart) -> Part:
+    try:
+        return Part(spec=RunDir(request.job, request.node).read_spec())
+    except FileNotFoundError:
+        raise Refusal("it has lost its part of the job", NO_PART) from None
 
 
 @answers(AskKept)

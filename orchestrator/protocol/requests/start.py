@@ -66,6 +66,19 @@ class TakePorts(Request[TakenPorts], do="take_ports"):
     port: PortWish
 
 
+class Part(Message):
+    """A node's part of a job, as it was sent there."""
+
+    spec: Spec
+
+
+class AskPart(Request[Part], do="part"):
+    """Ask for a node's part of a job, with values that no record has: another is given it, too."""
+
+    job: str
+    node: int
+
+
 class Kept(Message):
     """The state that a later attempt of a job could go on from."""
 

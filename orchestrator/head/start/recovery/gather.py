@@ -203,6 +203,7 @@ class Gathering:
                 self.renewed[name] = self.parts.renew(known[name], self.say)
             except OrchestratorError as error:
                 self.unable[name] = f"cannot be given its part of the job again: {error.what}"
+                self.unable[name] += f" ({error.fix})" if error.fix else ""
                 return False
         return True
 

@@ -161,9 +161,12 @@ class Growth:
         """Reach those that had no part in the start, and plan what each would run."""
         if self.latecomers is None:
             return {}
-        nodes = [
-            node for node in self.latecomers.absent(record) if not Restarts(record).refusal(node)
-        ]
+        try:
+            absent = self.latecomers.absent(record)
+        except OrchestratorError as error:
+            self.once(f"nodes that had no part in the start cannot join: {error.what}")
+            return {}
+        nodes = [node for node in absent if not Restarts(record).refusal(node)]
         answers = fleet.everywhere(nodes, self.latecomers.reach) if nodes else []
         return {
             node.name: answer

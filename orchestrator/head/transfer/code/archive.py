@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
+import shutil
 import tarfile
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed
+from orchestrator.head.transfer import index
 from orchestrator.head.transfer.tree import Changed, Tree
 from orchestrator.protocol import manifest as trees
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
@@ -50,7 +55,21 @@ def write(tree: Tree, path: Path) -> bool:
     return True
 
 
-def restore(path: Path, digest: str, directory: Path) -> None:
+@contextlib.contextmanager
+def unpacked(path: Path, digest: str, title: str) -> Iterator[Tree]:
+    """Give a directory of this name with the tree of that digest, for as long as it is sent."""
+    parent = index.cache()
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix="code-", dir=parent))
+    try:
+        directory = place / (title or "root")
+        directory.mkdir()
+        yield restore(path, digest, directory)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def restore(path: Path, digest: str, directory: Path) -> Tree:
     """Write the tree of that digest into an empty directory; CheckFailed where it is another."""
     members = readable(path)
     try:
@@ -72,6 +91,7 @@ def restore(path: Path, digest: str, directory: Path) -> None:
             with open(os.open(where, flags, 0o600), "wb") as file:
                 file.write(content)
                 os.fchmod(file.fileno(), entry.mode)
+    return Tree.of(root, (entry for entry, _ in members))
 
 
 def digests(path: Path) -> dict[str, str]:
