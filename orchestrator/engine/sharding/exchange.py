@@ -90,7 +90,10 @@ class Exchange:
             incoming, outgoing, came, sent, group=self.group, async_op=True
         )
 
+        going = [(work, incoming)]
+
         def wait() -> list[Tensor]:
+            work, incoming = going.pop()  # so that what has come is held by who asked for it alone
             if work is not None:
                 work.wait()
             return list(torch.split(incoming, came))

@@ -61,12 +61,14 @@ def step(
         return
     weights, gradients, means = ([local(values[i]) for i in cut] for values in lists)
     torch._foreach_lerp_(means, gradients, 1 - momentum)
-    if nesterov:
-        means = list(torch._foreach_lerp(gradients, means, momentum))
     like = [params[i] for i in cut]
     rate = float(lr)
     torch._foreach_mul_(weights, 1 - rate * weight_decay)
-    for places, updates in orthogonal(like, means, iteration):
+
+    def part(i: int) -> Tensor:
+        return (gradients[i].lerp(means[i], momentum) if nesterov else means[i]).to(LOW)
+
+    for places, updates in orthogonal(like, part, iteration):
         for i, update in zip(places, updates, strict=True):
             far = of_torch._adjust_lr(rate, adjust_lr_fn, like[i].shape)
             weights[i].add_(update.to(weights[i].device), alpha=-far)
@@ -77,7 +79,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def orthogonal(
-    like: Sequence[Any], parts: Sequence[Tensor], iteration: Mapping[str, Any]
+    like: Sequence[Any], part: Callable[[int], Tensor], iteration: Mapping[str, Any]
 ) -> Iterator[tuple[list[int], list[Tensor]]]:
     """Give this rank's parts of the matrices once they are orthogonal, with their places.
 
@@ -93,7 +95,7 @@ def orthogonal(
         if places is not None:
             own = [like[i] for i in places]
             exchange = exchange_of(own, dealt([cost(tensor) for tensor in own], loads))
-            coming = places, exchange, exchange.to_owners([parts[i].to(LOW) for i in places])
+            coming = places, exchange, exchange.to_owners([part(i) for i in places])
         if ahead is not None:
             if going is not None:
                 yield going[0], going[1]()
@@ -107,9 +109,10 @@ def cost(matrix: Tensor) -> float:
     return float(rows * columns * min(rows, columns))
 
 
-def each_whole(whole: Mapping[int, Tensor], iteration: Mapping[str, Any]) -> dict[int, Tensor]:
-    """Orthogonalise matrices. Those of one shape go together on a GPU, which would wait for the
-    host; on processors each goes as torch does it, whose bits a stack of them does not have."""
+def each_whole(whole: dict[int, Tensor], iteration: Mapping[str, Any]) -> dict[int, Tensor]:
+    """Orthogonalise matrices, and let go of them one by one. Those of one shape go together on a
+    GPU, which would wait for the host; on processors each goes as torch does it, whose bits a stack
+    of them does not have."""
     keys = ("ns_coefficients", "ns_steps", "eps")
     settings = [iteration[key] for key in keys]
     by_shape: dict[torch.Size, list[int]] = {}
@@ -117,12 +120,13 @@ def each_whole(whole: Mapping[int, Tensor], iteration: Mapping[str, Any]) -> dic
         by_shape.setdefault(matrix.shape, []).append(i)
     found: dict[int, Tensor] = {}
     for places in by_shape.values():
-        matrices = [whole[i] for i in places]
-        if matrices[0].device.type == "cpu":
-            updates = [of_torch._zeropower_via_newtonschulz(m, *settings) for m in matrices]
+        if whole[places[0]].device.type == "cpu":
+            for i in places:
+                found[i] = of_torch._zeropower_via_newtonschulz(whole.pop(i), *settings)
         else:
-            updates = list(orthogonal_stack(torch.stack(matrices), *settings).unbind())
-        found |= dict(zip(places, updates, strict=True))
+            stack = torch.stack([whole.pop(i) for i in places])
+            updates = orthogonal_stack(stack, *settings).unbind()
+            found |= dict(zip(places, updates, strict=True))
     return found
 
 

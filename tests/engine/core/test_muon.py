@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,33 @@ def count_bytes(rank: int, directory: Path) -> None:
     dist.all_reduce(total)
     elements = 4 * 8 * 6 * (2 - 1) / 2
     print(f"{len(sent)} messages, {total.item() / elements} bytes", flush=True)
+
+
+def test_a_step_holds_few_matrices_at_a_time(tmp_path: Path) -> None:
+    """Beside its shards a rank has what two messages hold, however many matrices there are."""
+    pair.run(count_memory, tmp_path)
+    found = [json.loads((tmp_path / f"rank_{rank}").read_text()) for rank in range(2)]
+    assert max(found) < 16.0, found
+
+
+def count_memory(rank: int, directory: Path) -> None:
+    """Note the most that there is, in matrices as whole as a message has them."""
+    mesh, many, rows = init_device_mesh("cpu", (2,)), 24, 64
+    weights = [distribute_tensor(torch.randn(rows, rows), mesh, [Shard(0)]) for _ in range(many)]
+    optimizer = torch.optim.Muon(list(map(nn.Parameter, weights)))
+    exchange.PER_MESSAGE = 2 * rows * rows  # two matrices
+    with on_shards():
+        for _step in range(2):
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.grad = torch.ones_like(parameter)
+            with torch.profiler.profile(profile_memory=True) as profile:
+                optimizer.step()
+    trace = directory / f"trace_{rank}"
+    profile.export_chrome_trace(str(trace))
+    events = [e for e in json.loads(trace.read_text())["traceEvents"] if e["name"] == "[memory]"]
+    changes = [e["args"]["Bytes"] for e in sorted(events, key=lambda e: e["ts"])]
+    most = max(itertools.accumulate(changes)) / (2 * rows * rows)
+    (directory / f"rank_{rank}").write_text(json.dumps(most))
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 16, 8), (2, 8, 24)])
