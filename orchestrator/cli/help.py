@@ -49,13 +49,14 @@ def topics() -> dict[str, Topic]:
 
 
 def topic_of(message: str) -> str:
-    """Return the topic that explains a message, or nothing."""
+    """Return the topic that explains the first thing a message says that has one, or nothing."""
+    explained: dict[int, str] = {}  # by where in the message it is said
     for topic in topics().values():
         for words in topic.messages:
             fixed = [re.escape(piece.strip()) for piece in OPEN.split(words)]
-            if re.search(r"[^\n]*?".join(fixed), message):
-                return topic.name
-    return ""
+            if match := re.search(r"[^\n]*?".join(fixed), message):
+                explained.setdefault(match.start(), topic.name)
+    return explained[min(explained)] if explained else ""
 
 
 def listed() -> str:

@@ -80,7 +80,7 @@ def run(command: click.Command, name: str) -> NoReturn:
     except OrchestratorError as error:
         from orchestrator.cli.help import topic_of
 
-        topic = topic_of(str(error))
+        topic = topic_of(error.about or str(error))
         complain(f"error: {error}" + (f"\n  more: orchestrator help {topic}" if topic else ""))
         code = error.exit_code
     except click.exceptions.Exit as leaving:

@@ -26,11 +26,14 @@ class OrchestratorError(Exception):
 
     exit_code = EXIT_FAILED
 
-    def __init__(self, what: str, fix: str = "", *, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, what: str, fix: str = "", *, names: Sequence[str] = (), about: str = ""
+    ) -> None:
         super().__init__(what)
         self.what = what
         self.fix = fix
         self.names = tuple(names)  # of the nodes that are the reason, where these are known
+        self.about = about  # the part of a long report that is the reason, the worst first
 
     def __str__(self) -> str:
         return f"{self.what}\n  {self.fix}" if self.fix else self.what

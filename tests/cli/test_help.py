@@ -48,6 +48,8 @@ def test_the_messages_of_the_page_are_said(said: str) -> None:
         ("1 of 2 nodes cannot be used\n  gpu2  its host key has changed: ...", "host-key-changed"),
         ("it hung up on ada after 3 of 11 keys", "too-many-keys"),
         ("script not found: trian.py (4 of 4 nodes: a, b)", "script-not-found"),
+        ("it denies ada every key\n  there is no torch on gpu1", "every-key-denied"),
+        ("there is no torch on gpu1\n  it denies ada every key", "no-torch"),
         ("launch.sync is 'x'; it can be auto, always, off", ""),
     ],
 )

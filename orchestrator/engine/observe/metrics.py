@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from orchestrator.common import files
-from orchestrator.common.text import plural
+from orchestrator.common.text import duration, plural
 from orchestrator.records.metrics import trainers
 
 # -- memory ---------------------------------------------------------------------------------------
@@ -219,8 +219,8 @@ def progress(
     if record.get("mfu") is not None:
         parts["mfu"] = f"mfu {record['mfu']:>5.1%}"
     if steps or ends:  # also where it is not known yet, so that the same columns are left out
-        left = "" if eta_seconds is None else f"{_time_left(eta_seconds):>6} left"
-        parts["left"] = left.ljust(11)
+        left = "" if eta_seconds is None else f"{duration(round(eta_seconds))} left"
+        parts["left"] = left.ljust(len("59 min 59 s left"))
     if record.get("skipped_steps"):
         parts["skipped"] = f"{record['skipped_steps']:.0f} skipped"
     for name in DROPPED_FIRST:
@@ -253,18 +253,6 @@ def _step_time(ms: float) -> str:
     if ms < 9999.5:
         return f"{ms:>5.1f} ms/step" if ms < 10 else f"{ms:>5,.0f} ms/step"
     return f"{ms / 1000:>5.0f}  s/step"
-
-
-def _time_left(seconds: float) -> str:
-    """Write a time in at most six columns: 59s, 2m05s, 23h59m, 3d00h."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
 # -- the time that an attempt took -----------------------------------------------------------------

@@ -113,9 +113,21 @@ def reasons(failed: Iterable[tuple[str, str, str]]) -> list[str]:
 
 
 def alike(failed: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield each error once: what and fix, and the nodes that have it; many of them folded."""
-    for (what, fix), names in by_value((name, (what, fix)) for name, what, fix in failed).items():
-        yield what, fix, few(names)
+    """Yield each error once: what and fix, and the nodes that have it; many of them folded.
+
+    Many fixes that name their own node have one example; those of a few are all there to copy.
+    """
+    for what, nodes in by_value(((name, fix), what) for name, what, fix in failed).items():
+        if len(nodes) > MANY:
+            yield what, for_all([fix for _, fix in nodes]), few([name for name, _ in nodes])
+        else:
+            for fix, names in by_value(nodes).items():
+                yield what, fix, names
+
+
+def for_all(fixes: Sequence[str]) -> str:
+    """Return the fix of nodes that fail alike: where each has its own, the first, as an example."""
+    return fixes[0] if len(set(fixes)) == 1 else f"{fixes[0]}  # for each of them, with its name"
 
 
 def few(names: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.common.hosts import listed
+from orchestrator.head.connect.fleet import MANY, for_all
 from orchestrator.head.nodes.facts import Facts, by_value
 from orchestrator.head.plan.model import Foreseen, NodeAddress
 from orchestrator.protocol.facts import Checkup, Disk
@@ -86,19 +87,26 @@ Check = Callable[[Case], Iterator[Finding]]
 
 def folded(findings: Sequence[Finding]) -> list[Finding]:
     """Tell what several nodes have alike once, with the names of all; its fix names the first."""
-    alike: dict[tuple[str, ...], list[Finding]] = {}
-    for finding in findings:
-        name, _, what = finding.what.partition(": ")
-        own = finding.nodes == (name,)
-        fix = finding.fix.replace(name, NAME) if own else finding.fix
-        key = (finding.check, finding.level, what if own else finding.what, fix, NAME * own)
-        alike.setdefault(key, []).append(finding)
     told = []
-    for (check, level, what, _, named), same in alike.items():
-        nodes = tuple(dict.fromkeys(node for each in same for node in each.nodes))
-        words = f"{listed(nodes)}: {what}" if named else what
-        told.append(Finding(check, level, nodes, words, same[0].fix))
+    for (check, level, what, own), same in by_value((f, kind(f)) for f in findings).items():
+        many = own and len(same) > MANY
+        for alike in [same] if many else by_value((f, nameless(f)) for f in same).values():
+            nodes = tuple(dict.fromkeys(node for each in alike for node in each.nodes))
+            words = f"{listed(nodes)}: {what}" if own else what
+            fix = for_all([each.fix for each in alike]) if many else alike[0].fix
+            told.append(Finding(check, level, nodes, words, fix))
     return told
+
+
+def kind(finding: Finding) -> tuple[str, str, str, bool]:
+    """Return what findings that are alike share, and whether it begins with the node's own name."""
+    name, _, what = finding.what.partition(": ")
+    own = finding.nodes == (name,)
+    return finding.check, finding.level, what if own else finding.what, own
+
+
+def nameless(finding: Finding) -> str:
+    return finding.fix.replace(finding.nodes[0], NAME) if kind(finding)[3] else finding.fix
 
 
 def odd_values(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[str]]]:

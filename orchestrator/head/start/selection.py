@@ -117,6 +117,7 @@ def check(request: Request, nodes: Nodes, say: Say) -> None:
         raise CheckFailed(
             f"the nodes are not fit; nothing was started\n\n{examination.to_text(diagnosis)}",
             "fix it, or skip this check with --no-check",
+            about="\n".join(f.what for f in diagnosis.findings if f.level == BAD),
         )
     for finding in diagnosis.findings:
         if finding.level == WARN and finding.check not in (*examination.OF_OTHERS, *IN_THE_PLAN):

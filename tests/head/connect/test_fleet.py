@@ -27,3 +27,26 @@ def test_many_nodes_that_failed_alike_share_a_line() -> None:
         "  gpu[1-19]  it refuses connections",
         "               -> is sshd running?",
     ]
+
+
+def test_many_nodes_whose_fix_names_them_have_one_example() -> None:
+    """A few have each fix as it is to be typed; hundreds have the first."""
+
+    def table(count: int) -> list[str]:
+        numbers = range(1, count + 1)
+        denied = [
+            NodeError("it denies ada every key", f"ssh-copy-id ada@10.0.0.{n}") for n in numbers
+        ]
+        names = [Node(f"gpu{n}") for n in numbers]
+        return failure_table(list(zip(names, denied, strict=True)), count, "").splitlines()[1:]
+
+    assert table(2) == [
+        "  gpu1  it denies ada every key",
+        "          -> ssh-copy-id ada@10.0.0.1",
+        "  gpu2  it denies ada every key",
+        "          -> ssh-copy-id ada@10.0.0.2",
+    ]
+    assert table(200) == [
+        "  gpu[1-200]  it denies ada every key",
+        "                -> ssh-copy-id ada@10.0.0.1  # for each of them, with its name",
+    ]

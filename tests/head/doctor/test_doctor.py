@@ -456,6 +456,13 @@ def test_what_fails_on_many_nodes_is_told_once() -> None:
     assert first.nodes == tuple(node.name for node in lost)
     assert first.what == f"gpu[0-7]: {error}"
     assert (second.nodes, second.what) == (("gpu8",), "gpu8: its host key is another")
+    denied = [
+        Examined(f"gpu{n}", error="it denies ada every key", fix=f"ssh-copy-id ada@10.0.0.{n}")
+        for n in range(20)
+    ]
+    (told,) = findings(Case(tuple(denied), full=True))
+    assert told.what == "gpu[0-19]: it denies ada every key"
+    assert told.fix == "ssh-copy-id ada@10.0.0.0  # for each of them, with its name"
 
 
 def test_the_table(sick: Diagnosis) -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from orchestrator.cli.help import topic_of
 from orchestrator.common.errors import CheckFailed, NodeError, UsageError
 from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.head.connect.reach import Reached
@@ -117,6 +118,15 @@ def test_each_change_is_said() -> None:
         "c (spare) takes its place",
         "e cannot be a spare: /usr/bin/python3 has no torch",
     )
+
+
+def test_a_refusal_is_about_what_is_bad_and_not_about_warnings() -> None:
+    request = resolve(LaunchArguments(program=("train.py",)), ["master_launch"])
+    nodes = reached("a\nb", a={"clock_offset": 2.5}, b=NO_TORCH)
+    there = Nodes(cast(Any, None), cast(Any, None), nodes, bounds=Bounds(2, 2), master="a")
+    with pytest.raises(CheckFailed, match="clock:") as refused:
+        selection.check(request, there, print)
+    assert topic_of(refused.value.about) == "no-torch" and "clock" not in refused.value.about
 
 
 def test_without_a_check_nobody_is_unfit() -> None:
