@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,49 +77,14 @@ def trained_on(experiment: Path, attempt: int, ranks: int, steps: int) -> list[i
     return [int(index) for file in files for index in file.read_text().split()[:each]]
 
 
-def test_a_node_is_lost_and_comes_back(netns_cluster: Any, tmp_path: Path) -> None:
-    head = Head(netns_cluster(3), tmp_path)
-    head.script("own_data.py", DATA)
-    settings = [*ENGINE, "--set", f"{ACCUMULATE}=2", "--max-restarts", "1"]
-    head.run(*settings)
-    whole = head.experiment
-    options = ["--nnodes", "2:3", "--node-loss-timeout", "5", "--env", "SLOW_ATTEMPTS=2"]
-    command = head.launch(*settings, *options, "--grow-every", "1")
-    command.wait_for("saved step 4")
-    away = head.cluster.addresses[2]
-    head.cluster.cut(2)
-    command.wait_for("the job continues with 2 of 3 nodes")
-    command.wait_for("2 ranks in place of 3: a step keeps its 12 samples, 3 micro-batches of 2")
-    head.cluster.restore(2)
-    command.wait_for(f"{away} can join: on with 3 nodes instead of 2; asking all ranks to save")
-    command.wait_for(rf"attempt 3 of at most 3 \({away} can join: on with 3 nodes instead of 2\)")
-    status = head.command("orchestrator", "status")
-    assert status.finish() == 0 and "attempt 3 of at most 3" in status.text
-    assert command.finish() == 0, command.text
-
-    record = head.record
-    assert record["state"] == "done" and len(record["nodes"]) == 3
-    attempts = record["attempts"]
-    assert [one["state"] for one in attempts] == ["lost", "resized", "done"]
-    assert [len(one["nodes"]) for one in attempts] == [3, 2, 3]
-    assert attempts[1]["verdict"] is None and attempts[1]["why"].startswith(f"{away} can join")
-    assert all(0 < one["ran"] < one["ended"] - one["started"] for one in attempts)
-    goodput, wall = record["goodput"], record["ended"] - record["started"]
-    assert goodput["resize"] > attempts[2]["ended"] - attempts[2]["started"] - attempts[2]["ran"]
-    assert sum(goodput.values()) == pytest.approx(wall, abs=0.1)
-    same_training(head, whole, command.text, (3, 2, 3))
-    assert head.nothing_left()
-
-
-def same_training(head: Head, whole: Path, said: str, nodes: tuple[int, int, int]) -> None:
-    """Three attempts on so many nodes, a rank each, are one training: curves, and samples."""
+def same_training(head: Head, whole: Path, said: str, nodes: tuple[int, ...]) -> None:
+    """Attempts on so many nodes, a rank each, are one training: curves, and samples."""
     for key in ("loss", "lr", "tokens"):
         expected = curve(whole, key)
         assert list(expected) == list(range(1, STEPS + 1))
         assert curve(head.experiment, key) == pytest.approx(expected, abs=1e-5), key
     resumed = [int(step) for step in re.findall(r"resuming after step (\d+),", said)]
-    first, second = resumed
-    lengths = (first, second - first, STEPS - second)
+    lengths = [end - begin for begin, end in pairwise([0, *resumed, STEPS])]
     samples = [
         index
         for attempt, (ranks, steps) in enumerate(zip(nodes, lengths, strict=True), 1)
@@ -142,31 +108,51 @@ def train_beside(place: Path) -> None:
     train.main()
 
 
-def test_who_was_away_at_the_launch_joins_and_is_lost(netns_cluster: Any, tmp_path: Path) -> None:
+def test_who_was_away_at_the_launch_joins_is_lost_and_comes_back(
+    netns_cluster: Any, tmp_path: Path
+) -> None:
+    """The first time it is given its part by a head that did not launch the job."""
     head = Head(netns_cluster(3), tmp_path)
     head.script("own_data.py", DATA)
     settings = [*ENGINE, "--set", f"{ACCUMULATE}=3", "--max-restarts", "1"]
     whole = undisturbed(tmp_path, f"{ACCUMULATE}=3")
     away = head.cluster.addresses[2]
     head.cluster.cut(2)
-    options = ["--nnodes", "2:3", "--node-loss-timeout", "5", "--connect-timeout", "3"]
-    options += ["--env", "SLOW_ATTEMPTS=12", "--sync", "always"]
-    command = head.launch(*settings, *options, "--grow-every", "1")
-    command.wait_for(f"{away} is skipped: ")
+    options = ["--nnodes", "2:3", "--node-loss-timeout", "3", "--connect-timeout", "2"]
+    options += ["--env", "SLOW_ATTEMPTS=123", "--sync", "always", "--grow-every", "1"]
+    launch = head.launch(*settings, *options)
+    launch.wait_for(f"{away} is skipped: ")
+    launch.wait_for("training on 500 samples")
+    launch.process.kill()
+    command = head.command("orchestrator", "attach")
     command.wait_for("saved step 4")
     head.cluster.restore(2)
-    command.wait_for(f"{away} can join: on with 3 nodes instead of 2; asking all ranks to save")
+    joins = f"{away} can join: on with 3 nodes instead of 2"
+    command.wait_for(f"{joins}; asking all ranks to save")
     command.wait_for("3 ranks in place of 2: a step keeps its 12 samples, 2 micro-batches of 2")
     command.wait_for(r"saved step \d+: ")
     head.cluster.cut(2)
     command.wait_for("the job continues with 2 of 3 nodes")
+    command.wait_for("resuming after step")
+    head.cluster.restore(2)
+    command.wait_for(f"{joins}; asking all ranks to save")
+    command.wait_for(rf"attempt 4 of at most 4 \({joins}\)")
+    status = head.command("orchestrator", "status")
+    assert status.finish() == 0 and "attempt 4 of at most 4" in status.text
     assert command.finish() == 0, command.text
+
     # With the shard of the node that was lost, of which the next one has a copy.
     layouts = re.findall(r"from memory .*put together from full_shard in (.) shards", command.text)
-    assert layouts == ["2", "3"]
-    attempts = head.record["attempts"]
-    assert [one["state"] for one in attempts] == ["resized", "lost", "done"]
-    assert [len(one["nodes"]) for one in attempts] == [2, 3, 2]
-    head.cluster.restore(2)
-    same_training(head, whole, command.text, (2, 3, 2))
+    assert layouts == ["2", "3", "2"]
+    record = head.record
+    assert record["state"] == "done" and len(record["nodes"]) == 3
+    attempts = record["attempts"]
+    assert [one["state"] for one in attempts] == ["resized", "lost", "resized", "done"]
+    assert [len(one["nodes"]) for one in attempts] == [2, 3, 2, 3]
+    assert attempts[0]["verdict"] is None and attempts[0]["why"].startswith(f"{away} can join")
+    assert all(0 < one["ran"] < one["ended"] - one["started"] for one in attempts)
+    goodput, wall = record["goodput"], record["ended"] - record["started"]
+    assert goodput["resize"] > attempts[3]["ended"] - attempts[3]["started"] - attempts[3]["ran"]
+    assert sum(goodput.values()) == pytest.approx(wall, abs=0.1)
+    same_training(head, whole, command.text, (2, 3, 2, 3))
     assert head.nothing_left()

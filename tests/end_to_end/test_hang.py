@@ -30,7 +30,7 @@ for step in range(100):
 """
 STOPPED = """
 for step in range(100):
-    if step == 7 and dist.get_rank() == 2:
+    if step == 7 and dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     dist.all_reduce(torch.ones(4))
 """
@@ -54,7 +54,7 @@ while not work.is_completed():
             None,
             r"rank 0 in all_reduce at \S+:7 <module>\(\), rank 1 in barrier at \S+:6 ",
         ),
-        (STOPPED, 2, r"it is stopped \(SIGSTOP, or a debugger\), and the others wait for it"),
+        (STOPPED, 1, r"it is stopped \(SIGSTOP, or a debugger\), and the others wait for it"),
         (TOGETHER, None, r"all ranks are at the same place: \S+/hangs.py:4 wait\(\)"),
         (SPINNING, 1, r"it never entered all_reduce #1; it is in \S+/hangs.py:5 <module>\(\)"),
     ],
@@ -62,14 +62,15 @@ while not work.is_completed():
 )
 def test_who_keeps_the_others_waiting(head: Head, text: str, rank: int | None, words: str) -> None:
     script = head.script("hangs.py", GROUP + text)
-    each = 1 if text == SPINNING else 2  # those that spin leave the others no processor
-    command = head.launch("--nproc", str(each), "--hang-timeout", "4", script)
+    nodes, each = (2, 2) if text == NEVER_COMES else (1, 2)
+    counts = ["--nnodes", str(nodes), "--nproc", str(each)]
+    command = head.launch(*counts, "--hang-timeout", "4", script)
     command.wait_for(r"no progress for \d+ s: .*" + words)
     assert command.finish() == 1
     verdict = head.record["verdict"]
     assert (verdict["kind"], verdict["rank"]) == ("hang", rank)
     kept = {path.name for path in (head.experiment / "hang").iterdir()}
-    assert {f"node_{n // each}_rank_{n}_stacks.txt" for n in range(2 * each)} <= kept
+    assert {f"node_{n // each}_rank_{n}_stacks.txt" for n in range(nodes * each)} <= kept
     assert head.nothing_left()
 
 

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.head.commands import follow
 from orchestrator.protocol.timing import UNFOLLOWED_SECONDS
 from tests.clusters.netns import NetnsCluster
 from tests.launching import PATIENCE, Command, Head
+from tests.typed import typed
 
 # No collective: only its supervisor can tell a node that another one is gone. Does what a file
 # says as soon as it is there: fail (node 1 only), or end well.
@@ -187,14 +189,13 @@ def test_a_head_takes_over_from_another(head: Head) -> None:
     assert head.record["state"] == "done"
 
 
-def test_a_head_that_does_not_leave(head: Head) -> None:
+def test_a_head_that_does_not_leave(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "STEAL_SECONDS", 1.0)
     first = launch(head)
     first.interrupt(signal.SIGSTOP)
-    second = head.command("orchestrator", "attach", "--steal")
-    assert second.finish() == 2
-    assert (
-        f"did not leave within 15 s\n  end that process (kill -9 {first.process.pid}" in second.text
-    )
+    code, _, errors = typed(["attach", *head.reach, "--steal"], head.directory)
+    assert code == 2
+    assert f"did not leave within 1 s\n  end that process (kill -9 {first.process.pid}" in errors
     first.interrupt(signal.SIGCONT)
     (head.directory / "end").touch()
     assert first.finish() == 0, first.text

@@ -85,7 +85,7 @@ class Blueprint:
             for one in (*self.nodes[:-1], node.probed)
         ]
         planned = plan.make(
-            *(self.job, str(self.experiment.path), request.target, probed, ()),
+            *(self.job, str(self.experiment.path.absolute()), request.target, probed, ()),
             *(request.config, request.env),
             hinted=hook.variables(text),
         )
