@@ -181,7 +181,7 @@ class Estimate:
         return steps * sum(self._recent) / len(self._recent) * with_pauses
 
 
-COLUMNS = 100  # of a terminal, with the launcher's prefix of node and rank
+COLUMNS = 104  # of a line with its prefix: that of a job of 999 steps lacks `lr` alone
 DROPPED_FIRST = ("lr", "step", "grad", "mfu")  # where the line has too little room
 
 

@@ -23,7 +23,14 @@ from torch.nn.parallel import DistributedDataParallel
 from orchestrator.config.schema import Config, Dataset, Model
 from orchestrator.engine import trainer
 from orchestrator.engine.models.losses import Loss, Losses
-from orchestrator.engine.observe.metrics import Estimate, MetricsFile, memory, progress, room
+from orchestrator.engine.observe.metrics import (
+    COLUMNS,
+    Estimate,
+    MetricsFile,
+    memory,
+    progress,
+    room,
+)
 from orchestrator.engine.observe.phases import Phases
 from tests.engine import pair
 
@@ -359,13 +366,13 @@ RECORD: dict[str, float | None] = {
 
 
 def test_a_line_of_progress() -> None:
-    assert progress(RECORD, 1000, 3725.0, columns=110) == (
+    assert progress(RECORD, 1000, 3725.0, columns=120) == (
         "step    7/1000  loss  2.3457  lr 3.0e-04  grad   0.500  12.3k tokens/s"
         "    123 ms/step  1 h 02 min left"
     )
     known = {**RECORD, "mfu": 0.4567, "mfu_measured": 0.6, "skipped_steps": 3}
     assert progress(known, None, None).endswith("tokens/s    123 ms/step  mfu 45.7%  3 skipped")
-    assert progress(RECORD, None, 125.0, columns=110, ends=True).endswith(
+    assert progress(RECORD, None, 125.0, columns=120, ends=True).endswith(
         "123 ms/step  2 min 05 s left"
     )
 
@@ -381,8 +388,17 @@ def test_a_line_of_progress_fits_beside_its_prefix(
     prefix = f"node{nodes - 1} rank{ranks - 1} | "
     record = {**RECORD, "step": 99_999, "loss": 1234.5678, "tokens_per_s": 123.4e6, "mfu": mfu}
     line = progress(record, 100_000, 5e6, unit=unit, columns=room())
-    assert len(prefix + line) <= 100
+    assert len(prefix + line) <= COLUMNS
     assert {"loss", "left"} <= set(line.split())
+
+
+def test_a_line_of_a_short_job_lacks_the_learning_rate_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NNODES", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    line = progress(RECORD, 999, 59.0, unit="samples", columns=room())
+    assert {"loss", "grad", "samples/s", "ms/step", "left"} <= set(line.split())
 
 
 def test_the_columns_stay_where_they_are() -> None:
@@ -391,7 +407,7 @@ def test_the_columns_stay_where_they_are() -> None:
             {**RECORD, "step": step, "loss": loss, "grad_norm": norm, "step_ms": ms},
             1000,
             left,
-            columns=110,
+            columns=120,
         )
         for step, loss, norm, ms, left in (
             (1, 11.5, 1234.5678, 90000.0, 259200.0),
