@@ -44,6 +44,7 @@ def test_live_by_keys_in_light_and_dark(served: tuple[Path, str], tmp_path: Path
         browser.look(390, 800, dark=True)
         browser.open(url)
         browser.until("document.documentElement.dataset.rows == 2")
+        every_column_says_something_and_is_seen(browser)
         sort_group_and_hide(browser)
         assert "token" not in browser.eval("location.href")
         assert browser.eval("document.documentElement.scrollWidth") == 390
@@ -90,6 +91,19 @@ def test_live_by_keys_in_light_and_dark(served: tuple[Path, str], tmp_path: Path
 NAMES = (
     "[...document.querySelectorAll('#list td.name a')].map(a => a.textContent.slice(0, 4)).join()"
 )
+
+
+def every_column_says_something_and_is_seen(browser: Browser) -> None:
+    """On a wide screen, of which a table that is wider would be cut."""
+    browser.look(1200, 800)
+    texts = browser.eval(
+        "[...document.querySelectorAll('#list tbody tr')]"
+        ".map(row => [...row.cells].map(cell => cell.innerText))"
+    )
+    assert all("".join(column) for column in list(zip(*texts, strict=True))[1:])
+    edge = "document.getElementById('list').parentElement"
+    assert browser.eval(f"{edge}.scrollWidth <= {edge}.clientWidth")
+    browser.look(390, 800, dark=True)
 
 
 def sort_group_and_hide(browser: Browser) -> None:

@@ -19,13 +19,12 @@
   const alive = (text) => { if (at("alive").textContent !== text) at("alive").textContent = text; };
   const number = (value) => (value == null ? "" : value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(2) : String(+value.toPrecision(4)));
   const large = (value, unit) => (value == null ? "" : value >= 1e6 ? +(value / 1e6).toPrecision(3) + "M" : value >= 1e3 ? +(value / 1e3).toPrecision(3) + "k" : String(+value.toPrecision(3))) + (value == null ? "" : " " + unit + "/s");
+  // As common/text.py writes whole seconds.
   const time = (seconds) => {
     if (seconds == null) return "";
     const whole = Math.round(seconds);
-    if (whole < 60) return whole + " s";
-    if (whole < 3600) return Math.floor(whole / 60) + " min";
-    if (whole < 86400) return Math.floor(whole / 3600) + " h " + String(Math.floor((whole % 3600) / 60)).padStart(2, "0") + " min";
-    return Math.floor(whole / 86400) + " d " + Math.floor((whole % 86400) / 3600) + " h";
+    const two = (large, unit, small, rest) => Math.floor(whole / large) + " " + unit + " " + String(Math.floor((whole % large) / small)).padStart(2, "0") + " " + rest;
+    return whole < 60 ? whole + " s" : whole < 3600 ? two(60, "min", 1, "s") : whole < 86400 ? two(3600, "h", 60, "min") : two(86400, "d", 3600, "h");
   };
   const clock = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString([], { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" }) : "");
 
@@ -83,7 +82,7 @@
   const settings = () => [...new Set(rows.flatMap((row) => Object.keys(row.settings)))];
   function columns() {
     const known = [...Object.keys(COLUMNS), ...settings()];
-    const wanted = choice.columns || [...Object.keys(COLUMNS).filter((name) => name !== "tags" || rows.some((row) => row.tags.length)), ...settings().slice(0, FEW)];
+    const wanted = choice.columns || [...Object.keys(COLUMNS).filter((name) => rows.some((row) => COLUMNS[name].text(row))), ...settings().slice(0, FEW)];
     return known.filter((name) => wanted.includes(name));
   }
   function compared(one, other) {
@@ -270,6 +269,7 @@
     const name = made.firstElementChild, button = element("button", node.name);
     name.className = "name";
     made.children[1].classList.add("health");
+    made.children[1].classList.toggle("long", made.children[1].textContent.length > 20);
     button.type = "button";
     button.dataset.name = node.name;
     button.setAttribute("aria-expanded", opened.has(node.name));
