@@ -90,7 +90,7 @@ def reaching(
 @color_option
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...")
 def exec_command(**params: Any) -> int:
-    """Run CMD on all nodes at once; show its output line by line, and the exit codes.
+    """Run CMD on all nodes at once, and show what it prints.
 
     Several words are a program and its arguments, passed on unchanged; one word is shell text, as
     with ssh: orchestrator exec 'ps aux | wc -l'. Ctrl-C ends it on all nodes. `< FILE` is the
@@ -116,7 +116,7 @@ one_node = click.argument("chosen", metavar="N|NAME", shell_complete=node_names)
 @workdir_option
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
 def ssh_command(**params: Any) -> int:
-    """Open a shell on one node, in its workdir, with the environment of a job's ranks there.
+    """Open a shell on one node, with the environment of its job.
 
     N is the node's number in the list, from 0. With CMD, run that: one word is shell text, several
     are a program and its arguments. It is your ssh program that connects.
@@ -143,7 +143,7 @@ def pullable(
 @click.argument("wanted", required=False, metavar="[EXP_OR_PATH]", shell_complete=pullable)
 @click.argument("destination", required=False, type=FILE, metavar="[DST]")
 def pull_command(**params: Any) -> int:
-    """Fetch files from all nodes at once: what a job left there, or any path.
+    """Fetch files from all nodes: what a job left, or any path.
 
     EXP is an experiment (left out, the newest): what its nodes have of its outputs comes into its
     directory here, or with DST into DST/node_<i>_<host>. Any other word is a path on the nodes and
@@ -162,7 +162,7 @@ def pull_command(**params: Any) -> int:
 @click.argument("source", type=FILE, metavar="SRC")
 @click.argument("destination", required=False, metavar="[DST]")
 def push_command(**params: Any) -> int:
-    """Send a directory or a file to all nodes at once: only what is lacking there, or differs.
+    """Send a directory or a file to all nodes at once.
 
     DST is the name of the copy on each node, such as /data/set or ~/set; with a / at its end, the
     directory that it is put into; left out, the same as here. Nothing is deleted there. A second

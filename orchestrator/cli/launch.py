@@ -50,7 +50,7 @@ def aliases() -> list[click.Parameter]:
 )
 @color_option
 def launch_command(**params: Any) -> int:
-    """Run SCRIPT on all nodes together; without SCRIPT, the built-in training engine.
+    """Run SCRIPT, or the built-in engine, on all nodes.
 
     Arguments after SCRIPT are passed to it unchanged. While it runs, d leaves it running, Ctrl-C
     asks it to stop, and a second Ctrl-C kills it.
@@ -120,7 +120,7 @@ def verify_command(
     as_json: bool,
     **params: Any,
 ) -> int:
-    """Run real collectives across the nodes: are they right, how fast, and who is slow?
+    """Run real collectives: are they right, how fast, who is slow?
 
     It also predicts how long a step of the configured model takes with each way of sharding it.
     """
@@ -143,9 +143,9 @@ def verify_command(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @color_option
 def doctor_command(quick: bool, history: bool, hints: bool, as_json: bool, **params: Any) -> int:
-    """Check every node and the network between them; exit code 3 if a launch would fail.
+    """Check every node and the network between them.
 
-    With SCRIPT, its copies on the nodes are compared too.
+    Exit code 3 if a launch would fail. With SCRIPT, its copies on the nodes are compared too.
     """
     from orchestrator.head.commands.machines import doctor
 
@@ -186,10 +186,11 @@ def bootstrap_command(
     as_json: bool,
     **params: Any,
 ) -> int:
-    """Make the same virtual environment on every node, from wheels that are downloaded once.
+    """Make the same virtual environment on every node.
 
-    FILE is a requirements.txt, pyproject.toml or uv.lock; PACKAGE is as for pip: torch numpy,
-    torch==2.13.0, 'ray[train]'. What is whole already stays.
+    It is made of wheels that are downloaded once, here. FILE is a requirements.txt, pyproject.toml
+    or uv.lock; PACKAGE is as for pip: torch numpy, torch==2.13.0, 'ray[train]'. What is whole
+    already stays.
     """
     from orchestrator.head.environments import command
 
@@ -201,7 +202,7 @@ def bootstrap_command(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @color_option
 def nodes_command(as_json: bool, **params: Any) -> int:
-    """List what each machine is: CPUs, memory, GPUs, driver, networks, torch, free disk.
+    """List what each machine is: CPUs, GPUs, networks, torch, disk.
 
     Exit code 4 if one cannot be reached.
     """
@@ -214,9 +215,10 @@ def nodes_command(as_json: bool, **params: Any) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @color_option
 def who_command(as_json: bool, **params: Any) -> int:
-    """Show who uses each GPU, or each node that has none: user, job, age, use.
+    """Show who uses each GPU: user, job, age, use.
 
-    Processes of others are shown, too. Exit code 4 if a node cannot be reached.
+    Nodes without GPUs are shown by cores. Processes of others are shown, too. Exit code 4 if a
+    node cannot be reached.
     """
     from orchestrator.head.commands.machines import nodes
 

@@ -105,7 +105,7 @@ def groups(kind: type[click.Group]) -> tuple[click.Group, ...]:
 )
 @rest_argument
 def run_node(wait: float, arguments: tuple[str, ...]) -> int:
-    """Run this machine's part of a job, without SSH: type it on each of the machines.
+    """Run this machine's part of a job, without SSH.
 
     MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK and NPROC_PER_NODE in the environment say which
     part. Nothing starts before all nodes are there and agree.

@@ -97,7 +97,10 @@ def attach(where: Where, experiment: str | None, quiet: bool, steal: bool) -> in
 @experiment_argument
 @click.option("--print-unit", is_flag=True, help="Print a systemd user unit that watches it.")
 def watch(where: Where, experiment: str | None, print_unit: bool) -> int:
-    """Keep a job going without a terminal: follow it, and start it again, when nobody else does."""
+    """Keep a job going without a terminal.
+
+    It follows the job, and starts it again, when nobody else does.
+    """
     from orchestrator.head.commands import follow
 
     return (follow.print_unit if print_unit else follow.watch)(where, experiment)
@@ -124,7 +127,7 @@ def logs(
     node: int | None,
     rank: int | None,
 ) -> int:
-    """Show the logs of a job, running or finished, started here or elsewhere."""
+    """Show the logs of a job, running or finished."""
     from orchestrator.head.commands import logs
 
     view = View(node=node, rank=rank)
@@ -165,7 +168,7 @@ def top(where: Where, once: bool, watch: bool, seconds: float, as_json: bool) ->
 @json_option
 @color_option
 def ls(where: Where, running: bool, every: bool, tags: tuple[str, ...], as_json: bool) -> int:
-    """List the jobs of this directory: state, step, loss, time left, nodes, age."""
+    """List the jobs of this directory: step, loss, time left."""
     from orchestrator.head.commands import ls
 
     return ls.ls(where, running=running, every=every, tags=tags, as_json=as_json)
@@ -218,7 +221,7 @@ def stop(
 def emergency_stop_command(
     where: Where, mine: bool, yes: bool, dry_run: bool, as_json: bool
 ) -> int:
-    """Kill every job that this program started on any node of the list, now."""
+    """Kill every job of yours on every node of the list, now."""
     from orchestrator.head.commands import stop
 
     return stop.emergency_stop(where, all_users=not mine, as_json=as_json, yes=yes, dry_run=dry_run)
@@ -235,7 +238,7 @@ def emergency_stop_command(
 @click.option("--close", is_flag=True, help="Close them, and end the process that holds them.")
 @json_option
 def connections(where: Where, idle: str | None, close: bool, as_json: bool) -> int:
-    """Hold SSH connections open between commands, which then skip the login."""
+    """Hold SSH connections open, so that commands skip the login."""
     from orchestrator.head.commands.machines import warm
 
     return warm.connections(where, idle=idle, close=close, as_json=as_json)
@@ -247,7 +250,7 @@ def connections(where: Where, idle: str | None, close: bool, as_json: bool) -> i
 @click.option("--node", metavar="NODE", help="Only on this node: its name or number in the list.")
 @json_option
 def warm(where: Where, off: bool, node: str | None, as_json: bool) -> int:
-    """List the processes that --warm left on the nodes for the next start, or end them."""
+    """List what --warm left on the nodes, or end it."""
     from orchestrator.head.commands.machines import warm
 
     return warm.warm(where, node, off=off, as_json=as_json)
@@ -260,7 +263,7 @@ def warm(where: Where, off: bool, node: str | None, as_json: bool) -> int:
 @click.option("--keep", is_flag=True, help="Keep the cluster for your own commands until Ctrl-C.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[LAUNCH-OPTIONS...]")
 def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
-    """Make a cluster on this machine, train on it, and show the result.
+    """Make a cluster on this machine, and train on it.
 
     LAUNCH-OPTIONS are those of master_launch.
     """
@@ -274,7 +277,10 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
 @click.argument("topic", required=False)
 @click.pass_context
 def help_command(context: click.Context, topic: str | None) -> int:
-    """Explain a topic of the messages, or a command; without TOPIC, list the topics."""
+    """Explain a topic of the messages, or a command.
+
+    Without TOPIC, the topics are listed.
+    """
     from orchestrator.cli import help as pages
 
     command = cli.get_command(context, topic) if topic else None

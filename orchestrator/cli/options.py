@@ -7,7 +7,7 @@ import re
 import shutil
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,25 @@ FILE = FilePath(path_type=Path)
 NARROWEST, WIDEST = 80, 100  # columns of a help
 
 
+UNBROKEN = "\u2011"  # a hyphen at which no line ends: names of options stay whole
+
+
 class Formatter(click.HelpFormatter):
     """Writes help as wide as the terminal, within limits: long lines are read badly."""
 
     def __init__(self, **_: Any) -> None:
         columns = shutil.get_terminal_size().columns
         super().__init__(width=min(max(columns, NARROWEST), WIDEST) - 1)
+
+    def write_text(self, text: str) -> None:
+        super().write_text(text.replace("-", UNBROKEN))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], *more: Any, **options: Any) -> None:
+        whole = [(name, words.replace("-", UNBROKEN)) for name, words in rows]
+        super().write_dl(whole, *more, **options)
+
+    def getvalue(self) -> str:
+        return super().getvalue().replace(UNBROKEN, "-")
 
 
 class Context(click.Context):
@@ -66,9 +79,15 @@ class Context(click.Context):
 
 
 class Command(click.Command):
-    """A command whose help ends with examples."""
+    """A command whose help ends with examples, and names values by what they are."""
 
     context_class = Context
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        for option in self.params:
+            if isinstance(option, click.Option) and option.metavar is None and not option.is_flag:
+                option.metavar = metavar(option)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from orchestrator.cli.examples import EXAMPLES
@@ -81,6 +100,15 @@ class Command(click.Command):
             for typed, words in EXAMPLES.get(name, ()):
                 formatter.write(f"{'':{formatter.current_indent}}{typed}\n")
                 formatter.write(f"{'':{formatter.current_indent + 4}}{words}\n")
+
+
+def metavar(option: click.Option) -> str | None:
+    """Return N for a number, and for a text the last word of the option's name: --host HOST."""
+    if isinstance(option.type, click.types.IntParamType):
+        return "N"
+    if isinstance(option.type, click.types.FloatParamType):
+        return "SECONDS"
+    return option.opts[0].rpartition("-")[2].upper() if option.type is click.STRING else None
 
 
 command = functools.partial(click.command, cls=Command)

@@ -54,7 +54,7 @@ def rerun(
     overrides: tuple[str, ...],
     detach: bool,
 ) -> int:
-    """Launch an experiment again: its code, its config, its command line.
+    """Launch an experiment again: its code, config, command line.
 
     The code is that of the experiment, whatever the directory holds now.
     """
@@ -131,7 +131,7 @@ def checkpoint_export(where: Where, **options: Any) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @color_option
 def start_report(where: Where, experiment: str | None, as_json: bool) -> int:
-    """Show where the seconds of a start went, on the head and on each node."""
+    """Show where the seconds of a start went."""
     from orchestrator.head.commands import start_report
 
     return start_report.start_report(where, experiment, as_json=as_json)
@@ -152,7 +152,7 @@ def start_report(where: Where, experiment: str | None, as_json: bool) -> int:
 def report(
     where: Where, names: tuple[str, ...], out: Path | None, opened: bool, scaling: bool
 ) -> int:
-    """Write one HTML page of an experiment, or of several side by side.
+    """Write one HTML page of an experiment, or of several.
 
     Curves, a map of all ranks, what happened, nodes, config, the last lines of the logs. It
     needs nothing else and can be sent to anybody.
@@ -184,7 +184,7 @@ def report(
 def track(
     where: Where, experiment: str | None, names: tuple[str, ...], options: tuple[str, ...]
 ) -> int:
-    """Pass the numbers of a job on to a tracker, from here, until the job is over.
+    """Pass the numbers of a job on to a tracker, until it is over.
 
     What rank 0 measures, by its steps, and what each node measures of itself, by seconds since
     the start: two runs there. Any script's nodes are measured. Nodes need no internet for it.
@@ -266,7 +266,7 @@ def dashboard(
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def profile(where: Where, experiment: str | None, steps: int, timeout: float, as_json: bool) -> int:
-    """Show what the steps of a job go into, rank by rank, and what to change.
+    """Show what the steps of a job go into, and what to change.
 
     A running job is asked: all its ranks trace the same steps, and go on. Of one that is over, the
     traces that it left are read; EXP_OR_DIR may also be a directory of torch.profiler's traces.
@@ -292,7 +292,10 @@ def label(
     without: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Note what an experiment is for, and tag it; without an option, show both."""
+    """Note what an experiment is for, and tag it.
+
+    Without an option, both are shown.
+    """
     from orchestrator.head.commands import ls
 
     return ls.label(where, experiment, note=note, tags=tags, without=without, as_json=as_json)
@@ -305,7 +308,10 @@ def label(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @color_option
 def diff(where: Where, first: str, second: str, as_json: bool) -> int:
-    """Show what differs between two experiments: code, config, versions, nodes, results."""
+    """Show what differs between two experiments.
+
+    Code, config, versions, nodes and results are compared.
+    """
     from orchestrator.head.commands import diff
 
     return diff.diff(where, first, second, as_json=as_json)
@@ -342,7 +348,7 @@ def diff(where: Where, first: str, second: str, as_json: bool) -> int:
 @click.option("-v", "--verbose", is_flag=True, help="Also name what stays, and why.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def prune(where: Where, **options: Any) -> int:
-    """Remove old experiments: never one that runs, is followed, or is pinned.
+    """Remove old experiments: never one that runs or is pinned.
 
     N counts the newest experiments by the time in their names, whatever became of them.
     """

@@ -254,6 +254,22 @@ def test_each_help_is_a_sentence(path: str, command: click.Command) -> None:
             assert option.help and option.help[0].isupper(), f"{path} {option.name}"
 
 
+def test_each_command_has_a_line_of_its_own_in_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = help_of(cli, "orchestrator").partition("Examples:")[0]
+    listed = re.findall(r"^  ([a-z-]+) +\S", text, re.MULTILINE)
+    assert {*cli.commands} <= {*listed}
+    assert [line for line in text.splitlines() if line.startswith(" " * 10)] == []
+
+
+def test_no_help_breaks_a_name_or_shows_a_type_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for path, command in walk(cli, "orchestrator"):
+        text = help_of(command, path)
+        assert not re.search(r"[a-z]-$", text, re.MULTILINE), path
+        assert not re.search(r" (INTEGER|FLOAT|RANGE)\b", text), path
+
+
 @pytest.mark.parametrize(("columns", "widest"), [(60, 80), (90, 90), (200, 100)])
 def test_each_help_is_as_wide_as_the_terminal_and_ends_with_examples(
     columns: int, widest: int, monkeypatch: pytest.MonkeyPatch
