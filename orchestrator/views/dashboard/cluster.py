@@ -125,7 +125,7 @@ def in_short(health: Sequence[Mapping[str, str]], look: LastLook) -> tuple[str, 
     worst = sorted(health, key=lambda each: each["look"] != "bad")[:1]
     for each in worst:
         return each["what"], each["look"]
-    return ("well", "good") if look.time else ("", "")
+    return ("well", "good") if look.time else ("-", "")
 
 
 def health_of(node: NodeSample, cordoned: str, look: LastLook) -> Iterator[dict[str, str]]:

@@ -69,8 +69,8 @@ class Rows(ScrollView, can_focus=True):
     ) -> None:
         """Show these rows; the last cell of one that is wider than `most` ends in three dots.
 
-        The cursor stays on the row that it was on, wherever that is now. A key must not mean
-        another job than the one that was chosen.
+        A column stays as wide as it once was while there is room for that. The cursor stays on the
+        row that it was on, wherever that is now: a key must not mean another job than was chosen.
         """
         pairs = [[(cell, "") if isinstance(cell, str) else cell for cell in row] for row in rows]
         before, self.rows = self.rows, [[printable(text) for text, _ in row] for row in pairs]
@@ -80,10 +80,13 @@ class Rows(ScrollView, can_focus=True):
         same = [row[0] for row in before] == names and headings in (None, self.headings)
         self.headings = list(headings or self.headings)
         if not same:
-            self.widths = [cell_len(heading) for heading in self.headings]
+            self.widths = [0] * len(self.headings)
             self.cursor_row = names.index(chosen) if chosen in names else 0
-        widths = [max(map(cell_len, column)) for column in zip(*self.rows, strict=True)]
-        widths = [max(pair) for pair in zip(self.widths, widths or self.widths, strict=True)]
+        heads = [cell_len(heading) for heading in self.headings]
+        cells = [max(map(cell_len, column)) for column in zip(*self.rows, strict=True)] or heads
+        widths = [max(each) for each in zip(self.widths, heads, cells, strict=True)]
+        if most is not None and self.total(widths) > most:
+            widths = [max(each) for each in zip(heads, cells, strict=True)]
         if most is not None:
             self.shorten(widths, most - 2 * len(BETWEEN))  # and the scroll bar
         if same and widths == self.widths:
@@ -92,9 +95,12 @@ class Rows(ScrollView, can_focus=True):
                     self.draw(at)
             return
         self.widths = widths
-        width = sum(widths) + len(BETWEEN) * (len(widths) + 1)
-        self.virtual_size = Size(width, len(self.rows) + HEAD)
+        self.virtual_size = Size(self.total(widths), len(self.rows) + HEAD)
         self.refresh(layout=True)
+
+    @staticmethod
+    def total(widths: Sequence[int]) -> int:
+        return sum(widths) + len(BETWEEN) * (len(widths) + 1)
 
     def shorten(self, widths: list[int], most: int) -> None:
         """Cut the last cell of each row to the room that the others leave, where that is some."""

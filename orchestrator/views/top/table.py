@@ -228,14 +228,14 @@ def job_table(now: float) -> Table[JobSample]:
             Column("JOB", lambda job: job.experiment or job.job),
             Column("STEP", step_words),
             Column("LOSS", loss_words),
-            Column("LEFT", lambda job: time_words(job.left)),
+            Column("LEFT", lambda job: time_words(None if job.left is None else round(job.left))),
             Column(
                 "SLOWEST",
                 lambda job: (job.slowest, styles.WARNING) if job.slowest else "-",
                 drop=1,
             ),
             Column("SPEED", speed_words, drop=2),
-            Column("FOR", lambda job: text.duration(max(1.0, now - job.since)), drop=3),
+            Column("FOR", lambda job: text.duration(round(max(1.0, now - job.since))), drop=3),
             Column("USER", lambda job: job.user, drop=4),
             Column("NODES", place_words, drop=5),
         )

@@ -104,3 +104,13 @@ def test_wide_letters_and_what_a_node_says_keep_the_columns() -> None:
         assert "\x1b" not in second
 
     drive(walk)
+
+
+def test_a_table_that_was_wide_in_one_column_may_be_wide_in_another() -> None:
+    async def walk(rows: Rows, pilot: Pilot[None]) -> None:
+        for cells in (["a", "12", "1" * 14], ["a", "1" * 14, "12"]):
+            rows.fill([cells], ["A", "B", "C"], 30)
+            await pilot.pause()
+            assert rows.virtual_size.width <= 30 and not rows.show_horizontal_scrollbar
+
+    drive(walk)

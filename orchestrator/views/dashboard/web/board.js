@@ -26,7 +26,7 @@
     const two = (large, unit, small, rest) => Math.floor(whole / large) + " " + unit + " " + String(Math.floor((whole % large) / small)).padStart(2, "0") + " " + rest;
     return whole < 60 ? whole + " s" : whole < 3600 ? two(60, "min", 1, "s") : whole < 86400 ? two(3600, "h", 60, "min") : two(86400, "d", 3600, "h");
   };
-  const clock = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString([], { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" }) : "");
+  const clock = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString([], { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false }) : "");
 
   // One connection for each page, and none while nobody sees it: a browser has six for a server.
   // A new one is told everything from the beginning: `opened` forgets what the last one said.
@@ -132,7 +132,7 @@
     head.append(corner);
     for (const name of ["experiment", ...names]) {
       const cell = element("th", null, name !== "experiment" && column(name).look({ state: "" }) === "number" ? "number" : "");
-      const button = element("button", name);
+      const button = element("button", name.replace(" x ", "\u00a0x ").replaceAll(".", ".\u200b"));
       button.type = "button";
       button.dataset.name = "sort " + name;
       if (choice.sort === name) {
