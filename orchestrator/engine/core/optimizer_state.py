@@ -10,7 +10,7 @@ import contextlib
 import functools
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -179,6 +179,7 @@ class OptimizerState:
         *,
         keeps_settings: bool,
         owners: Sequence[Owners] = (),  # of parameters whose state one rank has
+        given: Collection[str] | None = None,  # the settings of groups, if it has stepped already
     ) -> None:
         self.optimizer, self.parameters, self.factory = optimizer, dict(named), factory
         self.keeps_settings = keeps_settings
@@ -186,6 +187,8 @@ class OptimizerState:
         known = {id(parameter): name for name, parameter in named}
         own = (known[id(p)] for group in optimizer.param_groups for p in group["params"])
         self.names = dict(enumerate(own))
+        groups = optimizer.param_groups
+        self.given = frozenset(given or {key for group in groups for key in group})
         self.owners = {known[id(p)]: each for each in owners for p in each.sharded}
         self.ids = {name: id(parameter) for name, parameter in named}
 
@@ -213,7 +216,10 @@ class OptimizerState:
             ],
         }
         content.tensors |= settings.tensors
-        content.forms |= settings.forms  # what JSON has not of them is code, such as a function
+        content.forms |= settings.forms
+        # What JSON has not of settings is code, such as a function; but steps add state to them.
+        added = [name for name in settings.unsaved if name.rpartition(" (")[0] not in self.given]
+        content.unsaved += added
         return content
 
     def _of_all_owners(self, own: dict[str, Any], content: Content) -> dict[str, Any]:
@@ -308,11 +314,21 @@ class OptimizerState:
         rounds, to texts, which it takes for lists, and to queues, which it leaves unbounded."""
         loaded = self.optimizer.state_dict().get("state", {})
         for number, values in before.items():
-            for key, value in values.items():
-                other = loaded.get(number, {}).get(key)
-                rounded = isinstance(other, Tensor) and other.dtype != value.dtype
-                if (rounded and key != "step") or isinstance(value, (str, deque)):
-                    loaded[number][key] = value
+            now = loaded.get(number, {})
+            now |= {key: value for key, value in values.items() if is_changed(key, value, now)}
+
+
+def is_changed(key: Any, value: Any, loaded: Any) -> bool:
+    """Tell whether loading has changed a value, or something inside it; a count of steps may be."""
+    other = loaded.get(key) if isinstance(loaded, dict) else None
+    if isinstance(value, Tensor):
+        return isinstance(other, Tensor) and other.dtype != value.dtype and key != "step"
+    if isinstance(value, (list, tuple)):
+        value = dict(enumerate(value))
+        other = dict(enumerate(other)) if isinstance(other, (list, tuple)) else None
+    if isinstance(value, dict):
+        return any(is_changed(inner, value[inner], other) for inner in value)
+    return isinstance(value, (str, deque))
 
 
 # -- of several optimizers -------------------------------------------------------------------------

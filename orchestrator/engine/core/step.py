@@ -270,7 +270,9 @@ class Stepper:
                 continue
             every = [parameter for group in copy.param_groups for parameter in group["params"]]
             named = [(str(number), parameter) for number, parameter in enumerate(every)]
-            state = OptimizerState(copy, named, self.state.factory, keeps_settings=False)
+            state = OptimizerState(
+                *(copy, named, self.state.factory), keeps_settings=False, given=self.state.given
+            )
             with contextlib.suppress(Exception):  # of its own state_dict(); a save says it
                 found += state.content().unsaved
         return [name for names in gather(found) for name in names]

@@ -47,6 +47,7 @@ from tests.engine.by_hand import (
 )  # fmt: skip
 from tests.engine.programs.optimizers import (
     OWN,
+    ByTensor,
     Closed,
     Closing,
     Finer,
@@ -265,6 +266,9 @@ def test_state_that_is_finer_than_its_weights_is_not_rounded(tmp_path: Path) -> 
     for one, other in zip(*found, strict=True):
         assert other["mean"].dtype == torch.float32
         assert other["kind"] == "finer"
+        ((mean, text),) = other["inside"]["means"]
+        assert mean.equal(one["mean"])
+        assert text == "a text"
         assert one["mean"].equal(other["mean"])
 
 
@@ -314,9 +318,10 @@ def test_what_no_checkpoint_can_hold_is_refused_before_the_first_step(tmp_path: 
 
 def refuse_opaque(place: Path, **more: Any) -> None:
     """Before the first step, or in it where there can be no trial."""
-    for kind, steps in ((Opaque, 0), (Locked, 1)):
+    how = r"how \(function\)"
+    for kind, what, steps in ((Opaque, how, 0), (Locked, how, 1), (ByTensor, r"past \(dict\)", 0)):
         trainer = made(kind, **more)
-        with pytest.raises(UsageError, match=r"no checkpoint can hold how \(function\)"):
+        with pytest.raises(UsageError, match=f"no checkpoint can hold {what}"):
             trained(trainer, save_to=place)
         assert trainer.state.step == steps, kind
     trained(made(Opaque, **more))

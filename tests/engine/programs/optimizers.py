@@ -86,6 +86,18 @@ class Opaque(Own):
         return grad
 
 
+class ByTensor(Own):
+    """Keeps state in its groups, by the parameters themselves."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            past = group.setdefault("past", {})
+            for parameter in group["params"]:
+                past[parameter] = past.get(parameter, 0.0) + parameter.grad
+                parameter.sub_(past[parameter], alpha=1e-2)
+
+
 class Locked(Opaque):
     """Does so, too, and cannot be copied for a trial."""
 
@@ -179,6 +191,7 @@ class Finer(Own):
         before = state.get("mean", torch.zeros_like(grad, dtype=torch.float32))
         state["mean"] = before.lerp(grad.float(), 0.1)
         state["kind"] = "finer"
+        state["inside"] = {"means": [(state["mean"], "a text")]}
         return state["mean"].to(grad.dtype)
 
 

@@ -59,6 +59,7 @@ def encoded(
             return {name: [within(v, path=f"{path}[{i}]") for i, v in enumerate(value)]}
     for name, codec in ORDERED.items():
         if type(value) is codec:
+            refuse_keys(value, path)
             items = [
                 [within(key, path=path), within(inner, path=f"{path}[{key!r}]")]
                 for key, inner in value.items()
@@ -77,6 +78,14 @@ def encoded(
         f"{path} is a {type(value).__name__}, which cannot be kept",
         "give tensors, arrays, numbers, texts, bytes, and lists, tuples and dicts of them",
     )
+
+
+def refuse_keys(value: Mapping[Any, Any], path: str) -> None:
+    if any(isinstance(key, Tensor) for key in value):
+        raise UsageError(
+            f"{path} is a {type(value).__name__} with tensors for keys, which cannot be kept",
+            "have texts or numbers for keys, such as the names of parameters",
+        )
 
 
 def refuse_unknown(tensor: Tensor, path: str, *, sharded: bool) -> None:
