@@ -89,6 +89,13 @@ class Command(click.Command):
             if isinstance(option, click.Option) and option.metavar is None and not option.is_flag:
                 option.metavar = metavar(option)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click's parser does not name the command
+            raise
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from orchestrator.cli.examples import EXAMPLES
 

@@ -61,7 +61,10 @@ def usage_words(error: click.ClickException) -> str:
         what = f"no such option {error.option_name}"
         what += f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
     elif type(error) is click.BadParameter and error.param is not None:
-        what = f"{error.param.opts[0]}: {error.message.rstrip('.')}"
+        name = error.param.opts[0]
+        what = f"{name}: {error.message.rstrip('.').removeprefix(f'{name} ')}"
+    elif isinstance(error, click.BadOptionUsage) and what.endswith("requires an argument"):
+        what = f"{error.option_name} needs a value"
     context = getattr(error, "ctx", None)
     lines = [f"error: {what[:1].lower()}{what[1:]}"]
     if context is not None:

@@ -7,6 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
+import pytest
+
+from orchestrator.cli.main import cli
+from orchestrator.cli.run import usage_words
+
 ORCHESTRATOR = shlex.quote(str(Path(sys.executable).with_name("orchestrator")))
 
 
@@ -70,3 +76,19 @@ def test_a_file_that_cannot_be_looked_at(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and "File name too long" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["prune", "--keep"], "--keep needs a value"),
+        (["stop", "--grace", "5x"], "--grace: 5x: there is no unit 'x'"),
+    ],
+)
+def test_what_was_typed_wrong_is_said_once_and_how_it_is_typed(words: list[str], what: str) -> None:
+    with pytest.raises(click.UsageError) as typed:
+        cli.main([*words], "orchestrator", standalone_mode=False)
+    first, *_, usage, more = usage_words(typed.value).splitlines()
+    assert first == f"error: {what}"
+    assert usage.startswith(f"  orchestrator {words[0]} [OPTIONS]")
+    assert more == f"  more: orchestrator {words[0]} --help"

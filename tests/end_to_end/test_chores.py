@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 
+from orchestrator.head.nodes.node_list import read_nodes
 from tests.launching import BIN, PATIENCE, Head
 
 
@@ -25,10 +26,11 @@ def test_a_command_on_all_nodes(head: Head) -> None:
     assert {"node0 | \N{REPLACEMENT CHARACTER}", f"node1 | ␁{here}", "node0 | no"} <= {
         *command.lines
     }
-    assert re.search(r"nodes 0-1 +2 nodes +7$", command.text, re.M) and "EXIT CODE" in command.text
+    assert re.search(r"nodes 0-1 +\S+, \S+ +7$", command.text, re.M) and "EXIT CODE" in command.text
     command = head.command("orchestrator", "exec", "--fold", "--", "uname", "-s")
     assert command.finish() == 0
-    assert command.lines == ["--- nodes 0-1 (2 nodes)", "Linux"]
+    first, second = (node.name for node in read_nodes(head.node_list))
+    assert command.lines == [f"--- nodes 0-1 ({first}, {second})", "Linux"]
 
 
 def test_json_has_all_of_it(head: Head) -> None:
@@ -74,7 +76,7 @@ def test_what_it_started_ends_with_it(head: Head, how: str) -> None:
         command.interrupt(signal.SIGINT if how == "Ctrl-C" else signal.SIGKILL)
     assert command.finish() == {"Ctrl-C": 130, "kill -9": -9, "time-out": 1}[how]
     if how == "time-out":
-        assert re.search("nodes 0-1 +2 nodes +124 +ended after its time-out", command.text)
+        assert re.search(r"nodes 0-1 +\S+, \S+ +124 +ended after its time-out", command.text)
     subprocess.run(["flock", lock, "true"], timeout=PATIENCE, check=True)
 
 

@@ -219,7 +219,8 @@ def progress(
     if record.get("mfu") is not None:
         parts["mfu"] = f"mfu {record['mfu']:>5.1%}"
     if steps or ends:  # also where it is not known yet, so that the same columns are left out
-        left = "" if eta_seconds is None else f"{duration(round(eta_seconds))} left"
+        seconds = round(eta_seconds or 0.0)  # none: it has only begun, or ends
+        left = f"{duration(seconds)} left" if seconds else ""
         parts["left"] = left.ljust(len("59 min 59 s left"))
     if record.get("skipped_steps"):
         parts["skipped"] = f"{record['skipped_steps']:.0f} skipped"

@@ -42,7 +42,9 @@ def room() -> int:
         return 0
 
 
+N = TypeVar("N")
 T = TypeVar("T")
+V = TypeVar("V")
 R = TypeVar("R")
 A = TypeVar("A", bound="Message")
 
@@ -113,16 +115,22 @@ def reasons(failed: Iterable[tuple[str, str, str]]) -> list[str]:
 
 
 def alike(failed: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield each error once: what and fix, and the nodes that have it; many of them folded.
+    """Yield each error once: what and fix, and the nodes that have it; many of them folded."""
+    for what, fix, names in kinds(failed):
+        yield what, fix, few(names)
+
+
+def kinds(failed: Iterable[tuple[N, V, str]]) -> Iterator[tuple[V, str, list[N]]]:
+    """Yield what went wrong, its fix, and the nodes of it.
 
     Many fixes that name their own node have one example; those of a few are all there to copy.
     """
-    for what, nodes in by_value(((name, fix), what) for name, what, fix in failed).items():
+    for what, nodes in by_value(((node, fix), what) for node, what, fix in failed).items():
         if len(nodes) > MANY:
-            yield what, for_all([fix for _, fix in nodes]), few([name for name, _ in nodes])
+            yield what, for_all([fix for _, fix in nodes]), [node for node, _ in nodes]
         else:
-            for fix, names in by_value(nodes).items():
-                yield what, fix, names
+            for fix, those in by_value(nodes).items():
+                yield what, fix, those
 
 
 def for_all(fixes: Sequence[str]) -> str:

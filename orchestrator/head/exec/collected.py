@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, TextIO
 
+from orchestrator.common.hosts import listed
 from orchestrator.head.exec.execution import Outcome
 from orchestrator.head.nodes.node_list import NumberedNode, in_words
 from orchestrator.head.screen import output, styles
@@ -56,8 +57,10 @@ def folded(nodes: Sequence[NumberedNode], streams: Streams) -> Iterator[tuple[st
             groups.setdefault(stream.sum.digest(), []).append(node)
     for group in groups.values():
         names = in_words([node.index for node in group])
-        who = group[0].node.name if len(group) == 1 else f"{len(group)} nodes"
-        yield f"--- {names} ({who})", streams[group[0].index, False]
+        yield (
+            f"--- {names} ({listed([node.node.name for node in group])})",
+            streams[group[0].index, False],
+        )
 
 
 def as_json(outcome: Outcome, streams: Streams) -> dict[str, Any]:

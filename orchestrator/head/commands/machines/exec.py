@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from orchestrator.common import interrupt, text
+from orchestrator.common import interrupt
 from orchestrator.common.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -22,8 +22,10 @@ from orchestrator.common.errors import (
     CheckFailed,
     UsageError,
 )
+from orchestrator.common.hosts import listed
 from orchestrator.config.launch import Where
 from orchestrator.config.parse import waiting_time
+from orchestrator.head.connect import fleet
 from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.exec import collected
@@ -193,18 +195,18 @@ def show_folded(nodes: Sequence[NumberedNode], kept: Streams) -> None:
 
 def summary(outcomes: Sequence[Outcome]) -> str:
     """Draw the table of exit codes, with one row for all nodes that ended alike, the good last."""
-    alike: dict[tuple[str, str, str], list[NumberedNode]] = {}
-    for outcome in outcomes:
-        code = "-" if outcome.code is None else str(outcome.code)
-        about = outcome.problem or meaning(outcome.code)
-        alike.setdefault((code, about, outcome.fix), []).append(outcome.node)
+    alike = fleet.kinds((each.node, (each.code, described(each)), each.fix) for each in outcomes)
     rows: list[list[output.Cell]] = [["NODE", "NAME", "EXIT CODE", ""]]
-    for (code, about, fix), nodes in sorted(alike.items(), key=lambda item: item[0][0] == "0"):
-        name = nodes[0].node.name if len(nodes) == 1 else text.plural(len(nodes), "node")
-        painted = code if code == "0" else (code, styles.FAILED)
-        rows.append([in_words([node.index for node in nodes]), name, painted, about])
+    for (code, about), fix, nodes in sorted(alike, key=lambda kind: kind[0][0] == 0):
+        painted = "0" if code == 0 else ("-" if code is None else str(code), styles.FAILED)
+        numbers, names = zip(*((node.index, node.node.name) for node in nodes), strict=True)
+        rows.append([in_words(numbers), listed(names), painted, about])
         rows += [["", "", "", f"-> {fix}"]] * bool(fix)
     return output.table(rows, output.terminal(sys.stderr), headed=True)
+
+
+def described(outcome: Outcome) -> str:
+    return outcome.problem or meaning(outcome.code)
 
 
 def meaning(code: int | None) -> str:
