@@ -185,7 +185,7 @@ attempt = int(os.environ["ORCHESTRATOR_ATTEMPT"])
 while attempt < 3:
     print("still in", attempt, flush=True)
     time.sleep(0.1)
-print("attempt", attempt, "has", os.environ["KEY_OF_MINE"][:3], flush=True)
+print("attempt", attempt, "has", os.environ["KEY_OF_MINE"][:3], os.environ["OF_HOOK"], flush=True)
 """
 
 
@@ -202,7 +202,16 @@ def test_a_machine_that_comes_back_with_an_empty_disk_is_given_all_again(
     someone, lost = Head(cluster, work), cluster.addresses[1]
     script = someone.script("waits.py", UNTIL_THE_THIRD)
     monkeypatch.setenv("KEY_OF_MINE", "abc-0123456789")
-    options = ["--no-torchrun", "--max-restarts", "2", "--node-loss-timeout", "60"]
+    (work / "hook.sh").write_text("export OF_HOOK=$NODE_IP\n")
+    options = [
+        "--hook",
+        "hook.sh",
+        "--no-torchrun",
+        "--max-restarts",
+        "2",
+        "--node-loss-timeout",
+        "60",
+    ]
     head = someone.launch(*options, "--secret", "KEY_OF_MINE", script)
     monkeypatch.delenv("KEY_OF_MINE")
     for attempt in (1, 2):
@@ -217,7 +226,8 @@ def test_a_machine_that_comes_back_with_an_empty_disk_is_given_all_again(
         cluster.power_on(1)
         head.wait_for(f"{lost} is given its part of the job again")
     assert head.finish() == 0, head.text
-    assert head.text.count("attempt 3 has abc") == 2
+    for node, address in enumerate(cluster.addresses):
+        assert f"node{node} rank{node} | attempt 3 has abc {address}" in head.text, head.text
     verdicts = [attempt["verdict"] for attempt in someone.record["attempts"][:2]]
     assert [verdict["node_name"] for verdict in verdicts] == [lost, lost]
     assert "0123456789" not in (someone.experiment / "manifest.json").read_text()

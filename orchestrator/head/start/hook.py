@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,6 +33,11 @@ def read(path: str | None) -> str:
 def variables(text: str) -> frozenset[str]:
     """List the variables that a hook names before it is run; it may set them on some nodes."""
     return frozenset(re.findall(r"\bNCCL_[A-Z_]+", text))
+
+
+def digest(text: str) -> str:
+    """Return what tells one hook from another; nothing where there is none."""
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest() if text else ""
 
 
 def run(

@@ -77,18 +77,18 @@ def make_plan(
 ) -> Plan:
     """Plan the job, or with `agreed` this machine's part of it (see plan.make)."""
     probed, config, by = nodes.probed, request.config, request.accelerate
-    hook_text = hook.read(config.launch.hook)
     if by and agreed is None:
         config = accelerate.counted(config, by, probed, len(probed))
     planned = plan.make(
         job, directory, request.target, probed, [node.node for node in nodes.spares], config,
         request.env,
-        hinted=hook.variables(hook_text), agreed=agreed,
+        hinted=hook.variables(request.hook), agreed=agreed,
     )  # fmt: skip
     if by:
         planned = accelerate.planned(planned, by, probed, agreed)
-    if hook_text:
-        planned = hook.run(planned, nodes.reached, hook_text, config.launch.hook, request.secrets)
+    if request.hook:
+        path = config.launch.hook
+        planned = hook.run(planned, nodes.reached, request.hook, path, request.secrets)
     most = max(node.nproc for node in planned.nodes)
     file = Path(request.target.name)
     own = config.launch.no_torchrun  # to start ranks by itself is what it is for

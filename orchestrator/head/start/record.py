@@ -26,6 +26,7 @@ from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.screen.log_reader import NO_RANK
+from orchestrator.head.start import hook
 from orchestrator.head.start.code import experiments as experiments_below
 from orchestrator.head.start.planning import Prepared
 from orchestrator.head.start.request import Request
@@ -295,6 +296,7 @@ def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
         "directory": str(origin.directory if origin else Path.cwd()),
         "code": origin.code if origin else git_of(request),
         "tree": tree.digest if tree else None,
+        "hook": hook.digest(request.hook),
         "rerun_of": origin.experiment if origin else None,
         "config_file": str(request.config_file) if request.config_file else None,
         "timeline": {**prepared.times, "nodes": [node.times for node in prepared.nodes.reached]},

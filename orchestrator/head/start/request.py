@@ -33,7 +33,7 @@ from orchestrator.head.plan import accelerate, other_launchers
 from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import EnvSetting, Target
 from orchestrator.head.plan.plan import ENGINE
-from orchestrator.head.start import user_env
+from orchestrator.head.start import hook, user_env
 from orchestrator.head.start.payload import CALL
 
 # Programs whose options are made elsewhere: by a library, of fields of another module.
@@ -68,6 +68,7 @@ class Request:
     modules: tuple[str, ...] = ()  # nodes are asked which of these they lack, before a dry run
     paths: tuple[str, ...] = ()
     directory: Path = field(default_factory=Path.cwd)  # of the program
+    hook: str = ""  # the text of that file
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -118,6 +119,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         accelerate=by,
         told=targets,
         begun=begun() if command is None else time.time(),
+        hook=hook.read(launch.hook),
         notes=(*notes, *user_env.notes(arguments, os.environ), *behind_the_script(arguments)),
         secret_files=tuple(
             Path(os.path.normpath(Path.cwd() / file))

@@ -78,8 +78,7 @@ class Blueprint:
 
     def part_of(self, node: Reached, index: int | None = None) -> Plan:
         """Plan the job as if the node were its last; what depends on its place is set later."""
-        request, launch = self.request, self.request.config.launch
-        text = hook.read(launch.hook)
+        request = self.request
         probed = [
             replace(one, facts=one.facts.replace(port=self.port))
             for one in (*self.nodes[:-1], node.probed)
@@ -87,16 +86,18 @@ class Blueprint:
         planned = plan.make(
             *(self.job, str(self.experiment.path.absolute()), request.target, probed, ()),
             *(request.config, request.env),
-            hinted=hook.variables(text),
+            hinted=hook.variables(request.hook),
         )
         number = next(self.numbers) if index is None else index
-        planned = replace(planned, nodes=(replace(planned.nodes[-1], index=number),))
-        if text:
-            planned = hook.run(planned, [node], text, launch.hook, request.secrets)
-        return planned
+        return replace(planned, nodes=(replace(planned.nodes[-1], index=number),))
 
-    def order(self, part: Plan) -> Start:
-        (spec,) = specs(self.request, part, self.meeting)
+    def order(self, node: Reached, part: Plan) -> Start:
+        """Return what gives the node its part, once its hook was run there."""
+        request = self.request
+        if request.hook:
+            path = request.config.launch.hook
+            part = hook.run(part, [node], request.hook, path, request.secrets)
+        (spec,) = specs(request, part, self.meeting)
         return Start(spec=spec, later=True)
 
     @contextlib.contextmanager
@@ -202,7 +203,19 @@ def request_of(
             if why.startswith(ENV_FILE)
         ),
         directory=directory,
+        hook=hook_of(spec.config["launch"].get("hook"), directory, manifest) if spec.config else "",
     )
+
+
+def hook_of(path: str | None, directory: Path, manifest: Mapping[str, Any]) -> str:
+    """Return the hook of the launch, if it is still what it was then."""
+    if not manifest["hook"]:
+        return ""
+    place = directory / str(path)
+    text = hook.read(str(place))
+    if hook.digest(text) != manifest["hook"]:
+        raise CheckFailed(f"the hook {place} is not what it was at the launch", "put that back")
+    return text
 
 
 def node_of(listed: tuple[Node, ...], request: Request) -> Any:

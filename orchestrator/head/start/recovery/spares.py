@@ -20,6 +20,7 @@ from orchestrator.head.start.record import node_record
 from orchestrator.head.start.recovery.blueprint import Blueprint, restored
 from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code.shared import marker
+from orchestrator.protocol.requests.start import Start
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 STAND_BY_SECONDS = 30.0
@@ -40,14 +41,16 @@ def stand_by(blueprint: Blueprint, spares: Sequence[Reached], say: Say) -> list[
     if not anywhere(blueprint.request):
         say("the spares are of no use to this job: what it runs is on its own nodes only")
         return []
-    able, parts = list[Reached](), list[Plan]()
+    able, parts, orders = list[Reached](), list[Plan](), list[Start]()
     for spare in spares:
         try:
-            parts.append(blueprint.part_of(spare))
+            part = blueprint.part_of(spare)
+            orders.append(blueprint.order(spare, part))
+            parts.append(part)
             able.append(spare)
         except OrchestratorError as error:
             say(f"{spare.node.name} cannot stand by: {error.what}")
-    answers = fleet.ask(able, list(map(blueprint.order, parts)), STAND_BY_SECONDS)
+    answers = fleet.ask(able, orders, STAND_BY_SECONDS)
     standing = []
     for part, spare, answer in zip(parts, able, answers, strict=True):
         if isinstance(answer, OrchestratorError):
@@ -77,8 +80,7 @@ class Latecomers:
     def of(cls, blueprint: Blueprint) -> Latecomers | None:
         """Return them where the job may be started again, and any node can run it."""
         launch = blueprint.request.config.launch
-        # A hook is asked on all nodes together, when none of them runs anything yet.
-        if not launch.max_restarts or not anywhere(blueprint.request) or launch.hook:
+        if not launch.max_restarts or not anywhere(blueprint.request):
             return None
         return cls(lambda: blueprint)
 
@@ -87,7 +89,7 @@ class Latecomers:
         cls, experiment: Experiment, record: JobRecord, transport: Transport
     ) -> Latecomers | None:
         """Return them for a head that goes on with what another has launched."""
-        if not record.launch.max_restarts or record.launch.hook:
+        if not record.launch.max_restarts:
             return None
         return cls(functools.cache(lambda: restored(experiment, transport)))
 
@@ -123,7 +125,7 @@ class Latecomers:
             with known.code() as tree:
                 reached = code.bring_late(request, reached, tree, say)
         part = known.part_of(reached)
-        reached.channel.ask(known.order(part), STAND_BY_SECONDS)
+        reached.channel.ask(known.order(reached, part), STAND_BY_SECONDS)
         return replace(node_record(part.nodes[0]), state="standing by")
 
     def renew(self, node: NodeRecord, say: Say) -> NodeRecord:

@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.common.errors import CheckFailed, NodeError
 from orchestrator.head.plan.model import Target
+from orchestrator.head.start import hook
 from orchestrator.head.start.recovery import blueprint
 from orchestrator.head.start.recovery.blueprint import Blueprint, restored
 from orchestrator.head.start.request import Request
@@ -103,7 +104,7 @@ def test_the_request_is_that_of_the_launch_with_its_secrets(place: Experiment) -
     )
     reasons = {"KEY": "--env-file keys", "A": "--env", "NODE_RANK": "identifies the node"}
     manifest = {
-        "directory": "/data", "tree": "0", "rerun_of": None, "code": None,
+        "directory": "/data", "tree": "0", "rerun_of": None, "code": None, "hook": "",
         "nodes": [{"reasons": reasons}],
     }  # fmt: skip
     request = blueprint.request_of(place, record("abc"), manifest, spec)
@@ -114,3 +115,13 @@ def test_the_request_is_that_of_the_launch_with_its_secrets(place: Experiment) -
     assert request.secret_files == (Path("/data/keys"),) and request.directory == Path("/data")
     not_sent = blueprint.request_of(place, record("abc"), {**manifest, "tree": None}, spec)
     assert not_sent.target.kind == "auto"
+
+
+def test_a_hook_is_taken_if_it_is_still_that_of_the_launch(tmp_path: Path) -> None:
+    (tmp_path / "hook.sh").write_text("export A=1")
+    manifest = {"hook": hook.digest("export A=1")}
+    assert blueprint.hook_of("hook.sh", tmp_path, manifest) == "export A=1"
+    assert not blueprint.hook_of("gone.sh", tmp_path, {"hook": ""})
+    (tmp_path / "hook.sh").write_text("export A=2")
+    with pytest.raises(CheckFailed, match=r"hook.sh is not what it was at the launch"):
+        blueprint.hook_of("hook.sh", tmp_path, manifest)
