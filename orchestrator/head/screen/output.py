@@ -334,7 +334,7 @@ class Table(Generic[R]):
         return [cell if isinstance(cell, str) else cell[0] for cell in self.cells(row)]
 
     def fitted(self, rows: Sequence[R], width: int | None) -> Table[R]:
-        """Return the table without columns for which a terminal has no room."""
+        """Return the table without columns for which a terminal has no room, empty ones first."""
         body = [self.words(row) for row in rows if not self.is_absent(row)]
         names = [self.words(row)[0] for row in rows]
         wide = [
@@ -342,7 +342,8 @@ class Table(Generic[R]):
             for at, column in enumerate(self.columns)
         ]
         kept = list(range(len(self.columns)))
-        for at in sorted(kept, key=lambda at: -self.columns[at].drop):
+        says = [any(row[at] != "-" for row in body) for at in kept]
+        for at in sorted(kept, key=lambda at: (says[at], -self.columns[at].drop)):
             fits = width is None or sum(wide[each] + 2 for each in kept) + 2 <= width
             if not fits and self.columns[at].drop:
                 kept.remove(at)
