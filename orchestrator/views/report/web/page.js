@@ -14,16 +14,23 @@
     "/s": [[1e9, " G/s"], [1e6, " M/s"], [1e3, " k/s"]],
     "": [[1e9, " G"], [1e6, " M"]],
   };
-  function show(value, unit) {
+  function show(value, unit, digits = 3) {
     if (value == null) return "-";
-    if (unit === "ratio") return +(value * 100).toPrecision(3) + " %";
+    if (unit === "ratio") return +(value * 100).toPrecision(digits) + " %";
     if (!unit && Math.abs(value) >= 1e12) return value.toExponential(2);
     for (const [size, name] of UNITS[unit] || []) {
-      if (Math.abs(value) >= size) return +(value / size).toPrecision(3) + name;
+      if (Math.abs(value) >= size) return +(value / size).toPrecision(digits) + name;
     }
     const small = value !== 0 && Math.abs(value) < 1e-3;
-    const plain = small ? value.toExponential(2) : String(+value.toPrecision(4));
+    const plain = small ? value.toExponential(2) : String(+value.toPrecision(digits + 1));
     return plain + (unit === "bytes" ? " B" : unit && " " + unit);
+  }
+  // The words of an axis, with as many digits as tell one from the next.
+  function told(ticks, unit) {
+    const known = ticks.filter((tick) => tick != null);
+    let digits = 3;
+    while (digits < 9 && new Set(known.map((tick) => show(tick, unit, digits))).size < known.length) digits += 1;
+    return ticks.map((tick) => (tick == null ? "" : show(tick, unit, digits)));
   }
 
   // A time since the start of the job.
@@ -93,7 +100,7 @@
       timed
         ? { ...look, size: 34, incrs: SPLITS, space: 70, values: (_, ticks) => ticks.map(clock) }
         : { ...look, size: 34, incrs: STEPS, values: (_, ticks) => ticks.map((tick) => show(tick, "")) },
-      { ...look, size: unit === "B/s" ? 84 : 70, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : show(tick, unit))) },
+      { ...look, size: unit === "B/s" ? 84 : 70, values: (_, ticks) => told(ticks, unit) },
     ];
   }
 
