@@ -112,7 +112,7 @@ class Loop:
             # A hook is heard after its step, so all vote after it; else while the step computes.
             self.votes_late = any(gather(ranks.world == 1 or self.hooks.on_step_end is not None))
             self._warn_of_untrained()
-            self._try_state()
+            self._rehearse()
             self._call(self.hooks.on_train_begin)
             self.policy.before_first_step()
             trains = not state.ended
@@ -257,11 +257,15 @@ class Loop:
     def _restore_randomness(self) -> None:
         self.users.restore()
 
-    def _try_state(self) -> None:
-        """Refuse before the first step what a trial shows that no checkpoint would have."""
-        if self.state.step == 0 and (self.checkpoints or self.memory):
-            for stepper in self.parts.steppers:
-                refuse_unsaved(stepper.optimizer, stepper.unsaved())
+    def _rehearse(self) -> None:
+        """Refuse, or say, before the first step what a resume would not have."""
+        if self.state.step or not (self.checkpoints or self.memory):
+            return
+        for stepper in self.parts.steppers:
+            found = stepper.rehearse()
+            refuse_unsaved(stepper.optimizer, found.unsaved)
+            if found.problem:
+                self.reporter.say(f"WARNING: a resume will not go on to the bit: {found.problem}")
 
     def _refuse_unsaved(self) -> None:
         """Refuse at the first step, and not at a resume, what a trial has not shown."""

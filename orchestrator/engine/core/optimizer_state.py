@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import re
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +26,7 @@ from orchestrator.engine.core.together import parts_of
 from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.saving.in_memory.encoding import decoded, encoded, packages_of
 from orchestrator.engine.saving.pieces import DTYPES
-from orchestrator.engine.sharding.by_owner import Owners
+from orchestrator.engine.sharding.by_owner import Owners, numbers_in, resumes_alike, set_numbers
 from orchestrator.engine.sharding.mesh import Mesh
 
 HOW = ("fused", "foreach", "capturable", "differentiable")  # how it is computed, not what
@@ -168,6 +169,36 @@ def tensors_of(value: Any) -> Iterator[str]:
             yield from tensors_of(inner)
 
 
+Numbers = dict[Any, Any]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Tells state from what a program has given: how an optimizer was made."""
+
+    settings: frozenset[str]  # the names of those of its groups
+    numbers: list[Numbers]  # its attributes, and those of each of its parts
+
+    @classmethod
+    def now(cls, optimizer: Optimizer) -> Begun:
+        settings = frozenset(key for group in optimizer.param_groups for key in group)
+        return cls(settings, [numbers_in(vars(part)) for part in parts_of(optimizer)])
+
+
+def changed(before: Numbers, now: Numbers) -> Numbers:
+    return {
+        key: value
+        for key, value in now.items()
+        if key not in before or items_of(value) != items_of(before[key])
+    }
+
+
+def items_of(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: items_of(inner) for key, inner in value.items()}
+    return summed(value).item() if isinstance(value, Tensor) else value
+
+
 class OptimizerState:
     """The state of one optimizer."""
 
@@ -179,7 +210,7 @@ class OptimizerState:
         *,
         keeps_settings: bool,
         owners: Sequence[Owners] = (),  # of parameters whose state one rank has
-        given: Collection[str] | None = None,  # the settings of groups, if it has stepped already
+        begun: Begun | None = None,  # if it has stepped already
     ) -> None:
         self.optimizer, self.parameters, self.factory = optimizer, dict(named), factory
         self.keeps_settings = keeps_settings
@@ -187,8 +218,7 @@ class OptimizerState:
         known = {id(parameter): name for name, parameter in named}
         own = (known[id(p)] for group in optimizer.param_groups for p in group["params"])
         self.names = dict(enumerate(own))
-        groups = optimizer.param_groups
-        self.given = frozenset(given or {key for group in groups for key in group})
+        self.begun = begun or Begun.now(optimizer)
         self.owners = {known[id(p)]: each for each in owners for p in each.sharded}
         self.ids = {name: id(parameter) for name, parameter in named}
 
@@ -210,6 +240,10 @@ class OptimizerState:
                 {key: value for key, value in state.items() if key not in self.names}, "shared "
             ),
             "more": content.entries(more, "more "),
+            "attributes": [
+                content.entries(changed(before, numbers_in(vars(part))), f"attribute {i} ")
+                for i, (part, before) in enumerate(self._with_attributes())
+            ],
             "groups": [
                 settings.entries({k: v for k, v in group.items() if k != "params"}, f"group {i} ")
                 for i, group in enumerate(groups)
@@ -218,9 +252,16 @@ class OptimizerState:
         content.tensors |= settings.tensors
         content.forms |= settings.forms
         # What JSON has not of settings is code, such as a function; but steps add state to them.
-        added = [name for name in settings.unsaved if name.rpartition(" (")[0] not in self.given]
-        content.unsaved += added
+        given = self.begun.settings
+        content.unsaved += [n for n in settings.unsaved if n.rpartition(" (")[0] not in given]
         return content
+
+    def _with_attributes(self) -> Iterator[tuple[Optimizer, Numbers]]:
+        """Give the parts that count something themselves, beside what state_dict() gives: code of
+        libraries and programs does, torch's own does not."""
+        for part, before in zip(parts_of(self.optimizer), self.begun.numbers, strict=True):
+            if packages_of(part):
+                yield part, before
 
     def _of_all_owners(self, own: dict[str, Any], content: Content) -> dict[str, Any]:
         """Put together what owners have of the state, tensors in shards. Every rank calls it."""
@@ -276,7 +317,8 @@ class OptimizerState:
         for name, like in self.parameters.items():
             for path in tensors_of(text["state"].get(name)):
                 found[path] = self.factory.target(forms.get(path), now.get(path), like)
-        for path in tensors_of([text["shared"], text["groups"], text["more"]]):
+        rest = [text[key] for key in ("shared", "groups", "more", "attributes") if key in text]
+        for path in tensors_of(rest):
             found[path] = self.factory.target(forms[path], now.get(path), None)
         return found
 
@@ -303,6 +345,10 @@ class OptimizerState:
             now["state"] = state | values(text["shared"])
         self.optimizer.load_state_dict(now)
         self._as_they_were(state)
+        counted = map(values, text.get("attributes", []))
+        with torch.no_grad():
+            for (part, _), numbers in zip(self._with_attributes(), counted, strict=False):
+                set_numbers(vars(part), numbers, alone=False)
 
     def _settings(self, now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
         """Choose the settings of a group: those that were saved, but for how it is computed."""
@@ -329,6 +375,45 @@ def is_changed(key: Any, value: Any, loaded: Any) -> bool:
     if isinstance(value, dict):
         return any(is_changed(inner, value[inner], other) for inner in value)
     return isinstance(value, (str, deque))
+
+
+class Rehearsal:
+    """A resume of a copy of an optimizer, on small tensors: what could not be saved, and whether it
+    would go on to the bit."""
+
+    def __init__(self, factory: TensorFactory) -> None:
+        self.factory = factory
+        self.unsaved: list[str] = []
+        self.problem = ""
+
+    def run(self, part: Optimizer, on_shards: Callable[[], Any], *, owned: bool) -> None:
+        if not resumes_alike(part, on_shards, self._resumed, owned=owned):
+            self.problem = f"what {type(part).__name__} saves is not all that its steps depend on"
+
+    def _resumed(self, own: Optimizer, other: Optimizer) -> Optimizer:
+        new = self._of(other, None)
+        content = self._of(own, new.begun).content()
+        self.unsaved += content.unsaved
+        text = {"text": json.loads(json.dumps(content.text)), "forms": content.forms}
+        tensors = {path: tensor.clone() for path, tensor in content.tensors.items()}
+        try:
+            new.load({"optimizer": text}, tensors)
+        except Exception as error:
+            reason = next(iter(str(error).splitlines()), "")
+            self.problem = f"{type(own).__name__} does not read it: {type(error).__name__} {reason}"
+            raise
+        return other
+
+    def _of(self, copy: Optimizer, begun: Begun | None) -> OptimizerState:
+        every = [parameter for group in copy.param_groups for parameter in group["params"]]
+        named = [(str(number), parameter) for number, parameter in enumerate(every)]
+        return OptimizerState(copy, named, self.factory, keeps_settings=False, begun=begun)
+
+    def of_all_ranks(self) -> Rehearsal:
+        found = gather((self.unsaved, self.problem))
+        self.unsaved = [name for names, _ in found for name in names]
+        self.problem = next((problem for _, problem in found if problem), "")
+        return self
 
 
 # -- of several optimizers -------------------------------------------------------------------------

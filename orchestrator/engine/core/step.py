@@ -33,17 +33,17 @@ from orchestrator.engine.core.optimizer import (
     on_shards,
     settings_of,
 )
-from orchestrator.engine.core.optimizer_state import OptimizerState, TensorFactory
+from orchestrator.engine.core.optimizer_state import OptimizerState, Rehearsal, TensorFactory
 from orchestrator.engine.core.together import parts_of
 from orchestrator.engine.models.losses import Totals, loss_of
 from orchestrator.engine.observe.reporter import BAD, StepReport
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.randomness import seed_all
-from orchestrator.engine.ranks.ranks import from_rank_0_by_store, gather
+from orchestrator.engine.ranks.ranks import from_rank_0_by_store
 from orchestrator.engine.sharding import used_parts
 from orchestrator.engine.sharding.assignment import carry_assignments
 from orchestrator.engine.sharding.blocks import has_sparse, sum_whole
-from orchestrator.engine.sharding.by_owner import after_trial, owners_of
+from orchestrator.engine.sharding.by_owner import owners_of
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor, sharding_explained
 
 Sums = Mapping[str, tuple[Tensor, Tensor]]
@@ -257,25 +257,15 @@ class Stepper:
 
     # -- what a checkpoint holds of it ----------------------------------------------------------
 
-    def unsaved(self) -> list[str]:
-        """Name what no checkpoint could hold of the state that a trial comes to. Every rank calls
-        it; before the first step."""
-        found: list[str] = []
+    def rehearse(self) -> Rehearsal:
+        """Try on small tensors what a checkpoint would hold, and what a resume would come to. Every
+        rank calls it, before the first step."""
+        rehearsal = Rehearsal(self.state.factory)
         owned = [owners.optimizer for owners in self.owners]
         for part in parts_of(self.optimizer):
-            if type(part) in KNOWN:
-                continue
-            copy = after_trial(part, self.on_shards, owned=part in owned)
-            if copy is None:
-                continue
-            every = [parameter for group in copy.param_groups for parameter in group["params"]]
-            named = [(str(number), parameter) for number, parameter in enumerate(every)]
-            state = OptimizerState(
-                *(copy, named, self.state.factory), keeps_settings=False, given=self.state.given
-            )
-            with contextlib.suppress(Exception):  # of its own state_dict(); a save says it
-                found += state.content().unsaved
-        return [name for names in gather(found) for name in names]
+            if type(part) not in KNOWN:
+                rehearsal.run(part, self.on_shards, owned=part in owned)
+        return rehearsal.of_all_ranks()
 
     def progress(self) -> dict[str, Any]:
         """Give what is no state of the optimizer, as JSON keeps it."""

@@ -31,6 +31,7 @@ from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.sharding.exchange import Exchange, dealt, exchange_of, is_cut, messages
 
 Key = TypeVar("Key")
+Between = Callable[[Optimizer, Optimizer], Optimizer]
 CLOSE = 2e-4  # of the largest change: shards and whole tensors come to the same
 GIVEN = ("state", "param_groups")
 NOT_SHARED = (*GIVEN, "params", "defaults")
@@ -280,17 +281,19 @@ def numbers_in(values: Mapping[Any, Any]) -> dict[Any, Any]:
     return found
 
 
-def set_numbers(values: dict[Any, Any], before: Mapping[Any, Any]) -> None:
-    for key in numbers_in(values):
-        value, old = values[key], before.get(key)
-        if key not in before:
+def set_numbers(values: dict[Any, Any], numbers: Mapping[Any, Any], *, alone: bool = True) -> None:
+    """Put numbers into a dict, and into those inside it; it has those alone then, or others too."""
+    for key in numbers_in(values) if alone else ():
+        if key not in numbers:
             del values[key]
-        elif isinstance(value, dict) and isinstance(old, dict):
-            set_numbers(value, old)
-        elif isinstance(value, Tensor) and isinstance(old, Tensor):
-            value.copy_(old)
+    for key, number in numbers.items():
+        now = values.get(key)
+        if isinstance(now, dict) and isinstance(number, dict):
+            set_numbers(now, number, alone=alone)
+        elif isinstance(now, Tensor) and isinstance(number, Tensor):
+            now.copy_(number)
         else:
-            values[key] = old
+            values[key] = number
 
 
 # -- who needs it ----------------------------------------------------------------------------------
@@ -335,20 +338,25 @@ def unnoticed() -> Iterator[None]:
         yield
 
 
-def after_trial(
-    optimizer: Optimizer, on_shards: Callable[[], Any], *, owned: bool
-) -> Optimizer | None:
-    """Give a copy of an optimizer that has taken some steps, on tensors as it will have them in its
-    own steps: whole, or in shards. There is none if it fails."""
+def resumes_alike(
+    optimizer: Optimizer, on_shards: Callable[[], Any], resume: Between, *, owned: bool
+) -> bool:
+    """Tell whether a copy that takes over from another does the same steps, to the bit, on tensors
+    as the optimizer will have them: whole, or in shards. A trial that fails says nothing."""
     every = [p for group in optimizer.param_groups for p in group["params"]]
     cut = [] if owned else [parameter for parameter in every if is_cut(parameter)]
     mesh = cut[0].device_mesh if cut else None
     spread = functools.partial(in_shards, mesh) if mesh is not None else whole
+    most = LARGE * ranks_of(mesh), LARGE
     with unnoticed(), on_shards():
         try:
-            return trial(optimizer, mesh, spread, most=(LARGE * ranks_of(mesh), LARGE)).optimizer
+            found, expected = (
+                trial(optimizer, mesh, spread, most=most, between=between).weights
+                for between in (resume, lambda own, _other: own)
+            )
         except Exception:  # noqa: BLE001 (code of libraries; its first step says what it cannot do)
-            return None
+            return True
+    return all(one[1].equal(other[1]) for one, other in zip(found, expected, strict=True))
 
 
 def needs_owners(
@@ -427,7 +435,6 @@ class Trial(NamedTuple):
 
     weights: list[tuple[Tensor, Tensor]]  # as they were, and as they are
     numbers: list[dict[Any, Any]]  # that they share
-    optimizer: Optimizer
 
 
 def trial(
@@ -438,6 +445,7 @@ def trial(
     *,
     in_turn: bool = False,  # each parameter by itself, with the numbers that all share
     most: tuple[int, int] = (SMALL, SMALL),  # rows, and what else there is
+    between: Between | None = None,  # gives who takes the last step
 ) -> Trial:
     """Let a copy of an optimizer take some steps."""
     seed_all(0)
@@ -450,8 +458,12 @@ def trial(
     }
     made = {key: nn.Parameter(spread(drawn[shape][0].clone())) for key, shape in small.items()}
     own = copied(optimizer, made)
-    getattr(own, "train", lambda: None)()
+    switch(own, "train")
     for step in range(1, STEPS + 1):
+        if step == STEPS and between is not None:
+            switch(own, "eval")
+            own = between(own, copied(optimizer, made))
+            switch(own, "train")
         given = [key for place, key in enumerate(small) if late != place or step > 1]
         before = numbers_of(own)
         for number, turn in enumerate([[key] for key in given if in_turn] or [given]):
@@ -463,11 +475,15 @@ def trial(
             seed_all(0, step)
             with DrawnAlike():  # type: ignore[no-untyped-call]
                 step_once(own)
-    getattr(own, "eval", lambda: None)()
+    switch(own, "eval")
     values: list[Any] = [parameter.detach() for parameter in made.values()]
     ended = [value.full_tensor() if isinstance(value, DTensor) else value for value in values]
     pairs = [(drawn[shape][0], end) for shape, end in zip(small.values(), ended, strict=True)]
-    return Trial(pairs, tree.tree_map(float, numbers_of(own)), own)
+    return Trial(pairs, tree.tree_map(float, numbers_of(own)))
+
+
+def switch(optimizer: Optimizer, mode: str) -> None:
+    getattr(optimizer, mode, lambda: None)()
 
 
 def small_of(

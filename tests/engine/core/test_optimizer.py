@@ -50,12 +50,14 @@ from tests.engine.programs.optimizers import (
     ByTensor,
     Closed,
     Closing,
+    Drawing,
     Finer,
     Locked,
     Objects,
     Opaque,
     Rateless,
     Switching,
+    Unreadable,
 )  # fmt: skip
 from tests.engine.worlds import Job, run
 
@@ -325,6 +327,37 @@ def refuse_opaque(place: Path, **more: Any) -> None:
             trained(trainer, save_to=place)
         assert trainer.state.step == steps, kind
     trained(made(Opaque, **more))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Drawing, "what Drawing saves is not all that its steps depend on"),
+        (Unreadable, "Unreadable does not read it: KeyError 'optimizer'"),
+        (OWN["counting"], ""),
+    ],
+)
+def test_a_resume_that_will_not_be_exact_is_said_before_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Any, words: str
+) -> None:
+    said: list[str] = []
+    trainer = made(make, on_train_begin=lambda _: said.append(capsys.readouterr().out))
+    trainer.train(DataLoader(data(), BATCH), max_period="2 steps", save_to=tmp_path)
+    warned = [line for line in said[0].splitlines() if "WARNING" in line]
+    expected = f"WARNING: a resume will not go on to the bit: {words}"
+    assert [line.partition("] ")[2] or line for line in warned] == [expected] * bool(words)
+
+
+def test_a_number_that_the_program_gives_is_not_that_of_before(tmp_path: Path) -> None:
+    """What steps have not changed is a setting."""
+    first, again = made(OWN["counting"]), made(OWN["counting"])
+    trained(first)
+    first.save_checkpoint(tmp_path)
+    again.optimizer.least = 0.25  # type: ignore[attr-defined]
+    again.load_checkpoint(tmp_path)
+    found = vars(again.optimizer)
+    assert (found["least"], found["latest"]) == (0.25, vars(first.optimizer)["latest"])
+    assert found["counted"]["steps"] == STEPS
 
 
 def test_a_state_is_that_of_its_own_optimizer(tmp_path: Path) -> None:

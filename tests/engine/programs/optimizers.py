@@ -126,6 +126,40 @@ class Attribute(Own):
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "steps"})
 
 
+class Counting(Own):
+    """Counts its steps, and says it to nobody; begins with numbers that the program has given."""
+
+    def __init__(self, parameters: Any, lr: float = 1e-2) -> None:
+        super().__init__(parameters, lr)
+        self.counted, self.least = {"steps": torch.zeros(1)}, 0.5
+
+    def step(self, closure: Any = None) -> None:
+        self.counted["steps"] += 1
+        self.latest = 0.5 * getattr(self, "latest", 1.0)
+        super().step()
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        return grad / (self.counted["steps"] + self.latest + self.least)
+
+
+class Drawing(Own):
+    """Draws numbers of its own."""
+
+    def __init__(self, parameters: Any, lr: float = 1e-2) -> None:
+        super().__init__(parameters, lr)
+        self.draws = random.Random(0)
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        return grad * self.draws.random()
+
+
+class Unreadable(Own):
+    """Does not take what it gives."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict["optimizer"])
+
+
 class Shared(Own):
     """Keeps state of all parameters together, as MADGRAD does."""
 
@@ -370,6 +404,7 @@ OWN = {
     "lists": Lists,
     "objects": Objects,
     "attribute": Attribute,
+    "counting": Counting,
     "shared": Shared,
     "inner": Inner,
     "in lists": InLists,
