@@ -54,12 +54,13 @@ class Past:
 
     def __init__(self, grad: Tensor) -> None:
         self.count, self.mean, self.limits = 0, torch.zeros_like(grad), Limits(0.5, 0.9)
+        self.shape = grad.shape
         self.turned = torch.ones_like(grad).T if grad.dim() > 1 else None
 
     def seen(self, grad: Tensor) -> Tensor:
         self.count += 1
         self.mean = self.mean.lerp(grad, self.limits.low / self.count)
-        return self.mean
+        return self.mean.view(self.shape)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,9 @@ from orchestrator.common.errors import UsageError
 from orchestrator.engine.saving.pieces import DTYPES
 
 ORDERED: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "count": Counter}
-LISTS: dict[str, type[Any]] = {"list": list, "tuple": tuple, "deque": deque, "set": set}
+LISTS: dict[str, type[Any]] = {
+    "list": list, "tuple": tuple, "deque": deque, "set": set, "size": torch.Size,
+}  # fmt: skip
 
 
 def encoded(
