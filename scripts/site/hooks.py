@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ import orchestrator  # noqa: E402
 from orchestrator.cli.main import cli  # noqa: E402
 
 DISTRIBUTED = "orchestrator.distributed"
+COMMON, ANCHOR = "Options of most commands", "options-of-most-commands"
+MANY = 8  # commands that have an option alike, which stands once on the page
+Row = tuple[str, str]  # an option and its meaning
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -53,37 +57,60 @@ def commands() -> str:
     lines = ["# Commands", "", "Made from the definitions of the commands: what `--help` says.", ""]
     lines += ["`master_launch` is `orchestrator launch`, and `emergency_stop` is", ""]
     lines[-2] += " `orchestrator emergency-stop`."
+    common = [row for row, count in Counter(options()).items() if count >= MANY]
+    lines += [f"## {COMMON}", "", *table("option", common)]
     for heading, names in cli.headings.items():  # type: ignore[attr-defined]
         lines += [f"## {heading}", ""]
         for name in names:
-            lines += command(f"orchestrator {name}", cli.commands[name], 3)
+            lines += command(f"orchestrator {name}", cli.commands[name], 3, common)
     return "\n".join(lines)
 
 
-def command(name: str, what: click.Command, level: int) -> Iterator[str]:
+def options(group: click.Group = cli) -> Iterator[Row]:
+    """Yield the options of all commands, those that several have again and again."""
+    for what in group.commands.values():
+        if isinstance(what, click.Group):
+            yield from options(what)
+        yield from (row for _, row in rows(what, click.Context(what)))
+
+
+def rows(what: click.Command, context: click.Context) -> Iterator[tuple[str, Row]]:
+    """Yield the options of a command, each with the name of its group."""
+    for parameter in what.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None and record[1] and "--help" not in record[0]:
+            yield getattr(parameter, "group", "Options"), record
+
+
+def table(title: str, records: Iterable[Row]) -> Iterator[str]:
+    yield from (f"| {title.lower()} | |", "|---|---|")
+    for option, meaning in records:
+        yield f"| <code>{cell(option)}</code> | {cell(meaning)} |"
+    yield ""
+
+
+def command(name: str, what: click.Command, level: int, common: Sequence[Row]) -> Iterator[str]:
     context = click.Context(what, info_name=name)
     yield from (f"{'#' * level} {name.removeprefix('orchestrator ')}", "")
     yield from ("```", " ".join([name, *what.collect_usage_pieces(context)]), "```", "")
     yield from (re.sub(r"\n[ \t]+", "\n", what.help or "").replace("\b", ""), "")
     if isinstance(what, click.Group):
         for inner in what.commands:
-            yield from command(f"{name} {inner}", what.commands[inner], level + 1)
+            yield from command(f"{name} {inner}", what.commands[inner], level + 1, common)
         return
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for parameter in what.get_params(context):
-        record = parameter.get_help_record(context)
-        if record is not None and "--help" not in record[0]:
-            groups.setdefault(getattr(parameter, "group", "Options"), []).append(record)
-    for group, rows in groups.items():
-        yield from (f"| {group.lower()} | |", "|---|---|")
-        for option, meaning in rows:
-            yield f"| `{cell(option)}` | {cell(meaning)} |"
-        yield ""
+    groups: dict[str, list[Row]] = {}
+    shared = []
+    for group, row in rows(what, context):
+        (shared if row in common else groups.setdefault(group, [])).append(row)
+    for group, own in groups.items():
+        yield from table(group, own)
+    names = ", ".join(f"<code>{cell(option.split()[0])}</code>" for option, _ in shared)
+    yield from (f"Of the [{COMMON.lower()}](#{ANCHOR}): {names}." if names else "", "")
 
 
 def cell(text: str) -> str:
-    escaped = text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
-    return re.sub(r"\s+", " ", escaped)
+    escaped = text.replace("<", "&lt;")
+    return re.sub(r"[|*`_]", lambda sign: f"&#{ord(sign[0])};", re.sub(r"\s+", " ", escaped))
 
 
 def api() -> str:
