@@ -1,7 +1,7 @@
 """Jobs from a Python program or a notebook: `from orchestrator import Cluster`.
 
 Every launch is a command line of `master_launch`, carried out by a process of its own
-(head_process.py).
+(head/background).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from orchestrator.api.options import Options, StrPath
 from orchestrator.common.errors import OrchestratorError, UsageError, import_optional, nearest
 from orchestrator.config.launch import Launch, LaunchArguments, Where, options_of
 from orchestrator.head.background.process import INTERRUPT, Background
+from orchestrator.head.commands import launching
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NAME, Experiment
 
@@ -216,7 +217,7 @@ class Cluster:
         return fabric.ThreadingGroup.from_connections(connections)  # nothing is connected yet
 
     def _start(self, arguments: LaunchArguments, command: list[str]) -> Job:
-        head = Background(head_process.launch, arguments=arguments, command=command)
+        head = Background(launching.launch, arguments=arguments, command=command)
         try:
             directory = head.answer()["place"]
         except KeyboardInterrupt:

@@ -6,39 +6,13 @@ handler or child of ours. Modules are imported here by whoever needs them: this 
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.head.background.process import Answers, Pipe
+from orchestrator.head.background.process import Answers
 from orchestrator.protocol.message import encode
 
 if TYPE_CHECKING:
     from orchestrator.config.launch import LaunchArguments, Where
-
-
-def launch(answers: Answers, arguments: LaunchArguments, command: list[str]) -> None:
-    """Launch a job as `master_launch` does, and follow it; `command` is shown in its record."""
-    from orchestrator.head.commands import follow
-    from orchestrator.head.commands.machines import warm
-    from orchestrator.head.start import stages
-    from orchestrator.head.start.request import resolve
-
-    def say(text: str) -> None:
-        answers.send(say=text)
-
-    keys = Pipe()
-    try:
-        request = resolve(arguments, command)
-        launched = stages.launch(request, say)
-        if request.config.launch.warm:
-            warm.keep_after(launched, lambda _: None)
-    finally:
-        if arguments.payload is not None:
-            shutil.rmtree(arguments.payload, ignore_errors=True)
-    launched.experiment.name_head(background=True)
-    follow.speak_into(launched.experiment)
-    answers.send(place=str(launched.experiment.path))
-    follow.follow_launched(launched, follow.SILENT, keys, arguments.where)
 
 
 def take_up(answers: Answers, **which: Any) -> None:

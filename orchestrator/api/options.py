@@ -24,6 +24,11 @@ class Options(TypedDict, total=False):
     name: str
     nproc: int
     nnodes: str | int
+    gpus: int
+    claim: str
+    queue: bool
+    priority: int
+    duration: str
     check: str
     python: StrPath
     activate: str

@@ -66,6 +66,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("orchestrator who --nodes all_nodes.txt", "on the nodes of another list"),
         ("orchestrator who --json", "for a program"),
     ),
+    "queue": (
+        ("orchestrator queue", "who holds the nodes, who waits, and why"),
+        ("master_launch --queue --for 2h train.py", "wait there; a short job may go first"),
+        ("orchestrator queue --remove 1a2b3c4d", "let a launch of yours wait no longer"),
+    ),
     "nodes": (
         ("orchestrator nodes", "what each machine of the list is"),
         ("orchestrator nodes --nodes all_nodes.txt", "of another list"),

@@ -223,3 +223,19 @@ def who_command(as_json: bool, **params: Any) -> int:
     from orchestrator.head.commands.machines import nodes
 
     return nodes.who(arguments_from(params), as_json=as_json)
+
+
+@click.command("queue", cls=GroupedCommand, params=[*launch_options("nodes")])
+@click.option("--remove", "id", metavar="ID", help="Take a launch of yours out of the queue.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@color_option
+def queue_command(as_json: bool, id: str | None, **params: Any) -> int:
+    """Show which jobs hold GPUs of the nodes, and which launches wait for them, and why.
+
+    `master_launch --queue` waits. Exit code 4 if a node cannot be reached.
+    """
+    from orchestrator.head.commands.machines import queue
+
+    if id is not None:
+        return queue.remove(arguments_from(params), id)
+    return queue.queue(arguments_from(params), as_json=as_json)

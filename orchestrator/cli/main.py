@@ -17,6 +17,7 @@ from orchestrator.cli.launch import (
     launch_command,
     nodes_command,
     plan_command,
+    queue_command,
     verify_command,
     who_command,
 )
@@ -45,7 +46,17 @@ HEADINGS = {
     "Run a job": (
         *("launch", "rerun", "attach", "watch", "logs", "ls", "status", "stop", "emergency-stop"),
     ),
-    "Look before a launch": ("top", "who", "nodes", "node", "plan", "doctor", "verify", "demo"),
+    "Look before a launch": (
+        "top",
+        "who",
+        "queue",
+        "nodes",
+        "node",
+        "plan",
+        "doctor",
+        "verify",
+        "demo",
+    ),
     "Everyday work on all nodes": (
         "exec",
         "ssh",
@@ -291,7 +302,8 @@ def help_command(context: click.Context, topic: str | None) -> int:
 
 
 for command in (
-    *(launch_command, nodes_command, who_command, plan_command, doctor_command, verify_command),
+    *(launch_command, nodes_command, who_command, queue_command, plan_command),
+    *(doctor_command, verify_command),
     *(bootstrap_command, node),
     *(dashboard, report, profile, track, metrics, start_report, diff, label, checkpoint, prune),
     *(rerun,),

@@ -84,7 +84,7 @@ def checkpoint_argument(**options: Any) -> Callable[..., Any]:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def checkpoint_ls(where: Where, experiment: str | None, as_json: bool) -> int:
     """List the checkpoints, the newest first."""
-    from orchestrator.head.commands import checkpoints
+    from orchestrator.head.commands.kept import checkpoints
 
     return checkpoints.ls(where, experiment, as_json=as_json)
 
@@ -95,7 +95,7 @@ def checkpoint_ls(where: Where, experiment: str | None, as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def checkpoint_verify(where: Where, experiment: str | None, as_json: bool) -> int:
     """Compare every byte with its checksum; exit code 1 if any is damaged."""
-    from orchestrator.head.commands import checkpoints
+    from orchestrator.head.commands.kept import checkpoints
 
     return checkpoints.verify(where, experiment, as_json=as_json)
 
@@ -120,7 +120,7 @@ def checkpoint_verify(where: Where, experiment: str | None, as_json: bool) -> in
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def checkpoint_export(where: Where, **options: Any) -> int:
     """Write the weights of a checkpoint to OUT: a safetensors file, or a directory of them."""
-    from orchestrator.head.commands import checkpoints
+    from orchestrator.head.commands.kept import checkpoints
 
     return checkpoints.export(where, **options)
 
@@ -352,7 +352,7 @@ def prune(where: Where, **options: Any) -> int:
 
     N counts the newest experiments by the time in their names, whatever became of them.
     """
-    from orchestrator.head.commands import prune
+    from orchestrator.head.commands.kept import prune
 
     options["on_nodes"] |= where.nodes == Path(ALONE)
     return prune.prune(prune.PruneOptions(where=where, **options))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import UsageError
+from orchestrator.common.text import parse_seconds
 from orchestrator.config.parse import LONGEST_WAIT_SECONDS, at_least, at_most, one_of
 
 COMMON = "Common options"
@@ -36,7 +37,9 @@ START = ("launch",)
 RECORDS = ("records",)  # those that look at what there is: status, attach, stop, logs, prune, ...
 
 MOST_RESTARTS = 10_000
+MOST_PRIORITY = 1000
 MOST_RANKS = 9999  # on one node, as slots= in a node list
+FREE = "leave out one of them"
 DEFAULT_NODES = Path("node_ip_list.txt")
 DEFAULT_CONFIG = Path("config/multi_node/distributed_two_nodes.yaml")  # of the built-in engine
 DEFAULT_WARM = "30m"
@@ -114,6 +117,50 @@ class Launch:
         commands=EXAMINE,
         shown="all that are not marked as spare",
         metavar="N|MIN:MAX",
+    )
+    gpus: int | None = option(
+        None,
+        "Take N free GPUs of each node that are near each other, and hide the others from the"
+        " ranks: one rank on each, unless --nproc says otherwise.",
+        NODES,
+        commands=EXAMINE,
+        shown="all of them",
+        least=1,
+        most=MOST_RANKS,
+        metavar="N",
+    )
+    claim: str = option(
+        "gpus",
+        "Start only where no other job or program has the GPUs, and hold them until the job ends;"
+        " all: hold slots of machines without GPUs, too; off: start whoever else is there.",
+        NODES,
+        choices=("gpus", "all", "off"),
+        commands=("launch", "verify"),
+    )
+    queue: bool = option(
+        False,
+        "Wait until the nodes are free, behind those who wait already.",
+        NODES,
+        commands=START,
+    )
+    priority: int = option(
+        0,
+        "With --queue: wait before those of a lower number.",
+        NODES,
+        commands=START,
+        least=-MOST_PRIORITY,
+        most=MOST_PRIORITY,
+        metavar="N",
+    )
+    duration: str | None = option(
+        None,
+        "How long the job will take. A short one may start before those who wait longer, if it ends"
+        " before they can start.",
+        NODES,
+        commands=START,
+        shown="nobody knows",
+        metavar="TIME",
+        flags=("--for",),
     )
     check: str = option(
         "quick",
@@ -316,6 +363,14 @@ class Launch:
             if shown.most is not None:
                 at_most(f"launch.{name}", value, shown.most)
         counts(self.nnodes)
+        if self.duration is not None:
+            parse_seconds("--for", self.duration)
+        if self.queue and self.claim == "off":
+            raise UsageError("--queue waits for GPUs to hold, and --claim off holds none", FREE)
+        if self.priority and not self.queue:
+            raise UsageError(
+                "--priority is that of a launch that waits", "add --queue, or leave it"
+            )
         for kind in filter(None, self.rank_env.split(",")):
             one_of("launch.rank_env", kind.strip(), ("slurm", "mpi"))
         if self.no_torchrun and self.nproc not in (None, 1):

@@ -16,7 +16,7 @@ from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.screen.output import complain, write_out
 from orchestrator.head.start.request import resolve
-from orchestrator.head.start.user_env import matching
+from orchestrator.head.start.variables.user_env import matching
 
 EXPERIMENTS = "/experiments"  # a volume in every container, which outlives them
 WAIT_SECONDS = 1800  # for all nodes to be there: an image of many GB may have to come first

@@ -129,7 +129,12 @@ class LoopbackCluster:
     def environment(self, node: LoopbackNode) -> dict[str, str]:
         """Return the environment of a session on `node`: its own home, and this Python first."""
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
-        environment = {"HOME": str(node.home), "ORCHESTRATOR_HOME": str(node.state), "PATH": path}
+        environment = {
+            "HOME": str(node.home),
+            "ORCHESTRATOR_HOME": str(node.state),
+            "ORCHESTRATOR_CLAIMS": str(node.directory / "claims"),
+            "PATH": path,
+        }
         if site.ENABLE_USER_SITE:  # `pip install --user` is looked up in $HOME
             environment["PYTHONUSERBASE"] = site.getuserbase()
         return environment

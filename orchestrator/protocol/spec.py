@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from orchestrator.protocol.message import Message
+from orchestrator.protocol.requests.claims import Wish
 from orchestrator.protocol.timing import BEATS_IN_A_LEASE, PEER_BEAT
 from orchestrator.protocol.version import Version
 
@@ -94,6 +95,7 @@ class Spec(Message):
     rank_env: tuple[str, ...] = ()  # variables of ranks beside torchrun's: slurm, mpi, own
     hosts: tuple[str, ...] = ()  # addresses of all nodes, in order
     machine: str = ""  # that it was started on: others may share its home
+    wish: Optional[Wish] = None  # the GPUs or slots to be held for it; None: it asks for none
 
     @property
     def command(self) -> list[str]:

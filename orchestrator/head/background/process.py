@@ -80,15 +80,20 @@ class Background:
         poll.register(self.answers, 0)
         return bool(poll.poll(seconds * 1000))
 
-    def answer(self) -> dict[str, Any]:
-        """Return its next answer; an error is raised here as it was there."""
+    def answer(self, say: Callable[[str], None] | None = None) -> dict[str, Any]:
+        """Return its next answer; an error is raised here as it was there.
+
+        What it says meanwhile goes to `say`, or into the log.
+        """
         while True:
             line = self.answers.readline()
             self.process.wait()  # it has left its child behind, and is no child of ours
             if not line:
                 raise OrchestratorError(self.last_words())
             message: dict[str, Any] = json.loads(line)
-            if "say" in message:
+            if "say" in message and say is not None:
+                say(message["say"])
+            elif "say" in message:
                 urgent = message["say"].startswith("warning: ")
                 log.log(logging.WARNING if urgent else logging.INFO, "%s", message["say"])
             elif "error" in message:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from orchestrator.common import interrupt
 from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.common.text import plural
 from orchestrator.config.launch import LaunchArguments, Where
+from orchestrator.head.background.process import Background
+from orchestrator.head.commands import launching
 from orchestrator.head.plan import dry_run
 from orchestrator.head.screen.keyboard import KEYS, in_foreground
 from orchestrator.head.screen.output import say, write_out
@@ -25,7 +28,25 @@ def launch(arguments: LaunchArguments) -> int:
         show = dry_run.to_json if arguments.as_json else dry_run.to_text
         write_out(show(stages.rehearse(request).plan))
         return EXIT_DONE
+    if request.config.launch.queue and arguments.detach:
+        return wait_in_background(arguments)
     return follow_up(stages.launch(request, say), arguments)
+
+
+def wait_in_background(arguments: LaunchArguments) -> int:
+    """Leave a launch to a process that waits in the queue and follows the job then."""
+    command = list(sys.argv)
+    head = Background(launching.launch, arguments=arguments, command=command)
+    answer = head.answer(say)
+    if "place" in answer:
+        say(f"follow it: orchestrator attach {Path(answer['place']).name}")
+    else:
+        say(
+            f"background process {answer['queued']} waits in the queue and follows the job then:"
+            " `orchestrator queue` shows it, `orchestrator ls` once it runs"
+        )
+    head.hang_up()
+    return EXIT_DONE
 
 
 def follow_up(launched: Launched, arguments: LaunchArguments) -> int:

@@ -14,6 +14,7 @@ from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import Foreseen, Guess, NodePlan, Plan
 from orchestrator.head.plan.plan import script_path
 from orchestrator.head.plan.redact import value_of
+from orchestrator.protocol.message import encode
 
 
 def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
@@ -83,6 +84,7 @@ def to_json(plan: Plan) -> str:
         entry["command"] = list(node.paste)
         entry["shell"] = "\n".join(shell_lines(plan, node))
         entry["ranks"] = list(range(node.first_rank, node.first_rank + node.nproc))
+        entry["wish"] = encode(node.wish)
         del entry["paste"]
     return json.dumps(data, indent=1)
 

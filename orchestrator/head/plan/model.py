@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.common.hosts import in_url
 from orchestrator.head.nodes.node_list import Node
+from orchestrator.protocol.requests.claims import Wish
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class NodePlan:
     program: tuple[str, ...] = ()  # how torchrun's command line names the program
     paste: tuple[str, ...] = ()  # the same job without a supervisor, for a shell
     files: tuple[tuple[str, str], ...] = ()  # (name, text), written where the agent starts
+    wish: Wish | None = None  # the GPUs or slots that the job is to hold here
 
     @property
     def env(self) -> dict[str, str]:

@@ -27,7 +27,7 @@ from orchestrator.head.nodes.facts import (
     release,
 )
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.plan import nccl_env
+from orchestrator.head.plan import nccl_env, wishes
 from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan, Target
 
 # Fields of the spec that say where a node is among the others, and torchrun's options for them.
@@ -212,6 +212,8 @@ def choose_port(config: Config, master: ProbedNode) -> tuple[int, list[str]]:
 def count_ranks(node: ProbedNode, launch: Launch) -> tuple[int, str]:
     if launch.nproc is not None:
         return launch.nproc, nproc_option(launch).split()[0]
+    if launch.gpus is not None and node.facts.gpus:
+        return launch.gpus, "--gpus"
     if node.node.slots is not None:
         return node.node.slots, listed_ranks(node.node)
     if node.facts.gpus:
@@ -320,7 +322,13 @@ class Draft:
             program=program,
             paste=paste,
             library=facts.library,
+            wish=wishes.of(probed, self.config.launch, count, self.theirs),
         )
+
+    @property
+    def theirs(self) -> dict[str, str]:
+        """Return the variables that the user sets for all ranks."""
+        return {**self.config.env, **{setting.name: setting.value for setting in self.user_env}}
 
     def settings(
         self, index: int, facts: Facts, address: NodeAddress, count: int

@@ -194,7 +194,8 @@ def reach_these(
     transport = source.transport(launch.connect_timeout)
     notes = [] if settle else note_remembered(nodes, launch)
     nodes = [(settle or settled)(node, launch) for node in nodes]
-    probe, port = probe_of(request, transport, nodes), port_request(request, len(nodes))
+    probe = probe_of(request, transport, nodes)
+    port = None if launch.queue else port_request(request, len(nodes))  # else when it is its turn
     with marker(request.directory) as path:
 
         def reach_node(node: Node) -> Reached:
@@ -209,7 +210,7 @@ def reach_these(
         reached=tuple(result for result in results if isinstance(result, Reached)),
         lost=tuple(fleet.failures(nodes, results)),
         at=time.time(),
-        master=nodes[0].name,
+        master=nodes[0].name if port else "",
         notes=tuple(notes),
     )
 

@@ -17,9 +17,10 @@ from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.plan import accelerate, plan, user_network
 from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import Layout
-from orchestrator.head.start import hook, payload, selection
-from orchestrator.head.start.nodes import Nodes
+from orchestrator.head.start import payload, selection
+from orchestrator.head.start.nodes import ListedNodes, Nodes
 from orchestrator.head.start.request import Request
+from orchestrator.head.start.variables import hook
 from orchestrator.protocol.spec import Attempt, LeaseTerms, Spec, Target
 from orchestrator.records.experiment import Experiment
 from orchestrator.records.experiments import check_name
@@ -40,7 +41,11 @@ def prepare(request: Request, nodes: Nodes, *, dry_run: bool = False) -> Prepare
     """Make the experiment's directory and plan the job; a dry run makes no directory."""
     now = time.time()
     times = {"begin": request.begun, "reached": nodes.at or now, "synced": now}
-    nodes = selection.choose(request, nodes)
+    if not isinstance(nodes.source, ListedNodes):  # a scheduler has given them to this job alone
+        config = request.config
+        launch = replace(config.launch, claim="off", queue=False)
+        request = replace(request, config=replace(config, launch=launch))
+    nodes = selection.choose(request, nodes, hold=not dry_run)
     if request.payload is not None:
         payload.check_python(nodes.probed)
     root, name = request.where.experiments, request.config.launch.name
@@ -159,6 +164,7 @@ def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
             workdir=node.workdir,
             target=Target(kind=node.target.kind, name=node.target.name, args=node.target.args),
             config=config,
+            wish=node.wish,
             lease=lease,
             attempt=first_attempt(node.index, plan, most) if most else None,
         )

@@ -26,10 +26,10 @@ from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.screen.log_reader import NO_RANK
-from orchestrator.head.start import hook
 from orchestrator.head.start.code import experiments as experiments_below
 from orchestrator.head.start.planning import Prepared
 from orchestrator.head.start.request import Request
+from orchestrator.head.start.variables import hook
 from orchestrator.head.transfer.code import archive, git_info
 from orchestrator.head.transfer.code.scan import MEGABYTE
 from orchestrator.head.transfer.tree import Tree

@@ -33,8 +33,8 @@ from orchestrator.head.plan import accelerate, other_launchers
 from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import EnvSetting, Target
 from orchestrator.head.plan.plan import ENGINE
-from orchestrator.head.start import hook, user_env
 from orchestrator.head.start.payload import CALL
+from orchestrator.head.start.variables import hook, user_env
 
 # Programs whose options are made elsewhere: by a library, of fields of another module.
 READS_ANY = re.compile(

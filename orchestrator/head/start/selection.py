@@ -21,6 +21,8 @@ from orchestrator.head.plan import nccl_transport, plan
 from orchestrator.head.plan.model import Foreseen
 from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
 from orchestrator.head.screen.styles import WARNING, styled
+from orchestrator.head.start.claims import claims
+from orchestrator.head.start.claims.claims import Occupied
 from orchestrator.head.start.nodes import Bounds, Nodes, with_master
 from orchestrator.head.start.request import Request
 from orchestrator.node.machine.disks import disk
@@ -30,12 +32,15 @@ IN_THE_PLAN = ("port",)  # what the notes of the plan say anyhow
 OF_THE_JOB = ("port", "config", "names")  # findings that another node would not change
 
 
-def choose(request: Request, nodes: Nodes) -> Nodes:
-    """Leave the nodes of the job in `reached`, and those that stand by in `spares`."""
+def choose(request: Request, nodes: Nodes, *, hold: bool) -> Nodes:
+    """Leave the nodes of the job in `reached`, and those that stand by in `spares`.
+
+    With `hold` the job's GPUs are held from now on.
+    """
     bounds = nodes.bounds
     if bounds is None:
         return nodes
-    unfit = unfit_of(request, nodes, bounds)
+    unfit = unfit_of(request, nodes, bounds, hold)
     pool = [node for node in nodes.reached if node.node.name not in unfit]
     chosen, standing_by = pool[: bounds.most], pool[bounds.most :]
     bad_spares = problems(request, nodes, standing_by)
@@ -54,17 +59,24 @@ def choose(request: Request, nodes: Nodes) -> Nodes:
     )
 
 
-def unfit_of(request: Request, nodes: Nodes, bounds: Bounds) -> dict[str, str]:
+def unfit_of(request: Request, nodes: Nodes, bounds: Bounds, hold: bool) -> dict[str, str]:
     """Return the nodes that others can replace, and why they should be.
 
-    None, where there are too few others: the check before the start names what is wrong then.
+    None, where there are too few others: the check before the start names what is wrong then. But
+    GPUs that others have are no matter of a check.
     """
     unfit: dict[str, str] = {}
+    taken: dict[str, str] = {}
     while True:
         pool = [node for node in nodes.reached if node.node.name not in unfit]
         if len(pool) < bounds.least:
+            if taken:
+                raise Occupied(taken, bounds.least)
             return {}
         bad = problems(request, nodes, pool[: bounds.most])
+        if not bad and hold:
+            bad = claims.take(request, pool[: bounds.most])
+            taken.update(bad)
         if not bad:
             return unfit
         unfit.update(bad)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,8 +32,9 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress, counted
 from orchestrator.head.screen.styles import WARNING, styled
 from orchestrator.head.start import payload, record, selection
+from orchestrator.head.start.claims import claims
 from orchestrator.head.start.code import HOME, expect_code, reach_with_code
-from orchestrator.head.start.nodes import Nodes, reach_all
+from orchestrator.head.start.nodes import ListedNodes, Nodes, reach_all
 from orchestrator.head.start.planning import (
     Meeting,
     Prepared,
@@ -90,11 +91,11 @@ class Launched:
 # -- the first attempt ------------------------------------------------------------------------
 
 
-def launch(request: Request, say: Say) -> Launched:
-    """Start a job on all its nodes or on none."""
+def launch(request: Request, say: Say, queued: Callable[[], None] = lambda: None) -> Launched:
+    """Start a job on all its nodes or on none; `queued` is called once it waits for them."""
     request, nodes = reach_with_code(request, say)
     try:
-        prepared = prepare(request, nodes)
+        prepared = in_turn(request, nodes, say, queued)
     except NoTorch as error:
         raise NoTorch(error.nodes, foresee(read_source(request)[1], nodes).command) from error
     with discarded_on_error(prepared.experiment):
@@ -105,6 +106,15 @@ def launch(request: Request, say: Say) -> Launched:
     peers_port = prepared.nodes.reached[0].facts.peers_port or 0
     meeting = Meeting(prepared.plan.master_address, peers_port, secrets.token_hex(32))
     return start(prepared, record.record_job(prepared), meeting, say)
+
+
+def in_turn(request: Request, nodes: Nodes, say: Say, queued: Callable[[], None]) -> Prepared:
+    """Prepare a job whose nodes are free, or with --queue wait until they are."""
+    if not (request.config.launch.queue and isinstance(nodes.source, ListedNodes)):
+        return prepare(request, nodes)
+    from orchestrator.head.start.claims.queue import Queue  # no other launch needs it
+
+    return Queue(request, nodes, say, queued).run(partial(prepare, request, nodes))
 
 
 def rehearse(request: Request) -> Prepared:
@@ -122,7 +132,9 @@ def rehearse(request: Request) -> Prepared:
             error = NoTorch(error.nodes, found.command)
         more = "".join(f"\n  {line}" for line in foreseen_lines(found))
         raise CheckFailed(f"{error.what}{more}", error.fix) from error
-    return replace(prepared, plan=replace(prepared.plan, foreseen=found))
+    taken = claims.foreseen(prepared.request, prepared.nodes.reached)
+    notes = (*prepared.plan.notes, *taken)
+    return replace(prepared, plan=replace(prepared.plan, foreseen=found, notes=notes))
 
 
 def read_source(request: Request) -> tuple[Request, Program]:

@@ -9,23 +9,31 @@ from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.ports import Ports
 from orchestrator.node.server.visit import Refusal, Visit, answers
-from orchestrator.node.start import start
+from orchestrator.node.start import claims, start
+from orchestrator.node.start.claims import Claims
 from orchestrator.node.warm.visit import WarmVisit
 from orchestrator.protocol.requests.request import NO_PART, Nothing
 from orchestrator.protocol.requests.start import (
     AskKept,
     AskPart,
+    Book,
+    Claim,
+    Claimed,
     GetReady,
     Hook,
     Hooked,
     Kept,
+    LeaveQueue,
     Part,
+    ReadBook,
     Release,
     Released,
     Start,
     StartedHere,
     TakenPorts,
     TakePorts,
+    Unclaim,
+    Wait,
 )
 
 
@@ -84,4 +92,36 @@ def release(visit: Visit, request: Release) -> Released:
         if not spec.warm:
             next_attempt.end(spec, os.environ, visit.umask)
     visit.of(WarmVisit).next_attempt = None
+    visit.of(Claims).drop()
     return Released(gone=resume_dir.remove(run))
+
+
+@answers(Claim)
+def claim(visit: Visit, request: Claim) -> Claimed:
+    wish = RunDir(*request.part).read_spec().wish if request.part else request.wish
+    if wish is None:
+        return Claimed(held=True)
+    return visit.of(Claims).take(wish, request.patience, new=request.part is None)
+
+
+@answers(Unclaim)
+def unclaim(visit: Visit, request: Unclaim) -> Nothing:
+    visit.of(Claims).let_go()
+    return Nothing()
+
+
+@answers(Wait)
+def wait(visit: Visit, request: Wait) -> Nothing:
+    visit.of(Claims).wait(request.entry)
+    return Nothing()
+
+
+@answers(LeaveQueue)
+def leave_queue(visit: Visit, request: LeaveQueue) -> Nothing:
+    visit.of(Claims).opened().remove(request.entry)
+    return Nothing()
+
+
+@answers(ReadBook)
+def read_book(visit: Visit, request: ReadBook) -> Book:
+    return claims.read(visit, request.wish, request.before, request.seconds)

@@ -16,6 +16,7 @@ from orchestrator.node.job.processes import OPTIONS
 from orchestrator.node.job.run_directory import RunDir, machine
 from orchestrator.node.server.ports import Ports
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
+from orchestrator.node.start.claims import Claims
 from orchestrator.node.transfer import outputs, payload
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.request import NO_PART
@@ -39,6 +40,7 @@ def start(visit: Visit, spec: Spec) -> StartedHere:
     there = spec if shared else with_local_experiment(spec, run, first)
     if spec.attempt is not None:
         there = with_resume_directory(there, first)
+    there = there.replace(env={**there.env, **visit.of(Claims).environment(spec)})
     ports = visit.of(Ports)
     if ports.peers and there.lease:
         there = there.replace(lease=there.lease.replace(fd=ports.peers.fileno()))
@@ -111,9 +113,10 @@ def at_home(visit: Visit, spec: Spec) -> Spec:
 def start_supervisor(visit: Visit, run: RunDir, spec: Spec) -> tuple[int, WarmStart]:
     """Start it and wait until torchrun is on its way, or raise the reason why it is not."""
     ports = visit.of(Ports)
+    inherited = [*visit.of(Claims).files, *ports.files]
     supervisor: subprocess.Popen[bytes] | WarmSupervisor
     with open(os.path.join(run.path, "supervisor.err"), "wb") as errors:
-        warm, reason = take_warm(visit, run, spec, [errors.fileno(), *ports.files])
+        warm, reason = take_warm(visit, run, spec, [errors.fileno(), *inherited])
         if warm is not None:
             supervisor = warm
         else:
@@ -123,7 +126,7 @@ def start_supervisor(visit: Visit, run: RunDir, spec: Spec) -> tuple[int, WarmSt
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,
-                pass_fds=ports.files,
+                pass_fds=inherited,
             )
     assert supervisor.stdout is not None
     word = b""

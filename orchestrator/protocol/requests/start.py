@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 from orchestrator.protocol.message import Message, Moment
+from orchestrator.protocol.requests.claims import NO_ENTRIES, Entry, Taken, Wish
 from orchestrator.protocol.requests.machine import PortWish
 from orchestrator.protocol.requests.request import Nothing, Request
 from orchestrator.protocol.spec import Placement, Spec
@@ -110,3 +111,57 @@ class Release(Request[Released], do="release"):
 
     job: str  # of any of its attempts
     node: int
+
+
+# -- claims ---------------------------------------------------------------------------------------
+
+
+class Claimed(Message):
+    """The GPUs or slots that are held for a launch, or by whom those it lacks are taken."""
+
+    held: bool = False  # all of it
+    words: str = ""  # what is held, for people: GPU 0, 1, 2, 3 of 8
+    taken: tuple[Taken, ...] = ()  # where too few are free
+    lacking: str = ""  # why the wish can never be met here
+    unsure: str = ""  # why nobody knows who else computes on the GPUs
+
+
+class Claim(Request[Claimed], do="claim"):
+    """Hold what a launch wishes, all of it or nothing, until its job ends or this visit does."""
+
+    wish: Optional[Wish] = None
+    part: Optional[tuple[str, int]] = None  # of a job that is started again: it has its wish here
+    patience: float = 0.0  # seconds to wait for those who are about to start, or to give up
+
+
+class Unclaim(Request[Nothing], do="unclaim"):
+    """Let go of what is held for a launch that is not yet a job."""
+
+
+class Wait(Request[Nothing], do="wait"):
+    """Stand in the queue here, from now on until the job starts or this visit ends."""
+
+    entry: Entry
+
+
+class LeaveQueue(Request[Nothing], do="leave_queue"):
+    """Remove an entry of this user's: whoever waits by it sees that, and leaves."""
+
+    entry: str  # its id
+
+
+class Book(Message):
+    """All that is claimed on a machine, and who waits there."""
+
+    entries: tuple[Entry, ...]
+    free: int = 0  # of the GPUs or slots that were asked for
+    total: int = 0
+    removed: bool = False  # the asking launch's own entry is there no more
+
+
+class ReadBook(Request[Book], do="read_book"):
+    """Read who holds what and who waits; with `before` only once it is another than that."""
+
+    wish: Wish = Wish()
+    before: tuple[Entry, ...] = NO_ENTRIES
+    seconds: float = 0.0  # to wait for a change, at most

@@ -33,11 +33,14 @@ from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import Request, resolve
 from orchestrator.protocol.facts import Checkup, Gpu, Holder
 from orchestrator.protocol.message import encode
+from orchestrator.protocol.requests.claims import RUNNING, Entry
 from orchestrator.protocol.requests.machine import CheckedUp, Examine
+from orchestrator.protocol.requests.start import Book, ReadBook
 from orchestrator.records import cordons
 from orchestrator.records.machines import machine_of
 
 LOST = styles.FAILED
+BOOK_SECONDS = 10.0
 GPU_SECONDS = 40.0  # without persistence mode the driver is loaded for every query
 
 
@@ -133,6 +136,7 @@ class Used:
     cpus: int = 0
     checkup: Checkup | None = None
     error: OrchestratorError | None = None
+    entries: Sequence[Entry] = ()  # of the machine's book: who holds which GPUs
 
 
 @dataclass(frozen=True)
@@ -175,11 +179,14 @@ def find_users(request: Request) -> list[Used]:
     answered = try_all(request)
     known = {node.name: Used(node, error=error) for node, error in answered.lost}
     answers = examine(answered.reached, "gpus", "load")
-    for node, answer in zip(answered.reached, answers, strict=True):
+    books = fleet.ask(answered.reached, [ReadBook()] * len(answered.reached), BOOK_SECONDS)
+    for node, answer, book in zip(answered.reached, answers, books, strict=True):
+        entries = book.entries if isinstance(book, Book) else ()
         cpus = node.probed.facts.cpus
         if isinstance(answer, Checkup):
             ahead = clock.ahead(node.probed.facts.clock_offset, 0.0)
-            known[node.node.name] = Used(node.node, cpus, clock.of_checkup(answer, ahead))
+            checkup = clock.of_checkup(answer, ahead)
+            known[node.node.name] = Used(node.node, cpus, checkup, entries=entries)
         else:
             known[node.node.name] = Used(node.node, cpus, error=answer)
     return [known[node.name] for node in answered.source.nodes]
@@ -202,6 +209,7 @@ def users_json(used: Used) -> dict[str, Any]:
         "cpus": used.cpus,
         "gpus": None if gpus is None else [with_holders(gpu) for gpu in gpus],
         "load": None if used.checkup.load is None else encode(used.checkup.load, nones=True),
+        "held": [encode(entry) for entry in used.entries],
         "problems": used.checkup.problems,
     }
 
@@ -250,11 +258,22 @@ def gpu_rows(used: Used, checkup: Checkup, now: float) -> list[Use]:
         here = held_by(gpu, gpus, holders)
         rows += [use_of(used, name, holder, now, busy) for holder in here]
         if not here:
-            user, program = nobody(gpu, checkup)
-            rows.append(Use(used.node.name, name, user, program, busy=busy, memory=memory_of(gpu)))
+            rows.append(without_users(used, gpu, Use(used.node.name, name, busy=busy), now))
     if gpus:
         rows += [use_of(used, "?", holder, now) for holder in unplaced(gpus, holders)]
     return rows
+
+
+def without_users(used: Used, gpu: Gpu, row: Use, now: float) -> Use:
+    """Say of a GPU on which nobody computes whether a job holds it, or whether it is free."""
+    assert used.checkup is not None
+    row = replace(row, memory=memory_of(gpu))
+    holder = next((one for one in used.entries if f"GPU {gpu.index}" in one.names), None)
+    if holder is None or gpu.problem:
+        user, program = nobody(gpu, used.checkup)
+        return replace(row, user=user, program=program)
+    words = f"{holder.job} ({'holds it' if holder.state == RUNNING else 'is about to start'})"
+    return replace(row, user=holder.user, program=words, since=since(holder.since, now))
 
 
 def use_of(used: Used, gpu: str, holder: Holder, now: float, busy: str = "-") -> Use:

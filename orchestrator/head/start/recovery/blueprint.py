@@ -26,11 +26,12 @@ from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import plan
 from orchestrator.head.plan.model import EnvSetting, Plan, Target
-from orchestrator.head.start import code, hook
+from orchestrator.head.start import code
 from orchestrator.head.start.nodes import settled
 from orchestrator.head.start.payload import CALL
 from orchestrator.head.start.planning import Meeting, Prepared, specs
 from orchestrator.head.start.request import Request
+from orchestrator.head.start.variables import hook
 from orchestrator.head.transfer.code import archive
 from orchestrator.head.transfer.code.scan import Scan
 from orchestrator.head.transfer.tree import Tree

@@ -18,8 +18,10 @@ from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.start.recovery import links
 from orchestrator.head.start.recovery.candidates import Candidate, Choice, choose
 from orchestrator.protocol.message import Message
+from orchestrator.protocol.requests.claims import who_has
 from orchestrator.protocol.requests.follow import Living, LivingRuns, Stop
 from orchestrator.protocol.requests.request import Request
+from orchestrator.protocol.requests.start import Claim, Claimed
 from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS, SWEEP_PATIENCE_SECONDS
 from orchestrator.records import cordons
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -102,8 +104,10 @@ class Gathering:
             waited = time.monotonic() - began
             choice, away = self.choose(waited)
             if not choice.problem:
-                if not self.renew(choice.nodes) or not self.are_linked(choice.nodes):
+                if not (self.renew(choice.nodes) and self.hold(choice.nodes)):
                     continue  # another may take the place
+                if not self.are_linked(choice.nodes):
+                    continue
                 waits = self.needs_time(choice.nodes)
                 if not waits or waited > patience:
                     for line in choice.words:
@@ -206,6 +210,25 @@ class Gathering:
                 self.unable[name] += f" ({error.fix})" if error.fix else ""
                 return False
         return True
+
+    def hold(self, names: Sequence[str]) -> bool:
+        """Hold the GPUs of these nodes again; say whether nobody else has taken them meanwhile."""
+        known = {
+            node.name: node for node in (*self.record.nodes, *self.record.spares)
+        } | self.renewed
+        if self.record.launch.claim == "off" or self.record.head_elsewhere:
+            return True
+
+        def ask(name: str) -> Claimed:
+            part = self.record.first_part(known[name])
+            return self.open[name].ask(Claim(part=part), HEAD_PATIENCE_SECONDS)
+
+        for name, answer in zip(names, fleet.everywhere(names, ask), strict=True):
+            if isinstance(answer, OrchestratorError):
+                self.unable[name] = f"cannot hold its GPUs: {answer.what}"
+            elif not answer.held and answer.taken:
+                self.unable[name] = f"is used by others: {who_has(answer.taken)}"
+        return not self.unable.keys() & set(names)
 
     def are_linked(self, names: Sequence[str]) -> bool:
         """See that these nodes reach each other, if the last attempt may have ended by that.

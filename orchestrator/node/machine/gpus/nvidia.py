@@ -7,6 +7,7 @@ among the others.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -180,6 +181,21 @@ def cards(root: str = "") -> list[Card]:
             )
         )
     return found_cards
+
+
+def cards_seen(root: str = "") -> list[Card]:
+    """Return the cards that this login may open: a container has a device file for its own."""
+    found = cards(root)
+    top = f"{root}/proc/driver/nvidia/gpus"
+    minors = {
+        pci.lower(): fields(sysfs.text(f"{top}/{pci}/information")).get("Device Minor", "")
+        for pci in sysfs.names(top)
+    }
+    return [
+        card
+        for card in found
+        if not minors[card.pci] or os.path.exists(f"{root}/dev/nvidia{minors[card.pci]}")
+    ]
 
 
 def fields(text: str) -> dict[str, str]:

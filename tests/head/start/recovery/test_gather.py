@@ -16,8 +16,10 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.start.record import not_started
 from orchestrator.head.start.recovery import gather
 from orchestrator.head.start.recovery.gather import Gathering, NotBack, all_answers
+from orchestrator.protocol.requests.claims import Taken
 from orchestrator.protocol.requests.follow import LivingRuns
 from orchestrator.protocol.requests.machine import Dial, Dialed, Listen, Listening
+from orchestrator.protocol.requests.start import Claim, Claimed
 from orchestrator.records import cordons, experiments
 from orchestrator.records.experiment import RESIZED, Attempt, JobRecord, NodeRecord
 from orchestrator.records.outcome import Verdict
@@ -51,7 +53,7 @@ def record(nodes: str, lost: str = "", spares: str = "", nnodes: str | None = No
 class Asking(Gathering):
     """Nodes of which some do not answer."""
 
-    silent = wiped = doubtful = ""
+    silent = wiped = doubtful = taken = ""
     cut: tuple[str, ...] = ()  # who does not reach whom
 
     def reach(self, node: NodeRecord) -> NodeChannel:
@@ -62,6 +64,10 @@ class Asking(Gathering):
         answer = LivingRuns(living=(), has_part=node.name not in self.wiped, doubtful=doubt)
 
         def ask(request: object, _: float) -> object:
+            if isinstance(request, Claim):
+                others = Taken(names=("GPU 0",), user="bob", job="theirs")
+                taken = (others,) if node.name in self.taken else ()
+                return Claimed(held=not taken, taken=taken)
             if isinstance(request, Listen):
                 return Listening(ports=(ord(node.name),))
             if isinstance(request, Dial):
@@ -111,6 +117,21 @@ def test_who_goes_on(
     for one in (*gathered.nodes, *gathered.spares):
         assert (one.first_job, one.first_node) == ("run-1", before[one.name])
     assert set(asking.open) == set(nodes)
+
+
+@pytest.mark.parametrize(("spares", "nodes"), [("s", "asc"), ("", "")])
+def test_gpus_that_others_have_taken_meanwhile_are_left_to_them(
+    spares: str, nodes: str, tmp_path: Path
+) -> None:
+    asking, said = gathering(tmp_path, record("abc", spares=spares))
+    asking.taken = "b"
+    why = "b is used by others: GPU 0: bob, job theirs"
+    if nodes:
+        assert "".join(one.name for one in asking.run().nodes) == nodes
+        assert f"{why}: s takes its place" in said
+    else:
+        with pytest.raises(NotBack, match=why):
+            asking.run()
 
 
 def lost_before(nodes: str, spare: str) -> JobRecord:

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.head.start import user_env
+from orchestrator.head.start.variables import user_env
 
 HERE = {"HERE": "from here", "WANDB_MODE": "offline", "WANDB_API_KEY": "k", "HOME": "/root"}
 
@@ -120,7 +120,7 @@ def test_a_secret_on_the_command_line_is_refused_and_not_repeated() -> None:
 
 def test_a_secret_is_asked_for_without_echo() -> None:
     code = (
-        "from orchestrator.head.start.user_env import secret_value\n"
+        "from orchestrator.head.start.variables.user_env import secret_value\n"
         "import sys; sys.exit(secret_value('TOKEN', {}) != 'hunter2')"
     )
     child, terminal = pty.fork()

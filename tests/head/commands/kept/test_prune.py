@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.head.commands import prune
+from orchestrator.head.commands.kept import prune
 from orchestrator.head.prune import plan, remove
 from orchestrator.head.prune.plan import Rules, decide
 from orchestrator.head.prune.remove import KEPT, REMOVED, Removal
@@ -583,7 +583,7 @@ PRUNES = """
 import json, os, sys
 import orchestrator.cli.run, orchestrator.entry
 from orchestrator.cli.main import cli
-from orchestrator.head.commands import prune
+from orchestrator.head.commands.kept import prune
 def counted(real):
     def call(*args, **options):
         global left

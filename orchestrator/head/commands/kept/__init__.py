@@ -1,0 +1,1 @@
+"""Commands on what jobs have left on disks: checkpoints, and experiments to be removed."""

@@ -1,0 +1,45 @@
+"""Launches a job in the background, for a Python program, or for a launch that waits its turn.
+
+Modules are imported here by whoever needs them: this one is light.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from orchestrator.head.background.process import Answers, Pipe
+
+if TYPE_CHECKING:
+    from orchestrator.config.launch import LaunchArguments
+
+
+def launch(answers: Answers, arguments: LaunchArguments, command: list[str]) -> None:
+    """Launch a job as `master_launch` does, and follow it; `command` is shown in its record."""
+    from orchestrator.head.commands import follow
+    from orchestrator.head.commands.machines import warm
+    from orchestrator.head.start import stages
+    from orchestrator.head.start.request import resolve
+
+    def say(text: str) -> None:
+        answers.send(say=text)
+
+    def queued() -> None:
+        if arguments.detach:
+            answers.send(queued=os.getpid())
+
+    keys = Pipe()
+    try:
+        request = replace(resolve(arguments, command), detached=False)
+        launched = stages.launch(request, say, queued)
+        if request.config.launch.warm:
+            warm.keep_after(launched, lambda _: None)
+    finally:
+        if arguments.payload is not None:
+            shutil.rmtree(arguments.payload, ignore_errors=True)
+    launched.experiment.name_head(background=True)
+    follow.speak_into(launched.experiment)
+    answers.send(place=str(launched.experiment.path))
+    follow.follow_launched(launched, follow.SILENT, keys, arguments.where)

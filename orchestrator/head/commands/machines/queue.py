@@ -1,0 +1,198 @@
+"""`orchestrator queue`: who holds what of the nodes, who waits for it, and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from orchestrator.common import text
+from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
+from orchestrator.common.hosts import listed
+from orchestrator.config.launch import LaunchArguments
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.reach import Reached
+from orchestrator.head.nodes.facts import by_value
+from orchestrator.head.screen import output, styles
+from orchestrator.head.screen.output import Cell, Column, Table, Terminal
+from orchestrator.head.start.claims.turn import Machine, expected, obstacles, rank
+from orchestrator.head.start.nodes import try_all
+from orchestrator.head.start.request import resolve
+from orchestrator.protocol.requests.claims import WAITING, Entry, clock, in_words
+from orchestrator.protocol.requests.start import Book, LeaveQueue, ReadBook
+
+BOOK_SECONDS = 10.0
+SHORTEST_ID = 4  # characters of an id that may be typed for it
+
+
+@dataclass(frozen=True)
+class Line:
+    """A job or a launch that waits, on all nodes where it has an entry."""
+
+    entry: Entry
+    on: Mapping[str, Entry]  # by the node's name
+    place: int = 0  # in the queue; 0: it has what it wants
+    why: str = ""  # it waits
+    start: float | None = None  # when it may start, if the others' owners said how long they take
+    now: float = 0.0
+
+    @property
+    def waits(self) -> bool:
+        return self.entry.state == WAITING
+
+
+def state(line: Line) -> Cell:
+    if line.waits:
+        return f"waits, {line.place}.", styles.WARNING
+    return line.entry.state
+
+
+def what(line: Line) -> str:
+    """Say what a job holds of its nodes, or wants of them."""
+    each = {
+        name: f"{one.wants} wanted" if line.waits else in_words(one.names)
+        for name, one in line.on.items()
+    }
+    return on_nodes(each)
+
+
+def on_nodes(words: Mapping[str, str]) -> str:
+    """Write what is said of nodes, once for those of which the same is said."""
+    same = by_value(words.items())
+    return "; ".join(f"{listed(names)}: {each}" for each, names in same.items())
+
+
+def until(line: Line) -> str:
+    if not line.waits:
+        return f"until {clock(line.entry.until)}" if line.entry.until else "-"
+    start = f"may start at {clock(line.start)}" if line.start is not None else ""
+    return "; ".join(filter(None, [line.why, start])) or "about to start"
+
+
+LINES: Table[Line] = Table(
+    (
+        Column("ID", lambda line: line.entry.id[:8] if line.waits else "-"),
+        Column("STATE", state),
+        Column("USER", lambda line: line.entry.user),
+        Column("JOB", lambda line: line.entry.job),
+        Column("ON", what),
+        Column("SINCE", lambda line: text.duration(round(max(0.0, line.now - line.entry.since)))),
+        Column("UNTIL, OR WHY IT WAITS", until),
+    )
+)
+
+
+def queue(arguments: LaunchArguments, *, as_json: bool) -> int:
+    answered = try_all(resolve(arguments))
+    books = fleet.ask(answered.reached, [ReadBook()] * len(answered.reached), BOOK_SECONDS)
+    read = [
+        (node, book)
+        for node, book in zip(answered.reached, books, strict=True)
+        if isinstance(book, Book)
+    ]
+    lost = [(node.name, error) for node, error in answered.lost]
+    lost += [
+        (node.node.name, book)
+        for node, book in zip(answered.reached, books, strict=True)
+        if isinstance(book, OrchestratorError)
+    ]
+    lines = list(lines_of(read, time.time()))
+    data = {
+        "jobs": [to_json(line) for line in lines],
+        "lost": [{"name": name, "problem": error.what} for name, error in lost],
+    }
+    output.result(data, partial(to_text, lines, lost), as_json=as_json)
+    return EXIT_NODE if lost else EXIT_DONE
+
+
+def remove(arguments: LaunchArguments, id: str) -> int:
+    """Take a launch of this user's out of the queue: whoever waits there sees that, and leaves."""
+    answered = try_all(resolve(arguments))
+    books = fleet.ask_all(answered.reached, [ReadBook()] * len(answered.reached), BOOK_SECONDS, "")
+    waiting = {one.id: one for book in books for one in book.entries if one.state == WAITING}
+    meant = [known for known in waiting if len(id) >= SHORTEST_ID and known.startswith(id)]
+    if len(meant) != 1:
+        raise UsageError(
+            f"no launch that waits has the id {id}" if not meant else f"{id} is not one id alone",
+            "orchestrator queue shows them",
+        )
+    there = [
+        node
+        for node, book in zip(answered.reached, books, strict=True)
+        if any(one.id == meant[0] for one in book.entries)
+    ]
+    fleet.ask_all(there, [LeaveQueue(entry=meant[0])] * len(there), BOOK_SECONDS, "")
+    output.say(f"{waiting[meant[0]].job} is out of the queue")
+    return EXIT_DONE
+
+
+def lines_of(read: Iterable[tuple[Reached, Book]], now: float) -> Iterator[Line]:
+    """Yield the jobs that hold something, and then who waits, the first in the queue first."""
+    books: dict[str, Book] = {}
+    found: dict[tuple[str, ...], dict[str, Entry]] = {}
+    for node, book in read:
+        books[node.node.name] = book
+        for entry in book.entries:
+            found.setdefault(whole(entry), {})[node.node.name] = entry
+    firsts = {key: next(iter(on.values())) for key, on in found.items()}
+    holding = [one for one in firsts.values() if one.state != WAITING]
+    for one in sorted(holding, key=lambda entry: entry.since):
+        yield Line(one, found[whole(one)], now=now)
+    waiting = sorted((one for one in firsts.values() if one.state == WAITING), key=rank)
+    for at, one in enumerate(waiting, 1):
+        there = [machine(name, entry, books[name]) for name, entry in found[whole(one)].items()]
+        reasons = obstacles(one, there, len(there), now)
+        starts = [expected(one, place, now) for place in there]
+        known = [start for start in starts if start is not None]
+        yield Line(
+            one,
+            found[whole(one)],
+            place=at,
+            why="; ".join(
+                f"{listed(names)}: {why}" for why, names in by_value(reasons.items()).items()
+            ),
+            start=max(known) if known and len(known) == len(starts) and reasons else None,
+            now=now,
+        )
+
+
+def whole(entry: Entry) -> tuple[str, ...]:
+    """Return what the entries of one job, or of one launch that waits, have in common."""
+    return (entry.id,) if entry.state == WAITING else (entry.user, entry.job)
+
+
+def machine(name: str, entry: Entry, book: Book) -> Machine:
+    """Describe a node for one who waits there: what others have is not free."""
+    others = [one for one in book.entries if one.id != entry.id]
+    free = entry.of - sum(len(one.keys) for one in others)
+    return Machine(name, others, max(0, free), entry.of, entry.wants)
+
+
+def to_json(line: Line) -> dict[str, Any]:
+    entry = line.entry
+    return {
+        "id": entry.id,
+        "state": entry.state,
+        "user": entry.user,
+        "job": entry.job,
+        "head": entry.head,
+        "since": entry.since,
+        "until": entry.until or None,
+        "priority": entry.priority,
+        "place": line.place or None,
+        "why": line.why,
+        "start": line.start,
+        "nodes": {
+            name: {"holds": list(one.names), "wants": one.wants} for name, one in line.on.items()
+        },
+    }
+
+
+def to_text(
+    lines: Sequence[Line], lost: Sequence[tuple[str, OrchestratorError]], terminal: Terminal
+) -> str:
+    words = fleet.reasons((name, error.what, error.fix) for name, error in lost)
+    table = LINES.text(lines, terminal) if lines else "nobody holds or waits for these nodes"
+    return "\n\n".join(filter(None, [table, "\n".join(words)]))

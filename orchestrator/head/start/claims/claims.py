@@ -1,0 +1,127 @@
+"""Hold what a launch wants of its nodes: all of it, or nothing on any of them.
+
+All nodes are asked at once. Two launches that meet in the middle both let go; then each asks one
+node after the other, in an order that is the same for all, so that one of them gets everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.common.errors import CheckFailed, OrchestratorError
+from orchestrator.common.hosts import listed
+from orchestrator.common.text import plural
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.reach import Reached
+from orchestrator.head.nodes.facts import by_value
+from orchestrator.head.plan import wishes
+from orchestrator.head.plan.plan import count_ranks
+from orchestrator.head.start.request import Request
+from orchestrator.protocol.requests.claims import STARTING, Wish, who_has
+from orchestrator.protocol.requests.start import Book, Claim, Claimed, ReadBook, Unclaim
+
+ANSWER_SECONDS = 15.0
+PATIENCE_SECONDS = 5.0  # for a launch that has less to wait for, and is about to start or give up
+SHARE = "or start whoever else is there: --claim off"
+
+
+class Occupied(CheckFailed):
+    """Others have GPUs or slots that the job needs."""
+
+    def __init__(self, taken: dict[str, str], least: int) -> None:
+        lines = "".join(
+            f"\n  {line}"
+            for line in fleet.reasons((name, words, "") for name, words in taken.items())
+        )
+        super().__init__(
+            f"the job needs {plural(least, 'node')}, and others have what it needs; nothing was"
+            f" started{lines}",
+            f"wait for it: --queue; or take a part of each node: --gpus N; {SHARE}",
+        )
+        self.taken = taken
+
+
+def wish_of(request: Request, node: Reached) -> Wish | None:
+    """Return what a launch wants of a node, if it must not start without."""
+    env = {**request.config.env, **{setting.name: setting.value for setting in request.env}}
+    launch = request.config.launch
+    wish = wishes.of(node.probed, launch, count_ranks(node.probed, launch)[0], env)
+    return wish if wish is not None and wish.needed else None
+
+
+def take(request: Request, nodes: Sequence[Reached]) -> dict[str, str]:
+    """Hold what the launch wants of these nodes; else nothing, and say which nodes lack it."""
+    wanted = [(node, wish) for node in nodes if (wish := wish_of(request, node))]
+    if not wanted:
+        return {}
+    answers = ask(wanted, 0.0)
+    bad = problems(wanted, answers)
+    if not bad:
+        return {}
+    release([node for node, _ in wanted])
+    if not all(fleeting(answer) for answer in answers):
+        return bad
+    for pair in sorted(wanted, key=lambda pair: in_order(pair[0])):
+        answer = ask([pair], PATIENCE_SECONDS)
+        bad = problems([pair], answer)
+        if bad:
+            release([node for node, _ in wanted])
+            return bad
+    return {}
+
+
+def in_order(node: Reached) -> tuple[str, int]:
+    """Order machines, whatever they are called in somebody's list."""
+    return node.facts.boot, node.facts.network
+
+
+def ask(wanted: Sequence[tuple[Reached, Wish]], patience: float) -> list[Claimed]:
+    requests = [Claim(wish=wish, patience=patience) for _, wish in wanted]
+    nodes = [node for node, _ in wanted]
+    answers = fleet.ask(nodes, requests, ANSWER_SECONDS + patience)
+    if any(isinstance(answer, OrchestratorError) for answer in answers):
+        release(nodes)
+    return fleet.all_or_table([node.node for node in nodes], answers, "; nothing was started")
+
+
+def release(nodes: Sequence[Reached]) -> None:
+    """Let go of what is held on these nodes; one that does not answer lets go by itself."""
+    fleet.ask(nodes, [Unclaim()] * len(nodes), ANSWER_SECONDS)
+
+
+def problems(wanted: Sequence[tuple[Reached, Wish]], answers: Sequence[Claimed]) -> dict[str, str]:
+    """Return the nodes that lack something, each with the reason."""
+    bad: dict[str, str] = {}
+    for (node, _), answer in zip(wanted, answers, strict=True):
+        if answer.lacking:
+            bad[node.node.name] = answer.lacking
+        elif not answer.held:
+            bad[node.node.name] = who_has(answer.taken)
+    return bad
+
+
+def fleeting(answer: Claimed) -> bool:
+    """Tell whether what speaks against a start may pass in a moment."""
+    return not answer.lacking and all(taken.state == STARTING for taken in answer.taken)
+
+
+def foreseen(request: Request, nodes: Sequence[Reached]) -> list[str]:
+    """Say of which nodes others have what the launch wants, as it is now; take nothing."""
+    wanted = [(node, wish) for node in nodes if (wish := wish_of(request, node))]
+    books = fleet.ask(
+        [node for node, _ in wanted], [ReadBook(wish=wish) for _, wish in wanted], ANSWER_SECONDS
+    )
+    few: dict[str, str] = {}
+    for (node, wish), book in zip(wanted, books, strict=True):
+        if isinstance(book, Book) and book.free < wants(node, wish, book):
+            few[node.node.name] = f"{book.free} of {wants(node, wish, book)} free"
+    same = by_value(few.items())
+    return [
+        f"{listed(names)}: {words} now: a launch would be refused, or wait with --queue"
+        for words, names in same.items()
+    ]
+
+
+def wants(node: Reached, wish: Wish, book: Book) -> int:
+    """Return how many GPUs or slots of a node are wanted."""
+    return wish.gpus or (book.total if node.facts.gpus else wish.slots)

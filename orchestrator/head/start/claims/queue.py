@@ -1,0 +1,141 @@
+"""Wait until it is a launch's turn on its nodes, and start then."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from orchestrator.common.errors import CheckFailed, StoppedEarly
+from orchestrator.common.hosts import listed
+from orchestrator.common.text import Say
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.reach import Reached
+from orchestrator.head.nodes.facts import by_value
+from orchestrator.head.screen.progress import Progress
+from orchestrator.head.start.claims.claims import ANSWER_SECONDS, Occupied, in_order, wants, wish_of
+from orchestrator.head.start.claims.turn import Machine, holders, obstacles, place
+from orchestrator.head.start.nodes import Nodes
+from orchestrator.head.start.request import Request
+from orchestrator.protocol.requests.claims import NO_ENTRIES, WAITING, Entry, Wish
+from orchestrator.protocol.requests.start import Book, ReadBook, Wait
+
+LOOK_SECONDS = 0.3  # that a node waits for a change before it answers
+RETRY_SECONDS = 5.0  # after a look at who computes on the GPUs, which takes a command
+
+LEAVES = "; the launch has left the queue"
+
+T = TypeVar("T")
+
+
+@dataclass
+class Queue:
+    """A launch that waits on its nodes; each has an entry of it, which ends with this head."""
+
+    request: Request
+    nodes: Nodes
+    say: Say
+    entered: Callable[[], None] = lambda: None  # called once it waits
+    id: str = field(default_factory=lambda: os.urandom(8).hex())
+    books: Sequence[Book] = ()
+    said: str = ""
+
+    def run(self, start: Callable[[], T]) -> T:
+        """Call `start` when it is this launch's turn; once more where others were quicker."""
+        self.enter()
+        self.entered()
+        pause = LOOK_SECONDS
+        with Progress("waiting in the queue") as line:
+            while True:
+                now = time.time() + self.clock_ahead
+                reasons = obstacles(self.mine, self.machines, self.least, now)
+                if not reasons:
+                    try:
+                        return start()
+                    except Occupied as error:  # a program that is no job of ours, perhaps
+                        reasons = error.taken
+                        time.sleep(pause)
+                        pause = min(2 * pause, RETRY_SECONDS)
+                else:
+                    pause = LOOK_SECONDS
+                    held = {machine.name: holders(machine) for machine in self.machines}
+                    reasons = {name: why + held[name] for name, why in reasons.items()}
+                self.tell(reasons)
+                before = place(self.mine, self.machines)
+                line.what = f"waiting in the queue, {before} before it"
+                self.look(LOOK_SECONDS)
+
+    def enter(self) -> None:
+        """Stand in the queue on all nodes, if enough of them can ever do."""
+        self.look(0.0)
+        fit = [machine for machine in self.machines if machine.wants <= machine.total]
+        if len(fit) < self.least:
+            small = next(machine for machine in self.machines if machine not in fit)
+            has = f"{small.name} has {small.total}, and {small.wants} are wanted"
+            raise CheckFailed(f"no waiting helps: {has}", "take fewer: --gpus N, --nproc N")
+        entries = [self.mine.replace(wants=one.wants, of=one.total) for one in self.machines]
+        requests = [Wait(entry=entry) for entry in entries]
+        fleet.ask_all(self.nodes.reached, requests, ANSWER_SECONDS, LEAVES)
+        self.look(0.0)
+
+    @property
+    def least(self) -> int:
+        return self.nodes.bounds.least if self.nodes.bounds else len(self.nodes.reached)
+
+    @property
+    def clock_ahead(self) -> float:
+        """Return how far the clock is ahead that all who meet on these nodes go by."""
+        return min(self.nodes.reached, key=in_order).facts.clock_offset
+
+    @property
+    def mine(self) -> Entry:
+        launch, since = self.request.config.launch, self.request.begun + self.clock_ahead
+        wish = wish_of(self.request, self.nodes.reached[0])
+        return Entry(
+            id=self.id,
+            state=WAITING,
+            job=launch.name,
+            since=since,
+            order=since,
+            priority=launch.priority,
+            seconds=wish.seconds if wish else 0.0,
+            head=socket.gethostname(),
+        )
+
+    @property
+    def machines(self) -> list[Machine]:
+        return [
+            Machine(
+                node.node.name,
+                [entry for entry in book.entries if entry.id != self.id],
+                book.free,
+                book.total,
+                wants(node, self.wish(node), book),
+            )
+            for node, book in zip(self.nodes.reached, self.books, strict=True)
+        ]
+
+    def wish(self, node: Reached) -> Wish:
+        return wish_of(self.request, node) or Wish()
+
+    def look(self, seconds: float) -> None:
+        """Read the books; with a time, once something has changed in one of them."""
+        known = [book.entries for book in self.books] or [NO_ENTRIES] * len(self.nodes.reached)
+        requests = [
+            ReadBook(wish=self.wish(node), before=entries, seconds=seconds)
+            for node, entries in zip(self.nodes.reached, known, strict=True)
+        ]
+        self.books = fleet.ask_all(self.nodes.reached, requests, ANSWER_SECONDS + seconds, LEAVES)
+        if any(book.removed for book in self.books):
+            raise StoppedEarly("the launch was taken out of the queue; nothing was started")
+
+    def tell(self, reasons: Mapping[str, str]) -> None:
+        """Say why it waits, once for each reason."""
+        each = by_value(reasons.items())
+        words = "; ".join(f"{listed(names)}: {why}" for why, names in each.items())
+        if words != self.said:
+            self.said = words
+            self.say(f"in the queue: {words}")

@@ -1,0 +1,89 @@
+"""Decide whose turn it is on the nodes that a launch waits for. Pure.
+
+The queue is the launches themselves: each has an entry on each of its nodes. The order is the same
+on all of them, by priority and then by time, so the first of all can always go ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from orchestrator.protocol.requests.claims import RUNNING, STARTING, WAITING, Entry, clock
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One node of a launch that waits: what is held there, who waits, and what is free."""
+
+    name: str
+    entries: Sequence[Entry]
+    free: int  # GPUs or slots,
+    total: int  # of so many that the launch may have
+    wants: int
+
+
+def rank(entry: Entry) -> tuple[int, float, str]:
+    return -entry.priority, entry.order, entry.id
+
+
+def ahead(mine: Entry, entries: Iterable[Entry]) -> list[Entry]:
+    """Return those who wait before this one, the first of all first."""
+    waiting = [one for one in entries if one.state == WAITING and rank(one) < rank(mine)]
+    return sorted(waiting, key=rank)
+
+
+def blocked(mine: Entry, machine: Machine, now: float) -> str:
+    """Say why a launch cannot start on a machine yet; nothing where it can."""
+    if machine.free < machine.wants:
+        return f"{machine.free} of {machine.wants} free"
+    left = machine.free - machine.wants
+    for one in ahead(mine, machine.entries):
+        left -= one.wants
+        if left < 0 and not fits_before(mine, one, machine, now):
+            return f"{one.user}'s {one.job} waits before it"
+    return ""
+
+
+def holders(machine: Machine) -> str:
+    """Say who has what a launch waits for; nothing where it is free, or nobody's."""
+    some = [one for one in machine.entries if one.state in (STARTING, RUNNING) and one.keys]
+    if machine.free >= machine.wants or not some:
+        return ""
+    who = ", ".join(f"{one.user}'s {one.job}{ends(one)}" for one in some)
+    return f"; {who} {'has' if len(some) == 1 else 'have'} the rest"
+
+
+def ends(entry: Entry) -> str:
+    return f" (until {clock(entry.until)})" if entry.until else ""
+
+
+def fits_before(mine: Entry, other: Entry, machine: Machine, now: float) -> bool:
+    """Tell whether a launch would be over before another one, which waits longer, can start."""
+    start = expected(other, machine, now)
+    return bool(mine.seconds) and start is not None and now + mine.seconds <= start
+
+
+def expected(entry: Entry, machine: Machine, now: float) -> float | None:
+    """Return when a machine has enough for an entry, by what the others' owners say, if known."""
+    free = machine.free
+    if free >= entry.wants:
+        return now
+    ends = sorted((one.until or float("inf"), len(one.keys)) for one in machine.entries if one.keys)
+    for until, count in ends:
+        free += count
+        if free >= entry.wants:
+            return None if until == float("inf") else max(now, until)
+    return None
+
+
+def obstacles(mine: Entry, machines: Sequence[Machine], least: int, now: float) -> dict[str, str]:
+    """Return nothing where enough machines are ready for a launch, else why others are not."""
+    reasons = {machine.name: blocked(mine, machine, now) for machine in machines}
+    ready = [name for name, reason in reasons.items() if not reason]
+    return {} if len(ready) >= least else {name: why for name, why in reasons.items() if why}
+
+
+def place(mine: Entry, machines: Sequence[Machine]) -> int:
+    """Return how many wait before this launch on any of its nodes."""
+    return len({one.id for machine in machines for one in ahead(mine, machine.entries)})

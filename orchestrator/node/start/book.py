@@ -1,0 +1,174 @@
+"""The book of a machine: who holds which of its GPUs and slots, and who waits for them.
+
+It is a directory that all users share, with a file of locks and a file for each entry. A name is
+locked as long as somebody has that open file, so the kernel frees it with its last holder. What an
+entry says is its owner's word; whose it is says the file system, and that it lives, its lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import pwd
+import re
+import stat
+import struct
+import time
+
+from orchestrator.common import files
+from orchestrator.node.machine import sysfs
+from orchestrator.protocol.message import decode, encode, parse
+from orchestrator.protocol.requests.claims import Entry
+
+ID = re.compile(r"[0-9a-f]{16}")
+VARIABLE = "ORCHESTRATOR_CLAIMS"  # names another directory, where machines share a disk
+EVERYBODY = 0o1777
+FOR_ALL, TO_READ = 0o666, 0o644
+LARGEST_ENTRY_BYTES = 1 << 16
+MOST_ENTRIES = 10_000
+NEW_SECONDS = 2.0  # in which the first user has made the file of locks
+# Locks of an open file, not of a process (fcntl(2)): those who inherit the file hold them, too.
+F_OFD_GETLK, F_OFD_SETLK = 36, 37
+FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
+LAST_BYTE = (1 << 62) - 1
+
+
+def place() -> str:
+    """Return the directory: one for each machine and boot, also on a disk that machines share."""
+    boot = sysfs.text("/proc/sys/kernel/random/boot_id")[:8]
+    try:
+        network = os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        network = 0
+    return os.environ.get(VARIABLE) or f"/tmp/orchestrator-claims-{boot}-{network}"
+
+
+class Book:
+    """A machine's book, opened once: what is locked through it stays so until it is closed."""
+
+    def __init__(self, path: str = "") -> None:
+        self.path = path or place()
+        open_directory(self.path)
+        self.fd = open_locks(os.path.join(self.path, "locks"))
+        self.ours: set[str] = set()  # the kernel tells only of other open files
+
+    def lock(self, name: str) -> bool:
+        """Take a name; say whether that was possible."""
+        try:
+            fcntl.fcntl(self.fd, F_OFD_SETLK, lock_of(name, fcntl.F_WRLCK))
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+        self.ours.add(name)
+        return True
+
+    def unlock(self, name: str) -> None:
+        fcntl.fcntl(self.fd, F_OFD_SETLK, lock_of(name, fcntl.F_UNLCK))
+        self.ours.discard(name)
+
+    def locked(self, name: str) -> bool:
+        """Tell whether somebody has taken a name."""
+        if name in self.ours:
+            return True
+        found = fcntl.fcntl(self.fd, F_OFD_GETLK, lock_of(name, fcntl.F_WRLCK))
+        return bool(FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
+    def write(self, entry: Entry) -> None:
+        """Write an entry for all to read; its id has been locked before."""
+        files.replace(self.file(entry.id), json.dumps(encode(entry)), TO_READ)
+        os.chmod(self.file(entry.id), TO_READ)  # whatever the umask
+
+    def remove(self, name: str) -> None:
+        """Remove an entry; nobody can remove another user's."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.file(name))
+
+    def file(self, name: str) -> str:
+        if not ID.fullmatch(name):
+            raise ValueError(f"not an entry: {name!r}")
+        return os.path.join(self.path, f"{name}.json")
+
+    def entries(self) -> list[Entry]:
+        """Return the entries whose writers live, of all users; remove those of ours that do not."""
+        found = []
+        for name in sysfs.names(self.path)[:MOST_ENTRIES]:
+            if name.startswith(".") or not name.endswith(".json"):
+                continue
+            entry = self.read(name[: -len(".json")])
+            if entry is not None:
+                found.append(entry)
+        return sorted(found, key=lambda entry: (entry.order or entry.since, entry.id))
+
+    def read(self, name: str) -> Entry | None:
+        try:
+            with files.open_plain(self.file(name)) as file:
+                owner = os.fstat(file.fileno()).st_uid
+                entry = decode(Entry, parse(file.read(LARGEST_ENTRY_BYTES)), newer=True)
+        except (OSError, ValueError):
+            return None
+        if entry.id != name:
+            return None
+        if not self.locked(name):
+            if owner == os.getuid():
+                with contextlib.suppress(OSError):
+                    self.remove(name)
+            return None
+        return entry.replace(user=name_of(owner))
+
+    def touch(self) -> None:
+        """Keep it from those who remove what nobody has touched for days."""
+        with contextlib.suppress(OSError):
+            os.utime(self.fd)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def lock_of(name: str, kind: int) -> bytes:
+    """Describe the lock of a name: a byte of the file, at a place that the name gives."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return FLOCK.pack(kind, os.SEEK_SET, int.from_bytes(digest[:8], "big") & LAST_BYTE, 1, 0)
+
+
+def name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def open_directory(path: str) -> None:
+    """Make the directory if need be; refuse one in which others could replace our files."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+        os.chmod(path, EVERYBODY)
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+    safe = stat.S_IMODE(status.st_mode) & EVERYBODY == EVERYBODY
+    if not safe and status.st_uid not in (0, os.getuid()):
+        words = f"it belongs to {name_of(status.st_uid)}, and is not for all with a sticky bit"
+        raise PermissionError(errno.EPERM, words, path)
+
+
+def open_locks(path: str) -> int:
+    """Open the file of locks; whoever is first makes it, for everybody."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    deadline = time.monotonic() + NEW_SECONDS
+    while True:
+        try:
+            return os.open(path, flags)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+                os.fchmod(fd, FOR_ALL)
+                return fd
+        except PermissionError:  # its first user may be about to open it to all
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)

@@ -1,0 +1,283 @@
+"""Holds GPUs and slots for a job that is about to start, and hands them over to its supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.server.visit import Refusal, RoomState, Visit
+from orchestrator.node.start import devices
+from orchestrator.node.start.book import Book
+from orchestrator.node.start.devices import Device
+from orchestrator.protocol.requests.claims import (
+    RUNNING,
+    STARTING,
+    WAITING,
+    Entry,
+    Taken,
+    Wish,
+    in_words,
+    who_has,
+)
+from orchestrator.protocol.requests.request import TAKEN
+from orchestrator.protocol.requests.start import Book as ReadBack
+from orchestrator.protocol.requests.start import Claimed
+from orchestrator.protocol.spec import Spec
+
+LOOK_SECONDS = 0.05  # between two looks at what others hold
+START_PATIENCE_SECONDS = 2.0  # for others who try at the same moment, and give up or start
+TOOL_SECONDS = 5.0  # a driver that is loaded for each query takes some
+SHARED_BY_ALL = ("nvidia-cuda-mps-server",)  # computes for others
+
+
+class Claims(RoomState):
+    """What this visit holds of the machine; at most one entry in its book."""
+
+    def __init__(self, visit: Visit) -> None:
+        super().__init__(visit)
+        self.book: Book | None = None
+        self.entry: Entry | None = None
+        self.held: list[Device] = []
+        self.of: list[Device] = []  # that it could have
+
+    @property
+    def files(self) -> list[int]:
+        """Return the open file that holds all: a supervisor inherits it."""
+        return [self.book.fd] if self.book and self.held else []
+
+    def opened(self) -> Book:
+        if self.book is None:
+            self.book = Book()
+            self.book.entries()  # which removes those of ours that have ended
+        return self.book
+
+    # -- to wait ------------------------------------------------------------------------------
+
+    def wait(self, entry: Entry) -> None:
+        """Stand in the queue, seen by all who read the book."""
+        self.enter(entry.replace(state=WAITING))
+
+    def enter(self, entry: Entry) -> None:
+        book = self.opened()
+        if self.entry is None and not book.lock(entry.id):
+            raise Refusal(f"somebody else has the entry {entry.id}")
+        if self.entry is not None:
+            entry = entry.replace(id=self.entry.id)
+        self.entry = entry
+        book.write(entry)
+
+    # -- to take ------------------------------------------------------------------------------
+
+    def take(self, wish: Wish, patience: float, *, new: bool = False) -> Claimed:
+        """Hold what is wished, or nothing; wait so long for those who are about to start.
+
+        A new launch that has not waited leaves enough to those who do.
+        """
+        if self.held:  # for the attempt before
+            return self.claimed()
+        book, deadline = self.opened(), time.monotonic() + patience
+        self.of = allowed(wish)
+        count, lacking = number(wish, len(self.of))
+        if lacking:
+            return Claimed(lacking=lacking)
+        strangers, unsure = users_of(self.of) if count else ({}, "")
+        while True:
+            free = [one for one in self.of if not book.locked(one.key)]
+            unused = [one for one in free if one.key not in strangers]
+            if new and self.entry is None:
+                before = waiting(book.entries(), len(unused) - count)
+                if before:
+                    return Claimed(taken=before, unsure=unsure)
+            most = count if wish.needed else min(count, len(unused))
+            if len(unused) >= most and self.lock(devices.nearest(unused, most), wish):
+                return self.claimed().replace(unsure=unsure)
+            taken = takers(book.entries(), self.of, strangers)
+            wanted = len(unused) < most
+            fleeting = not wanted or any(each.state == STARTING for each in taken)
+            if not fleeting or time.monotonic() > deadline:
+                return Claimed(taken=taken, unsure=unsure)
+            time.sleep(LOOK_SECONDS)
+
+    def lock(self, chosen: Sequence[Device], wish: Wish) -> bool:
+        book, got = self.opened(), list[Device]()
+        for one in chosen:
+            if not book.lock(one.key):
+                for other in got:
+                    book.unlock(other.key)
+                return False
+            got.append(one)
+        self.held = got
+        now = time.time()
+        before = self.entry or Entry(id=os.urandom(8).hex(), state=STARTING, job="", since=now)
+        self.enter(
+            before.replace(
+                state=STARTING,
+                job=wish.job,
+                since=now,
+                keys=tuple(one.key for one in got),
+                names=tuple(one.name for one in got),
+                seconds=wish.seconds,
+            )
+        )
+        return True
+
+    def claimed(self) -> Claimed:
+        names = in_words([one.name for one in self.held])
+        part = len(self.held) < len(self.of)
+        words = f"{names} of {len(self.of)}" if part else names
+        return Claimed(held=True, words=words)
+
+    def let_go(self) -> None:
+        """Let go of what no job has; who came from the queue stands there again."""
+        if self.book is None or self.entry is None or self.entry.state == RUNNING:
+            return
+        for one in self.held:
+            self.book.unlock(one.key)
+        self.held = []
+        if self.entry.order:
+            self.wait(self.entry.replace(keys=(), names=()))
+        else:
+            self.book.remove(self.entry.id)
+
+    def drop(self) -> None:
+        """Let go of everything; what a supervisor has inherited stays held by that."""
+        if self.book is None:
+            return
+        if self.entry is not None and self.entry.state != RUNNING:
+            self.book.remove(self.entry.id)
+        self.book.close()
+        self.book, self.entry, self.held = None, None, []
+
+    # -- for a job ----------------------------------------------------------------------------
+
+    def environment(self, spec: Spec) -> dict[str, str]:
+        """Hold what a job needs, if it is not held yet; return what shows its ranks those alone."""
+        if spec.wish is None:
+            return {}
+        try:
+            claimed = self.take(spec.wish, START_PATIENCE_SECONDS)
+        except OSError:
+            if spec.wish.needed:
+                raise
+            return {}
+        if spec.wish.needed and (claimed.lacking or claimed.taken):
+            raise Refusal(claimed.lacking or who_has(claimed.taken), TAKEN)
+        return devices.environment(self.held, devices.gpus())
+
+    def job_started(self, run: RunDir, spec: Spec) -> None:
+        """Leave to the supervisor what it has inherited; keep it as well for a further attempt."""
+        if self.entry is None or not self.held:
+            return
+        now = time.time()
+        until = now + self.entry.seconds if self.entry.seconds else 0.0
+        with contextlib.suppress(OSError):  # a disk that is full
+            self.enter(self.entry.replace(state=RUNNING, job=run.job, since=now, until=until))
+        if spec.attempt is None:
+            self.drop()
+
+    def beat(self) -> None:
+        if self.book is not None:
+            self.book.touch()
+
+    def leave(self) -> None:
+        self.drop()
+
+
+# -- what there is --------------------------------------------------------------------------------
+
+
+def allowed(wish: Wish) -> list[Device]:
+    """Return what the wish may be met with: GPUs that its ranks may see, else slots."""
+    everything = devices.gpus()
+    if not everything:
+        return devices.slots(max(wish.of, wish.slots))
+    named = devices.asked_for(wish.visible)
+    return devices.visible(everything, named) if named else everything
+
+
+def number(wish: Wish, there: int) -> tuple[int, str]:
+    """Return how many are wanted, and why that can never be."""
+    if not devices.gpus():
+        return (0, f"has no GPU, and {wish.gpus} are wanted") if wish.gpus else (wish.slots, "")
+    count = there if wish.gpus is None else wish.gpus
+    return count, f"has {there} GPUs for this job, and {count} are wanted" if count > there else ""
+
+
+def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
+    """Return who computes on which of these GPUs, and why nobody knows that."""
+    if not any(one.vendor == "nvidia" for one in some):
+        return {}, ""
+    # A launch on machines without GPUs does without.
+    from orchestrator.node.machine.checkup import Command, together
+    from orchestrator.node.machine.gpus import nvidia
+    from orchestrator.node.machine.load import owner, started
+
+    command = Command(nvidia.query("compute-apps", nvidia.APP_FIELDS), TOOL_SECONDS)
+    output = together({"apps": command})["apps"]
+    by_uuid = {one.uuid: one for one in some if one.uuid}
+    found: dict[str, Taken] = {}
+    for holder in nvidia.processes(output.out):
+        device = by_uuid.get(holder.gpu)
+        program = os.path.basename(holder.name)
+        if device is None or program in SHARED_BY_ALL:
+            continue
+        whose = owner(holder.pid) or {}
+        found[device.key] = Taken(
+            names=(device.name,),
+            user=str(whose.get("user") or "somebody"),
+            job=str(whose.get("job") or ""),
+            program=program,
+            pid=holder.pid,
+            since=started(holder.pid) or 0.0,
+        )
+    return found, output.problem
+
+
+def waiting(entries: Sequence[Entry], left: int) -> tuple[Taken, ...]:
+    """Return those who wait for more than a launch would leave; nobody where it leaves enough."""
+    some = [one for one in entries if one.state == WAITING]
+    if left < 0 or sum(one.wants for one in some) <= left:
+        return ()
+    return tuple(
+        Taken(names=(), user=one.user, job=one.job, since=one.since, state=WAITING) for one in some
+    )
+
+
+def takers(
+    entries: Sequence[Entry], some: Sequence[Device], strangers: dict[str, Taken]
+) -> tuple[Taken, ...]:
+    """Say who has which of these, by the book, and then by who computes there."""
+    names, found, booked = {one.key: one.name for one in some}, list[Taken](), set[str]()
+    for entry in entries:
+        keys = [key for key in entry.keys if key in names and key not in booked]
+        booked.update(keys)
+        if keys:
+            taken = Taken(
+                names=tuple(names[key] for key in keys),
+                user=entry.user,
+                job=entry.job,
+                since=entry.since,
+                until=entry.until,
+                state=entry.state,
+            )
+            found.append(taken)
+    return (*found, *(taken for key, taken in strangers.items() if key not in booked))
+
+
+def read(visit: Visit, wish: Wish, before: Sequence[Entry], seconds: float) -> ReadBack:
+    """Read the book, once it is another than before or so many seconds have passed."""
+    claims, deadline = visit.of(Claims), time.monotonic() + seconds
+    book, some = claims.opened(), allowed(wish)
+    while True:
+        entries = tuple(book.entries())
+        if claims.entry is not None:
+            entries = (*(one for one in entries if one.id != claims.entry.id), claims.entry)
+        removed = claims.entry is not None and not os.path.exists(book.file(claims.entry.id))
+        news = removed or sorted(map(repr, entries)) != sorted(map(repr, before))
+        if news or time.monotonic() > deadline:
+            free = sum(not book.locked(one.key) for one in some)
+            return ReadBack(entries=entries, free=free, total=len(some), removed=removed)
+        time.sleep(LOOK_SECONDS)

@@ -1,0 +1,126 @@
+"""Chooses which GPUs of this machine a launch gets: free ones that are near each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from orchestrator.node.machine import sysfs
+from orchestrator.node.machine.gpus import amd, nvidia
+from orchestrator.protocol.facts import Card
+
+VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
+
+
+class Device(NamedTuple):
+    """What can be claimed: one GPU, or one slot of a machine without."""
+
+    key: str  # its name in the machine's book
+    name: str  # for people: GPU 3
+    value: str = ""  # its name in the variable that hides the others from a process
+    vendor: str = ""
+    uuid: str = ""
+    group: int = 0  # of those that are near each other
+
+
+def gpus(root: str = "") -> list[Device]:
+    """Return the GPUs that a login sees here, in the order of the bus."""
+    found: Sequence[Card] = nvidia.cards_seen(root) or amd.cards(root)
+    return [
+        Device(
+            key=f"gpu-{card.pci or index}",
+            name=f"GPU {index}",
+            value=card.uuid if card.vendor == "nvidia" and card.uuid else str(index),
+            vendor=card.vendor,
+            uuid=card.uuid,
+            group=numa(card.pci, root),
+        )
+        for index, card in enumerate(found)
+    ]
+
+
+def numa(pci: str, root: str) -> int:
+    """Return the number of the NUMA node that a card is connected to; -1 where nobody knows."""
+    node = sysfs.number(f"{root}/sys/bus/pci/devices/{pci}/numa_node")
+    return -1 if node is None else node
+
+
+def slots(count: int) -> list[Device]:
+    return [Device(key=f"slot-{index}", name=f"slot {index}") for index in range(count)]
+
+
+def visible(devices: Sequence[Device], named: str) -> list[Device]:
+    """Return those that a value of CUDA_VISIBLE_DEVICES names; as in CUDA, up to the first error.
+
+    What names a part of a GPU (MIG) is claimed by that name.
+    """
+    chosen: list[Device] = []
+    for word in filter(None, (part.strip() for part in named.split(","))):
+        if word.startswith("MIG-"):
+            chosen.append(Device(f"mig-{word}", word, word, "nvidia"))
+            continue
+        if word.isdigit():
+            fits = devices[int(word) : int(word) + 1]
+        else:
+            fits = [one for one in devices if one.uuid.lower().startswith(word.lower())]
+        if len(fits) != 1 or fits[0] in chosen:
+            break
+        chosen.append(fits[0])
+    return chosen
+
+
+def nearest(free: Sequence[Device], count: int) -> list[Device]:
+    """Choose so many that are near each other, and leave large groups to those who need them.
+
+    That is the smallest group with enough of them, and in it neighbours on the bus. Where no group
+    has enough, it is as few groups as possible.
+    """
+    groups: dict[int, list[Device]] = {}
+    for device in free:
+        groups.setdefault(device.group, []).append(device)
+    by_size = sorted(groups.values(), key=len)
+    fitting = next((group for group in by_size if len(group) >= count), None)
+    if fitting is not None:
+        return neighbours(fitting, count)
+    chosen: list[Device] = []
+    for group in reversed(by_size):
+        chosen += neighbours(group, min(len(group), count - len(chosen)))
+    order = {device.key: at for at, device in enumerate(free)}
+    return sorted(chosen, key=lambda device: order[device.key])
+
+
+def neighbours(group: Sequence[Device], count: int) -> list[Device]:
+    """Choose so many of a group, with the smallest distance between first and last."""
+    starts = range(len(group) - count + 1)
+    if not count:
+        return []
+
+    def span(start: int) -> tuple[int, int]:
+        first, last = (number(group[at]) for at in (start, start + count - 1))
+        return last - first, first % count  # and among equals, pairs that may have a bridge
+
+    best = min(starts, key=span)
+    return list(group[best : best + count])
+
+
+def number(device: Device) -> int:
+    word = device.name.rpartition(" ")[2]
+    return int(word) if word.isdigit() else 0
+
+
+def environment(chosen: Sequence[Device], of: Sequence[Device]) -> dict[str, str]:
+    """Return what hides the other GPUs from a process; nothing where it has all."""
+    vendors = {device.vendor for device in chosen} - {""}
+    if not vendors or {device.key for device in chosen} == {device.key for device in of}:
+        return {}
+    values = ",".join(device.value for device in chosen)
+    names = {VISIBLE[vendor]: values for vendor in vendors}
+    by_number = "nvidia" in vendors and all(device.value.isdigit() for device in chosen)
+    return {**names, **({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if by_number else {})}
+
+
+def asked_for(named: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the GPUs that the user's own settings name: those of the launch, else the login's."""
+    own = (environ.get(name, "") for name in (*VISIBLE.values(), "ROCR_VISIBLE_DEVICES"))
+    return named or next(filter(None, own), "")

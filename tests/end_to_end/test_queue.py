@@ -1,0 +1,152 @@
+"""Launches on the same two hosts: one has them, others are refused or wait for their turn."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.protocol.requests.claims import RUNNING, WAITING
+from tests.launching import PATIENCE, Command, Head
+
+# Runs until a file is there, in a directory that the hosts share with the test.
+UNTIL = """
+import os, sys, time
+print("running", flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+QUICK = ("--no-torchrun", "--check", "none")
+
+
+class Line:
+    """Somebody whose launches all want the whole of both hosts."""
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+        self.script = head.script("until.py", UNTIL)
+        self.running: list[tuple[Command, Path]] = []
+
+    def launch(self, name: str, *words: str) -> Command:
+        end = self.head.directory.parent / f"{self.head.directory.name}-{name}"
+        command = self.head.launch(*QUICK, "--name", name, *words, self.script, str(end))
+        self.running.append((command, end))
+        return command
+
+    def end(self, command: Command) -> None:
+        next(end for each, end in self.running if each is command).touch()
+        assert command.finish() == 0, command.text
+
+    def shown(self) -> list[dict[str, Any]]:
+        command = self.head.command("orchestrator", "queue", "--json")
+        assert command.finish() == 0, command.text
+        jobs: list[dict[str, Any]] = json.loads(command.text)["jobs"]
+        return jobs
+
+    def until(self, fits: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+        deadline = time.monotonic() + PATIENCE
+        while not fits(jobs := self.shown()):
+            assert time.monotonic() < deadline, jobs
+        return jobs
+
+
+@pytest.fixture
+def line(head: Head) -> Iterator[Line]:
+    line = Line(head)
+    yield line
+    for command, end in line.running:
+        end.touch()
+        if command.process.poll() is None:
+            command.finish()
+
+
+def test_one_has_the_hosts_one_is_refused_and_two_wait_their_turn(line: Line) -> None:
+    first = line.launch("first", "--claim", "all", "--for", "1h")
+    first.wait_for("running")
+    refused = line.launch("refused", "--claim", "all")
+    assert refused.finish() == 3
+    assert "others have what it needs; nothing was started" in refused.text
+    assert re.search(r"slot 0: \S+, job first_", refused.text)
+    assert "--queue" in refused.text
+
+    second = line.launch("second", "--queue")
+    second.wait_for(r"in the queue: .* 0 of 1 free; .*first_.* \(until .*\) has the rest")
+    third = line.launch("third", "--queue", "--priority", "1")
+    third.wait_for("in the queue")
+    jobs = line.until(lambda jobs: len(jobs) == 3)
+    assert [(job["job"].partition("_")[0], job["state"], job["place"]) for job in jobs] == [
+        ("first", RUNNING, None),
+        ("third", WAITING, 1),
+        ("second", WAITING, 2),
+    ]
+    assert jobs[1]["start"] == pytest.approx(jobs[0]["until"]) and len(jobs[1]["nodes"]) == 2
+
+    line.end(first)
+    third.wait_for("running")
+    line.end(third)
+    second.wait_for("running")
+    line.end(second)
+    assert line.shown() == []
+
+
+def test_a_head_that_is_killed_leaves_the_queue_and_its_job_keeps_the_hosts(line: Line) -> None:
+    first = line.launch("first", "--claim", "all")
+    first.wait_for("running")
+    second = line.launch("second", "--queue")
+    second.wait_for("in the queue")
+    third = line.launch("third", "--queue")
+    third.wait_for("in the queue")
+    second.interrupt(signal.SIGKILL)
+    line.until(lambda jobs: [job["place"] for job in jobs] == [None, 1])
+    first.interrupt(signal.SIGKILL)
+    assert [job["state"] for job in line.shown()] == [RUNNING, WAITING]
+    stopped = line.head.command("orchestrator", "stop", line.shown()[0]["job"].rpartition("-")[0])
+    assert stopped.finish() == 0, stopped.text
+    third.wait_for("running")
+    line.end(third)
+
+
+def test_one_may_leave_the_terminal_and_the_queue(line: Line) -> None:
+    first = line.launch("first", "--claim", "all")
+    first.wait_for("running")
+    second = line.launch("second", "--queue", "--detach")
+    assert second.finish() == 0 and "waits in the queue" in second.text
+    third = line.launch("third", "--queue", "--detach")
+    assert third.finish() == 0
+    (_, waiting, leaving) = line.until(lambda jobs: len(jobs) == 3)
+    assert waiting["job"] == "second" and waiting["head"]
+    removed = line.head.command("orchestrator", "queue", "--remove", leaving["id"][:6])
+    assert removed.finish() == 0, removed.text
+    line.until(lambda jobs: len(jobs) == 2)
+    wrong = line.head.command("orchestrator", "queue", "--remove", leaving["id"])
+    assert wrong.finish() == 2 and "no launch that waits has the id" in wrong.text
+    line.end(first)
+    line.until(lambda jobs: [one["state"] for one in jobs] == [RUNNING])
+    for command, end in line.running:
+        if command is second:
+            end.touch()
+    line.until(lambda jobs: jobs == [])
+    (place,) = line.head.directory.glob("experiments/second_*/job.json")
+    deadline = time.monotonic() + PATIENCE
+    while json.loads(place.read_text())["state"] != "done":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--queue", "--claim", "off"), "--queue waits for GPUs to hold"),
+        (("--priority", "3"), "--priority is that of a launch that waits"),
+        (("--queue", "--for", "soon"), "--for"),
+    ],
+)
+def test_options_that_do_nothing_are_refused(line: Line, words: tuple[str, ...], said: str) -> None:
+    command = line.launch("wrong", *words)
+    assert command.finish() == 2 and said in command.text

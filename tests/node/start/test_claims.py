@@ -1,0 +1,315 @@
+"""GPUs and slots that one launch holds: who has them, until when, and what a liar can do."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.machine.gpus import nvidia
+from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.node.start import claims as module
+from orchestrator.node.start import devices
+from orchestrator.node.start.book import Book
+from orchestrator.node.start.claims import Claims
+from orchestrator.node.start.devices import Device
+from orchestrator.protocol.requests.claims import RUNNING, STARTING, WAITING, Entry, Wish, who_has
+from orchestrator.protocol.requests.start import Claim, LeaveQueue, ReadBook, Unclaim, Wait
+from tests.node.running import bare_spec
+
+ENTRY = Entry(id="0123456789abcdef", state=WAITING, job="later", since=5.0, order=5.0, wants=1)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ORCHESTRATOR_CLAIMS", str(tmp_path / "claims"))
+    return tmp_path / "claims"
+
+
+@pytest.fixture
+def visits() -> Iterator[list[Visit]]:
+    made = [Visit(), Visit(), Visit()]
+    yield made
+    for visit in made:
+        visit.leave()
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Device]:
+    """Eight GPUs in two groups, as the driver's files tell of them; nobody computes there."""
+    for index in range(8):
+        top = tmp_path / f"proc/driver/nvidia/gpus/0000:{index + 1:02x}:00.0"
+        top.mkdir(parents=True)
+        words = f"Model: \t NVIDIA H100\nGPU UUID: \t GPU-{index}\nDevice Minor: \t {index}\n"
+        (top / "information").write_text(words)
+        near = tmp_path / f"sys/bus/pci/devices/0000:{index + 1:02x}:00.0"
+        near.mkdir(parents=True)
+        (near / "numa_node").write_text(str(index // 4))
+        (tmp_path / "dev").mkdir(exist_ok=True)
+        (tmp_path / f"dev/nvidia{index}").touch()
+    found = devices.gpus(str(tmp_path))
+    monkeypatch.setattr(module.devices, "gpus", lambda: found)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    used_by(tools, "")
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    for name in devices.VISIBLE.values():
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+def used_by(tools: Path, lines: str) -> None:
+    """Let nvidia-smi say that these processes compute: PID, GPU, MiB, name."""
+    (tools / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<END\n{lines}END\n")
+    (tools / "nvidia-smi").chmod(0o755)
+
+
+def wish(slots: int = 1, of: int = 2, **more: object) -> Wish:
+    return Wish(job="train", slots=slots, of=of, **more)  # type: ignore[arg-type]
+
+
+# -- slots, and what a lock is --------------------------------------------------------------------
+
+
+def test_one_launch_has_a_slot_at_a_time(visits: list[Visit]) -> None:
+    first, second, third = visits
+    assert first.answer(Claim(wish=wish())).held and second.answer(Claim(wish=wish())).held
+    answer = third.answer(Claim(wish=wish()))
+    assert not answer.held
+    assert [(one.names, one.job, one.state) for one in answer.taken] == [
+        (("slot 0",), "train", STARTING),
+        (("slot 1",), "train", STARTING),
+    ]
+    first.answer(Unclaim())
+    assert third.answer(Claim(wish=wish())).words == "slot 0 of 2"
+    assert first.answer(Claim(wish=wish(2))).taken
+
+
+def test_all_of_it_or_nothing(visits: list[Visit]) -> None:
+    first, second, third = visits
+    assert first.answer(Claim(wish=wish(1, 3))).held
+    assert not second.answer(Claim(wish=wish(3, 3))).held
+    assert third.answer(Claim(wish=wish(2, 3))).held
+
+
+def test_a_launch_waits_a_moment_for_one_that_may_give_up(visits: list[Visit]) -> None:
+    first, second, _ = visits
+    first.answer(Claim(wish=wish(2)))
+    began = time.monotonic()
+    assert not second.answer(Claim(wish=wish(2), patience=0.2)).held
+    assert time.monotonic() - began > 0.15
+    entry = first.of(Claims).entry
+    assert entry is not None
+    first.of(Claims).enter(entry.replace(state=RUNNING))
+    began = time.monotonic()
+    assert not second.answer(Claim(wish=wish(2), patience=60.0)).held
+    assert time.monotonic() - began < 30.0
+
+
+HOLD = """
+import sys, time
+from orchestrator.node.server.visit import Visit
+from orchestrator.protocol.requests.claims import Wish
+from orchestrator.protocol.requests.start import Claim
+visit = Visit()
+assert visit.answer(Claim(wish=Wish(job="killed", slots=1, of=1))).held
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_kernel_frees_what_a_killed_holder_had(visits: list[Visit], place: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+    (taken,) = visits[0].answer(Claim(wish=wish(1, 1))).taken
+    assert taken.job == "killed"
+    holder.kill()
+    holder.wait()
+    assert visits[1].answer(Claim(wish=wish(1, 1))).held
+    assert len(list(place.glob("*.json"))) == 1  # and its entry is gone
+
+
+def test_a_supervisor_that_inherits_the_file_holds_what_its_visit_held(
+    visits: list[Visit],
+) -> None:
+    first, second, _ = visits
+    first.answer(Claim(wish=wish(1, 1)))
+    held = first.of(Claims).files
+    child = subprocess.Popen(["sleep", "1000"], pass_fds=held)
+    first.of(Claims).job_started(RunDir("job", 0), bare_spec())
+    try:
+        assert second.answer(Claim(wish=wish(1, 1))).taken
+    finally:
+        child.kill()
+        child.wait()
+    assert second.answer(Claim(wish=wish(1, 1))).held
+
+
+# -- the book -------------------------------------------------------------------------------------
+
+
+def test_who_waits_is_read_by_all_until_it_leaves(visits: list[Visit]) -> None:
+    first, second, _ = visits
+    first.answer(Wait(entry=ENTRY))
+    (seen,) = second.answer(ReadBook()).entries
+    assert (seen.id, seen.state, seen.wants) == (ENTRY.id, WAITING, 1) and seen.user
+    assert first.answer(Claim(wish=wish(1, 1))).held
+    (seen,) = second.answer(ReadBook(before=(seen,), seconds=60.0)).entries
+    assert (seen.state, seen.names) == (STARTING, ("slot 0",))
+    first.answer(Unclaim())
+    (seen,) = second.answer(ReadBook()).entries
+    assert (seen.state, seen.names) == (WAITING, ())  # back at its place
+    second.answer(LeaveQueue(entry=ENTRY.id))
+    assert first.answer(ReadBook(before=(seen,), seconds=60.0)).removed
+    first.leave()
+    assert second.answer(ReadBook()).entries == ()
+
+
+def test_who_has_not_waited_leaves_enough_to_those_who_do(visits: list[Visit]) -> None:
+    first, second, _ = visits
+    first.answer(Wait(entry=ENTRY.replace(wants=2)))
+    answer = second.answer(Claim(wish=wish(2, 3)))
+    assert not answer.held and "'s later waits for what is free" in who_has(answer.taken)
+    assert second.answer(Claim(wish=wish(1, 3))).held
+    assert first.answer(Claim(wish=wish(2, 3))).held
+
+
+def test_an_entry_that_no_living_process_wrote_says_nothing(
+    visits: list[Visit], place: Path
+) -> None:
+    book = Book()
+    book.write(ENTRY.replace(user="somebody else"))
+    (place / "fedcba9876543210.json").write_text("{}")
+    (place / "0000000000000000.json").symlink_to("/etc/passwd")
+    (place / "aaaaaaaaaaaaaaaa.json").write_text(json.dumps({"id": ENTRY.id}))
+    assert visits[0].answer(ReadBook()).entries == ()
+    with pytest.raises(Refusal, match="not an entry"):
+        visits[0].answer(LeaveQueue(entry="../locks"))
+    book.close()
+
+
+def test_whose_an_entry_is_the_file_system_says(visits: list[Visit]) -> None:
+    visits[0].answer(Wait(entry=ENTRY.replace(user="the emperor")))
+    (seen,) = visits[1].answer(ReadBook()).entries
+    assert seen.user != "the emperor"
+
+
+def test_the_directory_is_for_all_whatever_the_umask(visits: list[Visit], place: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        visits[0].answer(Wait(entry=ENTRY))
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [place, *place.iterdir()]}
+    assert modes == {"claims": 0o1777, "locks": 0o666, f"{ENTRY.id}.json": 0o644}
+
+
+@pytest.mark.parametrize("kind", ["a link", "a file"])
+def test_what_is_no_directory_is_refused(visits: list[Visit], place: Path, kind: str) -> None:
+    if kind == "a link":
+        place.symlink_to("/var/tmp")
+    else:
+        place.write_text("")
+    with pytest.raises(Refusal, match="claims"):
+        visits[0].answer(Claim(wish=wish()))
+    started = bare_spec().replace(wish=wish(needed=False))
+    assert visits[0].of(Claims).environment(started) == {}  # which does without
+
+
+# -- GPUs -----------------------------------------------------------------------------------------
+
+
+def test_the_gpus_of_a_launch_are_near_each_other(visits: list[Visit], gpus: list[Device]) -> None:
+    first, second, third = visits
+    assert first.answer(Claim(wish=wish(gpus=2))).words == "GPU 0-1 of 8"
+    assert second.answer(Claim(wish=wish(gpus=4))).words == "GPU 4-7 of 8"
+    spec = bare_spec().replace(wish=wish(gpus=2))
+    assert third.of(Claims).environment(spec) == {"CUDA_VISIBLE_DEVICES": "GPU-2,GPU-3"}
+    second.answer(Unclaim())
+    assert second.answer(Claim(wish=wish())).taken  # all eight, of which four are free
+    with pytest.raises(Refusal, match=r"GPU 0-1: .*train.*; GPU 2-3: "):
+        second.of(Claims).environment(bare_spec().replace(wish=wish()))
+
+
+def test_whoever_has_all_sees_all(visits: list[Visit], gpus: list[Device]) -> None:
+    spec = bare_spec().replace(wish=wish())
+    assert visits[0].of(Claims).environment(spec) == {}
+    assert visits[0].of(Claims).claimed().words == "GPU 0-7"
+
+
+def test_more_than_there_are_is_never_to_be_had(visits: list[Visit], gpus: list[Device]) -> None:
+    assert "has 8 GPUs for this job, and 9 are wanted" in (
+        visits[0].answer(Claim(wish=wish(gpus=9))).lacking
+    )
+
+
+@pytest.mark.parametrize(
+    ("named", "held"),
+    [
+        ("2,3", "GPU 2-3 of 2"),
+        ("GPU-5", "GPU 5"),
+        ("7,1,junk,0", "GPU 1,7"),
+        ("MIG-a/1", "MIG-a/1"),
+        ("-1", ""),
+    ],
+)
+def test_a_launch_that_names_its_gpus_holds_those(
+    visits: list[Visit], gpus: list[Device], named: str, held: str
+) -> None:
+    answer = visits[0].answer(Claim(wish=wish(visible=named)))
+    assert answer.held and answer.words == held.replace(" of 2", "")
+    if "GPU 2" in held:
+        assert visits[1].answer(Claim(wish=wish(visible="3"))).taken
+        assert visits[1].answer(Claim(wish=wish(visible="4"))).held
+
+
+def test_a_gpu_on_which_somebody_computes_is_taken(
+    visits: list[Visit], gpus: list[Device], tmp_path: Path
+) -> None:
+    used_by(
+        tmp_path / "tools",
+        f"{os.getpid()}, GPU-3, 60000, /usr/bin/python3\n77, GPU-0, 20, nvidia-cuda-mps-server\n",
+    )
+    answer = visits[0].answer(Claim(wish=wish()))
+    (taken,) = answer.taken
+    assert (taken.names, taken.program, taken.pid) == (("GPU 3",), "python3", os.getpid())
+    assert visits[0].answer(Claim(wish=wish(gpus=4))).words == "GPU 4-7 of 8"
+    assert visits[1].answer(Claim(wish=wish(gpus=2))).words == "GPU 0-1 of 8"
+    assert visits[2].answer(Claim(wish=wish(gpus=2))).taken
+
+
+def test_that_nobody_knows_who_computes_is_said(
+    visits: list[Visit], gpus: list[Device], tmp_path: Path
+) -> None:
+    (tmp_path / "tools/nvidia-smi").write_text("#!/bin/sh\necho broken; exit 9\n")
+    answer = visits[0].answer(Claim(wish=wish()))
+    assert answer.held and "exit code 9: broken" in answer.unsure
+
+
+def test_a_container_has_the_gpus_whose_files_it_has(tmp_path: Path, gpus: list[Device]) -> None:
+    (tmp_path / "dev/nvidia0").unlink()
+    assert [card.uuid for card in nvidia.cards_seen(str(tmp_path))] == [
+        f"GPU-{index}" for index in range(1, 8)
+    ]
+
+
+def test_small_groups_are_used_up_first() -> None:
+    free = [Device(f"gpu-{i}", f"GPU {i}", group=i // 4) for i in (0, 2, 3, 4, 5, 6, 7)]
+
+    def chosen(count: int) -> list[int]:
+        return [int(one.name[4:]) for one in devices.nearest(free, count)]
+
+    assert [chosen(count) for count in (1, 2, 3, 4, 6)] == [
+        *([0], [2, 3], [0, 2, 3], [4, 5, 6, 7]),
+        [2, 3, 4, 5, 6, 7],
+    ]
