@@ -230,7 +230,7 @@ def who_command(as_json: bool, **params: Any) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @color_option
 def queue_command(as_json: bool, id: str | None, **params: Any) -> int:
-    """Show which jobs hold GPUs of the nodes, and which launches wait for them, and why.
+    """Show who holds GPUs of the nodes, who waits, and why.
 
     `master_launch --queue` waits. Exit code 4 if a node cannot be reached.
     """

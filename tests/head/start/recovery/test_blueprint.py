@@ -13,10 +13,10 @@ import pytest
 
 from orchestrator.common.errors import CheckFailed, NodeError
 from orchestrator.head.plan.model import Target
-from orchestrator.head.start import hook
 from orchestrator.head.start.recovery import blueprint
 from orchestrator.head.start.recovery.blueprint import Blueprint, restored
 from orchestrator.head.start.request import Request
+from orchestrator.head.start.variables import hook
 from orchestrator.head.transfer.code import archive
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import Limits, Scan
