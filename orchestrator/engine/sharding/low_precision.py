@@ -27,10 +27,12 @@ ROUNDED = (
 )
 
 
-def policy(low: str, reduce_dtype: str) -> MixedPrecisionPolicy:
+def policy(low: str, reduce_dtype: str, module: nn.Module) -> MixedPrecisionPolicy:
+    """Choose what travels for a module: sums in fp32 would round the gradients of fp64."""
+    finer = any(parameter.dtype is torch.float64 for parameter in module.parameters())
     return MixedPrecisionPolicy(
         param_dtype=DTYPES[low] if low != "fp32" else None,
-        reduce_dtype=DTYPES[reduce_dtype],
+        reduce_dtype=torch.float64 if finer and reduce_dtype == "fp32" else DTYPES[reduce_dtype],
         cast_forward_inputs=False,
     )
 

@@ -205,7 +205,7 @@ def shard(
     reshard = fsdp.reshard_after_forward and mesh.strategy != "shard_grad_op"
     if config.distributed.find_unused_parameters:
         reshard = False  # all blocks are gathered before the forward, whichever it uses
-    policy = low_precision.policy(config.training.mixed_precision, fsdp.reduce_dtype)
+    low = config.training.mixed_precision
     offload: OffloadPolicy = CPUOffloadPolicy() if fsdp.cpu_offload else OffloadPolicy()
     apart = parts_of(model)
     modules = to_shard(model, [*apart, *blocks])
@@ -221,7 +221,7 @@ def shard(
             mesh=mesh.mesh,
             # The backward of the whole comes right after its forward.
             reshard_after_forward=reshard and module is not model and module not in apart,
-            mp_policy=policy,
+            mp_policy=low_precision.policy(low, fsdp.reduce_dtype, module),
             offload_policy=offload,
             ignored_params=whole,
         )
