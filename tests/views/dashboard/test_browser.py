@@ -94,15 +94,22 @@ NAMES = (
 
 
 def every_column_says_something_and_is_seen(browser: Browser) -> None:
-    """On a wide screen, of which a table that is wider would be cut."""
-    browser.look(1200, 800)
+    """A table that is wider than the screen would be cut; columns go, until the rest fits."""
+    counts = []
+    for width in (700, 1200):
+        browser.look(width, 800)
+        edge = "document.getElementById('list').parentElement"
+        browser.until(f"innerWidth == {width} && {edge}.scrollWidth <= {edge}.clientWidth")
+        counts.append(browser.eval("document.querySelectorAll('#list thead th').length"))
+    assert 5 < counts[0] < counts[1]
+    assert browser.eval("document.querySelectorAll('#columns input:checked').length") == counts[
+        1
+    ] - len(("choose", "experiment"))
     texts = browser.eval(
         "[...document.querySelectorAll('#list tbody tr')]"
         ".map(row => [...row.cells].map(cell => cell.innerText))"
     )
     assert all("".join(column) for column in list(zip(*texts, strict=True))[1:])
-    edge = "document.getElementById('list').parentElement"
-    assert browser.eval(f"{edge}.scrollWidth <= {edge}.clientWidth")
     browser.look(390, 800, dark=True)
 
 

@@ -83,7 +83,14 @@
   function columns() {
     const known = [...Object.keys(COLUMNS), ...settings()];
     const wanted = choice.columns || [...Object.keys(COLUMNS).filter((name) => rows.some((row) => COLUMNS[name].text(row))), ...settings().slice(0, FEW)];
-    return known.filter((name) => wanted.includes(name));
+    return known.filter((name) => wanted.includes(name) && !dropped.includes(name));
+  }
+  // Columns for which a screen has no room, until somebody chooses columns.
+  let dropped = [];
+  const expendable = () => [...settings().reverse(), "training", "slowest", "nodes x ranks", "speed", "tags"];
+  function fits() {
+    const place = at("list").parentElement;
+    return choice.columns || place.scrollWidth <= place.clientWidth;
   }
   function compared(one, other) {
     const [a, b] = [one, other].map((row) => (choice.sort === "experiment" ? row.name : column(choice.sort).by(row)));
@@ -101,6 +108,23 @@
     const found = rows.filter((row) => text(row).includes(word));
     const shown = found.filter((row) => !choice.hidden.includes(row.name)).sort(compared);
     const focused = document.activeElement && document.activeElement.dataset.name;
+    draw(shown);
+    for (const name of expendable()) {
+      if (fits()) break;
+      if (!columns().includes(name)) continue;
+      dropped.push(name);
+      draw(shown);
+    }
+    if (focused) for (const one of at("list").querySelectorAll("[data-name]")) if (one.dataset.name === focused) one.focus();
+    at("nothing").hidden = rows.length > 0;
+    const hidden = rows.filter((row) => choice.hidden.includes(row.name)).length;
+    at("unhide").hidden = !hidden;
+    at("unhide").textContent = "Show " + hidden + " hidden";
+    menus();
+    selected();
+    root.dataset.rows = shown.length;
+  }
+  function draw(shown) {
     const names = columns();
     heading(names);
     const made = [];
@@ -111,14 +135,6 @@
       made.push(...members.map((row) => listRow(row, names)));
     }
     at("list").tBodies[0].replaceChildren(...made);
-    if (focused) for (const one of at("list").querySelectorAll("[data-name]")) if (one.dataset.name === focused) one.focus();
-    at("nothing").hidden = rows.length > 0;
-    const hidden = rows.filter((row) => choice.hidden.includes(row.name)).length;
-    at("unhide").hidden = !hidden;
-    at("unhide").textContent = "Show " + hidden + " hidden";
-    menus();
-    selected();
-    root.dataset.rows = shown.length;
   }
   function selected() {
     at("compare").disabled = chosen.size < 2 || chosen.size > 8;
@@ -159,13 +175,18 @@
     at("group").value = choice.group;
     const place = at("columns").querySelector("div");
     const known = [...Object.keys(COLUMNS), ...settings()];
-    if (place.childElementCount === known.length) return;
+    if (place.childElementCount === known.length) {
+      place.querySelectorAll("input").forEach((box, at) => { box.checked = columns().includes(known[at]); });
+      return;
+    }
     place.replaceChildren(...known.map((name) => {
       const label = element("label"), box = element("input");
       box.type = "checkbox";
       box.checked = columns().includes(name);
       box.onchange = () => {
-        choice.columns = box.checked ? [...columns(), name] : columns().filter((one) => one !== name);
+        const before = columns();
+        dropped = [];
+        choice.columns = box.checked ? [...before, name] : before.filter((one) => one !== name);
         remember();
         showList();
       };
@@ -212,6 +233,7 @@
   }
   function list() {
     connect(() => "/api/events", { list: (fresh) => { rows = fresh.experiments; alive("live"); showList(); }, problem: alive });
+    addEventListener("resize", () => { dropped = []; showList(); });
     at("filter").oninput = showList;
     at("group").onchange = () => { choice.group = at("group").value; remember(); showList(); };
     at("hide").onclick = () => { choice.hidden = [...new Set([...choice.hidden, ...chosen])]; chosen.clear(); remember(); showList(); };
