@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.common import text
+from orchestrator.common.hosts import folded
 from orchestrator.head.nodes.machine import UNKNOWN, hides_users, unknown_users
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.output import Cell, Column, Table
@@ -20,6 +21,7 @@ BAR_CHARACTERS = 8
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 HEIGHTS = "▁▂▃▄▅▆▇█"
 MOST_USERS = 3
+LONGEST_PLACE = 20  # characters of folded names
 LITTLE_DISK = 0.1  # of it is free: there may soon be too little
 IDLE, FULL, NO_ROOM = 0.05, 0.85, 0.95  # shares of what a node has, from which on it is coloured
 
@@ -217,6 +219,9 @@ def speed_words(job: JobSample) -> str:
 
 
 def place_words(job: JobSample) -> str:
+    short = folded(job.nodes)
+    if "[" in short and len(short) <= LONGEST_PLACE:
+        return short
     more = f" and {len(job.nodes) - 2} more" if len(job.nodes) > 2 else ""
     return ", ".join(job.nodes[:2]) + more
 
