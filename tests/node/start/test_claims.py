@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,6 +225,63 @@ def test_what_is_no_directory_is_refused(visits: list[Visit], place: Path, kind:
         visits[0].answer(Claim(wish=wish()))
     started = bare_spec().replace(wish=wish(needed=False))
     assert visits[0].of(Claims).environment(started) == {}  # which does without
+
+
+ANOTHER = """
+import os, resource, sys
+import encodings.ascii, encodings.latin_1  # this Python may be below a home directory
+import orchestrator.node.start.requests
+from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.protocol.requests.claims import Wish
+from orchestrator.protocol.requests.start import Claim, LeaveQueue
+os.setgroups([])
+os.setgid(65534)
+os.setuid(int(sys.argv[1]))
+os.umask(0o077)
+visit = Visit()
+answer = visit.answer(Claim(wish=Wish(job="theirs", slots=1, of=2)))
+print(answer.held, answer.words, flush=True)
+try:
+    visit.answer(LeaveQueue(entry=sys.argv[2]))
+except Refusal as refusal:
+    print(refusal, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be others")
+def test_users_of_one_machine_share_its_book(
+    visits: list[Visit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first makes it, whatever the umask; the others lock there, and change nobody's entry."""
+    with tempfile.TemporaryDirectory() as open_to_all:
+        Path(open_to_all).chmod(0o777)
+        monkeypatch.setenv("ORCHESTRATOR_CLAIMS", f"{open_to_all}/claims")
+        visits[0].answer(Wait(entry=ENTRY.replace(wants=0)))
+        others = [
+            subprocess.Popen(
+                [sys.executable, "-c", ANOTHER, uid, ENTRY.id],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for uid in ("65534", "65533")
+        ]
+        said = []
+        for other in others:
+            assert other.stdout is not None
+            said.append((other.stdout.readline().strip(), other.stdout.readline()))
+        assert sorted(first for first, _ in said) == ["True slot 0 of 2", "True slot 1 of 2"]
+        assert all("Operation not permitted" in second for _, second in said)
+        taken = visits[1].answer(Claim(wish=wish(1, 2))).taken
+        assert {one.user for one in taken} == {"nobody", "65533"}
+        assert all(
+            stat.S_IMODE(file.stat().st_mode) == 0o644
+            for file in Path(open_to_all).glob("claims/*.json")
+        )
+        for other in others:
+            other.communicate("")
+        assert visits[1].answer(Claim(wish=wish(2, 2))).held
 
 
 # -- GPUs -----------------------------------------------------------------------------------------
