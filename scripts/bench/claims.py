@@ -77,8 +77,8 @@ def user(places: list[Path], seed: int, told: int) -> None:
 
         def held(machines: Any = machines, request: Request = request) -> None:
             taken = claims.take(request, machines)
-            if taken:
-                raise Occupied(taken, len(machines))
+            if taken.bad:
+                raise Occupied(taken.bad, len(machines))
 
         try:
             if queue:

@@ -104,6 +104,10 @@ def test_a_head_that_is_killed_leaves_the_queue_and_its_job_keeps_the_hosts(line
     third.wait_for("in the queue")
     second.interrupt(signal.SIGKILL)
     line.until(lambda jobs: [job["place"] for job in jobs] == [None, 1])
+    line.head.cluster.kill_sshd(1)
+    third.wait_for("connecting again")
+    line.head.cluster.start_sshd(1)
+    line.until(lambda jobs: [job["place"] for job in jobs] == [None, 1])
     first.interrupt(signal.SIGKILL)
     assert [job["state"] for job in line.shown()] == [RUNNING, WAITING]
     stopped = line.head.command("orchestrator", "stop", line.shown()[0]["job"].rpartition("-")[0])

@@ -22,7 +22,7 @@ from orchestrator.head.plan.model import Foreseen
 from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
 from orchestrator.head.screen.styles import WARNING, styled
 from orchestrator.head.start.claims import claims
-from orchestrator.head.start.claims.claims import Occupied
+from orchestrator.head.start.claims.claims import Hold, Occupied
 from orchestrator.head.start.nodes import Bounds, Nodes, with_master
 from orchestrator.head.start.request import Request
 from orchestrator.node.machine.disks import disk
@@ -40,12 +40,13 @@ def choose(request: Request, nodes: Nodes, *, hold: bool) -> Nodes:
     bounds = nodes.bounds
     if bounds is None:
         return nodes
-    unfit = unfit_of(request, nodes, bounds, hold)
+    unfit, held = unfit_of(request, nodes, bounds, hold)
     pool = [node for node in nodes.reached if node.node.name not in unfit]
     chosen, standing_by = pool[: bounds.most], pool[bounds.most :]
     bad_spares = problems(request, nodes, standing_by)
     spares = [node for node in standing_by if node.node.name not in bad_spares]
     notes = [*passed_over(nodes, bounds, unfit), *stand_in(nodes, chosen)]
+    notes += held.notes
     notes += [f"{name} cannot be a spare: {reason}" for name, reason in bad_spares.items()]
     if chosen[0].node.name != nodes.master:
         chosen = with_master(request, nodes, chosen)
@@ -59,8 +60,10 @@ def choose(request: Request, nodes: Nodes, *, hold: bool) -> Nodes:
     )
 
 
-def unfit_of(request: Request, nodes: Nodes, bounds: Bounds, hold: bool) -> dict[str, str]:
-    """Return the nodes that others can replace, and why they should be.
+def unfit_of(
+    request: Request, nodes: Nodes, bounds: Bounds, hold: bool
+) -> tuple[dict[str, str], Hold]:
+    """Return the nodes that others can replace, and why they should be; what of the rest is held.
 
     None, where there are too few others: the check before the start names what is wrong then. But
     GPUs that others have are no matter of a check.
@@ -72,14 +75,14 @@ def unfit_of(request: Request, nodes: Nodes, bounds: Bounds, hold: bool) -> dict
         if len(pool) < bounds.least:
             if taken:
                 raise Occupied(taken, bounds.least)
-            return {}
-        bad = problems(request, nodes, pool[: bounds.most])
+            return {}, Hold()
+        bad, held = problems(request, nodes, pool[: bounds.most]), Hold()
         if not bad and hold:
-            bad = claims.take(request, pool[: bounds.most])
-            taken.update(bad)
-        if not bad:
-            return unfit
-        unfit.update(bad)
+            held = claims.take(request, pool[: bounds.most])
+            taken.update(held.bad)
+        if not bad and not held.bad:
+            return unfit, held
+        unfit.update({**bad, **held.bad})
 
 
 def problems(request: Request, nodes: Nodes, some: Sequence[Reached]) -> dict[str, str]:

@@ -93,11 +93,8 @@ class Launched:
 
 def launch(request: Request, say: Say, queued: Callable[[], None] = lambda: None) -> Launched:
     """Start a job on all its nodes or on none; `queued` is called once it waits for them."""
-    request, nodes = reach_with_code(request, say)
-    try:
-        prepared = in_turn(request, nodes, say, queued)
-    except NoTorch as error:
-        raise NoTorch(error.nodes, foresee(read_source(request)[1], nodes).command) from error
+    prepared = in_turn(request, say, queued)
+    request = prepared.request
     with discarded_on_error(prepared.experiment):
         with Progress("checking"):
             selection.check(request, prepared.nodes, say)
@@ -108,13 +105,18 @@ def launch(request: Request, say: Say, queued: Callable[[], None] = lambda: None
     return start(prepared, record.record_job(prepared), meeting, say)
 
 
-def in_turn(request: Request, nodes: Nodes, say: Say, queued: Callable[[], None]) -> Prepared:
+def in_turn(request: Request, say: Say, queued: Callable[[], None]) -> Prepared:
     """Prepare a job whose nodes are free, or with --queue wait until they are."""
-    if not (request.config.launch.queue and isinstance(nodes.source, ListedNodes)):
-        return prepare(request, nodes)
-    from orchestrator.head.start.claims.queue import Queue  # no other launch needs it
+    request, nodes = reach_with_code(request, say)
+    waits = request.config.launch.queue and isinstance(nodes.source, ListedNodes)
+    try:
+        if not waits:
+            return prepare(request, nodes)
+        from orchestrator.head.start.claims import queue  # no other launch needs it
 
-    return Queue(request, nodes, say, queued).run(partial(prepare, request, nodes))
+        return queue.wait(request, nodes, partial(reach_with_code, request, say), say, queued)
+    except NoTorch as error:
+        raise NoTorch(error.nodes, foresee(read_source(request)[1], nodes).command) from error
 
 
 def rehearse(request: Request) -> Prepared:

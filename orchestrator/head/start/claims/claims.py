@@ -6,7 +6,8 @@ node after the other, in an order that is the same for all, so that one of them 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError
 from orchestrator.common.hosts import listed
@@ -28,7 +29,7 @@ SHARE = "or start whoever else is there: --claim off"
 class Occupied(CheckFailed):
     """Others have GPUs or slots that the job needs."""
 
-    def __init__(self, taken: dict[str, str], least: int) -> None:
+    def __init__(self, taken: Mapping[str, str], least: int) -> None:
         lines = "".join(
             f"\n  {line}"
             for line in fleet.reasons((name, words, "") for name, words in taken.items())
@@ -49,25 +50,46 @@ def wish_of(request: Request, node: Reached) -> Wish | None:
     return wish if wish is not None and wish.needed else None
 
 
-def take(request: Request, nodes: Sequence[Reached]) -> dict[str, str]:
-    """Hold what the launch wants of these nodes; else nothing, and say which nodes lack it."""
+@dataclass(frozen=True)
+class Hold:
+    """What is held of some nodes now; or, where that is nothing, what is in the way."""
+
+    bad: Mapping[str, str] = field(default_factory=dict)  # by the node's name
+    notes: tuple[str, ...] = ()  # which part of each node it is, and what nobody knows
+
+
+def take(request: Request, nodes: Sequence[Reached]) -> Hold:
+    """Hold what the launch wants of these nodes, or nothing of any of them."""
     wanted = [(node, wish) for node in nodes if (wish := wish_of(request, node))]
     if not wanted:
-        return {}
+        return Hold()
     answers = ask(wanted, 0.0)
     bad = problems(wanted, answers)
     if not bad:
-        return {}
+        return Hold(notes=tuple(notes(wanted, answers)))
     release([node for node, _ in wanted])
     if not all(fleeting(answer) for answer in answers):
-        return bad
-    for pair in sorted(wanted, key=lambda pair: in_order(pair[0])):
-        answer = ask([pair], PATIENCE_SECONDS)
-        bad = problems([pair], answer)
+        return Hold(bad)
+    wanted, answers = sorted(wanted, key=lambda pair: in_order(pair[0])), []
+    for pair in wanted:
+        answers += ask([pair], PATIENCE_SECONDS)
+        bad = problems([pair], answers[-1:])
         if bad:
             release([node for node, _ in wanted])
-            return bad
-    return {}
+            return Hold(bad)
+    return Hold(notes=tuple(notes(wanted, answers)))
+
+
+def notes(wanted: Sequence[tuple[Reached, Wish]], answers: Sequence[Claimed]) -> Iterator[str]:
+    """Say which GPUs of which nodes a launch has, where it has not all, and what is not known."""
+    names = [node.node.name for node, _ in wanted]
+    parts = [answer.words if " of " in answer.words else "" for answer in answers]
+    for words, where in by_value(zip(names, parts, strict=True)).items():
+        if words:
+            yield f"{words} on {listed(where)}"
+    for why, where in by_value(zip(names, (one.unsure for one in answers), strict=True)).items():
+        if why:
+            yield f"who else computes on the GPUs of {listed(where)} is not known: {why}"
 
 
 def in_order(node: Reached) -> tuple[str, int]:

@@ -7,9 +7,10 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
-from orchestrator.common.errors import CheckFailed, StoppedEarly
+from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
 from orchestrator.common.hosts import listed
 from orchestrator.common.text import Say
 from orchestrator.head.connect import fleet
@@ -19,16 +20,44 @@ from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.claims.claims import ANSWER_SECONDS, Occupied, in_order, wants, wish_of
 from orchestrator.head.start.claims.turn import Machine, holders, obstacles, place
 from orchestrator.head.start.nodes import Nodes
+from orchestrator.head.start.planning import Prepared, prepare
 from orchestrator.head.start.request import Request
+from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.claims import NO_ENTRIES, WAITING, Entry, Wish
+from orchestrator.protocol.requests.request import Request as Asked
 from orchestrator.protocol.requests.start import Book, ReadBook, Wait
 
+AWAY_SECONDS = 5.0  # between two tries to reach nodes that were lost meanwhile
 LOOK_SECONDS = 0.3  # that a node waits for a change before it answers
 RETRY_SECONDS = 5.0  # after a look at who computes on the GPUs, which takes a command
 
-LEAVES = "; the launch has left the queue"
-
 T = TypeVar("T")
+A = TypeVar("A", bound=Message)
+
+
+def wait(
+    request: Request,
+    nodes: Nodes,
+    reach: Callable[[], tuple[Request, Nodes]],
+    say: Say,
+    entered: Callable[[], None],
+) -> Prepared:
+    """Prepare a job when it is its turn; nodes that are away for a while cost it nothing."""
+    while True:
+        try:
+            return Queue(request, nodes, say, entered).run(partial(prepare, request, nodes))
+        except Disconnected as error:
+            say(error.what)
+        while True:
+            try:
+                request, nodes = reach()
+                break
+            except NodeError:
+                time.sleep(AWAY_SECONDS)
+
+
+class Disconnected(NodeError):
+    """A launch that waits has lost a node."""
 
 
 @dataclass
@@ -51,7 +80,7 @@ class Queue:
         with Progress("waiting in the queue") as line:
             while True:
                 now = time.time() + self.clock_ahead
-                reasons = obstacles(self.mine, self.machines, self.least, now)
+                reasons: Mapping[str, str] = obstacles(self.mine, self.machines, self.least, now)
                 if not reasons:
                     try:
                         return start()
@@ -78,7 +107,7 @@ class Queue:
             raise CheckFailed(f"no waiting helps: {has}", "take fewer: --gpus N, --nproc N")
         entries = [self.mine.replace(wants=one.wants, of=one.total) for one in self.machines]
         requests = [Wait(entry=entry) for entry in entries]
-        fleet.ask_all(self.nodes.reached, requests, ANSWER_SECONDS, LEAVES)
+        self.ask(requests, ANSWER_SECONDS)
         self.look(0.0)
 
     @property
@@ -128,9 +157,19 @@ class Queue:
             ReadBook(wish=self.wish(node), before=entries, seconds=seconds)
             for node, entries in zip(self.nodes.reached, known, strict=True)
         ]
-        self.books = fleet.ask_all(self.nodes.reached, requests, ANSWER_SECONDS + seconds, LEAVES)
+        self.books = self.ask(requests, ANSWER_SECONDS + seconds)
         if any(book.removed for book in self.books):
             raise StoppedEarly("the launch was taken out of the queue; nothing was started")
+
+    def ask(self, requests: Sequence[Asked[A]], timeout: float) -> list[A]:
+        """Ask each node; where one does not answer, the launch has lost its place for a moment."""
+        answers = fleet.ask(self.nodes.reached, requests, timeout)
+        lost = fleet.failures([node.node for node in self.nodes.reached], answers)
+        if lost:
+            for node in self.nodes.reached:
+                node.channel.connection.close()
+            raise Disconnected(fleet.failure_table(lost, len(answers), "; connecting again"))
+        return [answer for answer in answers if not isinstance(answer, OrchestratorError)]
 
     def tell(self, reasons: Mapping[str, str]) -> None:
         """Say why it waits, once for each reason."""
