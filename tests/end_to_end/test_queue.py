@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.protocol.requests.claims import RUNNING, WAITING
+from tests.clusters.netns import NetnsCluster
 from tests.launching import PATIENCE, Command, Head
 
 # Runs until a file is there, in a directory that the hosts share with the test.
@@ -141,6 +142,56 @@ def test_one_may_leave_the_terminal_and_the_queue(line: Line) -> None:
     while json.loads(place.read_text())["state"] != "done":
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+# What the driver has of four GPUs, in /proc and /dev of one host.
+FOUR_GPUS = """
+set -e
+mkdir -p {place} && mount -t tmpfs gpus {place} && mkdir {place}/over {place}/work
+mount -t overlay gpus -o lowerdir=/dev,upperdir={place}/over,workdir={place}/work /dev
+for at in 0 1 2 3; do
+    touch /dev/nvidia$at
+    mkdir -p {place}/driver/nvidia/gpus/0000:0$at:00.0
+    printf 'Model: NVIDIA H100\nGPU UUID: GPU-%s\nDevice Minor: %s\n' $at $at \
+        >{place}/driver/nvidia/gpus/0000:0$at:00.0/information
+done
+mount --bind {place}/driver /proc/driver
+"""
+NO_GPUS = "umount /proc/driver /dev {place}"
+
+
+@pytest.fixture
+def gpus(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    cluster = line.head.cluster
+    if not isinstance(cluster, NetnsCluster):
+        pytest.skip("a /proc and /dev of its own has a host in a namespace alone")
+    place = tmp_path_factory.mktemp("gpus")
+    for node in (0, 1):
+        assert cluster.popen(node, ["sh", "-c", FOUR_GPUS.format(place=place)]).wait() == 0
+    yield
+    for node in (0, 1):
+        assert cluster.popen(node, ["sh", "-c", NO_GPUS.format(place=place)]).wait() == 0
+
+
+SEEN = UNTIL.replace('print("running"', 'print("sees", os.environ.get("CUDA_VISIBLE_DEVICES")')
+
+
+def test_two_jobs_share_the_gpus_of_both_hosts(line: Line, gpus: None) -> None:
+    line.script = line.head.script("seen.py", SEEN)
+    first = line.launch("first", "--gpus", "1")
+    first.wait_for_all(r"orchestrator: GPU 0 of 4 on ", "is not known: nvidia-smi is not installed")
+    first.wait_for_all("node0 .*sees GPU-0$", "node1 .*sees GPU-0$")
+    second = line.launch("second", "--gpus", "2")
+    second.wait_for_all("node0 .*sees GPU-2,GPU-3$", "node1 .*sees GPU-2,GPU-3$")
+    refused = line.launch("refused")  # which wants all
+    assert refused.finish() == 3
+    assert re.search(r"GPU 0: \S+ job first_\S+; GPU 2-3: \S+ job second_", refused.text)
+    by_name = line.launch("by_name", "--env", "CUDA_VISIBLE_DEVICES=1")
+    by_name.wait_for("node0 .*sees 1$")
+    shared = line.launch("shared", "--claim", "off")
+    shared.wait_for("node0 .*sees None$")
+    for command in (first, second, by_name, shared):
+        line.end(command)
 
 
 @pytest.mark.parametrize(

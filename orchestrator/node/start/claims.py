@@ -165,7 +165,7 @@ class Claims(RoomState):
             return {}
         if spec.wish.needed and (claimed.lacking or claimed.taken):
             raise Refusal(claimed.lacking or who_has(claimed.taken), TAKEN)
-        return devices.environment(self.held, devices.gpus())
+        return devices.environment(self.held, self.of)
 
     def job_started(self, run: RunDir, spec: Spec) -> None:
         """Leave to the supervisor what it has inherited; keep it as well for a further attempt."""

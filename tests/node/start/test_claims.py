@@ -58,6 +58,7 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Device]:
         (tmp_path / f"dev/nvidia{index}").touch()
     found = devices.gpus(str(tmp_path))
     monkeypatch.setattr(module.devices, "gpus", lambda: found)
+    monkeypatch.setattr(module, "START_PATIENCE_SECONDS", 0.0)
     tools = tmp_path / "tools"
     tools.mkdir()
     used_by(tools, "")
