@@ -305,7 +305,8 @@ def work(local, node, nodes):
     dist.init_process_group("gloo", rank=2 * node + local, world_size=2 * nodes)
     total = torch.ones(1)
     dist.all_reduce(total)
-    print("sum", int(total), "rank", dist.get_rank(), os.environ["SLURM_PROCID"], flush=True)
+    words = "sum", int(total), "rank", dist.get_rank(), os.environ["SLURM_PROCID"]
+    print(" ".join(map(str, words)), flush=True)  # in one piece: both ranks write into one pipe
     dist.destroy_process_group()
 
 if __name__ == "__main__":
