@@ -133,12 +133,13 @@ class Latecomers:
         listed = {known.name: known for known in self.known().listed}
         if node.name not in listed:
             raise CheckFailed(f"{node.name} is not in the node list any more")
-        say(f"{node.name} is given its part of the job again")
         _, reached = self.reach(listed[node.name])
         try:
-            return self.stand_by(reached, say)
+            renewed = self.stand_by(reached, say)
         finally:
             reached.channel.connection.close()
+        say(f"{node.name} is given its part of the job again")
+        return renewed
 
 
 def needs_code(request: Request, node: Reached) -> bool:

@@ -79,6 +79,10 @@ class Copies:
     def came(self, path: str, stamp: Stamp) -> None:
         self.known[path] = self.known[path]._replace(looks=(stamp,))
 
+    def note(self, path: str, stamp: Stamp, by: str, changed: int, job: str) -> None:
+        """Note that a file which is here already is a copy, though it did not come from there."""
+        self.known[path] = Copy((stamp,), by, changed, job)
+
     def forget(self, path: str) -> None:
         self.known.pop(path, None)
 

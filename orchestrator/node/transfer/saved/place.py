@@ -82,6 +82,7 @@ class CopiesTarget(Target):
 
     def finish(self) -> None:
         self.publish()
+        self.note_equal()
         self.copies.write()
         self.set_times()
 
@@ -194,6 +195,15 @@ class CopiesTarget(Target):
         self.abandon()
         for directory in sorted({os.path.dirname(entry.path) for entry in self.lacking}):
             files.sync_directory(os.path.join(self.root, os.fsdecode(directory)))
+
+    def note_equal(self) -> None:
+        """Note as a copy what would have made room, but is the same already: two attempts that do
+        the same steps on other nodes write it alike."""
+        for entry in self.entries:
+            path = os.fsdecode(entry.path)
+            state = self.state(path) if path in self.saved.older else None
+            if state is not None and state.copy is None and entry.kind == FILE:
+                self.copies.note(path, stamp_of(state.status), self.saved.by, entry.time, self.job)
 
     @contextlib.contextmanager
     def room_for(self, path: str) -> Iterator[int]:

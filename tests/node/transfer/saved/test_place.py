@@ -19,10 +19,18 @@ from orchestrator.node.transfer.give import Giver
 from orchestrator.node.transfer.receive import Incoming
 from orchestrator.node.transfer.saved import place
 from orchestrator.node.transfer.saved.copies import Copies
+from orchestrator.node.transfer.saved.listing import Written
 from orchestrator.node.transfer.saved.place import CopiesTarget
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
-from orchestrator.protocol.requests.transfer import SAVED, GivingNode, Place, SavedPlace, Take
+from orchestrator.protocol.requests.transfer import (
+    SAVED,
+    GivingNode,
+    Overwritten,
+    Place,
+    SavedPlace,
+    Take,
+)
 from tests.node.start.test_next_spec import FIRST
 
 TOKEN = secrets.token_hex(32)
@@ -179,6 +187,20 @@ def test_what_makes_room_is_kept(work: Path, ask: Ask, *, older: bool) -> None:
         assert not ask("ckpt.pt", older=("ckpt.pt",) if older else ())
         assert (work / f".ckpt.pt.{number}.before").read_bytes() == content
     assert (work / "ckpt.pt").read_bytes() == b"last"
+
+
+def test_what_is_the_same_already_is_a_copy_from_then_on(work: Path, ask: Ask) -> None:
+    """Else what this node writes over it later would not be known as what comes after it."""
+    (work / "ckpt.pt").write_bytes(CONTENTS["ckpt.pt"])
+    before = (work / "ckpt.pt").stat()
+    assert not ask("ckpt.pt", older=("ckpt.pt",))
+    assert (work / "ckpt.pt").stat().st_mtime_ns == before.st_mtime_ns
+    assert not [*work.glob(".*.before")]
+    written = Written(str(work), 0.0, "e-abc", ())
+    assert [file.by for file in written.described("ckpt.pt")] == ["node a"]
+    (work / "ckpt.pt").write_bytes(b"the next")
+    (file,) = written.described("ckpt.pt")
+    assert (file.by, file.over) == ("", Overwritten(by="node a", changed=TIME))
 
 
 def test_an_end_in_the_middle_leaves_no_copy_that_is_taken_for_our_own(
