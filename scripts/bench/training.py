@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import sys
 import tempfile
@@ -84,19 +85,23 @@ class Pictures(Dataset[tuple[Tensor, int]]):
         return (picture * index).sin().flip(2).sub_(0.5), index % 10
 
 
-def loader(repeat: int, _place: Path) -> dict[str, dict[str, float]]:
-    """Give the samples per second of this rank's loader, plain and as a Trainer reads it."""
-    found: dict[str, dict[str, float]] = {}
+Speeds = list[tuple[float, float]]
+
+
+def loader(repeat: int, _place: Path) -> dict[str, dict[str, tuple[float, float]]]:
+    """Give what this rank's loader does, plain and as a Trainer reads it: samples per second, and
+    the milliseconds of processor time for each, which other programs do not change."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
     ranks = dist.get_world_size()
     for name, size in (("small samples", 2), ("samples of 196 kB", 128)):
         for workers in (0, 2 // ranks):
-            plain, shared = [], []
+            speeds: dict[str, Speeds] = {"plain": [], "Trainer": []}
             for _turn in range(repeat):
-                plain.append(speed(plain_batches(size, workers)))
-                shared.append(speed(trainers_batches(size, workers)))
+                speeds["plain"].append(speed(plain_batches(size, workers)))
+                speeds["Trainer"].append(speed(trainers_batches(size, workers)))
             found[f"{name}, {workers} worker{'s' * (workers != 1)}"] = {
-                "plain": statistics.median(plain),
-                "Trainer": statistics.median(shared),
+                who: (statistics.median(s for s, _ in each), statistics.median(p for _, p in each))
+                for who, each in speeds.items()
             }
     return found
 
@@ -117,23 +122,37 @@ def trainers_batches(size: int, workers: int) -> Iterator[Any]:
     yield from trainer._shared(given, "train_loader").epoch(0)
 
 
-def speed(batches: Iterator[Any]) -> float:
-    """Give samples per second once the first batch is there."""
+def speed(batches: Iterator[Any]) -> tuple[float, float]:
     dist.barrier()
+    used = processor_time()
     next(batches)
-    began, count = time.perf_counter(), 0
+    began, count = time.perf_counter(), 1
     for _batch in batches:
-        count += BATCH
-    return count / (time.perf_counter() - began)
+        count += 1
+    seconds = time.perf_counter() - began
+    return (count - 1) * BATCH / seconds, 1e3 * (processor_time() - used) / (count * BATCH)
+
+
+def processor_time() -> float:
+    """Give that of this process and of workers that have ended."""
+    who = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    return sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, who))
 
 
 def loader_shown(found: dict[str, Any]) -> str:
-    rows = [
-        [ranks, name, f"{speeds['plain']:,.0f}", f"{speeds['Trainer'] / speeds['plain']:.2f}"]
-        for ranks, each in found.items()
-        for name, speeds in each.items()
-    ]
-    return table(["loader", "of", "a DataLoader's samples per second", "the Trainer's"], rows)
+    rows = []
+    for ranks, each in found.items():
+        for name, speeds in each.items():
+            (plain, used), (own, own_used) = speeds["plain"], speeds["Trainer"]
+            shown = (
+                f"{plain:,.0f}/s",
+                f"{own / plain:.2f}",
+                f"{used:.3f} ms",
+                f"{own_used / used:.2f}",
+            )
+            rows.append([ranks, name, *shown])
+    head = ["a DataLoader reads", "the Trainer's", "processor time of a sample", "the Trainer's"]
+    return table(["loader", "of", *head], rows)
 
 
 # -- rounding -------------------------------------------------------------------------------------

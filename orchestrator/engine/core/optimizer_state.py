@@ -98,8 +98,16 @@ def form_of(tensor: Tensor, parameter: Tensor | None) -> list[Any]:
     axis: int | str | None = WHOLE if isinstance(parameter, DTensor) else None
     if isinstance(tensor, DTensor):
         axis = axis_of(tensor)
-    strides = None if tensor.is_contiguous() else list(tensor.stride())
-    return [str(tensor.dtype), list(tensor.shape), tensor.device.type, axis, strides]
+    return [str(tensor.dtype), list(tensor.shape), tensor.device.type, axis, strides_of(tensor)]
+
+
+def strides_of(tensor: Tensor) -> list[int] | None:
+    return None if tensor.is_contiguous() else list(tensor.stride())
+
+
+def small(tensor: Tensor) -> Tensor | None:
+    """Give what is not worth being cut into shards."""
+    return None if tensor.dim() and tensor.numel() else tensor.cpu()
 
 
 def forms_of(progress: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -126,8 +134,10 @@ class TensorFactory:
         """Make a tensor of this form, spread as the ranks of today are."""
         dtype, shape, device, axis, strides = DTYPES[form[0]], *form[1:]
         if parameter is not None and shape == [*parameter.shape] and shape:
-            spread = isinstance(parameter, DTensor) and axis in (None, axis_of(parameter))
-            if spread or (not isinstance(parameter, DTensor) and strides is None):
+            if axis is None and isinstance(parameter, DTensor):
+                axis = axis_of(parameter)
+            spread = isinstance(parameter, DTensor) and axis == axis_of(parameter)
+            if strides is None and (spread or not isinstance(parameter, DTensor)):
                 return torch.empty_like(parameter.detach(), dtype=dtype)
         if isinstance(axis, int) and self.mesh.mesh is not None:
             return self._in_shards(shape, dtype, axis, strides or range(len(shape), 0, -1))
@@ -271,9 +281,7 @@ class OptimizerState:
         for path in paths:
             content.forms.pop(path, None)
         described = {
-            path: (tensor.dtype, [*tensor.shape], paths[path], None if tensor.numel() else tensor)
-            if tensor.dim()
-            else (tensor.dtype, [], paths[path], tensor.cpu())
+            path: (tensor.dtype, [*tensor.shape], paths[path], small(tensor), strides_of(tensor))
             for path, tensor in whole.items()
         }
         texts: dict[str, Any] = {}
@@ -285,16 +293,17 @@ class OptimizerState:
         for owners in dict.fromkeys(self.owners.values()):
             cut = {
                 path: (dtype, shape, owners.owner[self.ids[name]])
-                for path, (dtype, shape, name, value) in sorted(forms.items())
+                for path, (dtype, shape, name, value, _strides) in sorted(forms.items())
                 if value is None and self.owners[name] is owners
             }
             content.tensors |= owners.in_shards(whole, cut)
-        for path, (_dtype, _shape, name, value) in sorted(forms.items()):
+        for path, (_dtype, _shape, name, value, strides) in sorted(forms.items()):
             if value is not None:
                 content.tensors[path] = whole.get(path, value)
             like = self.parameters[name]
-            if not alike(content.tensors[path], like):
-                content.forms[path] = form_of(content.tensors[path], like)
+            if strides is not None or not alike(content.tensors[path], like):
+                form = form_of(content.tensors[path], like)
+                content.forms[path] = [*form[:4], strides]  # in shards it is contiguous
         return {name: {**own, **texts}[name] for name in self.names.values() if name in own | texts}
 
     def _with_owners(self, text: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:

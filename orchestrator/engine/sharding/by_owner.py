@@ -208,8 +208,18 @@ class Owners:
         for paths in in_messages(sent, self.group):
             exchange = exchange_of([cut[p] for p in paths], [owners[p] for p in paths])
             came = exchange.to_owners([local(cut[p]) for p in paths])()
-            found |= {paths[place]: tensor for place, tensor in came.items()}
+            found |= {p: as_it_lay(came[i], cut[p]) for i, p in enumerate(paths) if i in came}
         return found
+
+
+def as_it_lay(tensor: Tensor, like: Tensor) -> Tensor:
+    """Have it in memory in the order in which it was: what is multiplied rounds otherwise."""
+    if like.stride() == tensor.stride():
+        return tensor
+    strided = torch.empty_strided(
+        tensor.shape, like.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    return strided.copy_(tensor)
 
 
 def sent_to_owners(some: Sequence[Any], exchange: Exchange) -> list[Callable[[], Any]]:

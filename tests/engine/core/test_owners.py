@@ -48,6 +48,7 @@ from tests.engine.programs.optimizers import (
     Switching,
     Taken,
     Tossing,
+    Turned,
 )
 from tests.engine.worlds import Job, run
 
@@ -86,7 +87,10 @@ def train_on_two_ranks(rank: int, directory: Path) -> None:
         apart[name] = far(trained(trainer, poisoned), by_hand(make, after, poisoned))
     apart |= {f"noise, {strategy}": noise(strategy, directory) for strategy in LAYOUTS}
     apart["in turns"] = in_turns()
-    apart["going on"] = 1e6 * going_on(beside, directory / "beside", strategy="full_shard")
+    for make in (beside, Turned):
+        place = directory / make.__name__
+        apart[f"going on, {make.__name__}"] = 1e6 * going_on(make, place, strategy="full_shard")
+    keep_how_they_lie(directory / "turned")
     trained(made(Roots, strategy="full_shard"), max_period="5 steps", **moving(directory))
     print({n: distance for n, distance in apart.items() if distance > 1e-6} or "equal", flush=True)
     choose(rank)
@@ -98,6 +102,19 @@ def noise(strategy: str, directory: Path) -> float:
     first, *others = gather(ended)
     again = going_on(Noisy, directory / f"noise {strategy}", strategy=strategy)
     return max(again, *(far(other, first) for other in others))
+
+
+def keep_how_they_lie(place: Path) -> None:
+    """A matrix that is multiplied in another order comes to other bits."""
+    first, again = (made(Turned, strategy="full_shard") for _ in range(2))
+    trained(first)
+    first.save_checkpoint(place)
+    again.load_checkpoint(place)
+    found = []
+    for one in (first, again):
+        states = [one.optimizer.state.get(p, {}) for p in one.bare.parameters()]
+        found.append([s["base"].stride() + s["like"].stride() for s in states if s])
+    assert found[0] == found[1], found
 
 
 def in_turns() -> float:

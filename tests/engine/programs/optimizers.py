@@ -294,6 +294,18 @@ def rooted(matrix: Tensor) -> Tensor:
     return vectors @ torch.diag(values.clamp(min=1e-6) ** -0.25) @ vectors.T
 
 
+class Turned(Own):
+    """Keeps matrices that lie in memory by columns, as SOAP does."""
+
+    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        if grad.dim() != 2:
+            return grad
+        base = state.get("base", torch.eye(len(grad)))  # which torch does not mix with shards
+        state["base"] = torch.linalg.qr(grad @ grad.T @ base).Q
+        state["like"] = (state["base"] @ grad).T.contiguous().T
+        return state["like"].sin() + grad @ (state["like"].T @ grad)
+
+
 class Taken(Roots):
     """Counts the steps of all, and goes less far in each; notes how much is whole at a time."""
 
