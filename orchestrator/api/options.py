@@ -46,6 +46,7 @@ class Options(TypedDict, total=False):
     hang_timeout: float
     on_hang: str
     max_restarts: int
+    time_limit: str
     grow_every: float
     grace: float
     notify: Sequence[str]

@@ -66,6 +66,16 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("orchestrator who --nodes all_nodes.txt", "on the nodes of another list"),
         ("orchestrator who --json", "for a program"),
     ),
+    "try": (
+        ("orchestrator try --metric val_loss train.py", "run it on a free node, print one number"),
+        ("orchestrator try --metric val_bpb --minutes 5 train.py", "for five minutes at most"),
+        ("orchestrator try --metric loss --gpus 1 train.py --lr 1e-4", "on one GPU of a node"),
+    ),
+    "skill": (
+        ("orchestrator skill", "the page"),
+        ("orchestrator skill | tee -a AGENTS.md", "for an agent that reads a file"),
+        ("orchestrator try --help", "the command that it is about"),
+    ),
     "queue": (
         ("orchestrator queue", "who holds the nodes, who waits, and why"),
         ("master_launch --queue --for 2h train.py", "wait there; a short job may go first"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from orchestrator.cli.options import (
+    Command,
     GroupedCommand,
     GroupedOption,
     Seconds,
@@ -15,10 +17,12 @@ from orchestrator.cli.options import (
     color_option,
     launch_options,
 )
+from orchestrator.common.errors import EXIT_DONE
 from orchestrator.common.wings import view
 from orchestrator.config.launch import NODES, LaunchArguments
 from orchestrator.config.launch import PROGRAM as PROGRAM_GROUP
 
+SKILL = Path(__file__).with_name("agents.md")  # a link to docs/, which a wheel holds whole
 TAKES_PROGRAM = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 HELP = {"help_option_names": ["-h", "--help"]}
 PROGRAM = click.Argument(
@@ -59,6 +63,36 @@ def launch_command(**params: Any) -> int:
 
     arguments = arguments_from(params)
     return launch.launch(arguments)
+
+
+@click.command(
+    "try",
+    cls=GroupedCommand,
+    params=[*launch_options("launch"), *aliases(), PROGRAM],
+    context_settings={**TAKES_PROGRAM, **HELP},
+)
+@click.option("--metric", required=True, metavar="NAME", help="The number to print.")
+@click.option("--minutes", type=float, metavar="M", help="Same as --time-limit, in minutes.")
+@color_option
+def try_command(metric: str, minutes: float | None, **params: Any) -> int:
+    """Run SCRIPT on one free node, and print one number as JSON.
+
+    It waits in the queue, for one node unless --nnodes says otherwise, and runs the files of this
+    directory as they are now. The number is one that a Trainer measures, or that the program
+    prints. Exit code 0 also when its time is over; 1 if there is no such number.
+    """
+    from orchestrator.head.commands import trial
+
+    return trial.attempt(arguments_from(params), metric, minutes)
+
+
+@click.command("skill", cls=Command, context_settings=HELP)
+def skill_command() -> int:
+    """Print one page that tells an agent how to use this."""
+    from orchestrator.head.screen.output import write_out
+
+    write_out(SKILL.read_text(encoding="utf-8"))
+    return EXIT_DONE
 
 
 def launch_arguments(arguments: Sequence[str]) -> LaunchArguments:

@@ -18,6 +18,8 @@ from orchestrator.cli.launch import (
     nodes_command,
     plan_command,
     queue_command,
+    skill_command,
+    try_command,
     verify_command,
     who_command,
 )
@@ -44,7 +46,18 @@ __all__ = ["cli", "emergency_stop_command", "launch_command"]
 
 HEADINGS = {
     "Run a job": (
-        *("launch", "rerun", "attach", "watch", "logs", "ls", "status", "stop", "emergency-stop"),
+        *(
+            "launch",
+            "try",
+            "rerun",
+            "attach",
+            "watch",
+            "logs",
+            "ls",
+            "status",
+            "stop",
+            "emergency-stop",
+        ),
     ),
     "Look before a launch": (
         "top",
@@ -71,7 +84,7 @@ HEADINGS = {
         *("label", "checkpoint", "prune"),
     ),
     "Other launchers": ("run-node", "submit", "generate"),
-    "Help": ("help",),
+    "Help": ("help", "skill"),
 }
 
 
@@ -302,8 +315,8 @@ def help_command(context: click.Context, topic: str | None) -> int:
 
 
 for command in (
-    *(launch_command, nodes_command, who_command, queue_command, plan_command),
-    *(doctor_command, verify_command),
+    *(launch_command, try_command, nodes_command, who_command, queue_command, plan_command),
+    *(doctor_command, verify_command, skill_command),
     *(bootstrap_command, node),
     *(dashboard, report, profile, track, metrics, start_report, diff, label, checkpoint, prune),
     *(rerun,),

@@ -132,7 +132,7 @@ def checkpoint_export(where: Where, **options: Any) -> int:
 @color_option
 def start_report(where: Where, experiment: str | None, as_json: bool) -> int:
     """Show where the seconds of a start went."""
-    from orchestrator.head.commands import start_report
+    from orchestrator.head.commands.kept import start_report
 
     return start_report.start_report(where, experiment, as_json=as_json)
 

@@ -158,7 +158,7 @@ class Launch:
         " before they can start.",
         NODES,
         commands=START,
-        shown="nobody knows",
+        shown="--time-limit, or nobody knows",
         metavar="TIME",
         flags=("--for",),
     )
@@ -294,6 +294,15 @@ class Launch:
         most=MOST_RESTARTS,
         metavar="N",
     )
+    time_limit: str | None = option(
+        None,
+        "End the job after this time, all attempts together, with or without a head: the ranks are"
+        " asked to save and stop as long before as --grace allows.",
+        FAILURE,
+        commands=START,
+        shown="none",
+        metavar="TIME",
+    )
     grow_every: float = option(
         30.0,
         "Look at this interval, and less often in time, for nodes that can join a job with"
@@ -363,8 +372,9 @@ class Launch:
             if shown.most is not None:
                 at_most(f"launch.{name}", value, shown.most)
         counts(self.nnodes)
-        if self.duration is not None:
-            parse_seconds("--for", self.duration)
+        for name, time in (("--for", self.duration), ("--time-limit", self.time_limit)):
+            if time is not None:
+                parse_seconds(name, time)
         if self.queue and self.claim == "off":
             raise UsageError("--queue waits for GPUs to hold, and --claim off holds none", FREE)
         if self.priority and not self.queue:

@@ -33,6 +33,7 @@ class LeaseTerms(Message):
     head: str = "continue"  # or "stop": what happens without a head
     attached: bool = True  # a head follows from the start
     grace: float = 0.0  # for the ranks to save, when there is no head
+    limit: float = 0.0  # seconds from the start until all of it has to be over; 0: never
     fd: Optional[int] = None  # node 0: the open socket that the supervisor inherits
 
 
@@ -62,6 +63,7 @@ class Placement(Message):
     token: str = ""  # known to the supervisors alone
     attempt: Optional[Attempt] = None
     hosts: tuple[str, ...] = ()  # addresses of all nodes, in order
+    limit: float = 0.0  # seconds that are left to the job; 0: as many as it wants
 
 
 class Spec(Message):
@@ -115,6 +117,7 @@ class Spec(Message):
             port=place.supervisors_port,
             token=place.token,
             attached=later or self.lease.attached,
+            limit=place.limit,
             fd=None,
         )
         return self.replace(

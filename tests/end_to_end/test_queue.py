@@ -144,6 +144,33 @@ def test_one_may_leave_the_terminal_and_the_queue(line: Line) -> None:
         time.sleep(0.01)
 
 
+COUNTS = """
+import itertools, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to stop"))
+for at in itertools.count(1):
+    print(f"step {at} val_bpb: {1 / at}", flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_one_number_of_a_program_that_has_its_time(line: Line) -> None:
+    """On the node that is free, from the files as they are."""
+    first = line.launch("first", "--claim", "all", "--nnodes", "1")
+    first.wait_for("running")
+    line.head.script("counts.py", COUNTS)
+    trial = line.head.command(
+        *("orchestrator", "try", "--metric", "val_bpb", "--minutes", "0.05", "--grace", "1"),
+        *(*QUICK, "counts.py"),
+    )
+    assert trial.finish() == 0, trial.text
+    (found,) = [json.loads(text) for text in trial.lines if text.startswith("{")]
+    assert found["time_limit"] and found["value"] == found["best"] < 1.0 and found["steps"] > 2
+    (place,) = line.head.directory.glob(f"experiments/{found['experiment']}/job.json")
+    record = json.loads(place.read_text())
+    assert [node["name"] for node in record["nodes"]] == [line.head.cluster.addresses[1]]
+    line.end(first)
+
+
 # What the driver has of four GPUs, in /proc and /dev of one host.
 FOUR_GPUS = """
 set -e

@@ -16,6 +16,7 @@ def of(node: ProbedNode, launch: Launch, ranks: int, env: Mapping[str, str]) -> 
     """Return what a launch wants of a node; None where it lets others be."""
     if launch.claim == "off":
         return None
+    takes = launch.duration or launch.time_limit
     return Wish(
         job=launch.name,
         gpus=launch.gpus,
@@ -23,5 +24,5 @@ def of(node: ProbedNode, launch: Launch, ranks: int, env: Mapping[str, str]) -> 
         slots=ranks,
         of=max(ranks, node.node.slots or 0),
         needed=bool(node.facts.gpus) or launch.claim == "all" or launch.queue,
-        seconds=parse_seconds("--for", launch.duration) if launch.duration else 0.0,
+        seconds=parse_seconds("--for", takes) if takes else 0.0,
     )

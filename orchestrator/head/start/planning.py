@@ -138,6 +138,7 @@ def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
         head=launch.on_head_loss,
         attached=not request.detached,
         grace=launch.grace,
+        limit=parse_seconds("--time-limit", launch.time_limit) if launch.time_limit else 0.0,
     )
     most = launch.max_restarts
     return [

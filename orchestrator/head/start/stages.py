@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
 from orchestrator.common.hosts import listed
-from orchestrator.common.text import Say, plural
+from orchestrator.common.text import Say, parse_seconds, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.transport import Transport
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 END_SECONDS = 10.0
 PORT_SECONDS = 10.0
 LAST_PORT = 60_000
+SHORTEST_LIMIT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -342,6 +343,7 @@ def places(starting: JobRecord, ports: TakenPorts) -> list[Placement]:
     """Return the place of each node in a further attempt."""
     token, master = secrets.token_hex(32), starting.nodes[0].address
     nproc = {node.name: node.nproc for node in (*starting.nodes, *starting.spares)}
+    limit = left_of(starting)
     return [
         Placement(
             job=starting.job,
@@ -354,6 +356,7 @@ def places(starting: JobRecord, ports: TakenPorts) -> list[Placement]:
             supervisors_port=ports.peers_port,
             token=token,
             hosts=tuple(each.address for each in starting.nodes),
+            limit=limit,
             attempt=Attempt(
                 number=len(starting.attempts) + 1,
                 restarts=Restarts(starting).ahead,
@@ -366,6 +369,15 @@ def places(starting: JobRecord, ports: TakenPorts) -> list[Placement]:
         )
         for node in starting.nodes
     ]
+
+
+def left_of(starting: JobRecord) -> float:
+    """Return the seconds that are left of the job's time limit; 0 where it has none."""
+    limit = starting.launch.time_limit
+    if not limit:
+        return 0.0
+    began = starting.attempts[0].started if starting.attempts else starting.started
+    return max(SHORTEST_LIMIT_SECONDS, parse_seconds("--time-limit", limit) + began - time.time())
 
 
 # -- of all attempts --------------------------------------------------------------------------

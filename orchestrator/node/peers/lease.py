@@ -46,6 +46,10 @@ class Lease:
         self.waits = terms.wait
         self.needs_head = terms.head == "stop"
         self.grace = terms.grace
+        self.limit, self.over_at = terms.limit, float("inf")
+        if terms.limit:  # the ranks have their grace within it
+            ahead = min(terms.grace, terms.limit / 2)
+            self.over_at = time.monotonic() + terms.limit - ahead
         self.here: dict[int, float] = {}  # the heads' connections, and when each came
         self.heads_elsewhere: dict[int, bool] = {}  # other node -> is there a head, as it says
         self.attached_at = 0.0  # the last time that a head came, or left on purpose
@@ -71,9 +75,14 @@ class Lease:
 
     def turn(self) -> float:
         """Do whatever is due; return the seconds until something is. Comes after all reading."""
-        if not self.beats:
-            return 60.0
         now = time.monotonic()
+        if now >= self.over_at and not self.order:
+            from orchestrator.common.text import duration  # most jobs have no limit
+
+            reason = f"its time limit of {duration(self.limit)} is over (--time-limit)"
+            self.job.ask(EndOrder(why=reason, grace=self.grace))
+        if not self.beats:
+            return max(0.0, min(60.0, self.over_at - now)) if not self.order else 60.0
         self.wake(now)
         if now >= self.next_beat:
             self.next_beat = now + self.beat
@@ -85,7 +94,8 @@ class Lease:
             self.due = float("inf")
             assert self.order is not None
             self.job.ask(self.order)
-        return max(0.0, min(self.next_beat, self.due) - time.monotonic())
+        over_at = float("inf") if self.order else self.over_at
+        return max(0.0, min(self.next_beat, self.due, over_at) - time.monotonic())
 
     @property
     def beats(self) -> bool:

@@ -88,6 +88,26 @@ def test_only_a_head_that_did_not_take_its_leave_is_missed(steps: list[tuple[str
         assert all(order.headless for order in supervisor.orders)
 
 
+@pytest.mark.parametrize(("grace", "ahead"), [(30.0, 30.0), (500.0, 100.0), (0.0, 0.0)])
+@pytest.mark.parametrize("head", ["continue", "stop"])
+def test_a_time_limit_leaves_the_ranks_their_grace(
+    monkeypatch: pytest.MonkeyPatch, grace: float, ahead: float, head: str
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(leases.time, "monotonic", lambda: now)
+    supervisor, terms = Supervisor(), LeaseTerms(limit=200.0, grace=grace, head=head)
+    lease = Lease(supervisor, bare_spec().replace(lease=terms))
+    lease.head_says(1, HeadNews(head="here", at=1.0))
+    while now < 1200.0 - ahead:
+        assert not supervisor.orders
+        now += max(0.001, lease.turn())
+    lease.turn()
+    assert 1200.0 - ahead <= now < 1201.0 - ahead
+    assert [(order.why, order.grace) for order in supervisor.orders] == [
+        ("its time limit of 3 min 20 s is over (--time-limit)", grace)
+    ]
+
+
 @pytest.mark.parametrize("node", [0, 1])
 @pytest.mark.parametrize("what", ["nobody came", "detached", "followed", "left again"])
 def test_a_part_that_no_head_has_followed_and_no_other_was_heard_of_ends(

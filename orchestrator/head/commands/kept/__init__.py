@@ -1,1 +1,1 @@
-"""Commands on what jobs have left on disks: checkpoints, and experiments to be removed."""
+"""Commands on what jobs have left: checkpoints, the times of a start, whole experiments."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.head.commands.start_report import report_of, to_text
+from orchestrator.head.commands.kept.start_report import report_of, to_text
 from orchestrator.head.screen.output import PLAIN
 from orchestrator.head.start.request import begun
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord

@@ -1,0 +1,105 @@
+"""`orchestrator try`: run a program on what is free, and print one number of it as JSON.
+
+It is a launch that waits in the queue for one node, with a time limit; for a loop that changes a
+file, tries it, and keeps what is better.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, nearest
+from orchestrator.config.launch import LaunchArguments, View
+from orchestrator.head.commands.diff import first_files, read_curves
+from orchestrator.head.follow.streams.node_logs import log_files
+from orchestrator.head.screen.output import say, write_out
+from orchestrator.head.start import stages
+from orchestrator.head.start.request import resolve
+from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.metrics.names import better
+
+DEFAULTS = {"name": "try", "nnodes": 1, "claim": "all", "queue": True, "sync": "always"}
+NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
+LONGEST_LINE = 1 << 16
+TIME_LIMIT = "(--time-limit)"  # in the reason of such an end
+
+
+def attempt(arguments: LaunchArguments, metric: str, minutes: float | None) -> int:
+    """Run it to its end, or to the end of its time, and print what came of it."""
+    from orchestrator.head.commands import follow
+
+    limit = {} if minutes is None else {"time_limit": f"{minutes * 60:g}s"}
+    options = {**DEFAULTS, **limit, **arguments.launch}
+    arguments = replace(arguments, launch=options, view=View(quiet=True))
+    with contextlib.redirect_stdout(sys.stderr):  # whoever called reads the number alone
+        launched = stages.launch(resolve(arguments), say)
+        code = follow.follow_launched(launched, arguments.view, where=arguments.where)
+    record = launched.experiment.read_record()
+    found = result(launched.experiment, record, metric)
+    if found["time_limit"]:  # which was wanted
+        code = EXIT_DONE
+    if code == EXIT_DONE and found["value"] is None:
+        code = EXIT_FAILED
+    write_out(json.dumps({**found, "exit_code": code}, allow_nan=False) + "\n")
+    return code
+
+
+def result(experiment: Experiment, record: JobRecord, metric: str) -> dict[str, Any]:
+    """Return what came of a job, and of one of its metrics."""
+    verdict, names = record.verdict, list[str]()
+    steps, values = measured(experiment, metric, names)
+    if not values:
+        logs = log_files(experiment, record.nodes)
+        values = [value for log in logs for value in printed(log.text, metric)]
+    known = [value for value in values if math.isfinite(value)]
+    best = {"least": min, "most": max}.get(better(metric))
+    last = values[-1] if values and math.isfinite(values[-1]) else None
+    in_time, problem = verdict is None or TIME_LIMIT not in verdict.message, ""
+    if not values:
+        problem = f"nothing measured or printed {metric}{nearest(metric, names)}"
+    elif last is None:
+        problem = f"the last {metric} is {values[-1]}"
+    elif verdict is not None and in_time:
+        problem = f"{verdict.title}: {verdict.message}" if verdict.message else verdict.title
+    return {
+        "metric": metric,
+        "value": last,
+        "best": best(known) if best and known else None,
+        "steps": steps,
+        "seconds": round((record.ended or record.started) - record.started, 1),
+        "state": record.state,
+        "time_limit": not in_time,
+        "problem": problem,
+        "experiment": experiment.name,
+    }
+
+
+def measured(
+    experiment: Experiment, metric: str, names: list[str]
+) -> tuple[int | None, list[float]]:
+    """Return the last step, and the values of a metric that a Trainer has; note what it has."""
+    outputs = experiment.path / "outputs"
+    steps: int | None = None
+    for _, curves in sorted(read_curves(outputs, first_files(outputs)).items(), reverse=True):
+        names += curves
+        steps = steps or max((curve.steps[-1] for curve in curves.values()), default=None)
+        if metric in curves:
+            return steps, list(curves[metric].means)
+    return steps, []
+
+
+def printed(log: Path, metric: str) -> Iterator[float]:
+    """Yield the values that lines of a log give a metric: val_bpb: 0.98, val_bpb=0.98."""
+    wanted = re.compile(rf"(?<![\w./-]){re.escape(metric)}[\"']?\s*[:=]?\s*{NUMBER}(?![\w.])", re.I)
+    with contextlib.suppress(FileNotFoundError), log.open(errors="replace") as lines:
+        for line in lines:
+            for match in wanted.finditer(line[:LONGEST_LINE]):
+                yield float(match[1])
