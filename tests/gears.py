@@ -130,7 +130,6 @@ LONG = [
         f"tests/end_to_end/test_end.py::test_ctrl_c_ten_times_at_any_moment[{after}]"
         for after in (0.1, 0.3, 0.8, 1.8)
     ),
-    "tests/end_to_end/test_grow.py::test_a_node_is_lost_and_comes_back",
     "tests/end_to_end/test_end.py::test_a_failure_among_ranks_that_ignore_sigterm",
     "tests/end_to_end/test_end.py::test_a_terminal_that_is_closed_leaves_the_job[ready]",
     "tests/end_to_end/test_end.py::test_ctrl_c_once_asks",  # test_launched.py has it of the engine

@@ -73,7 +73,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "skill": (
         ("orchestrator skill", "the page"),
-        ("orchestrator skill | tee -a AGENTS.md", "for an agent that reads a file"),
+        ("orchestrator skill --help", "what it is"),
         ("orchestrator try --help", "the command that it is about"),
     ),
     "queue": (

@@ -148,7 +148,7 @@ COUNTS = """
 import itertools, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to stop"))
 for at in itertools.count(1):
-    print(f"step {at} val_bpb: {1 / at}", flush=True)
+    print(f"step {at} loss {1 / at:.4f} val_bpb: {1 / at}", flush=True)
     time.sleep(0.01)
 """
 
