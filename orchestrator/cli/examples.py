@@ -73,8 +73,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "skill": (
         ("orchestrator skill", "the page"),
-        ("orchestrator skill --help", "what it is"),
-        ("orchestrator try --help", "the command that it is about"),
+        ("orchestrator skill | less", "page by page"),
+        ("orchestrator try --metric loss train.py", "the command that it is about"),
     ),
     "queue": (
         ("orchestrator queue", "who holds the nodes, who waits, and why"),
