@@ -32,7 +32,13 @@ from orchestrator.head.plan.plan import Layout
 from orchestrator.head.schedulers import queue
 from orchestrator.head.screen.output import say
 from orchestrator.head.start.nodes import Nodes, settled
-from orchestrator.head.start.planning import Meeting, Prepared, discarded_on_error, make_plan
+from orchestrator.head.start.planning import (
+    Meeting,
+    Prepared,
+    discarded_on_error,
+    make_plan,
+    without_claims,
+)
 from orchestrator.head.start.record import record_job
 from orchestrator.head.start.request import Request, resolve
 from orchestrator.head.start.stages import Launched, start
@@ -128,7 +134,7 @@ def misspelt(name: str, environ: Mapping[str, str]) -> str:
 def run(mine: Part, patience: float, arguments: LaunchArguments) -> int:
     arguments.refuse(dict.fromkeys(("detach", "dry_run"), "is not for run-node"))
     waiting_time("--wait", patience)
-    request = resolve(arguments)
+    request = without_claims(resolve(arguments))
     mine = replace(mine, port=request.config.launch.master_port or mine.port)
     reached = reach(request, mine, patience)
     if request.accelerate is not None:

@@ -41,10 +41,8 @@ def prepare(request: Request, nodes: Nodes, *, dry_run: bool = False) -> Prepare
     """Make the experiment's directory and plan the job; a dry run makes no directory."""
     now = time.time()
     times = {"begin": request.begun, "reached": nodes.at or now, "synced": now}
-    if not isinstance(nodes.source, ListedNodes):  # a scheduler has given them to this job alone
-        config = request.config
-        launch = replace(config.launch, claim="off", queue=False)
-        request = replace(request, config=replace(config, launch=launch))
+    if not isinstance(nodes.source, ListedNodes):
+        request = without_claims(request)
     nodes = selection.choose(request, nodes, hold=not dry_run)
     if request.payload is not None:
         payload.check_python(nodes.probed)
@@ -62,6 +60,15 @@ def prepare(request: Request, nodes: Nodes, *, dry_run: bool = False) -> Prepare
     with contextlib.nullcontext() if dry_run else discarded_on_error(experiment):
         plan = make_plan(request, nodes, job, str(experiment.path))
     return Prepared(request, nodes, experiment, plan, {**times, "planned": time.time()})
+
+
+def without_claims(request: Request) -> Request:
+    """Return a launch on nodes that a scheduler has given to this job alone.
+
+    What numbers GPUs have there is its own matter.
+    """
+    launch = replace(request.config.launch, claim="off", queue=False, priority=0)
+    return replace(request, config=replace(request.config, launch=launch))
 
 
 @contextlib.contextmanager

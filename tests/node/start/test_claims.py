@@ -24,6 +24,7 @@ from orchestrator.node.start.claims import Claims
 from orchestrator.node.start.devices import Device
 from orchestrator.protocol.requests.claims import RUNNING, STARTING, WAITING, Entry, Wish, who_has
 from orchestrator.protocol.requests.start import Claim, LeaveQueue, ReadBook, Unclaim, Wait
+from orchestrator.protocol.spec import Attempt
 from tests.node.running import bare_spec
 
 ENTRY = Entry(id="0123456789abcdef", state=WAITING, job="later", since=5.0, order=5.0, wants=1)
@@ -154,6 +155,22 @@ def test_a_supervisor_that_inherits_the_file_holds_what_its_visit_held(
     finally:
         child.kill()
         child.wait()
+    assert second.answer(Claim(wish=wish(1, 1))).held
+
+
+def test_a_job_that_may_be_started_again_keeps_what_it_has_between_attempts(
+    visits: list[Visit],
+) -> None:
+    first, second, _ = visits
+    again = Attempt(number=1, restarts=1, first_job="job", first_node=0)
+    spec = bare_spec().replace(attempt=again, wish=wish(1, 1))
+    assert first.of(Claims).environment(spec) == {}
+    first.of(Claims).job_started(RunDir("job", 0), spec)
+    assert second.answer(Claim(wish=wish(1, 1))).taken  # though no supervisor lives
+    assert first.of(Claims).environment(spec) == {} and first.of(Claims).files
+    first.answer(Unclaim())  # is for those who have not started
+    assert second.answer(Claim(wish=wish(1, 1))).taken
+    first.of(Claims).drop()
     assert second.answer(Claim(wish=wish(1, 1))).held
 
 

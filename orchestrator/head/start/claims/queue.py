@@ -94,7 +94,7 @@ class Queue:
                     reasons = {name: why + held[name] for name, why in reasons.items()}
                 self.tell(reasons)
                 before = place(self.mine, self.machines)
-                line.what = f"waiting in the queue, {before} before it"
+                line.what = f"in the queue, {before} before it" if before else "next in the queue"
                 self.look(LOOK_SECONDS)
 
     def enter(self) -> None:
