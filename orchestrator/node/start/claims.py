@@ -23,8 +23,7 @@ from orchestrator.protocol.requests.claims import (
     who_has,
 )
 from orchestrator.protocol.requests.request import TAKEN
-from orchestrator.protocol.requests.start import Book as ReadBack
-from orchestrator.protocol.requests.start import Claimed
+from orchestrator.protocol.requests.start import Claimed, Page
 from orchestrator.protocol.spec import Spec
 
 LOOK_SECONDS = 0.05  # between two looks at what others hold
@@ -102,14 +101,22 @@ class Claims(RoomState):
             time.sleep(LOOK_SECONDS)
 
     def lock(self, chosen: Sequence[Device], wish: Wish) -> bool:
+        """Take all of these, and say so in the book; or none."""
         book, got = self.opened(), list[Device]()
-        for one in chosen:
-            if not book.lock(one.key):
-                for other in got:
-                    book.unlock(other.key)
-                return False
-            got.append(one)
-        self.held = got
+        try:
+            for one in chosen:
+                if not book.lock(one.key):
+                    return False
+                got.append(one)
+            self.note(got, wish)
+            self.held = got
+        finally:
+            if not self.held:  # others were quicker, or the disk is full
+                for one in got:
+                    book.unlock(one.key)
+        return True
+
+    def note(self, got: Sequence[Device], wish: Wish) -> None:
         now = time.time()
         before = self.entry or Entry(id=os.urandom(8).hex(), state=STARTING, job="", since=now)
         self.enter(
@@ -122,7 +129,6 @@ class Claims(RoomState):
                 seconds=wish.seconds,
             )
         )
-        return True
 
     def claimed(self) -> Claimed:
         names = in_words([one.name for one in self.held])
@@ -141,6 +147,8 @@ class Claims(RoomState):
             self.wait(self.entry.replace(keys=(), names=()))
         else:
             self.book.remove(self.entry.id)
+            self.book.unlock(self.entry.id)
+            self.entry = None
 
     def drop(self) -> None:
         """Let go of everything; what a supervisor has inherited stays held by that."""
@@ -267,7 +275,7 @@ def takers(
     return (*found, *(taken for key, taken in strangers.items() if key not in booked))
 
 
-def read(visit: Visit, wish: Wish, before: Sequence[Entry], seconds: float) -> ReadBack:
+def read(visit: Visit, wish: Wish, before: Sequence[Entry], seconds: float) -> Page:
     """Read the book, once it is another than before or so many seconds have passed."""
     claims, deadline = visit.of(Claims), time.monotonic() + seconds
     book, some = claims.opened(), allowed(wish)
@@ -279,5 +287,5 @@ def read(visit: Visit, wish: Wish, before: Sequence[Entry], seconds: float) -> R
         news = removed or sorted(map(repr, entries)) != sorted(map(repr, before))
         if news or time.monotonic() > deadline:
             free = sum(not book.locked(one.key) for one in some)
-            return ReadBack(entries=entries, free=free, total=len(some), removed=removed)
+            return Page(entries=entries, free=free, total=len(some), removed=removed)
         time.sleep(LOOK_SECONDS)

@@ -16,7 +16,6 @@ from orchestrator.protocol.requests.request import NO_PART, Nothing
 from orchestrator.protocol.requests.start import (
     AskKept,
     AskPart,
-    Book,
     Claim,
     Claimed,
     GetReady,
@@ -24,6 +23,7 @@ from orchestrator.protocol.requests.start import (
     Hooked,
     Kept,
     LeaveQueue,
+    Page,
     Part,
     ReadBook,
     Release,
@@ -123,5 +123,5 @@ def leave_queue(visit: Visit, request: LeaveQueue) -> Nothing:
 
 
 @answers(ReadBook)
-def read_book(visit: Visit, request: ReadBook) -> Book:
+def read_book(visit: Visit, request: ReadBook) -> Page:
     return claims.read(visit, request.wish, request.before, request.seconds)

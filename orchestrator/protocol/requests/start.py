@@ -150,8 +150,8 @@ class LeaveQueue(Request[Nothing], do="leave_queue"):
     entry: str  # its id
 
 
-class Book(Message):
-    """All that is claimed on a machine, and who waits there."""
+class Page(Message):
+    """What a machine's book says: all that is claimed there, and who waits."""
 
     entries: tuple[Entry, ...]
     free: int = 0  # of the GPUs or slots that were asked for
@@ -159,7 +159,7 @@ class Book(Message):
     removed: bool = False  # the asking launch's own entry is there no more
 
 
-class ReadBook(Request[Book], do="read_book"):
+class ReadBook(Request[Page], do="read_book"):
     """Read who holds what and who waits; with `before` only once it is another than that."""
 
     wish: Wish = Wish()

@@ -200,7 +200,22 @@ def test_who_has_not_waited_leaves_enough_to_those_who_do(visits: list[Visit]) -
     answer = second.answer(Claim(wish=wish(2, 3)))
     assert not answer.held and "'s later waits for what is free" in who_has(answer.taken)
     assert second.answer(Claim(wish=wish(1, 3))).held
+    second.answer(Unclaim())
+    assert second.answer(Claim(wish=wish(2, 3))).taken  # it still has not waited
     assert first.answer(Claim(wish=wish(2, 3))).held
+
+
+def test_what_cannot_be_written_down_is_not_held(
+    visits: list[Visit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "claims")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Book, "write", full)
+        with pytest.raises(Refusal, match="No space left"):
+            visits[0].answer(Claim(wish=wish(2, 2)))
+    assert visits[1].answer(Claim(wish=wish(2, 2))).held
 
 
 def test_an_entry_that_no_living_process_wrote_says_nothing(

@@ -35,7 +35,7 @@ from orchestrator.protocol.facts import Checkup, Gpu, Holder
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.claims import RUNNING, Entry
 from orchestrator.protocol.requests.machine import CheckedUp, Examine
-from orchestrator.protocol.requests.start import Book, ReadBook
+from orchestrator.protocol.requests.start import Page, ReadBook
 from orchestrator.records import cordons
 from orchestrator.records.machines import machine_of
 
@@ -181,7 +181,7 @@ def find_users(request: Request) -> list[Used]:
     answers = examine(answered.reached, "gpus", "load")
     books = fleet.ask(answered.reached, [ReadBook()] * len(answered.reached), BOOK_SECONDS)
     for node, answer, book in zip(answered.reached, answers, books, strict=True):
-        entries = book.entries if isinstance(book, Book) else ()
+        entries = book.entries if isinstance(book, Page) else ()
         cpus = node.probed.facts.cpus
         if isinstance(answer, Checkup):
             ahead = clock.ahead(node.probed.facts.clock_offset, 0.0)

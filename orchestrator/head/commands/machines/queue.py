@@ -21,7 +21,7 @@ from orchestrator.head.start.claims.turn import Machine, expected, obstacles, ra
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
 from orchestrator.protocol.requests.claims import WAITING, Entry, clock, in_words
-from orchestrator.protocol.requests.start import Book, LeaveQueue, ReadBook
+from orchestrator.protocol.requests.start import LeaveQueue, Page, ReadBook
 
 BOOK_SECONDS = 10.0
 SHORTEST_ID = 4  # characters of an id that may be typed for it
@@ -90,7 +90,7 @@ def queue(arguments: LaunchArguments, *, as_json: bool) -> int:
     read = [
         (node, book)
         for node, book in zip(answered.reached, books, strict=True)
-        if isinstance(book, Book)
+        if isinstance(book, Page)
     ]
     lost = [(node.name, error) for node, error in answered.lost]
     lost += [
@@ -128,9 +128,9 @@ def remove(arguments: LaunchArguments, id: str) -> int:
     return EXIT_DONE
 
 
-def lines_of(read: Iterable[tuple[Reached, Book]], now: float) -> Iterator[Line]:
+def lines_of(read: Iterable[tuple[Reached, Page]], now: float) -> Iterator[Line]:
     """Yield the jobs that hold something, and then who waits, the first in the queue first."""
-    books: dict[str, Book] = {}
+    books: dict[str, Page] = {}
     found: dict[tuple[str, ...], dict[str, Entry]] = {}
     for node, book in read:
         books[node.node.name] = book
@@ -163,7 +163,7 @@ def whole(entry: Entry) -> tuple[str, ...]:
     return (entry.id,) if entry.state == WAITING else (entry.user, entry.job)
 
 
-def machine(name: str, entry: Entry, book: Book) -> Machine:
+def machine(name: str, entry: Entry, book: Page) -> Machine:
     """Describe a node for one who waits there: what others have is not free."""
     others = [one for one in book.entries if one.id != entry.id]
     free = entry.of - sum(len(one.keys) for one in others)

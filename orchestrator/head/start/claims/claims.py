@@ -19,7 +19,7 @@ from orchestrator.head.plan import wishes
 from orchestrator.head.plan.plan import count_ranks
 from orchestrator.head.start.request import Request
 from orchestrator.protocol.requests.claims import STARTING, Wish, who_has
-from orchestrator.protocol.requests.start import Book, Claim, Claimed, ReadBook, Unclaim
+from orchestrator.protocol.requests.start import Claim, Claimed, Page, ReadBook, Unclaim
 
 ANSWER_SECONDS = 15.0
 PATIENCE_SECONDS = 5.0  # for a launch that has less to wait for, and is about to start or give up
@@ -135,7 +135,7 @@ def foreseen(request: Request, nodes: Sequence[Reached]) -> list[str]:
     )
     few: dict[str, str] = {}
     for (node, wish), book in zip(wanted, books, strict=True):
-        if isinstance(book, Book) and book.free < wants(node, wish, book):
+        if isinstance(book, Page) and book.free < wants(node, wish, book):
             few[node.node.name] = f"{book.free} of {wants(node, wish, book)} free"
     same = by_value(few.items())
     return [
@@ -144,6 +144,6 @@ def foreseen(request: Request, nodes: Sequence[Reached]) -> list[str]:
     ]
 
 
-def wants(node: Reached, wish: Wish, book: Book) -> int:
+def wants(node: Reached, wish: Wish, book: Page) -> int:
     """Return how many GPUs or slots of a node are wanted."""
     return wish.gpus or (book.total if node.facts.gpus else wish.slots)

@@ -25,7 +25,7 @@ from orchestrator.head.start.request import Request
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.claims import NO_ENTRIES, WAITING, Entry, Wish
 from orchestrator.protocol.requests.request import Request as Asked
-from orchestrator.protocol.requests.start import Book, ReadBook, Wait
+from orchestrator.protocol.requests.start import Page, ReadBook, Wait
 
 AWAY_SECONDS = 5.0  # between two tries to reach nodes that were lost meanwhile
 LOOK_SECONDS = 0.3  # that a node waits for a change before it answers
@@ -69,7 +69,7 @@ class Queue:
     say: Say
     entered: Callable[[], None] = lambda: None  # called once it waits
     id: str = field(default_factory=lambda: os.urandom(8).hex())
-    books: Sequence[Book] = ()
+    books: Sequence[Page] = ()
     said: str = ""
 
     def run(self, start: Callable[[], T]) -> T:

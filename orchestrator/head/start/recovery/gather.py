@@ -226,8 +226,9 @@ class Gathering:
         for name, answer in zip(names, fleet.everywhere(names, ask), strict=True):
             if isinstance(answer, OrchestratorError):
                 self.unable[name] = f"cannot hold its GPUs: {answer.what}"
-            elif not answer.held and answer.taken:
-                self.unable[name] = f"is used by others: {who_has(answer.taken)}"
+            elif not answer.held:
+                why = answer.lacking or f"is used by others: {who_has(answer.taken)}"
+                self.unable[name] = why
         return not self.unable.keys() & set(names)
 
     def are_linked(self, names: Sequence[str]) -> bool:
