@@ -27,6 +27,9 @@ class Options(TypedDict, total=False):
     gpus: int
     claim: str
     queue: bool
+    after: tuple[str, ...]
+    after_any: tuple[str, ...]
+    at: str
     priority: int
     duration: str
     check: str

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,20 @@ def counts(nnodes: str | int | None) -> tuple[int, int] | None:
     return least, most
 
 
+def moment_of(at: str, now: float) -> float:
+    """Return the next moment at a time of the day, or that of a date, as a Unix time."""
+    today = datetime.fromtimestamp(now)
+    try:
+        if re.fullmatch(r"\d{1,2}:\d{2}", at):
+            hour, minute = map(int, at.split(":"))
+            moment = today.replace(hour=hour, minute=minute, second=0, microsecond=0)
+            return (moment if moment >= today else moment + timedelta(days=1)).timestamp()
+        return datetime.fromisoformat(at).timestamp()
+    except ValueError:
+        fix = "write a time such as 02:00, or '2026-12-01 02:00'"
+        raise UsageError(f"--at {at}: this is no time of a day", fix) from None
+
+
 @dataclass(frozen=True)
 class Launch:
     """Settings of a job's start. Command-line options of the same names win over these."""
@@ -142,6 +157,27 @@ class Launch:
         "Wait until the nodes are free, behind those who wait already.",
         NODES,
         commands=START,
+    )
+    after: tuple[str, ...] = option(
+        (),
+        "Wait until another experiment is done; refused if it fails.",
+        NODES,
+        commands=START,
+        metavar="EXP",
+    )
+    after_any: tuple[str, ...] = option(
+        (),
+        "Wait until another experiment is over, however it ends.",
+        NODES,
+        commands=START,
+        metavar="EXP",
+    )
+    at: str | None = option(
+        None,
+        "Wait until this time of the day, or of a date: 02:00, '2026-12-01 02:00'.",
+        NODES,
+        commands=START,
+        metavar="WHEN",
     )
     priority: int = option(
         0,
@@ -372,6 +408,8 @@ class Launch:
             if shown.most is not None:
                 at_most(f"launch.{name}", value, shown.most)
         counts(self.nnodes)
+        if self.at is not None:
+            moment_of(self.at, 0.0)
         for name, time in (("--for", self.duration), ("--time-limit", self.time_limit)):
             if time is not None:
                 parse_seconds(name, time)
@@ -394,6 +432,11 @@ class Launch:
         """Return the kinds of variables that ranks get beside torchrun's, or in their place."""
         kinds = tuple(kind.strip() for kind in self.rank_env.split(",") if kind.strip())
         return (*kinds, "own") if self.no_torchrun else kinds
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether the start may come later than the command."""
+        return bool(self.queue or self.after or self.after_any or self.at)
 
     @property
     def node_counts(self) -> tuple[int, int] | None:

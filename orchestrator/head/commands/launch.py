@@ -28,7 +28,7 @@ def launch(arguments: LaunchArguments) -> int:
         show = dry_run.to_json if arguments.as_json else dry_run.to_text
         write_out(show(stages.rehearse(request).plan))
         return EXIT_DONE
-    if request.config.launch.queue and arguments.detach:
+    if request.config.launch.waits and arguments.detach:
         return wait_in_background(arguments)
     return follow_up(stages.launch(request, say), arguments)
 
@@ -42,8 +42,8 @@ def wait_in_background(arguments: LaunchArguments) -> int:
         say(f"follow it: orchestrator attach {Path(answer['place']).name}")
     else:
         say(
-            f"background process {answer['queued']} waits in the queue and follows the job then:"
-            " `orchestrator queue` shows it, `orchestrator ls` once it runs"
+            f"background process {answer['queued']} waits, and follows the job then:"
+            " `orchestrator queue` shows it in the queue, `orchestrator ls` once it runs"
         )
     head.hang_up()
     return EXIT_DONE

@@ -195,7 +195,7 @@ def reach_these(
     notes = [] if settle else note_remembered(nodes, launch)
     nodes = [(settle or settled)(node, launch) for node in nodes]
     probe = probe_of(request, transport, nodes)
-    port = None if launch.queue else port_request(request, len(nodes))  # else when it is its turn
+    port = None if launch.waits else port_request(request, len(nodes))  # else when it is its turn
     with marker(request.directory) as path:
 
         def reach_node(node: Node) -> Reached:

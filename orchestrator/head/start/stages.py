@@ -109,7 +109,7 @@ def launch(request: Request, say: Say, queued: Callable[[], None] = lambda: None
 def in_turn(request: Request, say: Say, queued: Callable[[], None]) -> Prepared:
     """Prepare a job whose nodes are free, or with --queue wait until they are."""
     request, nodes = reach_with_code(request, say)
-    waits = request.config.launch.queue and isinstance(nodes.source, ListedNodes)
+    waits = request.config.launch.waits and isinstance(nodes.source, ListedNodes)
     try:
         if not waits:
             return prepare(request, nodes)

@@ -13,6 +13,7 @@ from typing import TypeVar
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
 from orchestrator.common.hosts import listed
 from orchestrator.common.text import Say
+from orchestrator.config.launch import moment_of
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import by_value
@@ -23,12 +24,14 @@ from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.planning import Prepared, prepare
 from orchestrator.head.start.request import Request
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.claims import NO_ENTRIES, WAITING, Entry, Wish
+from orchestrator.protocol.requests.claims import NO_ENTRIES, WAITING, Entry, Wish, clock
 from orchestrator.protocol.requests.request import Request as Asked
 from orchestrator.protocol.requests.start import Page, ReadBook, Wait
+from orchestrator.records import experiments
 
 AWAY_SECONDS = 5.0  # between two tries to reach nodes that were lost meanwhile
 LOOK_SECONDS = 0.3  # that a node waits for a change before it answers
+LATER_SECONDS = 1.0  # between two looks whether another job is over, or it is time
 RETRY_SECONDS = 5.0  # after a look at who computes on the GPUs, which takes a command
 
 T = TypeVar("T")
@@ -74,8 +77,14 @@ class Queue:
 
     def run(self, start: Callable[[], T]) -> T:
         """Call `start` when it is this launch's turn; once more where others were quicker."""
-        self.enter()
         self.entered()
+        while reason := self.not_yet():
+            self.tell(f"it waits: {reason}")
+            self.look(0.0)
+            time.sleep(LATER_SECONDS)
+        if not self.request.config.launch.queue:
+            return start()
+        self.enter()
         pause = LOOK_SECONDS
         with Progress("waiting in the queue") as line:
             while True:
@@ -92,10 +101,28 @@ class Queue:
                     pause = LOOK_SECONDS
                     held = {machine.name: holders(machine) for machine in self.machines}
                     reasons = {name: why + held[name] for name, why in reasons.items()}
-                self.tell(reasons)
+                self.tell(in_words(reasons))
                 before = place(self.mine, self.machines)
                 line.what = f"in the queue, {before} before it" if before else "next in the queue"
                 self.look(LOOK_SECONDS)
+
+    def not_yet(self) -> str:
+        """Say what the launch waits for before it stands in the queue; nothing if for nothing."""
+        launch = self.request.config.launch
+        if launch.at and time.time() < (moment := moment_of(launch.at, self.request.begun)):
+            return f"not before {clock(moment)}"
+        for name in (*launch.after, *launch.after_any):
+            root = self.request.where.experiments
+            experiment = experiments.find(root, name)
+            if experiment is None:
+                raise experiments.missing(root, name)
+            record = experiment.read_record()
+            if not record.over:
+                return f"not before {name} is over"
+            if name in launch.after and record.state != "done":
+                fix = f"--after-any {name} starts it all the same"
+                raise CheckFailed(f"{name} has {record.state}; nothing was started", fix)
+        return ""
 
     def enter(self) -> None:
         """Stand in the queue on all nodes, if enough of them can ever do."""
@@ -171,10 +198,14 @@ class Queue:
             raise Disconnected(fleet.failure_table(lost, len(answers), "; connecting again"))
         return [answer for answer in answers if not isinstance(answer, OrchestratorError)]
 
-    def tell(self, reasons: Mapping[str, str]) -> None:
+    def tell(self, words: str) -> None:
         """Say why it waits, once for each reason."""
-        each = by_value(reasons.items())
-        words = "; ".join(f"{listed(names)}: {why}" for why, names in each.items())
         if words != self.said:
             self.said = words
-            self.say(f"in the queue: {words}")
+            self.say(words)
+
+
+def in_words(reasons: Mapping[str, str]) -> str:
+    """Say why a launch waits in the queue, once for nodes that are alike."""
+    each = by_value(reasons.items())
+    return "in the queue: " + "; ".join(f"{listed(names)}: {why}" for why, names in each.items())

@@ -1,0 +1,61 @@
+"""What a launch waits for before it stands in the queue."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.config.launch import LaunchArguments, Where, moment_of
+from orchestrator.head.start.claims.queue import Queue
+from orchestrator.head.start.request import resolve
+from orchestrator.records import experiments
+from orchestrator.records.experiment import JobRecord
+
+NOON = time.mktime((2026, 11, 26, 12, 0, 0, 0, 0, -1))
+
+
+def waiting(root: Path, **launch: Any) -> Queue:
+    arguments = LaunchArguments(program=("train.py",), where=Where(experiments=root), launch=launch)
+    return Queue(resolve(arguments, ["master_launch"]), cast(Any, None), print)
+
+
+@pytest.mark.parametrize(
+    ("at", "later"),
+    [("12:00", 0), ("13:30", 5400), ("11:59", 86_340), ("2026-11-26 12:01", 60)],
+)
+def test_a_time_of_the_day_is_the_next_one(at: str, later: float) -> None:
+    assert moment_of(at, NOON) - NOON == later
+
+
+@pytest.mark.parametrize("at", ["25:00", "noon", "", "12"])
+def test_what_is_no_time_is_refused(tmp_path: Path, at: str) -> None:
+    with pytest.raises(UsageError, match="this is no time of a day"):
+        waiting(tmp_path, at=at)
+
+
+def test_a_time_that_has_come_is_waited_for_no_longer(tmp_path: Path) -> None:
+    soon = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + 3600))
+    assert waiting(tmp_path, at=soon).not_yet().startswith("not before ")
+    assert waiting(tmp_path, at="2026-01-01 00:00").not_yet() == ""
+
+
+def test_another_job_has_to_be_over_and_for_after_done(tmp_path: Path) -> None:
+    experiment = experiments.create(tmp_path, "first")
+    name, record = experiment.name, JobRecord("first-1", "first", "running", ["x"], [], 1.0)
+    for state in ("queued", "running", "restarting"):
+        experiment.write_signed(replace(record, state=state))
+        for option in ("after", "after_any"):
+            assert waiting(tmp_path, **{option: (name,)}).not_yet() == f"not before {name} is over"
+    experiment.write_signed(replace(record, state="failed"))
+    assert waiting(tmp_path, after_any=(name,)).not_yet() == ""
+    with pytest.raises(CheckFailed, match=f"{name} has failed; nothing was started"):
+        waiting(tmp_path, after=(name,)).not_yet()
+    experiment.write_signed(replace(record, state="done"))
+    assert waiting(tmp_path, after=(name,), after_any=(name,)).not_yet() == ""
+    with pytest.raises(UsageError, match=f"no experiment 'first_' in .*did you mean '{name}'"):
+        waiting(tmp_path, after=("first_",)).not_yet()
