@@ -11,7 +11,7 @@ from orchestrator.node.transfer.code.checkout import CodeVisit
 from orchestrator.node.transfer.code.store import Incomplete
 from orchestrator.node.transfer.moving import Moving
 from orchestrator.protocol.manifest import is_inside
-from orchestrator.protocol.requests.request import LACKING, Nothing
+from orchestrator.protocol.requests.request import LACKING, NO_PART, Nothing
 from orchestrator.protocol.requests.transfer import (
     AskSaved,
     AskTaken,
@@ -132,7 +132,10 @@ def sum_output(visit: Visit, request: SumOutput) -> OutputSum:
 def saved(visit: Visit, request: AskSaved) -> Saved:
     from orchestrator.node.transfer.saved import listing
 
-    answer = listing.saved(RunDir(request.job, request.node), request.outputs)
+    run = RunDir(request.job, request.node)
+    if not os.path.exists(run.spec):
+        raise Refusal("it has lost its part of the job", NO_PART)
+    answer = listing.saved(run, request.outputs)
     visit.of(Moving).listed |= {(answer.roots[file.place], file.path) for file in answer.files}
     return answer
 

@@ -18,6 +18,7 @@ from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.common.text import Say
 from orchestrator.config import resolved
 from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import Declined
 from orchestrator.head.screen.output import printable
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.bring import decide
@@ -28,6 +29,7 @@ from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree
 from orchestrator.head.transfer.schedule import WIDTH, Rules
 from orchestrator.head.transfer.spread import ServedFromHere, Spread, exchange
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
+from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.transfer import (
     SAVED,
     AskSaved,
@@ -151,7 +153,10 @@ class SavedFiles:
             self.say(decide.all_lost(away))
 
     def views(self, partners: Sequence[Partner]) -> list[View]:
-        """Ask nodes; one that does not answer has nothing, and that may not be all."""
+        """Ask nodes; one that does not answer has nothing, and that may not be all.
+
+        One that has lost its part with its disk has nothing for certain.
+        """
 
         def ask(partner: Partner) -> Saved:
             job, node = partner.job
@@ -159,7 +164,7 @@ class SavedFiles:
 
         answers = fleet.everywhere(partners, ask)
         return [
-            View(partner.name, whole=False)
+            View(partner.name, whole=isinstance(answer, Declined) and answer.kind == NO_PART)
             if isinstance(answer, OrchestratorError)
             else view(partner.name, answer)
             for partner, answer in zip(partners, answers, strict=True)

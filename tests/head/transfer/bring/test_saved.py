@@ -288,6 +288,18 @@ def test_a_node_that_makes_way_gives_what_it_alone_has(place: Path, world: int) 
     assert job["b"].has() == job["c"].has() == {"ckpt.pt": "step 80"}
 
 
+def test_a_node_that_makes_way_without_its_disk_has_nothing(place: Path) -> None:
+    """It answers, and no more than a lost one can it have something newer than the copies."""
+    job = Job("abc", place)
+    job.attempts[0] = replace(job.attempts[0], nodes=["a", "b"])
+    job["a"].write("ckpt.pt", "step 40", 1500)
+    job.again("ab")
+    shutil.rmtree(RunDir(JOB, 0).path)
+    said = job.again("bc", left="a")
+    assert said[0].startswith("only b had ckpt.pt") and "c has it now" in said[0], said
+    assert job["c"].has() == {"ckpt.pt": "step 40"}
+
+
 def test_what_rank_0_removed_of_a_lost_nodes_does_not_come_back(place: Path) -> None:
     job = Job("abc", place)
     job["a"].write("s_20.pt", "20", 1500)
