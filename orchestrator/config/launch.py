@@ -147,9 +147,9 @@ class Launch:
     claim: str = option(
         "gpus",
         "Start only where no other job or program has the GPUs, and hold them until the job ends;"
-        " all: hold slots of machines without GPUs, too; off: start whoever else is there.",
+        " all: hold slots of machines without GPUs, too; none: start whoever else is there.",
         NODES,
-        choices=("gpus", "all", "off"),
+        choices=("gpus", "all", "none"),
         commands=("launch", "verify"),
     )
     queue: bool = option(
@@ -413,8 +413,8 @@ class Launch:
         for name, time in (("--for", self.duration), ("--time-limit", self.time_limit)):
             if time is not None:
                 parse_seconds(name, time)
-        if self.queue and self.claim == "off":
-            raise UsageError("--queue waits for GPUs to hold, and --claim off holds none", FREE)
+        if self.queue and self.claim == "none":
+            raise UsageError("--queue waits for GPUs to hold, and --claim none holds none", FREE)
         if self.priority and not self.queue:
             raise UsageError(
                 "--priority is that of a launch that waits", "add --queue, or leave it"

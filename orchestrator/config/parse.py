@@ -105,7 +105,9 @@ def _value(kind: Any, value: Any, name: str) -> Any:
         if fits:
             return fitted
     wanted = " or ".join(NAMES[typing.get_origin(option) or option] for option in options)
-    raise UsageError(f"{name} must be {wanted}, not {value!r}")
+    quotes = "YAML reads off, no, on and yes as true or false: put the word in quotes"
+    fix = quotes if isinstance(value, bool) and str in options else ""
+    raise UsageError(f"{name} must be {wanted}, not {value!r}", fix)
 
 
 def _fit(kind: Any, value: Any, name: str) -> tuple[bool, Any]:

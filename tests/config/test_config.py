@@ -130,6 +130,7 @@ nccl: {NCCL_DEBUG: INFO, NCCL_IB_DISABLE: 1}
         ),
         (f"launch: {{grace: 1{'0' * 400}}}", "launch.grace must be a number"),
         ("launch: {strict_host_keys: 1}", "launch.strict_host_keys must be true or false, not 1"),
+        ("launch: {sync: off}", "launch.sync must be text, not False"),
         ("launch: {name: 5}", "launch.name must be text, not 5"),
         ("launch: {python: [a]}", "launch.python must be text"),
         ("launch: {nproc: 0}", "--nproc (launch.nproc in a config) must be at least 1 (got 0)"),
@@ -158,6 +159,15 @@ nccl: {NCCL_DEBUG: INFO, NCCL_IB_DISABLE: 1}
 def test_what_cannot_be_meant(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "config.yaml").write_text(text)
     assert words in refused(file=tmp_path / "config.yaml")
+
+
+def test_a_word_that_yaml_takes_for_another_is_put_in_quotes(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("launch: {sync: off}")
+    with pytest.raises(UsageError) as error:
+        load(tmp_path / "config.yaml")
+    assert "put the word in quotes" in error.value.fix
+    (tmp_path / "config.yaml").write_text("launch: {sync: 'off'}")
+    assert load(tmp_path / "config.yaml").launch.sync == "off"
 
 
 def test_the_keys_of_its_section_are_named() -> None:

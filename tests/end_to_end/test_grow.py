@@ -124,6 +124,7 @@ def test_who_was_away_at_the_launch_joins_is_lost_and_comes_back(
     launch.wait_for(f"{away} is skipped: ")
     launch.wait_for("training on 500 samples")
     launch.process.kill()
+    launch.process.wait()
     command = head.command("orchestrator", "attach")
     command.wait_for("saved step 4")
     head.cluster.restore(2)

@@ -121,7 +121,7 @@ def test_one_may_leave_the_terminal_and_the_queue(line: Line) -> None:
     first = line.launch("first", "--claim", "all")
     first.wait_for("running")
     second = line.launch("second", "--queue", "--detach")
-    assert second.finish() == 0 and "waits in the queue" in second.text
+    assert second.finish() == 0 and "waits, and follows the job then" in second.text
     third = line.launch("third", "--queue", "--detach")
     assert third.finish() == 0
     (_, waiting, leaving) = line.until(lambda jobs: len(jobs) == 3)
@@ -215,7 +215,7 @@ def test_two_jobs_share_the_gpus_of_both_hosts(line: Line, gpus: None) -> None:
     assert re.search(r"GPU 0: \S+ job first_\S+; GPU 2-3: \S+ job second_", refused.text)
     by_name = line.launch("by_name", "--env", "CUDA_VISIBLE_DEVICES=1")
     by_name.wait_for("node0 .*sees 1$")
-    shared = line.launch("shared", "--claim", "off")
+    shared = line.launch("shared", "--claim", "none")
     shared.wait_for("node0 .*sees None$")
     for command in (first, second, by_name, shared):
         line.end(command)
@@ -224,7 +224,7 @@ def test_two_jobs_share_the_gpus_of_both_hosts(line: Line, gpus: None) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--queue", "--claim", "off"), "--queue waits for GPUs to hold"),
+        (("--queue", "--claim", "none"), "--queue waits for GPUs to hold"),
         (("--priority", "3"), "--priority is that of a launch that waits"),
         (("--queue", "--for", "soon"), "--for"),
     ],

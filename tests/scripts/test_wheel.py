@@ -156,6 +156,8 @@ TYPED = {
     "master_launch": "& master_launch --dry-run",
     "orchestrator nodes": "& orchestrator nodes",
     "orchestrator who": "& orchestrator who",
+    "orchestrator queue": "& orchestrator queue",
+    "orchestrator try --metric loss train.py": "& orchestrator try --metric x --dry-run train.py",
     "orchestrator top": "& orchestrator top --once",
     "orchestrator plan --explain SCRIPT": "& orchestrator plan --explain train.py",
     "orchestrator doctor": "& orchestrator doctor --quick",

@@ -34,11 +34,16 @@ TIME_LIMIT = "(--time-limit)"  # in the reason of such an end
 
 def attempt(arguments: LaunchArguments, metric: str, minutes: float | None) -> int:
     """Run it to its end, or to the end of its time, and print what came of it."""
-    from orchestrator.head.commands import follow
+    from orchestrator.head.commands import follow, launch
 
+    arguments.refuse(
+        {"detach": "leaves nobody who prints the number", "as_json": "is as it prints"}
+    )
     limit = {} if minutes is None else {"time_limit": f"{minutes * 60:g}s"}
     options = {**DEFAULTS, **limit, **arguments.launch}
     arguments = replace(arguments, launch=options, view=View(quiet=True))
+    if arguments.dry_run:
+        return launch.launch(arguments)
     with contextlib.redirect_stdout(sys.stderr):  # whoever called reads the number alone
         launched = stages.launch(resolve(arguments), say)
         code = follow.follow_launched(launched, arguments.view, where=arguments.where)

@@ -14,7 +14,7 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 def of(node: ProbedNode, launch: Launch, ranks: int, env: Mapping[str, str]) -> Wish | None:
     """Return what a launch wants of a node; None where it lets others be."""
-    if launch.claim == "off":
+    if launch.claim == "none":
         return None
     takes = launch.duration or launch.time_limit
     return Wish(

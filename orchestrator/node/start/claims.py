@@ -93,10 +93,10 @@ class Claims(RoomState):
             most = count if wish.needed else min(count, len(unused))
             if len(unused) >= most and self.lock(devices.nearest(unused, most), wish):
                 return self.claimed().replace(unsure=unsure)
+            if len(unused) >= most:  # somebody has just taken one of them: there may be others
+                continue
             taken = takers(book.entries(), self.of, strangers)
-            wanted = len(unused) < most
-            fleeting = not wanted or any(each.state == STARTING for each in taken)
-            if not fleeting or time.monotonic() > deadline:
+            if not any(each.state == STARTING for each in taken) or time.monotonic() > deadline:
                 return Claimed(taken=taken, unsure=unsure)
             time.sleep(LOOK_SECONDS)
 

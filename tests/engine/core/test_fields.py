@@ -489,12 +489,17 @@ DRY_RUN: dict[str, Ask] = {
     "launch.activate": Ask(f"launch.activate={VENV}", of_node("node", "activate"), VENV),
     "launch.wrap": Ask("launch.wrap=env A=1", of_node("node", "wrap"), "env A=1"),
     "launch.hook": Ask("launch.hook=hook.sh", of_node("env", "HOOKED"), "node 1"),
+    "launch.gpus": Ask("launch.gpus=2", of_node("wish", "gpus"), 2),
+    "launch.queue": Ask("launch.queue=true", of_node("wish", "needed"), True),
+    "launch.duration": Ask("launch.duration=2h", of_node("wish", "seconds"), 7200.0),
+    "launch.time_limit": Ask("launch.time_limit=3h", of_node("wish", "seconds"), 10800.0),
+    "launch.claim": Ask("launch.claim=none", of_node("wish"), None),
     "nccl.profile": Ask("nccl.profile=ethernet", of_node("env", "NCCL_IB_DISABLE"), "1"),
     "nccl.variables": Ask("nccl.NCCL_DEBUG=INFO", of_node("env", "NCCL_DEBUG"), "INFO"),
     "env": Ask("env.OF_MINE=1", of_node("env", "OF_MINE"), "1"),
 }
-# The number of ranks is that of launch.nproc as well, and the Python that of launch.python.
-ALONE = ("launch.nnodes", "launch.activate")
+# The number of ranks is that of launch.nproc as well, the Python that of launch.python, and so on.
+ALONE = ("launch.nnodes", "launch.activate", "launch.time_limit", "launch.claim")
 
 
 @pytest.fixture(scope="module")
@@ -556,6 +561,27 @@ def test_a_launch_that_does_not_wait_for_long(head: Head) -> None:
         assert command.finish() == 4
         assert "hangs in the SSH handshake" in command.text
         assert time.monotonic() - began < Config().launch.connect_timeout - 2
+
+
+@shows("launch.after")
+@shows("launch.after_any")
+@shows("launch.at")
+@shows("launch.priority")
+def test_a_launch_that_comes_later(head: Head) -> None:
+    head.run(*(quick := ("--no-torchrun", "--check", "none")), head.script("x.py", ""))
+    (name,) = [path.name for path in head.experiments]
+    keys = [f"launch.after=[{name}]", f"launch.after_any=[{name}]", "launch.at=2026-01-01 00:00"]
+    keys += ["launch.queue=true", "launch.priority=2"]
+    head.run(*quick, *(word for key in keys for word in ("--set", key)), "x.py")
+    wrong = {
+        "launch.after=[nothing]": "no experiment 'nothing'",
+        "launch.after_any=[nothing]": "no experiment 'nothing'",
+        "launch.at=later": "no time of a day",
+        "launch.priority=2": "add --queue",
+    }
+    for key, words in wrong.items():
+        command = head.launch(*quick, "--set", key, "x.py")
+        assert command.finish() == 2 and words in command.text
 
 
 WAIT = "import time; print('ready', flush=True); time.sleep(1000)"

@@ -23,7 +23,7 @@ from orchestrator.protocol.requests.start import Claim, Claimed, Page, ReadBook,
 
 ANSWER_SECONDS = 15.0
 PATIENCE_SECONDS = 5.0  # for a launch that has less to wait for, and is about to start or give up
-SHARE = "or start whoever else is there: --claim off"
+SHARE = "or start whoever else is there: --claim none"
 
 
 class Occupied(CheckFailed):

@@ -216,7 +216,7 @@ class Gathering:
         known = {
             node.name: node for node in (*self.record.nodes, *self.record.spares)
         } | self.renewed
-        if self.record.launch.claim == "off" or self.record.head_elsewhere:
+        if self.record.launch.claim == "none" or self.record.head_elsewhere:
             return True
 
         def ask(name: str) -> Claimed:
