@@ -72,9 +72,11 @@ def test_one_has_the_hosts_one_is_refused_and_two_wait_their_turn(line: Line) ->
     first.wait_for("running")
     refused = line.launch("refused", "--claim", "all")
     assert refused.finish() == 3
-    assert "others have what it needs; nothing was started" in refused.text
+    assert "what it wants of them is not free; nothing was started" in refused.text
     assert re.search(r"slot 0: \S+, job first_", refused.text)
     assert "--queue" in refused.text
+    none = line.launch("none", "--gpus", "2")
+    assert none.finish() == 3 and "has no GPU, and 2 are wanted" in none.text
 
     second = line.launch("second", "--queue")
     second.wait_for(r"in the queue: .* 0 of 1 free; .*first_.* \(until .*\) has the rest")

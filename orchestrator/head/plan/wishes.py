@@ -23,6 +23,6 @@ def of(node: ProbedNode, launch: Launch, ranks: int, env: Mapping[str, str]) -> 
         visible=next((env[name] for name in VISIBLE if env.get(name)), ""),
         slots=ranks,
         of=max(ranks, node.node.slots or 0),
-        needed=bool(node.facts.gpus) or launch.claim == "all" or launch.queue,
+        needed=bool(node.facts.gpus or launch.gpus) or launch.claim == "all" or launch.queue,
         seconds=parse_seconds("--for", takes) if takes else 0.0,
     )

@@ -35,8 +35,8 @@ class Occupied(CheckFailed):
             for line in fleet.reasons((name, words, "") for name, words in taken.items())
         )
         super().__init__(
-            f"the job needs {plural(least, 'node')}, and others have what it needs; nothing was"
-            f" started{lines}",
+            f"the job needs {plural(least, 'node')}, and what it wants of them is not free; nothing"
+            f" was started{lines}",
             f"wait for it: --queue; or take a part of each node: --gpus N; {SHARE}",
         )
         self.taken = taken
