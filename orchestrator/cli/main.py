@@ -46,29 +46,11 @@ __all__ = ["cli", "emergency_stop_command", "launch_command"]
 
 HEADINGS = {
     "Run a job": (
-        *(
-            "launch",
-            "try",
-            "rerun",
-            "attach",
-            "watch",
-            "logs",
-            "ls",
-            "status",
-            "stop",
-            "emergency-stop",
-        ),
+        *("launch", "try", "rerun", "attach", "watch", "logs", "ls", "status", "stop"),
+        "emergency-stop",
     ),
     "Look before a launch": (
-        "top",
-        "who",
-        "queue",
-        "nodes",
-        "node",
-        "plan",
-        "doctor",
-        "verify",
-        "demo",
+        *("top", "who", "queue", "nodes", "node", "plan", "doctor", "verify", "demo"),
     ),
     "Everyday work on all nodes": (
         "exec",

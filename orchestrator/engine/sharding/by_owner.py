@@ -441,7 +441,7 @@ class DrawnAlike(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Trial(NamedTuple):
-    """What some steps on small tensors have come to."""
+    """Tells what some steps on small tensors have come to."""
 
     weights: list[tuple[Tensor, Tensor]]  # as they were, and as they are
     numbers: list[dict[Any, Any]]  # that they share

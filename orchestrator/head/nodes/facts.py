@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -98,6 +98,13 @@ def by_value(values: Iterable[tuple[N, V]]) -> dict[V, list[N]]:
     for node, value in values:
         found.setdefault(value, []).append(node)
     return found
+
+
+def said_of(words: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield what is said of nodes, of pairs of a name and words, once for those that are alike."""
+    for each, where in by_value(words).items():
+        if each:
+            yield f"{listed(where)}: {each}"
 
 
 class NoTorch(CheckFailed):

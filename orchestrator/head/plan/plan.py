@@ -322,13 +322,8 @@ class Draft:
             program=program,
             paste=paste,
             library=facts.library,
-            wish=wishes.of(probed, self.config.launch, count, self.theirs),
+            wish=wishes.of(probed, self.config, count, self.user_env),
         )
-
-    @property
-    def theirs(self) -> dict[str, str]:
-        """Return the variables that the user sets for all ranks."""
-        return {**self.config.env, **{setting.name: setting.value for setting in self.user_env}}
 
     def settings(
         self, index: int, facts: Facts, address: NodeAddress, count: int

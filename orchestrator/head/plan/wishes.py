@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from orchestrator.common.text import parse_seconds
-from orchestrator.config.launch import Launch
+from orchestrator.config.schema import Config
 from orchestrator.head.nodes.facts import ProbedNode
-from orchestrator.protocol.requests.claims import Wish
+from orchestrator.head.plan.model import EnvSetting
+from orchestrator.protocol.requests.claims import VISIBLE, Wish
 
-VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
-
-def of(node: ProbedNode, launch: Launch, ranks: int, env: Mapping[str, str]) -> Wish | None:
+def of(node: ProbedNode, config: Config, ranks: int, user_env: Sequence[EnvSetting]) -> Wish | None:
     """Return what a launch wants of a node; None where it lets others be."""
+    launch = config.launch
     if launch.claim == "none":
         return None
+    env = {**config.env, **{setting.name: setting.value for setting in user_env}}
     takes = launch.duration or launch.time_limit
     return Wish(
         job=launch.name,

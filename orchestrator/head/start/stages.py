@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
-from orchestrator.common.hosts import listed
 from orchestrator.common.text import Say, parse_seconds, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
@@ -24,7 +23,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.node_logs import NodeLogs, open_logs
-from orchestrator.head.nodes.facts import NoTorch, by_value
+from orchestrator.head.nodes.facts import NoTorch, said_of
 from orchestrator.head.plan.dry_run import foreseen_lines
 from orchestrator.head.plan.model import Foreseen, Plan
 from orchestrator.head.plan.plan import DEFAULT_PORT
@@ -441,6 +440,5 @@ def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere], sa
     if warm:
         say(f"warm start on {'all nodes' if len(warm) == len(nodes) else ', '.join(warm)}")
     whys = [(node.name, answer.warm.why) for node, answer in pairs]
-    for reason, names in by_value(whys).items():
-        if reason:
-            say(f"{listed(names)}: {reason}")
+    for line in said_of(whys):
+        say(line)

@@ -21,6 +21,7 @@ import time
 
 from orchestrator.common import files
 from orchestrator.node.machine import sysfs
+from orchestrator.node.machine.probe import network_space
 from orchestrator.protocol.message import decode, encode, parse
 from orchestrator.protocol.requests.claims import Entry
 
@@ -40,11 +41,7 @@ LAST_BYTE = (1 << 62) - 1
 def place() -> str:
     """Return the directory: one for each machine and boot, also on a disk that machines share."""
     boot = sysfs.text("/proc/sys/kernel/random/boot_id")[:8]
-    try:
-        network = os.stat("/proc/self/ns/net").st_ino
-    except OSError:
-        network = 0
-    return os.environ.get(VARIABLE) or f"/tmp/orchestrator-claims-{boot}-{network}"
+    return os.environ.get(VARIABLE) or f"/tmp/orchestrator-claims-{boot}-{network_space()}"
 
 
 class Book:

@@ -22,7 +22,6 @@ from orchestrator.protocol.requests.claims import (
     in_words,
     who_has,
 )
-from orchestrator.protocol.requests.request import TAKEN
 from orchestrator.protocol.requests.start import Claimed, Page
 from orchestrator.protocol.spec import Spec
 
@@ -33,7 +32,7 @@ SHARED_BY_ALL = ("nvidia-cuda-mps-server",)  # computes for others
 
 
 class Claims(RoomState):
-    """What this visit holds of the machine; at most one entry in its book."""
+    """Holds what this visit has of the machine, with at most one entry in its book."""
 
     def __init__(self, visit: Visit) -> None:
         super().__init__(visit)
@@ -78,8 +77,7 @@ class Claims(RoomState):
         if self.held:  # for the attempt before
             return self.claimed()
         book, deadline = self.opened(), time.monotonic() + patience
-        self.of = allowed(wish)
-        count, lacking = number(wish, len(self.of))
+        self.of, count, lacking = wanted(wish)
         if lacking:
             return Claimed(lacking=lacking)
         strangers, unsure = users_of(self.of) if count else ({}, "")
@@ -172,7 +170,7 @@ class Claims(RoomState):
                 raise
             return {}
         if spec.wish.needed and (claimed.lacking or claimed.taken):
-            raise Refusal(claimed.lacking or who_has(claimed.taken), TAKEN)
+            raise Refusal(claimed.lacking or who_has(claimed.taken))
         return devices.environment(self.held, self.of)
 
     def job_started(self, run: RunDir, spec: Spec) -> None:
@@ -197,21 +195,20 @@ class Claims(RoomState):
 # -- what there is --------------------------------------------------------------------------------
 
 
-def allowed(wish: Wish) -> list[Device]:
-    """Return what the wish may be met with: GPUs that its ranks may see, else slots."""
+def wanted(wish: Wish) -> tuple[list[Device], int, str]:
+    """Return what a wish may be met with, how many of these, and why that can never be.
+
+    That is GPUs which the job's ranks may see, or slots of a machine that has none.
+    """
     everything = devices.gpus()
     if not everything:
-        return devices.slots(max(wish.of, wish.slots))
+        lacking = f"has no GPU, and {wish.gpus} are wanted" if wish.gpus else ""
+        return devices.slots(max(wish.of, wish.slots)), wish.slots, lacking
     named = devices.asked_for(wish.visible)
-    return devices.visible(everything, named) if named else everything
-
-
-def number(wish: Wish, there: int) -> tuple[int, str]:
-    """Return how many are wanted, and why that can never be."""
-    if not devices.gpus():
-        return (0, f"has no GPU, and {wish.gpus} are wanted") if wish.gpus else (wish.slots, "")
-    count = there if wish.gpus is None else wish.gpus
-    return count, f"has {there} GPUs for this job, and {count} are wanted" if count > there else ""
+    some = devices.visible(everything, named) if named else everything
+    count, there = len(some) if wish.gpus is None else wish.gpus, len(some)
+    words = f"has {there} GPUs for this job, and {count} are wanted"
+    return some, count, words if count > there else ""
 
 
 def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
@@ -221,7 +218,7 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
     # A launch on machines without GPUs does without.
     from orchestrator.node.machine.checkup import Command, together
     from orchestrator.node.machine.gpus import nvidia
-    from orchestrator.node.machine.load import owner, started
+    from orchestrator.node.machine.load import owner
 
     command = Command(nvidia.query("compute-apps", nvidia.APP_FIELDS), TOOL_SECONDS)
     output = together({"apps": command})["apps"]
@@ -239,7 +236,6 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
             job=str(whose.get("job") or ""),
             program=program,
             pid=holder.pid,
-            since=started(holder.pid) or 0.0,
         )
     return found, output.problem
 
@@ -249,9 +245,7 @@ def waiting(entries: Sequence[Entry], left: int) -> tuple[Taken, ...]:
     some = [one for one in entries if one.state == WAITING]
     if left < 0 or sum(one.wants for one in some) <= left:
         return ()
-    return tuple(
-        Taken(names=(), user=one.user, job=one.job, since=one.since, state=WAITING) for one in some
-    )
+    return tuple(Taken(names=(), user=one.user, job=one.job, state=WAITING) for one in some)
 
 
 def takers(
@@ -267,7 +261,6 @@ def takers(
                 names=tuple(names[key] for key in keys),
                 user=entry.user,
                 job=entry.job,
-                since=entry.since,
                 until=entry.until,
                 state=entry.state,
             )
@@ -278,13 +271,12 @@ def takers(
 def read(visit: Visit, wish: Wish, before: Sequence[Entry], seconds: float) -> Page:
     """Read the book, once it is another than before or so many seconds have passed."""
     claims, deadline = visit.of(Claims), time.monotonic() + seconds
-    book, some = claims.opened(), allowed(wish)
+    book, (some, _, _) = claims.opened(), wanted(wish)
     while True:
         entries = tuple(book.entries())
-        if claims.entry is not None:
-            entries = (*(one for one in entries if one.id != claims.entry.id), claims.entry)
-        removed = claims.entry is not None and not os.path.exists(book.file(claims.entry.id))
-        news = removed or sorted(map(repr, entries)) != sorted(map(repr, before))
+        own = claims.entry
+        removed = own is not None and own.id not in {one.id for one in entries}
+        news = removed or set(entries) != set(before)
         if news or time.monotonic() > deadline:
             free = sum(not book.locked(one.key) for one in some)
             return Page(entries=entries, free=free, total=len(some), removed=removed)

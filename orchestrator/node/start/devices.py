@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from orchestrator.node.machine import sysfs
 from orchestrator.node.machine.gpus import amd, nvidia
 from orchestrator.protocol.facts import Card
+from orchestrator.protocol.requests.claims import VISIBLE
 
-VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
+OF_VENDOR = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
 
 
 class Device(NamedTuple):
-    """What can be claimed: one GPU, or one slot of a machine without."""
+    """One GPU, or one slot of a machine without: it can be claimed."""
 
     key: str  # its name in the machine's book
     name: str  # for people: GPU 3
@@ -115,12 +116,11 @@ def environment(chosen: Sequence[Device], of: Sequence[Device]) -> dict[str, str
     if not vendors or {device.key for device in chosen} == {device.key for device in of}:
         return {}
     values = ",".join(device.value for device in chosen)
-    names = {VISIBLE[vendor]: values for vendor in vendors}
+    names = {OF_VENDOR[vendor]: values for vendor in vendors}
     by_number = "nvidia" in vendors and all(device.value.isdigit() for device in chosen)
     return {**names, **({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if by_number else {})}
 
 
-def asked_for(named: str, environ: Mapping[str, str] = os.environ) -> str:
+def asked_for(named: str) -> str:
     """Return the GPUs that the user's own settings name: those of the launch, else the login's."""
-    own = (environ.get(name, "") for name in (*VISIBLE.values(), "ROCR_VISIBLE_DEVICES"))
-    return named or next(filter(None, own), "")
+    return named or next(filter(None, (os.environ.get(name) for name in VISIBLE)), "")

@@ -13,11 +13,13 @@ from typing import Optional
 from orchestrator.common.hosts import ranges
 from orchestrator.protocol.message import Few, Message, Moment
 
+# The variables that hide GPUs from a process, in the order in which they count.
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 WAITING, STARTING, RUNNING = "waiting", "starting", "running"
 
 
 class Wish(Message):
-    """What a launch wants of one machine."""
+    """The GPUs or slots of one machine that a launch wants."""
 
     job: str = ""  # the name of the launch, for those who find it there
     gpus: Optional[Few] = None  # so many; None: all that its ranks would see
@@ -58,7 +60,6 @@ class Taken(Message):
     job: str = ""
     program: str = ""  # of a process that is no job of ours
     pid: int = 0
-    since: Moment = 0.0
     until: Moment = 0.0
     state: str = RUNNING
 

@@ -81,7 +81,6 @@ UNKNOWN_JOB = "unknown job"
 OTHER_VERSION = "other version"
 STOPPED = "stopped"  # before it had started
 LACKING = "lacking"  # contents of a tree
-TAKEN = "taken"  # GPUs or slots that a job needs: others have them
 NO_PART = "no part"  # of a job: what a later attempt begins with is not here any more
 
 

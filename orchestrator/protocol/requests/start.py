@@ -151,7 +151,7 @@ class LeaveQueue(Request[Nothing], do="leave_queue"):
 
 
 class Page(Message):
-    """What a machine's book says: all that is claimed there, and who waits."""
+    """All that is claimed on a machine, and who waits there, by its book."""
 
     entries: tuple[Entry, ...]
     free: int = 0  # of the GPUs or slots that were asked for

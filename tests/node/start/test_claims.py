@@ -64,7 +64,7 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Device]:
     tools.mkdir()
     used_by(tools, "")
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    for name in devices.VISIBLE.values():
+    for name in devices.VISIBLE:
         monkeypatch.delenv(name, raising=False)
     return found
 

@@ -10,11 +10,10 @@ from typing import Any
 
 from orchestrator.common import text
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
-from orchestrator.common.hosts import listed
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.nodes.facts import by_value
+from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.start.claims.turn import Machine, expected, obstacles, rank
@@ -55,13 +54,7 @@ def what(line: Line) -> str:
         name: f"{one.wants} wanted" if line.waits else in_words(one.names)
         for name, one in line.on.items()
     }
-    return on_nodes(each)
-
-
-def on_nodes(words: Mapping[str, str]) -> str:
-    """Write what is said of nodes, once for those of which the same is said."""
-    same = by_value(words.items())
-    return "; ".join(f"{listed(names)}: {each}" for each, names in same.items())
+    return "; ".join(said_of(each.items()))
 
 
 def until(line: Line) -> str:
@@ -92,12 +85,8 @@ def queue(arguments: LaunchArguments, *, as_json: bool) -> int:
         for node, book in zip(answered.reached, books, strict=True)
         if isinstance(book, Page)
     ]
-    lost = [(node.name, error) for node, error in answered.lost]
-    lost += [
-        (node.node.name, book)
-        for node, book in zip(answered.reached, books, strict=True)
-        if isinstance(book, OrchestratorError)
-    ]
+    silent = fleet.failures([node.node for node in answered.reached], books)
+    lost = [(node.name, error) for node, error in (*answered.lost, *silent)]
     lines = list(lines_of(read, time.time()))
     data = {
         "jobs": [to_json(line) for line in lines],
@@ -150,9 +139,7 @@ def lines_of(read: Iterable[tuple[Reached, Page]], now: float) -> Iterator[Line]
             one,
             found[whole(one)],
             place=at,
-            why="; ".join(
-                f"{listed(names)}: {why}" for why, names in by_value(reasons.items()).items()
-            ),
+            why="; ".join(said_of(reasons.items())),
             start=max(known) if known and len(known) == len(starts) and reasons else None,
             now=now,
         )

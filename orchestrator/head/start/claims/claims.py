@@ -14,7 +14,7 @@ from orchestrator.common.hosts import listed
 from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.nodes.facts import by_value
+from orchestrator.head.nodes.facts import by_value, said_of
 from orchestrator.head.plan import wishes
 from orchestrator.head.plan.plan import count_ranks
 from orchestrator.head.start.request import Request
@@ -23,7 +23,6 @@ from orchestrator.protocol.requests.start import Claim, Claimed, Page, ReadBook,
 
 ANSWER_SECONDS = 15.0
 PATIENCE_SECONDS = 5.0  # for a launch that has less to wait for, and is about to start or give up
-SHARE = "or start whoever else is there: --claim none"
 
 
 class Occupied(CheckFailed):
@@ -37,22 +36,22 @@ class Occupied(CheckFailed):
         super().__init__(
             f"the job needs {plural(least, 'node')}, and what it wants of them is not free; nothing"
             f" was started{lines}",
-            f"wait for it: --queue; or take a part of each node: --gpus N; {SHARE}",
+            "wait for it: --queue; or take a part of each node: --gpus N; or start whoever else is"
+            " there: --claim none",
         )
         self.taken = taken
 
 
 def wish_of(request: Request, node: Reached) -> Wish | None:
     """Return what a launch wants of a node, if it must not start without."""
-    env = {**request.config.env, **{setting.name: setting.value for setting in request.env}}
-    launch = request.config.launch
-    wish = wishes.of(node.probed, launch, count_ranks(node.probed, launch)[0], env)
+    ranks, _ = count_ranks(node.probed, request.config.launch)
+    wish = wishes.of(node.probed, request.config, ranks, request.env)
     return wish if wish is not None and wish.needed else None
 
 
 @dataclass(frozen=True)
 class Hold:
-    """What is held of some nodes now; or, where that is nothing, what is in the way."""
+    """Tells what is held of some nodes now, or what is in the way of that."""
 
     bad: Mapping[str, str] = field(default_factory=dict)  # by the node's name
     notes: tuple[str, ...] = ()  # which part of each node it is, and what nobody knows
@@ -137,11 +136,8 @@ def foreseen(request: Request, nodes: Sequence[Reached]) -> list[str]:
     for (node, wish), book in zip(wanted, books, strict=True):
         if isinstance(book, Page) and book.free < wants(node, wish, book):
             few[node.node.name] = f"{book.free} of {wants(node, wish, book)} free"
-    same = by_value(few.items())
-    return [
-        f"{listed(names)}: {words} now: a launch would be refused, or wait with --queue"
-        for words, names in same.items()
-    ]
+    words = " now: a launch would be refused, or wait with --queue"
+    return [line + words for line in said_of(few.items())]
 
 
 def wants(node: Reached, wish: Wish, book: Page) -> int:

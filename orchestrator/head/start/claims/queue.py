@@ -11,12 +11,11 @@ from functools import partial
 from typing import TypeVar
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
-from orchestrator.common.hosts import listed
 from orchestrator.common.text import Say
 from orchestrator.config.launch import moment_of
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.nodes.facts import by_value
+from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.claims.claims import ANSWER_SECONDS, Occupied, in_order, wants, wish_of
 from orchestrator.head.start.claims.turn import Machine, holders, obstacles, place
@@ -88,8 +87,9 @@ class Queue:
         pause = LOOK_SECONDS
         with Progress("waiting in the queue") as line:
             while True:
+                mine, machines = self.mine, self.machines
                 now = time.time() + self.clock_ahead
-                reasons: Mapping[str, str] = obstacles(self.mine, self.machines, self.least, now)
+                reasons: Mapping[str, str] = obstacles(mine, machines, self.least, now)
                 if not reasons:
                     try:
                         return start()
@@ -99,10 +99,10 @@ class Queue:
                         pause = min(2 * pause, RETRY_SECONDS)
                 else:
                     pause = LOOK_SECONDS
-                    held = {machine.name: holders(machine) for machine in self.machines}
+                    held = {machine.name: holders(machine) for machine in machines}
                     reasons = {name: why + held[name] for name, why in reasons.items()}
-                self.tell(in_words(reasons))
-                before = place(self.mine, self.machines)
+                self.tell(f"in the queue: {'; '.join(said_of(reasons.items()))}")
+                before = place(mine, machines)
                 line.what = f"in the queue, {before} before it" if before else "next in the queue"
                 self.look(LOOK_SECONDS)
 
@@ -127,12 +127,13 @@ class Queue:
     def enter(self) -> None:
         """Stand in the queue on all nodes, if enough of them can ever do."""
         self.look(0.0)
-        fit = [machine for machine in self.machines if machine.wants <= machine.total]
-        if len(fit) < self.least:
-            small = next(machine for machine in self.machines if machine not in fit)
+        machines = self.machines
+        small_ones = [machine for machine in machines if machine.wants > machine.total]
+        if len(machines) - len(small_ones) < self.least:
+            small = small_ones[0]
             has = f"{small.name} has {small.total}, and {small.wants} are wanted"
             raise CheckFailed(f"no waiting helps: {has}", "take fewer: --gpus N, --nproc N")
-        entries = [self.mine.replace(wants=one.wants, of=one.total) for one in self.machines]
+        entries = [self.mine.replace(wants=one.wants, of=one.total) for one in machines]
         requests = [Wait(entry=entry) for entry in entries]
         self.ask(requests, ANSWER_SECONDS)
         self.look(0.0)
@@ -203,9 +204,3 @@ class Queue:
         if words != self.said:
             self.said = words
             self.say(words)
-
-
-def in_words(reasons: Mapping[str, str]) -> str:
-    """Say why a launch waits in the queue, once for nodes that are alike."""
-    each = by_value(reasons.items())
-    return "in the queue: " + "; ".join(f"{listed(names)}: {why}" for why, names in each.items())
