@@ -124,16 +124,21 @@ def start(words: Sequence[str], cwd: Path, env: Mapping[str, str], output: int) 
     return Typed(int(forker.recv(16)), reading)
 
 
+FORKING: list[subprocess.Popen[bytes]] = []  # kept: one that is dropped while it runs is a warning
+
+
 @functools.cache
 def forking() -> socket.socket:
     """The other process ends when this socket is closed, which is when the tests are over."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.typed", str(theirs.fileno())],
-            cwd=ROOT,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
+        FORKING.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.typed", str(theirs.fileno())],
+                cwd=ROOT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
         )
     return ours
 
