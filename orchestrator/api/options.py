@@ -39,6 +39,9 @@ class Options(TypedDict, total=False):
     workdir: StrPath
     sync: str
     hook: StrPath
+    prolog: str
+    epilog: str
+    prolog_timeout: float
     start: str
     rank_env: str
     no_torchrun: bool

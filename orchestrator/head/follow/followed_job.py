@@ -154,7 +154,7 @@ class FollowedJob:
         self.end_all(f"node {loss.node} was lost", PEER_GRACE)
 
     def end_all(self, reason: str, grace: float) -> None:
-        self.end.ordered(grace, time.monotonic())
+        self.end.ordered(grace + self.record.launch.epilog_seconds, time.monotonic())
         for follower in self.at_work:
             follower.end(reason, grace)
 

@@ -31,7 +31,7 @@ from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.styles import DONE, styled
 from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.protocol import events
-from orchestrator.protocol.events import Event
+from orchestrator.protocol.events import PROLOG, Event
 from orchestrator.protocol.requests.transfer import WrittenPlace
 from orchestrator.records.outcome import SlowRank
 
@@ -96,15 +96,11 @@ class Reports:
                 )
             )
         elif isinstance(event, events.RankEvent):
-            node.take(event)
-            if isinstance(event, events.RankAfresh):
-                self.say_not_forked(event)
-            elif isinstance(event, events.RankFinished):
-                self.rank_done(node, event, when)
-            elif isinstance(event, events.RankEnded):
-                self.rank_ended(node, event, when)
+            self.of_rank(node, event, when)
         elif isinstance(event, events.Started):
             node.record = replace(node.record, state="running")
+        elif isinstance(event, events.CommandFailed):
+            self.command_failed(node, event, when)
         elif isinstance(event, events.LeaseFormed):
             if not event.active:
                 self.job.warn(
@@ -121,6 +117,23 @@ class Reports:
         elif isinstance(event, events.Ended):
             self.ended(node, event, when)
         self.job.changed = True
+
+    def of_rank(self, node: NodeState, event: events.RankEvent, when: float) -> None:
+        node.take(event)
+        if isinstance(event, events.RankAfresh):
+            self.say_not_forked(event)
+        elif isinstance(event, events.RankFinished):
+            self.rank_done(node, event, when)
+        elif isinstance(event, events.RankEnded):
+            self.rank_ended(node, event, when)
+
+    def command_failed(self, node: NodeState, event: events.CommandFailed, when: float) -> None:
+        """Take a failed prolog for the cause; what the epilog should do is no part of the job."""
+        failure = verdict.of_command(node.record.index, node.record.name, event, when)
+        if event.name == PROLOG:
+            self.job.failed(failure)
+        else:
+            self.job.warn(f"{node.who}: {failure.message}")
 
     def loss_lost(self, node: NodeState, lost: LostLoss) -> None:
         """Say that a program, which did not notice, goes on without a loss: the earliest rank."""

@@ -49,8 +49,10 @@ PASSING = {
     "supervisor": "a supervisor was killed",
     "torchrun": "torchrun failed",
     "start": "it could not be started",
+    "prolog": "the prolog failed",
 }
 FULL = "disk_full"  # no passing failure of the node, as long as nobody makes room
+UNABLE = {FULL: "has no space left on a disk", "prolog": "has failed its prolog"}
 # Which node's snapshot of the code a path is in; two nodes may report one failure.
 SNAPSHOT = re.compile(r"/\S*?/code/snapshots/[^/\s]+/")
 MOST_WORDS = 150  # of the reason why an attempt could not be started
@@ -115,8 +117,8 @@ class Restarts:
         for attempt in self.record.latest:
             verdict = attempt.verdict or Verdict()
             others = [attempt.nodes[one.node] for one in verdict.also if one.node is not None]
-            if verdict.kind == FULL and verdict.node_name == node.name:
-                return "has no space left on a disk"
+            if verdict.kind in UNABLE and verdict.node_name == node.name:
+                return UNABLE[verdict.kind]
             never = attempt.never_began and node.state == NOT_STARTED
             if never and node.name in (verdict.node_name, *others):
                 return "could not do its part of the start"

@@ -32,7 +32,8 @@ def stop_job(
     ssh: Transport, record: JobRecord, nodes: Sequence[NodeRecord], grace: float
 ) -> list[Receipt]:
     def stop(node: NodeRecord) -> tuple[StopReceipt, ...]:
-        wait, reason = grace + PROOF_SECONDS, verdict.STOPPED_BY_USER
+        wait = grace + record.launch.epilog_seconds + PROOF_SECONDS
+        reason = verdict.STOPPED_BY_USER
         order = Stop(job=record.job, node=node.index, why=reason, grace=grace, wait=wait)
         return (ask_once(ssh, node, order, wait + 20),)
 

@@ -109,6 +109,8 @@ class Plan:
     transport: str = "ethernet"  # how NCCL's data travels: Fabric.kind
     hints: tuple[str, ...] = ()  # printed by `plan --explain`
     foreseen: Foreseen = Foreseen()  # of a plan that is only shown
+    prolog: str = ""  # what a shell on each node runs before the first rank,
+    epilog: str = ""  # and after the last
 
     @property
     def master(self) -> str:

@@ -174,6 +174,9 @@ def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
             config=config,
             wish=node.wish,
             lease=lease,
+            prolog=launch.prolog or "",
+            epilog=launch.epilog or "",
+            prolog_timeout=launch.prolog_timeout,
             attempt=first_attempt(node.index, plan, most) if most else None,
         )
         for node in plan.nodes

@@ -28,12 +28,21 @@ from orchestrator.node.job.job_log import NO_RANK, JobLog
 from orchestrator.node.job.job_processes import JobProcesses
 from orchestrator.node.job.oom_evidence import Evidence, last_words
 from orchestrator.node.job.ranks.agent_start import AgentStart, limits, prctl, settle
+from orchestrator.node.job.ranks.node_command import NodeCommand
 from orchestrator.node.job.run_directory import RunDir, listen_in
 from orchestrator.node.job.sampling import SamplerProcess
 from orchestrator.node.peers.lease import Lease
 from orchestrator.protocol import control, events
 from orchestrator.protocol.control import HeadNews
-from orchestrator.protocol.events import EndOrder, Event, RankEnded, RankError, RankEvent
+from orchestrator.protocol.events import (
+    EPILOG,
+    PROLOG,
+    EndOrder,
+    Event,
+    RankEnded,
+    RankError,
+    RankEvent,
+)
 from orchestrator.protocol.message import Nonsense, decode, parse
 from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.timing import PEER_GRACE
@@ -44,6 +53,8 @@ F_SETPIPE_SZ = 1031
 READ_BYTES = 1 << 20
 # The streams of torchrun: while the job runs, and after all ranks of this node have ended well.
 AGENT, GOODBYE = NO_RANK, "~"
+COMMAND = "prolog"  # its output is shown as torchrun's, and the epilog's, too
+SHELL = "/bin/sh"
 ENDED_BY_US = (-signal.SIGTERM, -signal.SIGKILL)
 RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ranks", "rank.py")
 FAILED_GRACE_SECONDS = (
@@ -89,6 +100,7 @@ class Supervisor:
         self.listeners: list[socket.socket] = []
         self.agent: subprocess.Popen[bytes] | None = None
         self.agent_code: int | None = None
+        self.command: NodeCommand | None = None  # the prolog or the epilog, while it runs
         self.ranks: dict[int, RankProcess] = {}
         self.report_rest = b""
         self.spoken = False  # a rank has printed something
@@ -134,38 +146,96 @@ class Supervisor:
         self.listen()
         if self.run.start_is_forbidden:  # whoever stops it later finds us listening
             raise Forbidden(f"job {self.run.job} was stopped before it had started")
-        self.start_agent()
-
-    def start_agent(self) -> None:
-        reading, writing = os.pipe()
-        os.set_blocking(reading, False)
         self.register.group = self.processes.group = register.make_group(self.run)
         self.register.check()  # there is one as soon as there is anything to be found
+        if self.spec.prolog:
+            self.run_command(PROLOG, self.spec.prolog)
+        else:
+            self.start_agent()
+
+    def start_agent(self) -> None:
+        command = [*self.spec.command, f"--log-dir={self.run.path}/torchelastic", RANK]
+        self.agent = self.with_output(self.spawn_agent, command, self.run.path, AGENT)
+        if not self.spec.prolog:
+            self.say_started(self.agent.pid)
+
+    def say_started(self, pid: int) -> None:
+        pids = {"agent": pid, "supervisor": os.getpid()}
+        self.event(events.Started(time=time.time(), version=OWN, **pids))
+
+    def with_output(
+        self,
+        spawn: Callable[[AgentStart, int], subprocess.Popen[bytes]],
+        command: list[str],
+        directory: str,
+        stream: str,
+    ) -> subprocess.Popen[bytes]:
+        """Start a process of the job whose output goes into the log."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        self.watch_output(reading, stream)
         start = AgentStart(
-            command=[*self.spec.command, f"--log-dir={self.run.path}/torchelastic", RANK],
+            command=command,
             environment=agent_environment(self.spec, self.run.path, os.environ),
             umask=self.spec.umask,
             limits=self.limits,
-            directory=self.run.path,
+            directory=directory,
             supervisor=os.getpid(),
             group=self.register.group,
         )
-        self.agent = self.spawn_agent(start, writing)
-        os.close(writing)
-        self.watch_output(reading, AGENT)
-        pids = {"agent": self.agent.pid, "supervisor": os.getpid()}
-        self.event(events.Started(time=time.time(), version=OWN, **pids))
+        try:
+            return spawn(start, writing)
+        finally:
+            os.close(writing)
 
     def spawn_agent(self, start: AgentStart, output: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            start["command"],
-            env=start["environment"],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=lambda: settle(start),  # noqa: PLW1509  no threads
-        )
+        return spawn(start, output)
+
+    # -- the user's commands -----------------------------------------------------------------
+
+    def run_command(self, name: str, text: str) -> None:
+        """Run the prolog or the epilog; both may take as long."""
+        self.drain()
+        here = self.spec.workdir if os.path.isdir(self.spec.workdir) else self.run.path
+        before = self.log.last.pop(AGENT, b"")
+        process = self.with_output(spawn, [SHELL, "-c", text], here, COMMAND)
+        limit = self.spec.prolog_timeout
+        self.kill_at = time.monotonic() + limit
+        self.command = NodeCommand(name, process, self.kill_at, limit, before)
+        if name == PROLOG:
+            self.say_started(process.pid)
+
+    def command_ended(self, code: int) -> None:
+        """Start torchrun after the prolog. A failed epilog is only reported: the job is over."""
+        assert self.command is not None
+        command, self.command = self.command, None
+        command.process.returncode = code
+        self.drain()
+        how, said = command.failure(code), last_words(self.log.last.pop(AGENT, b""))
+        self.log.last[AGENT] = command.before
+        if how and (command.name == EPILOG or not self.why):
+            self.event(
+                events.CommandFailed(time=time.time(), name=command.name, how=how, said=said)
+            )
+        if command.name == EPILOG:
+            self.kill_at = float("inf")  # what it left running is killed
+        elif self.why:
+            self.sweep()
+        elif how:
+            self.prolog_failed(how)
+        else:
+            self.kill_at = float("inf")
+            try:
+                self.start_agent()
+            except (OSError, ValueError) as error:
+                self.prolog_failed(f"torchrun cannot be started: {processes.in_words(error)}")
+
+    def prolog_failed(self, how: str) -> None:
+        why = f"the prolog on node {self.run.node} {how}"
+        order = EndOrder(why=why, grace=PEER_GRACE, failed=True, certain=True)
+        self.lease.pass_on(order)
+        self.end(order)
+        self.sweep()
 
     def listen(self) -> None:
         os.chdir(self.run.path)  # and hold no directory of the user's
@@ -186,6 +256,18 @@ class Supervisor:
         self.watch(fd, lambda: self.read_output(fd))
 
     def loop(self) -> None:
+        self.turn_until_over()
+        if self.spec.epilog:
+            self.swept_since = float("inf")
+            try:
+                self.run_command(EPILOG, self.spec.epilog)
+            except OSError as error:
+                how = f"cannot be started: {processes.in_words(error)}"
+                self.event(events.CommandFailed(time=time.time(), name=EPILOG, how=how))
+            self.turn_until_over()
+        self.finish()
+
+    def turn_until_over(self) -> None:
         while not self.over():
             timeout = min(self.flush_log(), max(0.0, self.kill_at - time.monotonic()))
             timeout = min(timeout, self.lease.turn(), self.sample(), self.register.turn())
@@ -197,7 +279,6 @@ class Supervisor:
             if time.monotonic() >= self.kill_at:
                 self.kill_at = float("inf")
                 self.kill()
-        self.finish()
 
     def sample(self) -> float:
         """Have this machine sampled once the job runs; return the seconds until then."""
@@ -241,12 +322,20 @@ class Supervisor:
         if stream == AGENT:
             self.read_reports()  # it may speak of ranks whose ends were reported before
             stream = GOODBYE if self.ranks_ended_well() else AGENT
+        elif stream == COMMAND:
+            stream = AGENT
         elif not self.spoken:
             self.spoken = True
             self.event(events.FirstOutput(time=time.time()))
         if self.log.feed(stream, data):
             self.ring()
         return True
+
+    def drain(self) -> None:
+        """Read all that has been printed so far."""
+        for fd in list(self.outputs):
+            while self.read_output(fd):
+                pass
 
     def ranks_ended_well(self) -> bool:
         ended = [rank for rank in self.ranks.values() if rank.state == "ended"]
@@ -411,7 +500,8 @@ class Supervisor:
         first = not self.why
         self.why = self.why or order.why
         self.end_since = min(self.end_since, time.time())
-        self.kill_at = min(self.kill_at, time.monotonic() + order.grace)
+        if self.command is None or self.command.name == PROLOG or not order.grace:
+            self.kill_at = min(self.kill_at, time.monotonic() + order.grace)
         if not first:
             return
         self.event(events.Ending(time=time.time(), **vars(order)))
@@ -431,8 +521,13 @@ class Supervisor:
             rank.gone = rank.process is not None and processes.is_leaving(rank.process)
 
     def signal_agent(self, number: signal.Signals) -> None:
-        """Send torchrun a signal, if it is not reaped yet: so long the PID is its own."""
-        if self.agent is not None and self.agent.returncode is None:
+        """Send torchrun a signal, if it is not reaped yet: so long the PID is its own.
+
+        Before it starts, the prolog gets the signal, with all that it has started.
+        """
+        if self.command is not None and self.command.name == PROLOG:
+            os.killpg(self.command.process.pid, number)
+        elif self.agent is not None and self.agent.returncode is None:
             os.kill(self.agent.pid, number)
 
     def dismiss(self) -> None:
@@ -472,18 +567,24 @@ class Supervisor:
                 self.agent_code = self.agent.returncode
                 if self.agent_code > 0 and not self.why:  # it ended by itself, and none with it
                     self.note_gone()
-                self.sweep_since = time.monotonic()
-                self.kill_at = min(self.kill_at, self.sweep_since + SWEEP_GRACE_SECONDS)
                 if self.agent_code and not self.why:
                     self.agent_failed = True
                     reason = f"torchrun on node {self.run.node} ended with {self.agent_code}"
                     self.lease.pass_on(EndOrder(why=reason, grace=PEER_GRACE, failed=True))
-                left = self.living()
-                self.outlived = {process.pid: process.name for process in left}
-                for process in left:
-                    processes.send(process, signal.SIGTERM)
+                self.sweep()
+            elif self.command is not None and pid == self.command.process.pid:
+                self.command_ended(os.waitstatus_to_exitcode(status))
             else:
                 self.orphan_ended(pid, os.waitstatus_to_exitcode(status))
+
+    def sweep(self) -> None:
+        """End what is left of the job here, after its torchrun or its prolog."""
+        self.sweep_since = time.monotonic()
+        self.kill_at = min(self.kill_at, self.sweep_since + SWEEP_GRACE_SECONDS)
+        left = self.living()
+        self.outlived = {process.pid: process.name for process in left}
+        for process in left:
+            processes.send(process, signal.SIGTERM)
 
     def orphan_ended(self, pid: int, code: int) -> None:
         """Report the end of a rank whose keeper was killed: it is a child of ours since then.
@@ -499,8 +600,8 @@ class Supervisor:
                 self.reported(decode(RankEnded, {**who, "time": time.time()}))
 
     def over(self) -> bool:
-        """Has torchrun ended, and is nothing of the job left alive?"""
-        if self.agent_code is None:
+        """Has torchrun ended, or the command beside it, and is nothing of the job left alive?"""
+        if self.command is not None or not self.sweep_since:
             return False
         if not self.living():
             return True
@@ -514,9 +615,7 @@ class Supervisor:
         self.read_reports()
         for pid in self.killed:  # its keeper may have been killed before it could report
             self.orphan_ended(pid, -signal.SIGKILL)
-        for fd in list(self.outputs):
-            while self.read_output(fd):
-                pass
+        self.drain()
         self.log.flush(everything=True)
         if self.spec.attempt is None:  # else another attempt may need it
             shutil.rmtree(self.run.parcel, ignore_errors=True)
@@ -567,6 +666,18 @@ def reserve(fd: int, size: int) -> None:
     """Reserve room on the disk for this file alone, where the file system can do that."""
     # FALLOC_FL_KEEP_SIZE, which os.posix_fallocate() lacks
     ctypes.CDLL(None).fallocate(fd, 1, ctypes.c_int64(0), ctypes.c_int64(size))
+
+
+def spawn(start: AgentStart, output: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        start["command"],
+        env=start["environment"],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        preexec_fn=lambda: settle(start),  # noqa: PLW1509  no threads
+    )
 
 
 def agent_environment(spec: Spec, run: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -623,6 +623,7 @@ def test_torchrun_that_is_reaped_is_not_killed_by_its_number(
     monkeypatch.setattr(supervisor.os, "kill", lambda *_: pytest.fail("somebody was hit"))
     with subprocess.Popen(["false"]) as agent:
         job.agent, job.agent_code, job.ranks = agent, None, {0: rank}
+        job.command = None
         job.spec, job.asked, job.why = bare_spec(), True, "the job failed"
         job.kill_at = float("inf")
         wait = os.waitpid  # of this one alone: the test runs beside others
@@ -640,6 +641,7 @@ def test_what_outlives_torchrun_is_killed_before_it_is_given_up(
     job = object.__new__(Supervisor)
     left = [Process(1 << 30, 1, 1, "S", "stays")]
     job.agent_code, job.sweep_since, job.swept_since = 1, 1.0, float("inf")
+    job.command = None
     job.kill_at, job.killed = 2.0, {}
     monkeypatch.setattr(job, "living", lambda: left)
     killed = SimpleNamespace(kill=lambda found: {one.pid: one.name for one in found})

@@ -320,13 +320,19 @@ def test_without_another_node_there_is_time_to_mend_it(tmp_path: Path) -> None:
     assert "".join(one.name for one in asking.run().nodes) == "ac"
 
 
-def test_a_node_whose_disk_is_full_makes_way_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("disk_full", "has no space left on a disk"), ("prolog", "has failed its prolog")],
+)
+def test_a_node_that_will_fail_again_makes_way_at_once(
+    tmp_path: Path, kind: str, words: str
+) -> None:
     job = record("abc", spares="s")
-    full = Verdict(node=1, node_name="b", kind="disk_full", message="OSError: [Errno 28]")
-    job = replace(job, attempts=[replace(job.attempts[0], verdict=full, ran=5.0)])
+    verdict = Verdict(node=1, node_name="b", kind=kind, message="OSError: [Errno 28]")
+    job = replace(job, attempts=[replace(job.attempts[0], verdict=verdict, ran=5.0)])
     asking, said = gathering(tmp_path, job)
     assert "".join(one.name for one in asking.run().nodes) == "asc"
-    assert said == ["b has no space left on a disk: s takes its place"]
+    assert said == [f"b {words}: s takes its place"]
 
 
 def test_a_node_that_is_needed_is_asked_again(tmp_path: Path) -> None:
