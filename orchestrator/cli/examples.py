@@ -224,6 +224,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         ("orchestrator checkpoint export EXP out/ --layout huggingface", "for from_pretrained"),
     ),
+    "usage": (
+        ("orchestrator usage", "what each user's jobs took"),
+        ("orchestrator usage --by month ~/other/experiments", "by month, of two directories"),
+        ("orchestrator usage --by project --since 30d --json", "of the last 30 days, as JSON"),
+    ),
     "prune": (
         ("orchestrator prune --keep 20 --dry-run", "show what would be removed"),
         ("orchestrator prune --keep 20 --older-than 14d", "remove the others, if old"),

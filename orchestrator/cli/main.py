@@ -36,6 +36,7 @@ from orchestrator.cli.records import (
     rerun,
     start_report,
     track,
+    usage,
 )
 from orchestrator.common.errors import UsageError
 from orchestrator.common.version import __version__
@@ -63,7 +64,7 @@ HEADINGS = {
     ),
     "What jobs leave": (
         *("dashboard", "report", "profile", "track", "metrics", "start-report", "diff"),
-        *("label", "checkpoint", "prune"),
+        *("label", "checkpoint", "usage", "prune"),
     ),
     "Other launchers": ("run-node", "submit", "generate"),
     "Help": ("help", "skill"),
@@ -300,7 +301,8 @@ for command in (
     *(launch_command, try_command, nodes_command, who_command, queue_command, plan_command),
     *(doctor_command, verify_command, skill_command),
     *(bootstrap_command, node),
-    *(dashboard, report, profile, track, metrics, start_report, diff, label, checkpoint, prune),
+    *(dashboard, report, profile, track, metrics, start_report, diff, label, checkpoint),
+    *(usage, prune),
     *(rerun,),
     *(exec_command, ssh_command, push_command, pull_command),
 ):

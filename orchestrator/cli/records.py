@@ -318,6 +318,34 @@ def diff(where: Where, first: str, second: str, as_json: bool) -> int:
 
 
 @command()
+@shared
+@click.argument(
+    "directories", metavar="[DIR]...", nargs=-1, type=FilePath(path_type=Path, file_okay=False)
+)
+@click.option(
+    "--by",
+    type=click.Choice(["user", "project", "month"]),
+    default="user",
+    show_default=True,
+    help="Sum up by who launched, from which directory, or in which month.",
+)
+@click.option("--since", metavar="AGE", help="Only jobs that began so long ago at most: 30d, 36h.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@color_option
+def usage(
+    where: Where, directories: tuple[Path, ...], by: str, since: str | None, as_json: bool
+) -> int:
+    """Sum up what jobs took: hours of GPUs and slots, energy, useful time.
+
+    DIR is another directory of experiments, such as a colleague's. A ? is what nobody measured.
+    USEFUL is the part of the hours in which jobs trained, where they tell it.
+    """
+    from orchestrator.head.commands.kept import usage
+
+    return usage.usage(where, directories, by=by, since=since, as_json=as_json)
+
+
+@command()
 @partial(
     shared,
     node_list=click.Option(

@@ -180,6 +180,7 @@ TYPED = {
     "ssh 3": "& orchestrator ssh --help",
     "orchestrator push SRC": "& orchestrator push train.py /tmp/ --dry-run",
     "pull EXP": "& orchestrator pull {experiment}",
+    "orchestrator usage": "& orchestrator usage --by month",
     "orchestrator prune --keep 20": "& orchestrator prune --keep 20 --yes",
 }
 

@@ -1,0 +1,89 @@
+"""`orchestrator usage`: what jobs took of the machines, by user, project or month."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from orchestrator.common.errors import EXIT_DONE
+from orchestrator.common.text import parse_seconds
+from orchestrator.config.launch import Where
+from orchestrator.head.screen import output
+from orchestrator.head.screen.output import Column, Table, Terminal
+from orchestrator.head.status.row import TROUBLE, damaged
+from orchestrator.records import experiments
+from orchestrator.records.usage import Total, Usage, of, totals
+
+
+def amount(name: str, digits: int) -> Column[Total]:
+    """Make a column of numbers: `?` is what nobody measured, `12.5+?` is that for some jobs."""
+
+    def words(total: Total) -> str:
+        known = total.known[name]
+        words = "" if known is None else f"{known:.{digits}f}"
+        return "+".join(filter(None, [words, "?" * bool(total.unknown[name])]))
+
+    return Column(HEADINGS[name], words, right=True)
+
+
+HEADINGS = {
+    "gpu_hours": "GPU HOURS",
+    "slot_hours": "SLOT HOURS",
+    "energy_kwh": "GPU KWH",
+}
+USEFUL: Column[Total] = Column(
+    "USEFUL", lambda one: "?" if one.goodput is None else f"{one.goodput:.0%}", right=True
+)
+
+
+def usage(
+    where: Where, directories: Sequence[Path], *, by: str, since: str | None, as_json: bool
+) -> int:
+    begin = time.time() - parse_seconds("--since", since) if since else 0.0
+    usages, unread = read([where.experiments, *directories], begin, time.time())
+    found = totals(usages, by)
+    data = {
+        "by": by,
+        "totals": [asdict(one) for one in found],
+        "unread": [{"experiment": str(path), "problem": why} for path, why in unread],
+    }
+    output.result(data, partial(to_text, found, by, unread), as_json=as_json)
+    return EXIT_DONE
+
+
+def read(
+    roots: Sequence[Path], begin: float, now: float
+) -> tuple[list[Usage], list[tuple[Path, str]]]:
+    """Read all experiments that began since then. Whoever wrote one: nothing in it is run."""
+    usages, unread = [], []
+    for root in dict.fromkeys(path.absolute() for path in roots):
+        try:
+            next(root.iterdir(), None)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            unread.append((root, error.strerror or "unreadable"))
+            continue
+        for experiment in experiments.every(root, trusted=True):
+            try:
+                if (experiments.stamped(experiment.name[-15:]) or now) >= begin:
+                    usages.append(of(experiment, now))
+            except TROUBLE as error:
+                unread.append((experiment.path, damaged(experiment.name, error).cause))
+    return usages, unread
+
+
+def to_text(
+    found: Sequence[Total], by: str, unread: Sequence[tuple[Path, str]], terminal: Terminal
+) -> str:
+    columns: tuple[Column[Total], ...] = (
+        Column(by.upper(), lambda one: one.name),
+        Column("JOBS", lambda one: str(one.jobs), right=True),
+        *(amount("gpu_hours", 1), amount("slot_hours", 1), amount("energy_kwh", 2), USEFUL),
+    )
+    table = Table(columns).text(found, terminal) if found else "there is no job"
+    lines = [f"not counted: {output.path(path)}: {why}" for path, why in unread]
+    return "\n".join([table, *lines])
