@@ -335,9 +335,9 @@ def diff(where: Where, first: str, second: str, as_json: bool) -> int:
 def usage(
     where: Where, directories: tuple[Path, ...], by: str, since: str | None, as_json: bool
 ) -> int:
-    """Sum up what jobs took: hours of GPUs and slots, energy, useful time.
+    """Sum up what jobs took: hours, energy, useful time.
 
-    DIR is another directory of experiments, such as a colleague's. A ? is what nobody measured.
+    Hours are those of GPUs, and of slots on nodes without. DIR is another directory of experiments, such as a colleague's. A ? is what nobody measured.
     USEFUL is the part of the hours in which jobs trained, where they tell it.
     """
     from orchestrator.head.commands.kept import usage
