@@ -337,8 +337,9 @@ def usage(
 ) -> int:
     """Sum up what jobs took: hours, energy, useful time.
 
-    Hours are those of GPUs, and of slots on nodes without. DIR is another directory of experiments, such as a colleague's. A ? is what nobody measured.
-    USEFUL is the part of the hours in which jobs trained, where they tell it.
+    Hours are those of GPUs, and of slots on nodes without. DIR is another directory of
+    experiments, such as a colleague's. A ? is what nobody measured. USEFUL is the part of the
+    hours in which jobs trained, where they tell it.
     """
     from orchestrator.head.commands.kept import usage
 
