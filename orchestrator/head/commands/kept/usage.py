@@ -14,8 +14,8 @@ from orchestrator.config.launch import Where
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Column, Table, Terminal
 from orchestrator.head.status.row import TROUBLE, damaged
+from orchestrator.head.status.usage import Total, Usage, of, totals
 from orchestrator.records import experiments
-from orchestrator.records.usage import Total, Usage, of, totals
 
 
 def amount(name: str, digits: int) -> Column[Total]:

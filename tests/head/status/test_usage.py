@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from orchestrator.config.launch import Launch
-from orchestrator.records import usage
+from orchestrator.head.status import usage
+from orchestrator.head.status.usage import Usage
 from orchestrator.records.experiment import Attempt, Experiment, JobRecord
-from orchestrator.records.usage import Usage
 from tests.records.one_node import NODE
 from tests.typed import typed
 
