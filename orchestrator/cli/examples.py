@@ -71,6 +71,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("orchestrator try --metric val_bpb --minutes 5 train.py", "for five minutes at most"),
         ("orchestrator try --metric loss --gpus 1 train.py --lr 1e-4", "on one GPU of a node"),
     ),
+    "sweep": (
+        ("orchestrator sweep --gpus 1 --grid lr=1e-4,3e-4 seed=0..3 -- train.py", "on a GPU each"),
+        (
+            "orchestrator sweep --random 20 'lr=log(1e-5,1e-2)' --metric acc train.py",
+            "twenty values at random, and the best so far",
+        ),
+        ("orchestrator sweep --jobs 4 - < commands.txt", "a launch for each line, four at once"),
+    ),
     "skill": (
         ("orchestrator skill", "the page"),
         ("orchestrator skill | less", "page by page"),

@@ -81,7 +81,7 @@ def try_command(metric: str, minutes: float | None, **params: Any) -> int:
     directory as they are now. The number is one that a Trainer measures, or that the program
     prints. Exit code 0 also when its time is over; 1 if there is no such number.
     """
-    from orchestrator.head.commands import trial
+    from orchestrator.head.commands.sweep import trial
 
     return trial.attempt(arguments_from(params), metric, minutes)
 

@@ -38,6 +38,7 @@ from orchestrator.cli.records import (
     track,
     usage,
 )
+from orchestrator.cli.sweep import sweep_command
 from orchestrator.common.errors import UsageError
 from orchestrator.common.version import __version__
 from orchestrator.common.wings import view
@@ -47,7 +48,7 @@ __all__ = ["cli", "emergency_stop_command", "launch_command"]
 
 HEADINGS = {
     "Run a job": (
-        *("launch", "try", "rerun", "attach", "watch", "logs", "ls", "status", "stop"),
+        *("launch", "sweep", "try", "rerun", "attach", "watch", "logs", "ls", "status", "stop"),
         "emergency-stop",
     ),
     "Look before a launch": (
@@ -208,8 +209,12 @@ def status(where: Where, experiment: str | None, watch: bool, as_json: bool) -> 
 def stop(
     where: Where, experiment: str | None, grace: float | None, now: bool, as_json: bool
 ) -> int:
-    """Stop a job on all its nodes."""
+    """Stop a job on all its nodes, or all members of a sweep."""
     from orchestrator.head.commands import stop
+    from orchestrator.head.commands.sweep import journal, start
+
+    if experiment and journal.is_one(where.experiments / experiment):
+        return start.stop(where, experiment, launch_arguments)
 
     return stop.stop(where, experiment, grace=0.0 if now else grace, as_json=as_json)
 
@@ -298,7 +303,15 @@ def help_command(context: click.Context, topic: str | None) -> int:
 
 
 for command in (
-    *(launch_command, try_command, nodes_command, who_command, queue_command, plan_command),
+    *(
+        launch_command,
+        sweep_command,
+        try_command,
+        nodes_command,
+        who_command,
+        queue_command,
+        plan_command,
+    ),
     *(doctor_command, verify_command, skill_command),
     *(bootstrap_command, node),
     *(dashboard, report, profile, track, metrics, start_report, diff, label, checkpoint),

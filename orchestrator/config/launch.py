@@ -661,3 +661,33 @@ class LaunchArguments:
                 if name in reasons and value != default and str(value) != everywhere:
                     flag = option.flags[0] if option.flags else f"--{name.replace('_', '-')}"
                     raise UsageError(f"{flag} {reasons[name]}", "leave it out")
+
+
+def words_of(arguments: LaunchArguments) -> list[str]:
+    """Return what would be typed after `master_launch` for such a launch."""
+    words: list[str] = []
+    for part in (arguments.where, arguments):
+        words += typed(
+            type(part),
+            {
+                name: value
+                for name, value in vars(part).items()
+                if value != type(part).__dataclass_fields__[name].default
+            },
+        )
+    words += typed(Launch, arguments.launch)
+    program = ["--", *arguments.program] if arguments.program else []
+    module = ["--module", arguments.module] if arguments.module is not None else []
+    return [*words, *module, *program]
+
+
+def typed(kind: type[Any], values: Mapping[str, Any]) -> list[str]:
+    """Return options with their values as words."""
+    words: list[str] = []
+    for name, option in options_of(kind).items():
+        flag = option.flags[-1] if option.flags else f"--{name.replace('_', '-')}"
+        value = values.get(name)
+        for one in value if isinstance(value, tuple) else (value,):
+            if name != "module" and one is not None and one is not False:
+                words.append(flag if one is True else f"{flag}={one}")
+    return words

@@ -288,7 +288,7 @@ def test_each_example_can_be_typed() -> None:
     commands = dict(walk(cli, ""))
     assert {name.strip() for name in commands} == {*EXAMPLES}
     for typed, _ in (pair for pairs in EXAMPLES.values() for pair in pairs):
-        words = shlex.split(re.split(r" (\| less|> )", typed)[0])
+        words = shlex.split(re.split(r" (\| less|[<>] )", typed)[0])
         while re.match("[A-Z_]+=", words[0]):
             words.pop(0)
         program, *words = words

@@ -23,7 +23,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from orchestrator.common import errors, files
 from orchestrator.common.errors import OrchestratorError
@@ -146,6 +146,12 @@ class Pipe(Keys):
 
     def pressed(self) -> str:
         return "" if self.typed.empty() else self.typed.get()
+
+
+class Hears(Protocol):
+    """Hears how far something in the background is."""
+
+    def send(self, **message: Any) -> None: ...
 
 
 class Answers:

@@ -15,7 +15,7 @@ from orchestrator.common import files
 from orchestrator.common.errors import EXIT_DONE, EXIT_STOPPED, OrchestratorError, UsageError
 from orchestrator.common.text import duration, plural
 from orchestrator.config.launch import View, Where
-from orchestrator.head.background.process import Answers, Background, Pipe
+from orchestrator.head.background.process import Background, Hears, Pipe
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.notify.notifier import notifier_of
 from orchestrator.head.follow.run import Run
@@ -244,7 +244,7 @@ def absolute(where: Where) -> Where:
 
 
 def take_up(
-    answers: Answers,
+    answers: Hears,
     where: Where,
     experiment: str | None,
     left_behind: bool = False,

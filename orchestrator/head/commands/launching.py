@@ -10,13 +10,13 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator.head.background.process import Answers, Pipe
+from orchestrator.head.background.process import Hears, Pipe
 
 if TYPE_CHECKING:
     from orchestrator.config.launch import LaunchArguments
 
 
-def launch(answers: Answers, arguments: LaunchArguments, command: list[str]) -> None:
+def launch(answers: Hears, arguments: LaunchArguments, command: list[str]) -> None:
     """Launch a job as `master_launch` does, and follow it; `command` is shown in its record."""
     from orchestrator.head.commands import follow
     from orchestrator.head.commands.machines import warm

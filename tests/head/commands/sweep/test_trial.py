@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.commands import trial
+from orchestrator.head.commands.sweep import trial
 from orchestrator.head.follow import verdict
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord

@@ -29,6 +29,7 @@ from orchestrator.records.metrics.names import better
 DEFAULTS = {"name": "try", "nnodes": 1, "claim": "all", "queue": True, "sync": "always"}
 NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
 LONGEST_LINE = 1 << 16
+Readings = list[tuple[int, float]]  # a step, and the value there
 TIME_LIMIT = "(--time-limit)"  # in the reason of such an end
 
 
@@ -60,10 +61,8 @@ def attempt(arguments: LaunchArguments, metric: str, minutes: float | None) -> i
 def result(experiment: Experiment, record: JobRecord, metric: str) -> dict[str, Any]:
     """Return what came of a job, and of one of its metrics."""
     verdict, names = record.verdict, list[str]()
-    steps, values = measured(experiment, metric, names)
-    if not values:
-        logs = log_files(experiment, record.nodes)
-        values = [value for log in logs for value in printed(log.text, metric)]
+    steps, pairs = readings(experiment, record, metric, names)
+    values = [value for _, value in pairs]
     known = [value for value in values if math.isfinite(value)]
     best = {"least": min, "most": max}.get(better(metric))
     last = values[-1] if values and math.isfinite(values[-1]) else None
@@ -87,18 +86,24 @@ def result(experiment: Experiment, record: JobRecord, metric: str) -> dict[str, 
     }
 
 
-def measured(
-    experiment: Experiment, metric: str, names: list[str]
-) -> tuple[int | None, list[float]]:
-    """Return the last step, and the values of a metric that a Trainer has; note what it has."""
+def readings(
+    experiment: Experiment, record: JobRecord, metric: str, names: list[str]
+) -> tuple[int | None, Readings]:
+    """Return the last step, and the values of a metric so far, each with its step.
+
+    They are those of a Trainer, or else those that the program prints, which are counted. What a
+    Trainer has is noted in `names`.
+    """
     outputs = experiment.path / "outputs"
     steps: int | None = None
     for _, curves in sorted(read_curves(outputs, first_files(outputs)).items(), reverse=True):
         names += curves
         steps = steps or max((curve.steps[-1] for curve in curves.values()), default=None)
         if metric in curves:
-            return steps, list(curves[metric].means)
-    return steps, []
+            return steps, list(zip(curves[metric].steps, curves[metric].means, strict=True))
+    logs = log_files(experiment, record.nodes)
+    values = (value for log in logs for value in printed(log.text, metric))
+    return steps, list(enumerate(values, 1))
 
 
 def printed(log: Path, metric: str) -> Iterator[float]:

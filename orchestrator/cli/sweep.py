@@ -1,0 +1,118 @@
+"""The command that runs a program many times, with other values each time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orchestrator.cli.launch import HELP, PROGRAM, TAKES_PROGRAM, aliases, launch_arguments
+from orchestrator.cli.options import (
+    GroupedCommand,
+    arguments_from,
+    color_option,
+    launch_options,
+)
+from orchestrator.common.errors import UsageError
+
+YAML, COMMANDS = (".yaml", ".yml"), (".txt", "-")
+CHOOSERS = ("--random", "--optuna")
+
+
+class SweepCommand(GroupedCommand):
+    """A command whose --grid takes all NAME=VALUES that follow it, and which may be in a file."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if ctx.resilient_parsing else spread(self, args))
+
+
+def spread(command: click.Command, args: Sequence[str]) -> list[str]:
+    """Write --grid before each variable, and what a file says in its place."""
+    from orchestrator.head.commands.sweep.space import VARIABLE
+
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    valued = {flag for option in options if not option.is_flag for flag in option.opts}
+    rest, words = list(args), list[str]()
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+        word = rest.pop(0)
+        if word != "--grid":
+            words.append(word)
+            if word in valued and rest:
+                words.append(rest.pop(0))
+        while word in ("--grid", *CHOOSERS) and rest and VARIABLE.fullmatch(rest[0]):
+            words += ["--grid", rest.pop(0)]
+    if len(rest) == 1 and rest[0].endswith(YAML):
+        from orchestrator.config import sweep as file
+
+        return [*words, *file.words(Path(rest[0]))]
+    return [*words, *rest]
+
+
+@click.command(
+    "sweep",
+    cls=SweepCommand,
+    params=[*launch_options("launch"), *aliases(), PROGRAM],
+    context_settings={**TAKES_PROGRAM, **HELP},
+)
+@click.option("--grid", multiple=True, metavar="NAME=VALUES...", help="Run all combinations.")
+@click.option("--random", type=int, metavar="N", help="Draw N members from the values and ranges.")
+@click.option("--optuna", type=int, metavar="N", help="Let Optuna choose N members one by one.")
+@click.option(
+    "--array", default="", metavar="NUMBERS", help="Set ORCHESTRATOR_ARRAY_INDEX to each: 0-9, 1,5."
+)
+@click.option(
+    "--as",
+    "way",
+    type=click.Choice(["args", "env", "hydra"]),
+    default="args",
+    help="Pass a value as --name=value, as a variable, or as name=value. [default: args]",
+)
+@click.option(
+    "--jobs", type=click.IntRange(1), metavar="N", help="At once. [default: as many as fit]"
+)
+@click.option(
+    "--metric", default="", metavar="NAME", help="The number that members are compared by."
+)
+@click.option("--minimize", "best", flag_value="least", default="", help="The least is the best.")
+@click.option("--maximize", "best", flag_value="most", help="The most is the best.")
+@click.option("--resume", metavar="SWEEP", help="Go on with a sweep whose head has ended.")
+@color_option
+def sweep_command(resume: str | None, **params: Any) -> int:
+    """Run SCRIPT many times with other values, where there is room.
+
+    --grid lr=1e-4,3e-4 seed=0..3 is a grid; ranges such as 'lr=log(1e-5,1e-2)' and
+    'p=uniform(0,0.5)' are drawn from by --random and --optuna. {NAME} in the command is replaced by
+    a value. A file has a command line for each member (.txt, or - for the standard input), or
+    options as keys (.yaml). Each member is a launch: on one node, in the queue, started again once
+    if it fails, unless options say otherwise. Exit code 1 if one has failed.
+    """
+    from orchestrator.head.commands.sweep import space, start
+
+    names = ("grid", "random", "optuna", "array", "way", "jobs", "metric", "best")
+    own = {name: params.pop(name) for name in names}
+    arguments = arguments_from(params)
+    if resume is not None:
+        return start.resume(arguments.where, resume, launch_arguments, as_json=arguments.as_json)
+    terms = start.Terms(
+        variables=tuple(own.pop("grid")),
+        **{name: value for name, value in own.items() if value is not None},
+    )
+    program = arguments.program
+    members = None
+    if len(program) == 1 and program[0].endswith(COMMANDS) and arguments.module is None:
+        if terms.variables or terms.array:
+            raise UsageError("a file of command lines has all values itself", "leave --grid out")
+        members = space.of_lines(text_of(program[0]))
+    return start.begin(arguments, terms, members)
+
+
+def text_of(name: str) -> str:
+    if name == "-":
+        return sys.stdin.read()
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"{name} cannot be read: {error}") from None

@@ -1,0 +1,147 @@
+"""The directory of a sweep: what it is, who leads it, and a journal of what became of its members.
+
+sweep.json is written once. journal.jsonl only grows, a line for each event, each on the disk before
+the next step is taken. slots/ has a file for each member that is given out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.common import files
+from orchestrator.common.errors import UsageError, nearest
+from orchestrator.head.commands.sweep.slot import Slot
+from orchestrator.records import experiments
+from orchestrator.records.experiment import Experiment
+
+SWEEP, JOURNAL, SLOTS, LEADER = "sweep.json", "journal.jsonl", "slots", ".head"
+
+
+@dataclass
+class Journal:
+    """A sweep on the disk."""
+
+    path: Path
+    size: int = 0  # of the lines that are whole
+    unwritten: list[dict[str, Any]] = field(default_factory=list)  # while the disk is full
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def file(self) -> Path:
+        return self.path / JOURNAL
+
+    @contextlib.contextmanager
+    def led(self) -> Iterator[None]:
+        """Be the one process that leads the sweep."""
+        experiment = Experiment(self.path)
+        holder = experiment.lock()
+        if holder is not None:
+            raise UsageError(
+                f"{self.name} is led by {holder}",
+                f"end that process, or stop the sweep: orchestrator stop {self.name}",
+            )
+        try:
+            yield
+        finally:
+            experiment.unlock()
+
+    def add(self, **event: Any) -> bool:
+        """Write an event down, and those that the disk had no room for; tell whether it has."""
+        self.unwritten.append({**event, "at": round(time.time(), 3)})
+        return self.write()
+
+    def write(self) -> bool:
+        if not self.unwritten:
+            return True
+        lines = b"".join(json.dumps(event).encode() + b"\n" for event in self.unwritten)
+        try:
+            descriptor = files.open_to_append(self.file)
+        except OSError:
+            return False
+        try:
+            os.ftruncate(descriptor, self.size)  # the end of a line that did not fit
+            whole = os.write(descriptor, lines) == len(lines)
+            os.fsync(descriptor)
+        except OSError:
+            whole = False
+        finally:
+            os.close(descriptor)
+        if whole:
+            self.size += len(lines)
+            self.unwritten = []
+        return whole
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Yield the events that were written as a whole; what comes after them goes."""
+        self.size = 0
+        with contextlib.suppress(FileNotFoundError), self.file.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    event = json.loads(line)
+                except ValueError as error:
+                    raise UsageError(f"{self.file} was changed: {error}") from None
+                self.size += len(line)
+                yield event
+
+    def slot(self, number: int) -> Slot:
+        return Slot(self.path / SLOTS / str(number))
+
+    def slots(self) -> list[Slot]:
+        """Return those that were given out before, in order."""
+        with contextlib.suppress(FileNotFoundError):
+            found = [path for path in (self.path / SLOTS).iterdir() if path.name.isdigit()]
+            return sorted(map(Slot, found), key=lambda slot: slot.number)
+        return []
+
+    def describe(self) -> dict[str, Any]:
+        data: dict[str, Any] = json.loads((self.path / SWEEP).read_bytes())
+        return data
+
+
+def create(root: Path, name: str, data: dict[str, Any]) -> Journal:
+    """Make the directory of a new sweep, among those of the experiments."""
+    experiment = experiments.create(root, name)
+    journal = Journal(experiment.path)
+    try:
+        for inner in (experiment.logs, experiment.path / "outputs"):
+            inner.rmdir()
+        files.make_private(journal.path / SLOTS)
+        experiment.write(SWEEP, json.dumps(data) + "\n")
+    except OSError as error:
+        raise UsageError(
+            f"{journal.path} cannot be written: {error.strerror}; nothing was started",
+            "free some space or name another directory with --experiments DIR",
+        ) from error
+    return journal
+
+
+def find(root: Path, name: str) -> Journal:
+    """Find a sweep by its name or directory."""
+    for path in (root / name, Path(name)):
+        if is_one(path):
+            return Journal(path.absolute())
+    known = sorted(path.parent.name for path in root.glob(f"*/{SWEEP}"))
+    near = nearest(name, known)
+    raise UsageError(
+        f"there is no sweep {name!r} in {root.absolute()}{near}",
+        f"the newest is {max(known, key=lambda one: one[-15:])}" if known else "",
+    )
+
+
+def is_one(path: Path) -> bool:
+    try:
+        return (path / SWEEP).is_file()
+    except OSError:
+        return False

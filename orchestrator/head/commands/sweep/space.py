@@ -1,0 +1,229 @@
+"""What the members of a sweep differ in: variables with their values or ranges, and commands. Pure.
+
+lr=1e-4,3e-4   seed=0..3   names=["a,b","c"]   drop=uniform(0,0.5)   lr=log(1e-5,1e-2)
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.common.errors import UsageError
+
+VARIABLE = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
+WHOLE = re.compile(r"(-?\d{1,15})\.\.(-?\d{1,15})")
+BETWEEN = re.compile(r"(uniform|log)\(([^,]+),([^,]+)\)")
+MOST_MEMBERS = 1_000_000
+WAYS = ("args", "env", "hydra")  # how a value reaches a program
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A name with its values in order, or with the ends of a range."""
+
+    name: str
+    values: Sequence[str] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Tell whether its values are all whole numbers of a range, which is not written out."""
+        return isinstance(self.values, Numbers)
+
+    def draw(self, dice: random.Random) -> str:
+        if self.values:
+            return self.values[dice.randrange(len(self.values))]
+        if self.log:
+            drawn = math.exp(dice.uniform(math.log(self.low), math.log(self.high)))
+        else:
+            drawn = dice.uniform(self.low, self.high)
+        return written(min(max(drawn, self.low), self.high))
+
+
+class Numbers(Sequence[str]):
+    """Whole numbers as texts; a range of any length takes no memory."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.range = range(first, last + 1)
+
+    def __len__(self) -> int:
+        return len(self.range)
+
+    def __getitem__(self, at: int) -> str:  # type: ignore[override]
+        return str(self.range[at])
+
+
+def written(value: float) -> str:
+    return f"{value:.6g}"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One program run of a sweep."""
+
+    number: int
+    values: Mapping[str, str] = field(default_factory=dict)
+    program: tuple[str, ...] = ()  # where each has a command of its own
+
+    @property
+    def words(self) -> str:
+        """Say in one line what is special about it."""
+        return " ".join(f"{name}={value}" for name, value in self.values.items()) or shlex.join(
+            self.program
+        )
+
+
+# -- variables --------------------------------------------------------------------------------
+
+
+def variables(texts: Sequence[str]) -> list[Variable]:
+    """Read NAME=VALUES texts; a name that comes twice is an error."""
+    found: dict[str, Variable] = {}
+    for text in texts:
+        variable = variable_of(text)
+        if variable.name in found:
+            raise UsageError(f"{variable.name} is given twice", "write its values into one list")
+        found[variable.name] = variable
+    return list(found.values())
+
+
+def variable_of(text: str) -> Variable:
+    match = VARIABLE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is no variable with its values", "write lr=1e-4,3e-4")
+    name, values = match.groups()
+    if between := BETWEEN.fullmatch(values):
+        return range_of(name, *between.groups())
+    if whole := WHOLE.fullmatch(values):
+        first, last = map(int, whole.groups())
+        if first > last:
+            raise UsageError(f"{text}: the range is empty", f"write {name}={last}..{first}")
+        return Variable(name, Numbers(first, last))
+    if values.startswith("["):
+        try:
+            listed = json.loads(values)
+        except ValueError as error:
+            raise UsageError(f"{text}: this is no list of JSON: {error}") from None
+        if not all(isinstance(value, (str, int, float)) for value in listed):
+            raise UsageError(f"{text}: a list has texts and numbers")
+        values = [value if isinstance(value, str) else json.dumps(value) for value in listed]
+    else:
+        values = values.split(",")
+    if not values or values == [""]:
+        raise UsageError(f"{name} has no values", f"write {name}=1,2,3, or {name}=0..9")
+    if len(set(values)) < len(values):
+        raise UsageError(f"{text}: a value is given twice", "name each once")
+    return Variable(name, tuple(values))
+
+
+def range_of(name: str, kind: str, low: str, high: str) -> Variable:
+    try:
+        ends = float(low), float(high)
+    except ValueError:
+        ends = math.nan, math.nan
+    log = kind == "log"
+    if not (math.isfinite(ends[0]) and ends[0] < ends[1] < math.inf and (ends[0] > 0 or not log)):
+        least = " above 0" if log else ""
+        raise UsageError(
+            f"{name}={kind}({low},{high}) is no range",
+            f"write two numbers{least}, the lower one first: {name}={kind}(1e-5,1e-2)",
+        )
+    return Variable(name, (), *ends, log)
+
+
+# -- members ----------------------------------------------------------------------------------
+
+
+def grid(some: Sequence[Variable]) -> list[Member]:
+    """Return a member for each combination of values; the last variable changes first."""
+    for variable in some:
+        if not variable.values:
+            raise UsageError(
+                f"{variable.name} is a range without steps, which no grid has",
+                "name its values; or draw from it: --random N, or --optuna N",
+            )
+    count = math.prod(len(variable.values) for variable in some)
+    check_count(count)
+    names = [variable.name for variable in some]
+    every = itertools.product(*(variable.values for variable in some))
+    return [Member(at, dict(zip(names, values, strict=True))) for at, values in enumerate(every)]
+
+
+def drawn(some: Sequence[Variable], count: int) -> list[Member]:
+    """Return members with values that are drawn at random."""
+    check_count(count)
+    dice = random.Random()
+    return [Member(at, {one.name: one.draw(dice) for one in some}) for at in range(count)]
+
+
+def check_count(count: int) -> None:
+    if not 0 < count <= MOST_MEMBERS:
+        raise UsageError(
+            f"the sweep would have {count:,} members", f"it takes 1 to {MOST_MEMBERS:,}"
+        )
+
+
+def of_lines(text: str) -> list[Member]:
+    """Return a member for each command line; empty lines and comments are none."""
+    members: list[Member] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise UsageError(f"line {number}: {line!r}: {error}") from None
+        if words:
+            members.append(Member(len(members), program=tuple(words)))
+    if not members:
+        raise UsageError("there is no command line", "write one for each member: train.py --lr 1")
+    return members
+
+
+def array(text: str) -> Variable:
+    """Read the numbers of an array: 0-9, 1,3,5, or 0-15:4."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::([1-9]\d{0,8}))?)?", part)
+        if match is None:
+            raise UsageError(f"--array {text}: {part!r} are no numbers", "write 0-9, or 1,3,5")
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        check_count(len(range(first, last + 1, step)))
+        numbers += range(first, last + 1, step)
+    if len(set(numbers)) < len(numbers):
+        raise UsageError(f"--array {text}: a number is given twice")
+    return Variable(INDEX, tuple(map(str, numbers)))
+
+
+INDEX = "ORCHESTRATOR_ARRAY_INDEX"
+SLURM_INDEX = "SLURM_ARRAY_TASK_ID"
+
+
+def command_of(
+    program: Sequence[str], values: Mapping[str, str], way: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the words of a member's program, and its variables as NAME=VALUE.
+
+    {name} in a word is replaced. What no word names is appended, or put into the environment.
+    """
+    named = {name for name in values if any(f"{{{name}}}" in word for word in program)}
+    words = tuple(filled(word, {name: values[name] for name in named}) for word in program)
+    rest = [(name, value) for name, value in values.items() if name not in named]
+    if way == "env":
+        return words, tuple(f"{name}={value}" for name, value in rest)
+    lead = "" if way == "hydra" else "--"
+    return (*words, *(f"{lead}{name}={value}" for name, value in rest)), ()
+
+
+def filled(word: str, values: Mapping[str, str]) -> str:
+    """Replace each {name} once: a value may have braces itself."""
+    if not values:
+        return word
+    pattern = "|".join(re.escape(f"{{{name}}}") for name in values)
+    return re.sub(pattern, lambda match: values[match[0][1:-1]], word)

@@ -1,0 +1,257 @@
+"""`orchestrator sweep`: begin a sweep from what was typed, or go on with one that was begun."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.common import hiding
+from orchestrator.common.errors import EXIT_DONE, UsageError
+from orchestrator.config.label import LONGEST_NOTE, shown
+from orchestrator.config.launch import LaunchArguments, View, Where, words_of
+from orchestrator.head.commands.sweep import journal as journals
+from orchestrator.head.commands.sweep import space, table
+from orchestrator.head.commands.sweep.journal import Journal
+from orchestrator.head.commands.sweep.space import Member
+from orchestrator.head.commands.sweep.sweep import LOOK_SECONDS, Listed, Supply, Sweep
+from orchestrator.head.plan import redact
+from orchestrator.head.screen import output
+from orchestrator.head.screen.output import say, write_out
+from orchestrator.head.start.nodes import ListedNodes, source_of
+from orchestrator.head.start.request import Request, resolve
+from orchestrator.records.experiment import Experiment
+from orchestrator.records.metrics.names import better
+
+NAME = "sweep"
+# One node each, held whole or in part, whoever comes first; a failure that may pass is no end.
+DEFAULTS = {"nnodes": 1, "claim": "all", "queue": True, "sync": "always", "max_restarts": 1}
+
+Parse = Callable[[Sequence[str]], LaunchArguments]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What was typed of the sweep itself, as its file has it."""
+
+    variables: tuple[str, ...] = ()  # NAME=VALUES
+    random: int | None = None
+    optuna: int | None = None
+    array: str = ""
+    way: str = "args"
+    jobs: int | None = None
+    metric: str = ""
+    best: str = ""  # least or most
+
+    @property
+    def checked(self) -> Terms:
+        """Refuse what contradicts itself; say what the best value of the metric is."""
+        asked = [
+            name
+            for name, value in (("--random", self.random), ("--optuna", self.optuna))
+            if value is not None
+        ]
+        if self.array and (self.variables or asked):
+            raise UsageError("--array is a sweep of its own", "leave --grid out, or --array")
+        if len(asked) > 1:
+            raise UsageError(
+                "--random and --optuna both choose the values", "leave one of them out"
+            )
+        if self.best and not self.metric:
+            raise UsageError("--minimize and --maximize are said of a metric", "add --metric NAME")
+        best = self.best or better(self.metric)
+        if self.optuna is not None and not (self.metric and best):
+            raise UsageError(
+                "--optuna needs a number to go by", "add --metric NAME and --minimize or --maximize"
+            )
+        return replace(self, best=best)
+
+    def members(self) -> list[Member] | None:
+        """Return all members; None where an optimizer chooses them one by one."""
+        some = space.variables(self.variables)
+        if not some and not self.array:
+            raise UsageError(
+                "nothing varies",
+                "--grid lr=1e-4,3e-4, or a file with a command line for each member",
+            )
+        if self.array:
+            return space.grid([space.array(self.array)])
+        if self.optuna is not None:
+            space.check_count(self.optuna)
+            return None
+        return space.drawn(some, self.random) if self.random is not None else space.grid(some)
+
+
+def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None) -> int:
+    """Begin a sweep of members with programs of their own, or of one program with values."""
+    terms = terms.checked
+    listed = terms.members() if members is None else list(members)
+    base.refuse({"detach": "leaves nobody who leads the sweep: put it into the background (&)"})
+    base = replace(base, launch={"name": NAME, **with_defaults(base, terms)})
+    first = listed[0] if listed else Member(0, dict.fromkeys(map(name_of, terms.variables), "1"))
+    arguments, words = launch_of(base, terms, "SWEEP", first)
+    request = resolve(arguments, words)
+    check(request, words_of(base))
+    if base.dry_run:
+        return show(base, terms, listed or [])
+    data = {
+        "words": words_of(base),
+        "terms": asdict(terms),
+        "directory": str(Path.cwd()),
+        "restarts": request.config.launch.max_restarts,
+        "members": None if listed is None else [[one.values, one.program] for one in listed],
+    }
+    journal = journals.create(base.where.experiments, str(base.launch["name"]), data)
+    say(f"{journal.name} is in {output.path(journal.path)}")
+    return lead(journal, base, as_json=base.as_json)
+
+
+def resume(where: Where, name: str, parse: Parse, *, as_json: bool) -> int:
+    """Go on with a sweep whose head has ended, in its directory."""
+    journal = journals.find(where.experiments, name)
+    directory = journal.describe()["directory"]
+    os.chdir(directory)
+    base = parse(journal.describe()["words"])
+    check(resolve(base), words_of(base))
+    return lead(journal, base, as_json=as_json)
+
+
+def stop(where: Where, name: str, parse: Parse) -> int:
+    """Stop a sweep: by its head as Ctrl-C there, or in the place of one that has ended."""
+    journal = journals.find(where.experiments, name)
+    experiment = Experiment(journal.path)
+    holder = experiment.lock()
+    if holder is None:
+        experiment.unlock()
+        os.chdir(journal.describe()["directory"])
+        base = parse(journal.describe()["words"])
+        return lead(journal, base, as_json=False, stops=True)
+    if holder.host != socket.gethostname():
+        raise UsageError(f"{journal.name} is led by {holder}", "stop it there")
+    os.kill(holder.pid, signal.SIGINT)
+    while experiment.followed:
+        time.sleep(LOOK_SECONDS)
+    say(f"{journal.name} is stopped")
+    return EXIT_DONE
+
+
+def lead(journal: Journal, base: LaunchArguments, *, as_json: bool, stops: bool = False) -> int:
+    data = journal.describe()
+    terms = Terms(**{**data["terms"], "variables": tuple(data["terms"]["variables"])})
+    board = table.Board(
+        terms.metric, terms.best, output.terminal().width is not None and not as_json
+    )
+    sweep = Sweep(
+        journal,
+        supply_of(journal, terms, data["members"]),
+        lambda member: launch_of(base, terms, journal.name, member),
+        restarts=data["restarts"],
+        jobs=terms.jobs,
+        metric=terms.metric,
+        show=board,
+        interrupts=int(stops),
+    )
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        code = sweep.run()
+        if board.live:
+            output.clear()
+        write_out(board.text(sweep, output.terminal()))
+        for line in board.closing(sweep):
+            say(line)
+    if as_json:
+        write_out(json.dumps(table.to_json(sweep, board, code), indent=1))
+    return EXIT_DONE if stops else code
+
+
+def supply_of(journal: Journal, terms: Terms, members: Sequence[Any] | None) -> Supply:
+    if members is not None:
+        return Listed([Member(at, pair[0], tuple(pair[1])) for at, pair in enumerate(members)])
+    from orchestrator.head.commands.sweep.optimizer import Optimizer  # it takes a second to load
+
+    some = space.variables(terms.variables)
+    return Optimizer(journal.path, some, terms.optuna or 0, terms.metric, terms.best)
+
+
+# -- launches ---------------------------------------------------------------------------------
+
+
+def with_defaults(base: LaunchArguments, terms: Terms) -> Mapping[str, Any]:
+    """Return the options of all members; they wait in the queue where they hold anything."""
+    options = {**DEFAULTS, **base.launch}
+    if options["claim"] == "none":
+        options["queue"] = False
+        if terms.jobs is None:
+            raise UsageError(
+                "with --claim none nobody knows how many members fit", "say it: --jobs N"
+            )
+    return options
+
+
+def launch_of(
+    base: LaunchArguments, terms: Terms, sweep: str, member: Member
+) -> tuple[LaunchArguments, list[str]]:
+    """Return the launch of a member, and the command line that would start it."""
+    engine = not (base.program or member.program or base.module)
+    way = "env" if terms.array else "hydra" if engine and terms.way == "args" else terms.way
+    program, env = space.command_of(member.program or base.program, member.values, way)
+    overrides = (*base.overrides, *(program if engine else ()))  # of its config
+    program = () if engine else program
+    if terms.array and "slurm" in str(base.launch.get("rank_env", "")):
+        env = (*env, f"{space.SLURM_INDEX}={member.values[space.INDEX]}")
+    launch = base.launch
+    arguments = replace(
+        base,
+        as_json=False,
+        dry_run=False,
+        program=program,
+        overrides=overrides,
+        env=(*base.env, *env, f"ORCHESTRATOR_SWEEP={sweep}"),
+        view=View(quiet=True),
+        launch={
+            **launch,
+            "name": f"{launch['name']}-{member.number}",
+            "tag": (*launch.get("tag", ()), sweep),
+            "note": launch.get("note") or shown(member.words)[:LONGEST_NOTE],
+        },
+    )
+    return arguments, ["master_launch", *words_of(arguments)]
+
+
+def check(request: Request, words: Sequence[str]) -> None:
+    """Refuse a sweep whose members could not be started, or whose file would have a secret."""
+    if not isinstance(source_of(request), ListedNodes):
+        raise UsageError(
+            "a sweep shares the machines of a node list, and these are a scheduler's",
+            "give each member a job of its own there: sbatch --array",
+        )
+    words = list(words)
+    if redact.redacted_command(hiding.hide(words, request.secrets)) != words:
+        raise UsageError(
+            "the command line has a secret, and a sweep writes it down to go on later",
+            "export it, and write --secret NAME",
+        )
+    for setting in request.env:
+        if setting.why == "--secret":  # it was asked for once, and is for all members
+            os.environ[setting.name] = setting.value
+
+
+def show(base: LaunchArguments, terms: Terms, members: Sequence[Member]) -> int:
+    """Print what the members would be."""
+    for member in members:
+        write_out(shlex.join(launch_of(base, terms, "SWEEP", member)[1]))
+    if not members:
+        write_out(f"{terms.optuna} members, whose values Optuna chooses")
+    return EXIT_DONE
+
+
+def name_of(text: str) -> str:
+    return text.partition("=")[0]

@@ -1,0 +1,166 @@
+"""Sweeps: many launches of one command, whose head is killed, stopped, and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.records.experiment import Experiment
+from tests.launching import PATIENCE, Command, Head
+
+# Notes each start with its arguments, and ends when its file is there; fails where it is told to.
+NOTES = """
+import json, os, sys, time
+notes = os.environ["NOTES"]
+with open(os.path.join(notes, "starts"), "a") as file:
+    file.write(json.dumps([sys.argv[1:], os.environ.get("ORCHESTRATOR_ARRAY_INDEX")]) + "\\n")
+print("acc=0." + sys.argv[1][-1:], flush=True)
+while not os.path.exists(os.path.join(notes, "end")):
+    time.sleep(0.01)
+sys.exit(1 if "--fail=1" in sys.argv else 0)
+"""
+QUICK = ("--no-torchrun", "--check", "none", "--max-restarts", "0")
+
+
+class Sweeps:
+    """Somebody who sweeps over a program that notes how often each member begins."""
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+        self.notes = head.directory.parent / f"{head.directory.name}-notes"
+        self.notes.mkdir(mode=0o777)
+        head.script("notes.py", NOTES)
+        self.running: list[Command] = []
+
+    def sweep(self, *words: str) -> Command:
+        options = (*QUICK, "--env", f"NOTES={self.notes}")
+        self.running.append(self.head.command("orchestrator", "sweep", *options, *words))
+        return self.running[-1]
+
+    def end(self) -> None:
+        (self.notes / "end").touch()
+
+    def starts(self) -> Counter[str]:
+        path = self.notes / "starts"
+        return Counter(path.read_text().splitlines() if path.exists() else [])
+
+    @property
+    def directory(self) -> Path:
+        (place,) = (self.head.directory / "experiments").glob("*/sweep.json")
+        return place.parent
+
+    def journal(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.directory / "journal.jsonl").open()]
+
+    def until(self, there: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not there():
+            assert time.monotonic() < deadline, self.running[-1].text
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def sweeps(head: Head) -> Iterator[Sweeps]:
+    sweeps = Sweeps(head)
+    yield sweeps
+    sweeps.end()
+    for command in sweeps.running:
+        if command.process.poll() is None:
+            command.finish()
+
+
+def test_values_of_any_kind_reach_the_program_and_the_result_is_json(sweeps: Sweeps) -> None:
+    sweeps.end()
+    odd = json.dumps(["-1", "a b'\"$c,9"])
+    options = ("--json", "--metric", "acc", "--note", "odd", "--tag", "mine")
+    done = sweeps.sweep(*options, "--grid", f"x={odd}", "fail=0,1", "--", "notes.py", "{x}")
+    assert done.finish() == 1, done.text
+    text = done.text[done.text.index("{") :]
+    found = json.JSONDecoder().raw_decode(text)[0]
+    assert [(one["values"], one["state"]) for one in found["members"]] == [
+        ({"x": "-1", "fail": "0"}, "done"),
+        ({"x": "-1", "fail": "1"}, "failed"),
+        ({"x": "a b'\"$c,9", "fail": "0"}, "done"),
+        ({"x": "a b'\"$c,9", "fail": "1"}, "failed"),
+    ]
+    assert found["best"]["member"] == 2 and found["best"]["value"] == 0.9
+    record = Experiment(sweeps.head.directory / "experiments" / found["best"]["experiment"])
+    launch = record.read_record().launch
+    assert (launch.tag, launch.note) == (("mine", found["sweep"]), "odd")
+    assert sorted(json.loads(line)[0] for line in sweeps.starts()) == [
+        ["-1", "--fail=0"],
+        ["-1", "--fail=1"],
+        ["a b'\"$c,9", "--fail=0"],
+        ["a b'\"$c,9", "--fail=1"],
+    ]
+    again = sweeps.head.command("orchestrator", "rerun", found["best"]["experiment"])
+    assert again.finish() == 0, again.text
+    assert sweeps.starts()['[["a b\'\\"$c,9", "--fail=0"], null]'] == 2
+
+
+def test_a_head_that_is_killed_goes_on_with_no_member_lost_or_run_twice(sweeps: Sweeps) -> None:
+    first = sweeps.sweep("--array", "0-5", "notes.py", "x")
+    sweeps.until(lambda: len(sweeps.starts()) == 2)  # and others wait
+    sweeps.until(lambda: sum("pid" in path.read_text() for path in slots(sweeps)) == 4)
+    first.interrupt(signal.SIGKILL)
+    first.finish()
+    with (sweeps.directory / "journal.jsonl").open("a") as file:
+        file.write('{"member": 0, "sta')  # half a line
+    # The head of one that runs is gone, too; so is one that waits.
+    said = {path.name: path.read_text() for path in slots(sweeps)}
+    for running in (True, False):
+        name = next(name for name, text in said.items() if ("place" in text) == running)
+        pids = [json.loads(line).get("pid") for line in said[name].splitlines()]
+        os.kill(next(filter(None, pids)), signal.SIGKILL)
+    name = sweeps.directory.name
+    second = sweeps.head.command("orchestrator", "sweep", "--resume", name)
+    sweeps.running.append(second)
+    sweeps.until(lambda: sum("pid" in path.read_text() for path in slots(sweeps)) == 4)
+    refused = sweeps.head.command("orchestrator", "sweep", "--resume", name)
+    assert refused.finish() == 2 and "is led by process" in refused.text
+    sweeps.end()
+    assert second.finish() == 0, second.text
+    starts = {json.loads(line)[1]: count for line, count in sweeps.starts().items()}
+    assert starts == {str(number): 1 for number in range(6)}
+    ends = [event["member"] for event in sweeps.journal() if "state" in event]
+    assert sorted(ends) == list(range(6)) and slots(sweeps) == []
+    assert sweeps.head.nothing_left()
+
+
+def test_ctrl_c_stops_all_and_a_sweep_that_was_stopped_goes_on(sweeps: Sweeps) -> None:
+    first = sweeps.sweep("--grid", "x=0..4", "notes.py")
+    sweeps.until(lambda: len(sweeps.starts()) == 2)
+    first.interrupt()
+    assert first.finish() == 130, first.text
+    assert sweeps.head.nothing_left() and slots(sweeps) == []
+    assert {event.get("state") for event in sweeps.journal()} == {None, "interrupted"}
+    name = sweeps.directory.name
+    second = sweeps.head.command("orchestrator", "sweep", "--resume", name)
+    sweeps.running.append(second)
+    sweeps.until(lambda: sum(sweeps.starts().values()) == 4)
+    stopped = sweeps.head.command("orchestrator", "stop", name)
+    assert stopped.finish() == 0 and second.finish() == 130, stopped.text
+    third = sweeps.head.command("orchestrator", "sweep", "--resume", name)
+    sweeps.running.append(third)
+    sweeps.until(lambda: sum(sweeps.starts().values()) == 6)
+    third.interrupt(signal.SIGKILL)
+    third.finish()
+    stopped = sweeps.head.command("orchestrator", "stop", name)  # which has no head now
+    assert stopped.finish() == 0, stopped.text
+    assert sweeps.head.nothing_left() and slots(sweeps) == []
+    sweeps.end()
+    fourth = sweeps.head.command("orchestrator", "sweep", "--resume", name)
+    assert fourth.finish() == 0, fourth.text
+    assert "5 done" in fourth.text
+
+
+def slots(sweeps: Sweeps) -> list[Path]:
+    return list((sweeps.directory / "slots").iterdir())

@@ -1,0 +1,163 @@
+"""How a sweep is led: what is given out when, and what becomes of members that end in any way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.launch import LaunchArguments, Where
+from orchestrator.head.commands.sweep import journal as journals
+from orchestrator.head.commands.sweep import slot as slots
+from orchestrator.head.commands.sweep import table
+from orchestrator.head.commands.sweep.slot import Slot
+from orchestrator.head.commands.sweep.space import Member
+from orchestrator.head.commands.sweep.sweep import Listed, Sweep
+from orchestrator.head.follow import verdict
+from orchestrator.head.screen.output import Terminal
+from orchestrator.records import experiments
+from orchestrator.records.experiment import JobRecord, NodeRecord
+
+NODE = NodeRecord(0, "a", "a", None, None, "10.0.0.1", "py", 0, 1, "ended")
+
+
+class Process:
+    """A member's process that has ended, or that ends when it is told to."""
+
+    def __init__(self, over: bool = True) -> None:
+        self.over = over
+        self.answers, writing = os.pipe()
+        self.answers = os.fdopen(self.answers)
+        os.close(writing)
+
+    def gone(self) -> bool:
+        return self.over
+
+    def last_words(self) -> str:
+        return "last words"
+
+
+class World:
+    """A sweep whose members are played: `plays` says what each process does in its slot."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+        self.root, self.begun, self.most = root, list[int](), 0
+        self.plays: dict[int, Any] = {}
+        self.journal = journals.create(root, "s", {})
+        self.sweep = self.new(count)
+        monkeypatch.setattr(slots, "begin", self.begin)
+
+    def new(self, count: int, **more: Any) -> Sweep:
+        members = [Member(at, {"x": str(at)}) for at in range(count)]
+        return Sweep(self.journal, Listed(members), self.arguments, metric="acc", **more)
+
+    def arguments(self, member: Member) -> tuple[LaunchArguments, list[str]]:
+        where = Where(experiments=self.root)
+        return LaunchArguments(where=where, launch={"name": f"s-{member.number}"}), []
+
+    def begin(self, slot: Slot, *_: Any, place: str | None = None) -> Any:
+        self.begun.append(slot.number)
+        self.most = max(self.most, len(self.sweep.given) + 1)
+        slot.send(pid=2**22 + 1, host="elsewhere")
+        self.plays.get(slot.number, self.done)(slot)
+        return Process()
+
+    def done(self, slot: Slot, state: str = "done", **more: Any) -> None:
+        experiment = experiments.create(self.root, f"s-{slot.number}")
+        experiment.log(NODE).write_text(f"acc={slot.number}\n")
+        record = JobRecord("j", str(experiment.path), state, ["x"], [NODE], time.time(), ended=9e9)
+        experiment.write_record(replace(record, **more))
+        slot.send(place=str(experiment.path))
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch, 4)
+
+
+def test_all_are_given_out_once_and_no_more_than_jobs_at_once(world: World) -> None:
+    world.sweep.jobs = 3
+    assert world.sweep.run() == 0
+    assert world.begun == [0, 1, 2, 3] and world.most == 3
+    assert [end.value for end in world.sweep.ends.values()] == [0, 1, 2, 3]
+    assert world.journal.slots() == []
+    again = world.new(4)
+    assert again.run() == 0 and world.begun == [0, 1, 2, 3] and again.ends == world.sweep.ends
+
+
+def test_a_process_that_ends_without_a_word_is_begun_again_three_times(world: World) -> None:
+    tries: list[int] = []
+
+    def twice(slot: Slot) -> None:
+        tries.append(1)
+        if len(tries) == 3:
+            world.done(slot)
+
+    world.plays = {1: twice, 2: lambda slot: None}
+    assert world.sweep.run() == 1
+    assert [world.begun.count(number) for number in range(4)] == [1, 3, 3, 1]
+    assert world.sweep.ends[2].problem == "last words"
+
+
+def test_a_node_that_cannot_be_reached_costs_a_restart_and_a_wrong_command_none(
+    world: World,
+) -> None:
+    world.sweep.restarts = 1
+    world.plays = {
+        1: lambda slot: slot.send(error="no node", code=4),
+        2: lambda slot: slot.send(error="no script", code=3),
+    }
+    assert world.sweep.run() == 1
+    assert [world.begun.count(number) for number in range(4)] == [1, 2, 1, 1]
+    assert [world.sweep.ends[n].problem for n in (1, 2)] == ["no node", "no script"]
+
+
+def test_a_sweep_of_which_nothing_can_start_ends_soon(world: World) -> None:
+    world.sweep.jobs = 1
+    world.plays = dict.fromkeys(range(4), lambda slot: slot.send(error="no", code=3))
+    assert world.sweep.run() == 1
+    assert world.begun == [0, 1, 2] and list(world.sweep.left) == [3]
+
+
+def test_an_experiment_that_its_process_could_not_name_is_found(world: World) -> None:
+    def nameless(slot: Slot) -> None:
+        launch = replace(JobRecord("", "", "", [], [], 0).launch, tag=(world.journal.name,))
+        with contextlib.suppress(AttributeError):
+            world.done(slot, launch=launch)
+        text = slot.path.read_text().splitlines()[:-1]
+        slot.path.write_text("\n".join(text) + "\n")
+
+    world.plays = {1: nameless}
+    assert world.sweep.run() == 0 and world.begun.count(1) == 1
+
+
+def test_the_time_limit_is_an_end_as_good_as_any_and_a_stop_is_none(world: World) -> None:
+    over = verdict.stopped("its time limit of 5 min is over (--time-limit)", 1.0)
+    world.plays = {
+        1: lambda slot: world.done(slot, "stopped", verdict=over),
+        2: lambda slot: world.done(slot, "stopped", verdict=verdict.stopped("by hand", 1.0)),
+    }
+    assert world.sweep.run() == 1
+    assert [world.sweep.ends[n].state for n in range(4)] == ["done", "done", "stopped", "done"]
+
+
+def test_ten_thousand_members_take_no_time_to_show_or_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, 10_000)
+    known = {"words": "x", "state": "done", "experiment": "e"}
+    ends = [json.dumps({**known, "member": n, "value": n}) + "\n" for n in range(9_990)]
+    world.journal.file.write_text("".join(ends))
+    began = time.process_time()
+    assert world.sweep.run() == 0
+    board = table.Board("acc", "most", live=False)
+    text = board.text(world.sweep, Terminal(100))
+    assert time.process_time() - began < 2.0
+    assert "10000 done" in text and text.splitlines()[2].split()[:2] == ["9999", "x=9999"]
+    assert len(text.splitlines()) < 20
