@@ -27,6 +27,8 @@ CLUSTERS = {
 # that import torch, an environment to install.
 SLOW = [
     "tests/head/environments/test_make.py",
+    "tests/head/commands/sweep/test_optimizer.py",
+    "tests/head/commands/sweep/test_sweep.py::test_ten_thousand",
     "tests/head/environments/test_requirements.py::test_settings_of_pip_are_uv_s_too",
     "tests/head/environments/test_requirements.py::test_wheels_are_downloaded_once",
     "tests/head/environments/test_hashes.py::test_a_wheel_without_any_of_its_hashes_is_refused",

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.common.errors import import_optional
 from orchestrator.head.commands.sweep import trial
-from orchestrator.head.commands.sweep.space import Member, Variable, written
+from orchestrator.head.commands.sweep.space import Member, Variable
 from orchestrator.head.commands.sweep.sweep import End
 from orchestrator.records.experiment import Experiment
 
@@ -49,7 +49,7 @@ class Optimizer:
         while len(self.asked) <= number:
             self.asked.append(self.study.ask({one.name: self.range_of(one) for one in self.some}))
         params = self.asked[number].params
-        values = {one.name: text_of(params[one.name]) for one in self.some}
+        values = {one.name: str(params[one.name]) for one in self.some}
         return Member(number, values)
 
     def range_of(self, one: Variable) -> Any:
@@ -78,7 +78,3 @@ class Optimizer:
         for step, value in new:
             self.asked[number].report(value, step)
         return bool(new) and bool(self.asked[number].should_prune())
-
-
-def text_of(value: Any) -> str:
-    return written(value) if isinstance(value, float) else str(value)

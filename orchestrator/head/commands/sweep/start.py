@@ -69,9 +69,12 @@ class Terms:
         if self.best and not self.metric:
             raise UsageError("--minimize and --maximize are said of a metric", "add --metric NAME")
         best = self.best or better(self.metric)
-        if self.optuna is not None and not (self.metric and best):
+        if self.optuna is not None and not self.metric:
+            raise UsageError("--optuna needs a number to go by", "add --metric NAME")
+        if self.metric and not best:
             raise UsageError(
-                "--optuna needs a number to go by", "add --metric NAME and --minimize or --maximize"
+                f"nobody knows whether more or less {self.metric} is better",
+                "add --minimize or --maximize",
             )
         return replace(self, best=best)
 

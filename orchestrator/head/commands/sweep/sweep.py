@@ -323,7 +323,8 @@ class Sweep:
             state = "done"
         elif state == "stopped" and (one.hopeless or self.interrupts):
             state = "pruned" if one.hopeless else INTERRUPTED
-        problem = record.verdict.message if record.verdict and state != "done" else ""
+        as_wanted = state in ("done", "pruned", INTERRUPTED)
+        problem = record.verdict.message if record.verdict and not as_wanted else ""
         return replace(
             blank(member, state, problem or (found["problem"] if self.metric else "")),
             value=found["value"] if self.metric else None,

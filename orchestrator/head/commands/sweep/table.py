@@ -60,11 +60,11 @@ class Board:
         took = f" after {duration(end.seconds)}" if end.experiment else ""
         return f"{of}: {end.member} ({cut(end.words)}) {end.state}{took}{value}{why}"
 
-    def ranked(self, sweep: Sweep, most: int) -> list[End]:
-        """Return the best members so far, the best first."""
+    def ranked(self, sweep: Sweep, most: int, *, worst: bool = False) -> list[End]:
+        """Return the best members so far, the best first; or the worst."""
         done = (end for end in sweep.ends.values() if end.state == "done")
         known = (end for end in done if end.value is not None)
-        sign = -1 if self.best == "most" else 1
+        sign = -1 if (self.best == "most") != worst else 1
         return heapq.nsmallest(most, known, key=lambda end: sign * (end.value or 0.0))
 
     def summary(self, sweep: Sweep) -> str:
@@ -81,9 +81,12 @@ class Board:
         return f"{sweep.journal.name}: {', '.join(words) or 'nothing to do'}; {took}"
 
     def rows(self, sweep: Sweep) -> Iterator[Row]:
-        """Yield the best, those that run, and those that failed last."""
-        for end in self.ranked(sweep, BEST):
-            yield row_of(end)
+        """Yield the best and the worst, those that run, and those that failed last."""
+        best = self.ranked(sweep, BEST + 1)
+        yield from map(row_of, best[:BEST])
+        if len(best) > BEST:
+            yield Row(-1, "and the worst:", "")
+            yield row_of(self.ranked(sweep, 1, worst=True)[0])
         given = sorted(sweep.given.values(), key=lambda one: (one.place is None, one.member.number))
         for one in given[:RUNNING]:
             place = one.place.name if one.place else ""
