@@ -223,6 +223,46 @@ def test_two_jobs_share_the_gpus_of_both_hosts(line: Line, gpus: None) -> None:
         line.end(command)
 
 
+RULES = """
+mkdir -p /etc/orchestrator && mount -t tmpfs rules /etc/orchestrator && chmod 755 /etc/orchestrator
+printf 'gpus_per_user: 4\ntime_limit: 1h\n' >/etc/orchestrator/policy.yaml
+"""
+
+
+@pytest.fixture
+def rules(line: Line, gpus: None) -> Iterator[None]:
+    cluster = line.head.cluster
+    assert isinstance(cluster, NetnsCluster)
+    assert cluster.popen(1, ["sh", "-c", RULES]).wait() == 0
+    yield
+    assert cluster.popen(1, ["umount", "/etc/orchestrator"]).wait() == 0
+
+
+def test_the_rules_of_a_node_count_for_every_launch(line: Line, rules: None) -> None:
+    """Whoever waits for jobs of their own holds up nobody."""
+    file = "/etc/orchestrator/policy.yaml on"
+    long = line.launch("long", "--gpus", "1")
+    assert long.finish() == 3 and "--time-limit 1h, and --max-restarts" in long.text
+    assert f"within 1 h 00 min (time_limit in {file}" in long.text
+    limited = ("--time-limit", "50m", "--gpus")
+    first = line.launch("first", *limited, "1")
+    first.wait_for_all("node0 .*running", "node1 .*running")
+    refused = line.launch("refused", *limited, "2")
+    assert refused.finish() == 3
+    words = f"each user may have 4 GPUs (gpus_per_user in {file}"
+    assert words in refused.text and "nothing was started" in refused.text
+    waits = line.launch("waits", "--queue", *limited, "2")
+    waits.wait_for("in the queue: the rules: your jobs have 2 already, and 4 are wanted")
+    (shown,) = line.until(lambda jobs: [j for j in jobs if j["state"] == WAITING and j["why"]])[1:]
+    assert words in shown["why"]
+    small = line.launch("small", *limited, "1")  # it is not held up, and has what is left
+    small.wait_for("node0 .*running")
+    line.end(first)
+    line.end(small)
+    waits.wait_for_all("node0 .*running", "node1 .*running")
+    line.end(waits)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -21,9 +21,9 @@ from orchestrator.head.plan import nccl_transport, plan
 from orchestrator.head.plan.model import Foreseen
 from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
 from orchestrator.head.screen.styles import WARNING, styled
-from orchestrator.head.start.claims import claims
+from orchestrator.head.start.claims import claims, rules
 from orchestrator.head.start.claims.claims import Hold, Occupied
-from orchestrator.head.start.nodes import Bounds, Nodes, with_master
+from orchestrator.head.start.nodes import Bounds, ListedNodes, Nodes, with_master
 from orchestrator.head.start.request import Request
 from orchestrator.node.machine.disks import disk
 from orchestrator.records import cordons
@@ -40,6 +40,8 @@ def choose(request: Request, nodes: Nodes, *, hold: bool) -> Nodes:
     bounds = nodes.bounds
     if bounds is None:
         return nodes
+    if isinstance(nodes.source, ListedNodes):
+        rules.check_time(request, nodes.reached)
     unfit, held = unfit_of(request, nodes, bounds, hold)
     pool = [node for node in nodes.reached if node.node.name not in unfit]
     chosen, standing_by = pool[: bounds.most], pool[bounds.most :]
@@ -78,7 +80,7 @@ def unfit_of(
             return {}, Hold()
         bad, held = problems(request, nodes, pool[: bounds.most]), Hold()
         if not bad and hold:
-            held = claims.take(request, pool[: bounds.most])
+            held = claims.take(request, pool[: bounds.most], nodes.reached)
             taken.update(held.bad)
         if not bad and not held.bad:
             return unfit, held

@@ -19,9 +19,9 @@ from orchestrator.common.program import program_at
 from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import RunDir, all_runs, connect, home
 from orchestrator.node.machine import disks, network, software, sysfs
-from orchestrator.node.machine.gpus import amd, nvidia
+from orchestrator.node.machine.gpus import amd, nvidia, policy
 from orchestrator.protocol.events import Ended
-from orchestrator.protocol.facts import Card, Leftover, Limits
+from orchestrator.protocol.facts import Card, Leftover, Limits, Policy
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
 
 SECONDS = 3.0  # for any part: a network file system whose server is gone never answers
@@ -53,11 +53,11 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
             "cards": lambda: cards(root),
             "interfaces": lambda: network.interfaces(root),
             "rdma": lambda: network.rdma_ports(root),
+            "policy": policy.read,
         },
     )
     refuse_unknown(problems, workdir)
     torch, installed = facts["software"]
-    total, available = memory_kb(root)
     return {
         **{name: facts.get(name) for name in disks_of(workdir, root)},
         **{name: facts.get(name, ()) for name in LISTS},
@@ -81,8 +81,8 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "limits": limits(),
         "kernel": os.uname().release,
         "firewall": firewall(root),
-        "memory_kb": total,
-        "memory_available_kb": available,
+        "policy": facts.get("policy") or Policy(),
+        **memory_kb(root),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "environment": machine_settings(root),
         "problems": problems,
@@ -205,10 +205,10 @@ def limits() -> Limits:
     return Limits(**{name: resource.getrlimit(kind) for name, kind in KINDS.items()})
 
 
-def memory_kb(root: str = "") -> tuple[int, int]:
-    """Return (total, available)."""
+def memory_kb(root: str = "") -> dict[str, int]:
     sizes = sysfs.meminfo(root)
-    return sizes.get("MemTotal", 0) >> 10, sizes.get("MemAvailable", 0) >> 10
+    parts = {"memory_kb": "MemTotal", "memory_available_kb": "MemAvailable"}
+    return {name: sizes.get(part, 0) >> 10 for name, part in parts.items()}
 
 
 NEWEST = 64  # a machine that ran thousands of jobs must not read all of their events

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Refusal, RoomState, Visit
 from orchestrator.node.start import devices
-from orchestrator.node.start.book import Book
+from orchestrator.node.start.book import Book, name_of
 from orchestrator.node.start.devices import Device
 from orchestrator.protocol.requests.claims import (
     RUNNING,
@@ -242,7 +242,7 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
 
 def waiting(entries: Sequence[Entry], left: int) -> tuple[Taken, ...]:
     """Return those who wait for more than a launch would leave; nobody where it leaves enough."""
-    some = [one for one in entries if one.state == WAITING]
+    some = [one for one in entries if one.state == WAITING and not one.why]
     if left < 0 or sum(one.wants for one in some) <= left:
         return ()
     return tuple(Taken(names=(), user=one.user, job=one.job, state=WAITING) for one in some)
@@ -279,5 +279,8 @@ def read(visit: Visit, wish: Wish, before: Sequence[Entry], seconds: float) -> P
         news = removed or set(entries) != set(before)
         if news or time.monotonic() > deadline:
             free = sum(not book.locked(one.key) for one in some)
-            return Page(entries=entries, free=free, total=len(some), removed=removed)
+            us = name_of(os.getuid())
+            held = [key for entry in entries if entry.user == us for key in entry.keys]
+            gpus = sum(not key.startswith("slot-") for key in held)
+            return Page(entries=entries, free=free, total=len(some), own=gpus, removed=removed)
         time.sleep(LOOK_SECONDS)

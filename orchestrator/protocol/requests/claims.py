@@ -47,6 +47,7 @@ class Entry(Message):
     of: Few = 0  # of so many that it could have
     seconds: float = 0.0  # that the waiting job takes
     head: str = ""  # the host that it was typed on
+    why: str = ""  # a rule keeps it from starting: it holds up nobody meanwhile
 
 
 NO_ENTRIES: tuple[Entry, ...] = ()

@@ -12,6 +12,7 @@ from orchestrator.protocol.facts import (
     Interface,
     Leftover,
     Limits,
+    Policy,
     RdmaPort,
     Software,
 )
@@ -77,6 +78,7 @@ class Probed(Message):
     torch_elsewhere: tuple[str, ...] = ()  # Pythons that have torch, where this one has none
     missing_modules: tuple[str, ...] = ()  # of those that were asked for
     missing_paths: tuple[str, ...] = ()
+    policy: Policy = Policy()
 
 
 class Probe(Request[Probed], do="probe"):

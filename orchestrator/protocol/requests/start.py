@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from orchestrator.protocol.message import Message, Moment
+from orchestrator.protocol.message import Few, Message, Moment
 from orchestrator.protocol.requests.claims import NO_ENTRIES, Entry, Taken, Wish
 from orchestrator.protocol.requests.machine import PortWish
 from orchestrator.protocol.requests.request import Nothing, Request
@@ -156,6 +156,7 @@ class Page(Message):
     entries: tuple[Entry, ...]
     free: int = 0  # of the GPUs or slots that were asked for
     total: int = 0
+    own: Few = 0  # GPUs that jobs of the asking user hold
     removed: bool = False  # the asking launch's own entry is there no more
 
 

@@ -62,7 +62,7 @@ def test_limits_of_this_login() -> None:
 
 
 def test_memory() -> None:
-    total, available = probe.memory_kb()
+    total, available = probe.memory_kb().values()
     assert 0 < available <= total
 
 

@@ -117,6 +117,23 @@ def test_a_launch_waits_a_moment_for_one_that_may_give_up(visits: list[Visit]) -
     assert time.monotonic() - began < 30.0
 
 
+def test_the_gpus_of_all_jobs_of_a_user_are_counted(
+    visits: list[Visit], gpus: list[Device]
+) -> None:
+    first, second, third = visits
+    assert first.answer(Claim(wish=wish(gpus=2))).held
+    assert second.answer(Claim(wish=wish(gpus=1))).held
+    assert third.answer(ReadBook()).own == 3
+
+
+def test_who_waits_for_jobs_of_their_own_holds_up_nobody(
+    visits: list[Visit], gpus: list[Device]
+) -> None:
+    first, second, _ = visits
+    first.answer(Wait(entry=ENTRY.replace(wants=8, why="the rules")))
+    assert second.answer(Claim(wish=wish(gpus=1))).held
+
+
 HOLD = """
 import sys, time
 from orchestrator.node.server.visit import Visit

@@ -139,7 +139,7 @@ def lines_of(read: Iterable[tuple[Reached, Page]], now: float) -> Iterator[Line]
             one,
             found[whole(one)],
             place=at,
-            why="; ".join(said_of(reasons.items())),
+            why=one.why or "; ".join(said_of(reasons.items())),
             start=max(known) if known and len(known) == len(starts) and reasons else None,
             now=now,
         )

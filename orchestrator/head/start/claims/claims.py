@@ -17,6 +17,7 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import by_value, said_of
 from orchestrator.head.plan import wishes
 from orchestrator.head.plan.plan import count_ranks
+from orchestrator.head.start.claims import rules
 from orchestrator.head.start.request import Request
 from orchestrator.protocol.requests.claims import STARTING, Wish, who_has
 from orchestrator.protocol.requests.start import Claim, Claimed, Page, ReadBook, Unclaim
@@ -57,11 +58,42 @@ class Hold:
     notes: tuple[str, ...] = ()  # which part of each node it is, and what nobody knows
 
 
-def take(request: Request, nodes: Sequence[Reached]) -> Hold:
-    """Hold what the launch wants of these nodes, or nothing of any of them."""
+class TooMany(Occupied):
+    """The user's jobs would have more GPUs than one user may have."""
+
+    def __init__(self, words: str) -> None:
+        CheckFailed.__init__(
+            self,
+            f"{words}; nothing was started",
+            "take fewer: --gpus N, --nnodes N; or wait until jobs of yours are over: --queue",
+        )
+        self.taken = {"the rules": words}
+
+
+def take(request: Request, nodes: Sequence[Reached], all_nodes: Sequence[Reached]) -> Hold:
+    """Hold what the launch wants of these nodes, or nothing of any of them.
+
+    `all_nodes`: those where jobs of the same user count for the rules.
+    """
     wanted = [(node, wish) for node in nodes if (wish := wish_of(request, node))]
     if not wanted:
         return Hold()
+    hold = take_all(wanted)
+    if not hold.bad and (words := against_the_rules(all_nodes)):
+        release([node for node, _ in wanted])
+        raise TooMany(words)
+    return hold
+
+
+def against_the_rules(nodes: Sequence[Reached]) -> str:
+    """Say which rule is broken, once the launch has what it wants: two at a time both see that."""
+    if rules.strictest(nodes, "gpus_per_user") is None:
+        return ""
+    books = fleet.ask(nodes, [ReadBook()] * len(nodes), ANSWER_SECONDS)
+    return rules.too_many(nodes, [book for book in books if isinstance(book, Page)], 0)
+
+
+def take_all(wanted: Sequence[tuple[Reached, Wish]]) -> Hold:
     answers = ask(wanted, 0.0)
     bad = problems(wanted, answers)
     if not bad:

@@ -17,6 +17,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.screen.progress import Progress
+from orchestrator.head.start.claims import rules
 from orchestrator.head.start.claims.claims import ANSWER_SECONDS, Occupied, in_order, wants, wish_of
 from orchestrator.head.start.claims.turn import Machine, holders, obstacles, place
 from orchestrator.head.start.nodes import Nodes
@@ -73,9 +74,11 @@ class Queue:
     id: str = field(default_factory=lambda: os.urandom(8).hex())
     books: Sequence[Page] = ()
     said: str = ""
+    forbidden: str = ""  # why a rule keeps it from starting
 
     def run(self, start: Callable[[], T]) -> T:
         """Call `start` when it is this launch's turn; once more where others were quicker."""
+        rules.check_time(self.request, self.nodes.reached)
         self.entered()
         while reason := self.not_yet():
             self.tell(f"it waits: {reason}")
@@ -89,7 +92,8 @@ class Queue:
             while True:
                 mine, machines = self.mine, self.machines
                 now = time.time() + self.clock_ahead
-                reasons: Mapping[str, str] = obstacles(mine, machines, self.least, now)
+                reasons: Mapping[str, str] = self.against_the_rules(machines)
+                reasons = reasons or obstacles(mine, machines, self.least, now)
                 if not reasons:
                     try:
                         return start()
@@ -100,7 +104,7 @@ class Queue:
                 else:
                     pause = LOOK_SECONDS
                     held = {machine.name: holders(machine) for machine in machines}
-                    reasons = {name: why + held[name] for name, why in reasons.items()}
+                    reasons = {name: why + held.get(name, "") for name, why in reasons.items()}
                 self.tell(f"in the queue: {'; '.join(said_of(reasons.items()))}")
                 before = place(mine, machines)
                 line.what = f"in the queue, {before} before it" if before else "next in the queue"
@@ -133,10 +137,28 @@ class Queue:
             small = small_ones[0]
             has = f"{small.name} has {small.total}, and {small.wants} are wanted"
             raise CheckFailed(f"no waiting helps: {has}", "take fewer: --gpus N, --nproc N")
-        entries = [self.mine.replace(wants=one.wants, of=one.total) for one in machines]
-        requests = [Wait(entry=entry) for entry in entries]
-        self.ask(requests, ANSWER_SECONDS)
+        if words := rules.too_many(self.nodes.reached, (), self.gpus_of(machines)):
+            raise CheckFailed(f"no waiting helps: {words}", "take fewer: --gpus N, --nnodes N")
+        self.stand(machines)
         self.look(0.0)
+
+    def stand(self, machines: Sequence[Machine]) -> None:
+        """Write on each node what the launch waits for there."""
+        entries = [self.mine.replace(wants=one.wants, of=one.total) for one in machines]
+        self.ask([Wait(entry=entry) for entry in entries], ANSWER_SECONDS)
+
+    def against_the_rules(self, machines: Sequence[Machine]) -> Mapping[str, str]:
+        """Say which rule the user's other jobs leave no room in; nothing where there is room."""
+        words = rules.too_many(self.nodes.reached, self.books, self.gpus_of(machines))
+        if words != self.forbidden:
+            self.forbidden = words
+            self.stand(machines)
+        return {"the rules": words} if words else {}
+
+    def gpus_of(self, machines: Sequence[Machine]) -> int:
+        """Return how many GPUs the launch will take, of as few nodes as it may have."""
+        pairs = zip(self.nodes.reached, machines, strict=True)
+        return sum(sorted(one.wants if node.facts.gpus else 0 for node, one in pairs)[: self.least])
 
     @property
     def least(self) -> int:
@@ -160,6 +182,7 @@ class Queue:
             priority=launch.priority,
             seconds=wish.seconds if wish else 0.0,
             head=socket.gethostname(),
+            why=self.forbidden,
         )
 
     @property

@@ -29,8 +29,8 @@ def rank(entry: Entry) -> tuple[int, float, str]:
 
 def ahead(mine: Entry, entries: Iterable[Entry]) -> list[Entry]:
     """Return those who wait before this one, the first of all first."""
-    waiting = [one for one in entries if one.state == WAITING and rank(one) < rank(mine)]
-    return sorted(waiting, key=rank)
+    waiting = [one for one in entries if one.state == WAITING and not one.why]
+    return sorted((one for one in waiting if rank(one) < rank(mine)), key=rank)
 
 
 def blocked(mine: Entry, machine: Machine, now: float) -> str:

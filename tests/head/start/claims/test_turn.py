@@ -15,7 +15,7 @@ from orchestrator.protocol.requests.claims import RUNNING, WAITING, Entry
 NOW = 1000.0
 
 
-def waits(id: str, order: float, wants: int = 1, **more: float) -> Entry:
+def waits(id: str, order: float, wants: int = 1, **more: object) -> Entry:
     return Entry(
         id=id, state=WAITING, job=id, user="ada", since=order, order=order, wants=wants, **more
     )  # type: ignore[arg-type]
@@ -38,7 +38,9 @@ def node(free: int, wants: int, *entries: Entry, name: str = "a", total: int = 8
         # Who came first goes first,
         (waits("m", 9), node(4, 4, waits("x", 3, 8), runs("y", 4)), "ada's x waits before it"),
         (waits("m", 2), node(4, 4, waits("x", 3, 8)), ""),
-        # but for one of a higher priority,
+        # but not before one that a rule keeps waiting,
+        (waits("m", 9), node(4, 4, waits("x", 3, 8, why="the rules")), ""),
+        # or one of a higher priority,
         (waits("m", 9, priority=1), node(4, 4, waits("x", 3, 8)), ""),
         (waits("m", 2), node(4, 4, waits("x", 3, 8, priority=1)), "ada's x waits before it"),
         # and for one that leaves enough,
