@@ -11,10 +11,11 @@ import os
 import select
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from orchestrator.common.errors import NodeError, OrchestratorError
-from orchestrator.head.connect import fleet
+from orchestrator.head.connect import fleet, tasks
 from orchestrator.head.connect.channel import nonsense, read_message
 from orchestrator.head.connect.reach import kept_if_well, serving
 from orchestrator.head.connect.transport import Transport
@@ -74,7 +75,7 @@ class Exchange:
         self.answers = answers  # file descriptor
         self.alive = {rank for node in nodes for rank in node.ranks}
         self.over = threading.Event()  # no rank is left
-        self.writing = threading.Lock()  # a frame is written whole: each node has a thread
+        self.writing = threading.Lock()  # a frame is written whole: each node has a task
 
     def run(self) -> None:
         """Carry frames until the program ends or hangs up; then the ranks are told to end.
@@ -83,7 +84,7 @@ class Exchange:
         """
         select.select([0], [], [])  # until then the program reads lines
         for node in self.nodes:
-            threading.Thread(target=self.listen, args=(node,), daemon=True).start()
+            tasks.WORK.start(partial(self.listen, node))
         try:
             self.forward()
         finally:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect import server_command
+from orchestrator.head.connect import server_command, tasks
 from orchestrator.head.connect.beats import beats
 from orchestrator.head.connect.transport import Channel, Connection
 from orchestrator.head.nodes.environment import Environment
@@ -142,7 +142,7 @@ class NodeChannel:
         self.environment = environment
         self.nonce = f"orchestrator-{secrets.token_hex(8)}"
         self.rest = memoryview(b"")
-        self.sending = threading.Lock()
+        self.sending = tasks.Lock()
         self.count = 0
         self.pending: dict[int, Request[Any]] = {}  # number -> request that is not answered yet
         self.channel: Channel = connection.run(

@@ -1,16 +1,17 @@
-"""Do the same work for all nodes at once, each in a thread; name every failure in one table."""
+"""Do the same work for all nodes at once, each in a task; name every failure in one table."""
 
 from __future__ import annotations
 
 import os
 import resource
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.common.hosts import folded
 from orchestrator.common.text import table
+from orchestrator.head.connect import tasks
 from orchestrator.head.nodes.facts import by_value
 
 if TYPE_CHECKING:
@@ -63,11 +64,9 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
         except BaseException as error:  # noqa: BLE001  a defect of ours: raised again in the caller
             crashes.append(error)
 
-    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(items)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()  # daemons: Ctrl-C leaves at once, and with the process the connections close
+    begun = [tasks.WORK.start(partial(run, index, item)) for index, item in enumerate(items)]
+    for task in begun:
+        task.join()  # Ctrl-C leaves at once, and with the process the connections close
     if crashes:
         raise crashes[0]
     return cast("list[R | OrchestratorError]", results)

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from orchestrator.common.errors import NodeError
+from orchestrator.head.connect import tasks
 from orchestrator.head.connect.ssh_config import Destination
 
 # For `Match exec` in its own reader of ssh_config, paramiko imports invoke, and that asyncio, a
@@ -37,9 +38,22 @@ if _invoke is None:
     del sys.modules["invoke"]
 # It measures how long it waits by the clock of the day: one that is put back by an hour would make
 # it wait for an hour, and one that is put on would end every wait at once.
-_steady = SimpleNamespace(time=time.monotonic, sleep=time.sleep)
-for _part in (paramiko.transport, paramiko.channel, paramiko.buffered_pipe, paramiko.packet):
-    _part.time = _steady  # type: ignore[attr-defined]
+_steady = SimpleNamespace(time=time.monotonic, sleep=tasks.sleep)
+# What waits for one connection lets the others of its thread go on.
+_waits = SimpleNamespace(
+    Thread=threading.Thread,
+    current_thread=threading.current_thread,
+    Condition=tasks.Condition,
+    Event=tasks.Event,
+    Lock=tasks.Lock,
+    RLock=tasks.Lock,
+    Timer=tasks.Timer,
+)
+for _part in (
+    *(paramiko.transport, paramiko.channel, paramiko.buffered_pipe, paramiko.packet),
+    paramiko.auth_handler,
+):
+    _part.time, _part.threading = _steady, _waits  # type: ignore[attr-defined]
 
 COMMAND_SECONDS = 10.0  # a KnownHostsCommand asks a server, at most
 CERTIFICATE = "-cert-v01@openssh.com"

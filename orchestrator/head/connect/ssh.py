@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 import random
+import select
 import selectors
 import shlex
 import signal
@@ -20,16 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from orchestrator.common import interrupt
 from orchestrator.common.errors import NodeError, NoKey, OrchestratorError
-from orchestrator.head.connect import host_keys
+from orchestrator.head.connect import host_keys, tasks
 from orchestrator.head.connect.host_keys import paramiko
 from orchestrator.head.connect.ssh_config import Destination, SshConfig, loop
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 KEEPALIVE_SECONDS = 15
 PROHIBITED = 1  # administratively, in the answer to a channel that is not opened
@@ -37,7 +35,7 @@ LISTING_SECONDS = 5.0  # that an agent takes to list its keys,
 SIGNING_SECONDS = 300.0  # and to sign: then nobody waits any more
 # Seconds that each address of a host has before the next one is called, too.
 HEAD_START_SECONDS = 0.25
-WAKES = 5.0  # each connection's thread wakes up after so many seconds; paramiko's own is 0.1
+WAKES = 5.0  # each connection's task wakes up after so many seconds; paramiko's own is 0.1
 LINK_SECONDS = 60.0  # a link that takes no byte for so long is cut
 WINDOW_BYTES = 1 << 21
 TURN_SECONDS = 0.1  # of a wait: one that took twice as long shows that this machine was late
@@ -60,6 +58,10 @@ class Transport(paramiko.Transport):
     """
 
     host_key_kinds: tuple[str, ...]
+
+    def start(self) -> None:
+        """Read the connection in a task: its loop waits, and nothing else."""
+        tasks.STREAMS.start(self.run)
 
     @property
     def preferred_keys(self) -> tuple[str, ...]:
@@ -117,7 +119,7 @@ class Connection:
         return self.transport.is_active()
 
     def close(self) -> None:
-        """Close it without waiting for its thread, which may sleep for seconds."""
+        """Close it without waiting for its reader, which may sleep for seconds."""
         sock = self.transport.sock
         if isinstance(sock, socket.socket):
             with contextlib.suppress(OSError):
@@ -149,7 +151,7 @@ class SshTransport:
                 # sshd drops connections at random while many others are logging in (MaxStartups).
                 dropped, pause = error, random.uniform(0.1, 0.5)
                 if time.monotonic() + pause < deadline:
-                    time.sleep(pause)
+                    tasks.sleep(pause)
                     continue
             except NodeError:
                 if dropped is None or time.monotonic() < deadline - NEARLY_SECONDS:
@@ -248,6 +250,7 @@ class Agent(paramiko.agent.AgentSSH):
         sock.settimeout(LISTING_SECONDS)
         try:
             sock.connect(path)
+            sock = tasks.Socket.of(sock)
             self._connect(sock)  # type: ignore[attr-defined]
         except BaseException:
             sock.close()
@@ -265,7 +268,7 @@ def left(deadline: float) -> float:
     return max(0.05, deadline - time.monotonic())
 
 
-def dial(where: tuple[str, int], destination: Destination, deadline: float) -> socket.socket:
+def dial(where: tuple[str, int], destination: Destination, deadline: float) -> tasks.Socket:
     """Open a TCP connection, or raise a NodeError that says why not."""
     host, port = where
     source = (destination.bind_address, 0) if destination.bind_address else None
@@ -289,7 +292,7 @@ def dial(where: tuple[str, int], destination: Destination, deadline: float) -> s
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # paramiko goes on trying to send for as long as the kernel does, which is a quarter of an hour.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(LINK_SECONDS * 1000))
-    return sock
+    return tasks.Socket.of(sock)
 
 
 FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
@@ -320,7 +323,7 @@ def first_to_answer(
 
     One after the other, an IPv6 address that drops all packets would use up the time of all.
     """
-    waiting, calls = list(addresses), selectors.DefaultSelector()
+    waiting, calls = list(addresses), selectors.EpollSelector()
     error: OSError = TimeoutError("timed out")
     try:
         while waiting or calls.get_map():
@@ -331,7 +334,9 @@ def first_to_answer(
                     error = failed
                     continue  # with the next address, without waiting
             limit = left(deadline)
-            for key, _ in calls.select(min(HEAD_START_SECONDS, limit) if waiting else limit):
+            limit = min(HEAD_START_SECONDS, limit) if waiting else limit
+            tasks.ready(calls.fileno(), select.EPOLLIN, limit)
+            for key, _ in calls.select(0):
                 sock: socket.socket = key.fileobj  # type: ignore[assignment]
                 calls.unregister(sock)
                 number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -368,8 +373,8 @@ def begin_to_call(kind: int, address: Any, source: tuple[str, int] | None) -> so
 # -- handshake --------------------------------------------------------------------------------
 
 
-def awaited(event: threading.Event, transport: Transport, deadline: float) -> float:
-    """Wait for what a transport's thread does; return the deadline, which may have moved.
+def awaited(event: tasks.Event, transport: Transport, deadline: float) -> float:
+    """Wait for what a transport's task does; return the deadline, which may have moved.
 
     Time in which this machine had no processor for us does not count: with hundreds of nodes and
     programs that compute, healthy ones would seem to hang.
@@ -389,10 +394,10 @@ def shake_hands(transport: Transport, destination: Destination, deadline: float)
     """
     transport.banner_timeout = transport.handshake_timeout = LONGEST_SECONDS
     negotiate(transport, destination)
-    event, begun = threading.Event(), deadline
+    event, begun = tasks.Event(), deadline
     try:
         with parsing_its_words():
-            transport.start_client(event)
+            transport.start_client(event)  # type: ignore[arg-type]
             deadline = awaited(event, transport, deadline)
             if not transport.is_active():
                 raise transport.get_exception() or paramiko.SSHException("end of file")
@@ -459,14 +464,14 @@ def log_in(transport: Transport, destination: Destination, deadline: float) -> N
     notes: list[Unusable] = []
     keys = keys_for(destination, notes)
     for label, key in keys:
-        event = threading.Event()
+        event = tasks.Event()
         try:
             with parsing_its_words():
-                transport.auth_publickey(destination.user, key, event)
+                transport.auth_publickey(destination.user, key, event)  # type: ignore[arg-type]
                 deadline = awaited(event, transport, deadline)
                 late = not event.is_set() and transport.is_active()
                 assert transport.auth_handler is not None
-                more = [] if late else transport.auth_handler.wait_for_response(event)
+                more = [] if late else transport.auth_handler.wait_for_response(event)  # type: ignore[arg-type]
         except paramiko.BadAuthenticationType as error:
             raise NodeError(
                 f"it accepts no public keys for {destination.user}, only {error.allowed_types}",
@@ -656,40 +661,53 @@ class JumpHosts(Generic[C]):
     def __init__(self, config: SshConfig, connect: Connect[C]) -> None:
         self.config = config
         self.connect = connect  # (destination, deadline, the machines behind it)
-        self.attempts: dict[Destination, Future[C]] = {}
+        self.attempts: dict[Destination, Attempt[C]] = {}
         self.changing = threading.Lock()  # held for a look at the table, never while connecting
 
     def reach(
         self, destination: Destination, deadline: float, behind: tuple[Destination, ...]
     ) -> C:
         """Connect to the last machine of a ProxyJump list, or wait for whoever does so already."""
-        from concurrent.futures import Future, TimeoutError  # 4 ms of every command's start
-
         hop = self.config.last_hop(destination.jump)
         if hop in (destination, *behind):
             raise loop(destination.jump)
         with self.changing:
             attempt = self.attempts.get(hop)
-            ours = attempt is None or _is_over(attempt)
+            ours = attempt is None or attempt.has_ended
             if ours:
-                attempt = self.attempts[hop] = Future()
+                attempt = self.attempts[hop] = Attempt()
         assert attempt is not None
         if ours:
             try:
-                attempt.set_result(self.connect(hop, deadline, (destination, *behind)))
+                attempt.result = self.connect(hop, deadline, (destination, *behind))
             except BaseException as error:  # noqa: BLE001  for whoever waits; ours is raised below
-                attempt.set_exception(error)
-        try:
-            return attempt.result(max(0.05, deadline - time.monotonic()))
-        except TimeoutError:
-            raise NodeError(f"its jump host {hop.host} does not answer") from None
-        except OrchestratorError as error:
-            raise NodeError(f"its jump host {hop.host}: {error.what}", error.fix) from error
+                attempt.result = error
+            attempt.over.set()
+        attempt.over.wait(left(deadline))
+        result = attempt.result
+        if result is None:
+            raise NodeError(f"its jump host {hop.host} does not answer")
+        if isinstance(result, OrchestratorError):
+            raise NodeError(f"its jump host {hop.host}: {result.what}", result.fix) from result
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
 
-def _is_over(attempt: Future[C]) -> bool:
-    """Tell whether an attempt failed, or its connection has ended since."""
-    return attempt.done() and (attempt.exception() is not None or not attempt.result().alive)
+class Attempt(Generic[C]):
+    """A connection on its way, and what became of it."""
+
+    def __init__(self) -> None:
+        self.over = tasks.Event()
+        self.result: C | BaseException | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether it failed, or its connection has ended since."""
+        result = self.result
+        if result is None:
+            return False
+        return isinstance(result, BaseException) or not result.alive
 
 
 # -- proxy command ------------------------------------------------------------------------------
@@ -701,7 +719,8 @@ class ProxyCommand:
 
     def __init__(self, command: str) -> None:
         self.command = command
-        ours, theirs = socket.socketpair()
+        pair = socket.socketpair()
+        ours, theirs = tasks.Socket.of(pair[0]), pair[1]
         shell = os.environ.get("SHELL") or "/bin/sh"  # as ssh chooses it
         # Like any program behind a connection it may complain at any time: not to our terminal.
         self.complaints = tempfile.TemporaryFile()  # noqa: SIM115  closed with the connection

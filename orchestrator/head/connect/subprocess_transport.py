@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed, NodeError
+from orchestrator.head.connect import tasks
 from orchestrator.head.connect.ssh_config import Destination, Login
 from orchestrator.head.connect.transport import readable
 
@@ -81,8 +82,7 @@ class ProcessConnection:
         self.open: list[ProcessChannel] = []
 
     def run(self, command: str, timeout: float) -> ProcessChannel:
-        ours, theirs = socket.socketpair()
-        complaints, stderr = socket.socketpair()
+        (ours, theirs), (complaints, stderr) = socket.socketpair(), socket.socketpair()
         with theirs, stderr:
             try:
                 process = subprocess.Popen(
@@ -97,7 +97,8 @@ class ProcessConnection:
                 )
             except OSError as error:
                 raise NodeError(f"{self.program[0]} cannot be started: {error.strerror}") from error
-        self.open.append(ProcessChannel(ours, complaints, timeout, process))
+        ends = tasks.Socket.of(ours), tasks.Socket.of(complaints)
+        self.open.append(ProcessChannel(*ends, timeout, process))
         return self.open[-1]
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from orchestrator.common.errors import NodeError, OrchestratorError
+from orchestrator.head.connect import tasks
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.transfer.tree import Gone, Tree
@@ -49,8 +50,8 @@ class Peer:
     channel: NodeChannel | None = None
     reached: Reached | None = None  # with its facts, where it was probed
     address: str = ""  # where other nodes may reach it
-    lock: threading.Lock = field(default_factory=threading.Lock)  # of the channel
-    taking: threading.Lock = field(default_factory=threading.Lock)  # it takes from one at a time
+    lock: tasks.Lock = field(default_factory=tasks.Lock)  # of the channel
+    taking: tasks.Lock = field(default_factory=tasks.Lock)  # it takes from one at a time
     callers: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MOST_CALLERS))
 
     @property

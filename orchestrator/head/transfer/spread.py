@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.common.hosts import listed
 from orchestrator.common.text import Say, plural
-from orchestrator.head.connect import fleet
+from orchestrator.head.connect import fleet, tasks
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import OWN_BRIDGES
 from orchestrator.head.screen.progress import Progress
@@ -34,8 +34,9 @@ AUTO_NODES = 5  # fewer are served directly,
 AUTO_BYTES = 32 << 20  # and so is what is no burden: before compression, for all nodes together
 LONGEST_SECONDS = 86400.0  # of one transfer: terabytes over a slow line
 MOST_ADDRESSES = 3  # of one node, tried one after the other
+LOOK_SECONDS = 0.02  # between two looks at who else takes files from a node
 WAIT_SECONDS = 0.2  # before it is asked again whether anybody still wants the files
-PASSING_THROUGH = threading.Lock()
+PASSING_THROUGH = tasks.Lock()
 
 T = TypeVar("T")
 P = TypeVar("P", bound=Peer)
@@ -121,13 +122,13 @@ def carry_out(
     work: Callable[[Order], T],
     prepare: Callable[[Collection[int]], None] = lambda _: None,
 ) -> dict[int, T | OrchestratorError]:
-    """Carry out all orders of a schedule, each in a thread; return each taker's result or error.
+    """Carry out all orders of a schedule, each in a task; return each taker's result or error.
 
     work() raises CannotTake where another order may do better; any other error of ours means that
     the node is lost. prepare() hears of nodes that will give before others are sent to them.
     """
     results: dict[int, T | OrchestratorError] = {}
-    ended: queue.SimpleQueue[tuple[Order, T | BaseException]] = queue.SimpleQueue()
+    ended: tasks.Queue[tuple[Order, T | BaseException]] = tasks.Queue()
 
     def run(order: Order) -> None:
         try:
@@ -139,7 +140,7 @@ def carry_out(
         orders = schedule.orders()
         prepare({order.giver for order in orders if order.giver != HEAD})
         for order in orders:
-            threading.Thread(target=run, args=(order,), daemon=True).start()
+            tasks.WORK.start(partial(run, order))
         order, result = ended.get()
         if isinstance(result, CannotTake):
             schedule.failed(order.taker)
@@ -252,8 +253,9 @@ class Spread:
             if order.giver == HEAD:
                 return self.serve_from_here(order.taker, sender)
             giver = self.peer(order.giver)
-            while not giver.callers.acquire(timeout=WAIT_SECONDS):
+            while not giver.callers.acquire(blocking=False):
                 self.stopped()
+                tasks.sleep(LOOK_SECONDS)
             try:
                 taken = self.take(order, sender)
             finally:
@@ -285,7 +287,7 @@ class Spread:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.stopped()
-            time.sleep(WAIT_SECONDS)
+            tasks.sleep(WAIT_SECONDS)
 
     def take(self, order: Order, sender: Sender) -> Taken:
         """Let a node take the files from another, and follow that to its end."""

@@ -7,7 +7,6 @@ comes here anyhow, and an nvidia-smi for every look would cost the node more tha
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.head.connect import fleet
+from orchestrator.head.connect import fleet, tasks
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
@@ -191,7 +190,7 @@ def placed(sample: JobSample, known: Known, *, closer: bool = False) -> JobSampl
 
 
 # -- one node --------------------------------------------------------------------------------------
-# A channel that stays open, and a thread that asks when it is told to.
+# A channel that stays open, and a task that asks when it is told to.
 
 ANSWER_SECONDS = 20.0
 RETRY_SECONDS = 5.0  # a node that is lost is tried again so often
@@ -282,13 +281,13 @@ class WatchedNode:
     crash: BaseException | None = None  # a defect of ours
     busy: bool = False
     closed: bool = False
-    orders: SimpleQueue[bool] = field(default_factory=SimpleQueue)
+    orders: tasks.Queue[bool] = field(default_factory=tasks.Queue)
 
     def __post_init__(self) -> None:
-        threading.Thread(target=self.work, daemon=True).start()
+        tasks.WORK.start(self.work)
 
     def begin(self) -> None:
-        """Have the thread look, unless it still does."""
+        """Have the task look, unless it still does."""
         if not self.busy:
             self.busy = True
             self.since = self.since or time.monotonic()

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect import ssh
+from orchestrator.head.connect import ssh, tasks
 from orchestrator.head.connect.host_keys import paramiko
 from orchestrator.head.connect.ssh import SshTransport, first_to_answer, no_way_on
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
@@ -120,7 +120,7 @@ def test_time_in_which_this_machine_did_nothing_does_not_count(
         def is_active(self) -> bool:
             return True
 
-    class Slowly(threading.Event):
+    class Slowly(tasks.Event):
         turns = 0
 
         def wait(self, timeout: float | None = None) -> bool:

@@ -12,6 +12,7 @@ from orchestrator.head.connect.ssh import SshChannel, SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.nodes.node_list import read_nodes
 from tests.conftest import Cluster
+from tests.node.running import wait_until
 
 SENDS: dict[str, Callable[[SshChannel], None]] = {
     "data": lambda channel: channel.sendall(b"x"),
@@ -34,5 +35,4 @@ def test_a_sender_that_is_the_first_to_see_it_leaves_it_to_the_reader(
     with contextlib.suppress(OSError):  # the reader was faster: the channel is closed
         SENDS[what](channel)
     assert channel.recv(1) == b""
-    connection.transport.join(10.0)
-    assert not connection.alive
+    wait_until(lambda: not connection.alive)

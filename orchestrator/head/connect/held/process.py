@@ -17,12 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from orchestrator.common import files, interrupt
 from orchestrator.common.errors import NodeError, OrchestratorError
-from orchestrator.head.connect import fleet, host_keys, ssh_config
+from orchestrator.head.connect import fleet, host_keys, ssh_config, tasks
 from orchestrator.head.connect.held import wire
 from orchestrator.head.connect.held.transport import LOST
 from orchestrator.head.connect.host_keys import paramiko
@@ -100,7 +101,7 @@ class HeldConnections:
                 except OSError:  # too many open files: the command logs in by itself
                     time.sleep(0.1)
                     continue
-                threading.Thread(target=self.answer, args=(sock,), daemon=True).start()
+                tasks.WORK.start(partial(self.answer, tasks.Socket.of(sock)))
             if time.monotonic() - checked >= TICK_SECONDS:
                 checked = time.monotonic()
                 if self.is_over():
@@ -215,7 +216,7 @@ class HeldConnections:
             if way is None:
                 way = SshTransport(KnownHops(hops=hops), strict=entry.strict)
                 self.ways[jumps] = way
-        threading.Thread(target=self._connect, args=(entry, way), daemon=True).start()
+        tasks.WORK.start(partial(self._connect, entry, way))
 
     def _connect(self, entry: Entry, way: SshTransport) -> None:
         try:
@@ -278,7 +279,8 @@ class HeldConnections:
             wire.send(sock, {"open": True, "address": address})
             wanted, passed = wire.receive(sock)
             with contextlib.ExitStack() as opened:
-                ends = [opened.enter_context(socket.socket(fileno=fd)) for fd in passed]
+                plain = [opened.enter_context(socket.socket(fileno=fd)) for fd in passed]
+                ends = [opened.enter_context(tasks.Socket.of(end)) for end in plain]
                 if wanted.get("do") != "run" or len(ends) != 2:
                     return
                 try:
@@ -319,7 +321,7 @@ def copy_streams(
 ) -> None:
     """Copy until the program is over, or the command is gone.
 
-    A thread for each stream, which waits where the reader is slow: so does then the program, as it
+    A task for each stream, which waits where the reader is slow: so does then the program, as it
     would without a process between. A stream that ends, ends at the other end.
     """
     channel.settimeout(None)
@@ -332,16 +334,12 @@ def copy_streams(
             while size := both.recv_into(buffer):
                 channel.sendall(memoryview(buffer)[:size].tobytes())
             channel.shutdown_write()
-        poll = select.poll()
-        poll.register(sock, 0)  # which the command closes last: input may end before it
-        poll.poll()
+        tasks.ready(sock.fileno(), 0, None)  # the command closes it last: input may end before it
         channel.close()
         hang_up(stderr, socket.SHUT_RDWR)  # a writer there may wait for the command
 
-    inward = threading.Thread(target=bring_input, daemon=True)
-    errors = threading.Thread(target=copy, args=(channel.recv_stderr, stderr), daemon=True)
-    inward.start()
-    errors.start()
+    inward = tasks.WORK.start(bring_input)
+    errors = tasks.WORK.start(lambda: copy(channel.recv_stderr, stderr))
     copy(channel.recv, both)
     errors.join()
     code = channel.recv_exit_status()

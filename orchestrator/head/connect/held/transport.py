@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import NodeError
+from orchestrator.head.connect import tasks
 from orchestrator.head.connect.held import wire
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
 from orchestrator.head.connect.transport import Channel, Connection, readable
@@ -116,8 +117,7 @@ class HeldConnection:
 
 def start(session: socket.socket, command: str, timeout: float) -> HeldChannel:
     """Start a command in a session, and pass on the other ends of its streams."""
-    both, both_there = socket.socketpair()
-    stderr, stderr_there = socket.socketpair()
+    (both, both_there), (stderr, stderr_there) = socket.socketpair(), socket.socketpair()
     session.settimeout(timeout)
     with both_there, stderr_there:
         ends = both_there.fileno(), stderr_there.fileno()
@@ -127,7 +127,7 @@ def start(session: socket.socket, command: str, timeout: float) -> HeldChannel:
             answer = {"error": str(error)}
     if answer.get("runs"):
         session.settimeout(None)
-        return HeldChannel(session, both, stderr)
+        return HeldChannel(session, tasks.Socket.of(both), tasks.Socket.of(stderr))
     for end in (session, both, stderr):
         end.close()
     raise NodeError(

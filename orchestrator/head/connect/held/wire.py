@@ -20,6 +20,7 @@ from typing import Any
 
 from orchestrator.common import files
 from orchestrator.common.version import __version__
+from orchestrator.head.connect import tasks
 
 LARGEST_BYTES = 1 << 24  # of a message: the names of all nodes
 SIZE = struct.Struct(">I")
@@ -45,14 +46,14 @@ def entered() -> Iterator[str]:
         yield f"/proc/self/fd/{descriptor}"
 
 
-def call() -> socket.socket | None:
+def call() -> tasks.Socket | None:
     """Connect to the process that holds connections, if there is one."""
     sock = socket.socket(socket.AF_UNIX)
     try:
         with entered() as here:
             sock.connect(f"{here}/{name()}")
         if peer(sock)[1] == os.geteuid():
-            return sock
+            return tasks.Socket.of(sock)
     except OSError:
         pass  # there is none
     sock.close()

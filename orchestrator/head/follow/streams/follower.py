@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.common.errors import NodeError, OrchestratorError
+from orchestrator.head.connect import tasks
 from orchestrator.head.connect.channel import (
     Declined,
     NodeChannel,
@@ -61,8 +62,8 @@ GIVE_SECONDS = 2.0
 LONGEST_EVENT_BYTES = 1 << 24
 
 
-class NodeFollower(threading.Thread):
-    """A thread that follows one node until the job has ended there, or close()."""
+class NodeFollower:
+    """Follows one node, in a task, until the job has ended there, or close()."""
 
     def __init__(
         self,
@@ -78,7 +79,6 @@ class NodeFollower(threading.Thread):
         patience: float | None = None,
         former_end: float = 0.0,
     ) -> None:
-        super().__init__(daemon=True, name=f"follow-{node.index}")
         self.ssh = ssh
         self.job = job
         self.node = node
@@ -93,11 +93,12 @@ class NodeFollower(threading.Thread):
         self.head = head  # when this head came; None for one that only looks on
         self.patience = patience  # after which the node takes us for lost; None: the usual
         self.former_end = former_end  # of the attempt before; 0 for the first
-        self.left = threading.Event()
+        self.left = tasks.Event()
         self.writing = threading.Lock()
         self.ended = self.over = False
         self.event_rest = b""
-        self.closing = threading.Event()
+        self.closing = tasks.Event()
+        self.task: tasks.Task | None = None
         self.order: End | None = None  # the end that the node was asked for
         self.next_beat = 0.0
         self.heard_at = time.monotonic()
@@ -105,6 +106,9 @@ class NodeFollower(threading.Thread):
         self.clock = Clock()
         self.growing.began = lambda: self.former_end + self.clock.offset
         self.beats: dict[int, float] = {}  # request -> when it was sent, monotonic
+
+    def start(self) -> None:
+        self.task = tasks.WORK.start(self.run)
 
     def end(self, reason: str, grace: float) -> None:
         """Ask the node to end its part: now, or as soon as it is back."""
@@ -139,8 +143,9 @@ class NodeFollower(threading.Thread):
 
     def give_channel(self) -> NodeChannel | None:
         """Give away the channel of a node that is over, for who goes on with it."""
-        self.join(GIVE_SECONDS)
-        if self.is_alive() or not self.over:
+        if self.task is not None and not self.task.join(GIVE_SECONDS):
+            return None
+        if not self.over:
             return None
         channel, self.channel = self.channel, None
         return channel

@@ -1,0 +1,422 @@
+"""Many tasks in few threads: one that waits here lets others of its thread go on.
+
+Hundreds of connections would need a thousand threads, which only wait. greenlet switches between
+tasks without one of them knowing. Locks, events and sockets of this module also serve threads that
+carry no tasks; paramiko has them, too. Whatever else blocks holds up the tasks of its thread alone.
+Without greenlet, which needs a compiled part, each task has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import heapq
+import itertools
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+STALE = 1000  # alarms of waits that have ended, before they are looked for
+PAUSE_SECONDS = 0.001  # between two looks at a lock that is held, at first
+LONGEST_PAUSE_SECONDS = 0.01
+
+T = TypeVar("T")
+
+here = threading.local()  # .carrier: that of a thread that carries tasks
+
+
+@functools.cache
+def switching() -> Any:
+    """Return greenlet, or nothing where it is missing."""
+    try:
+        import greenlet  # type: ignore[import-untyped]
+    except ImportError:
+        return None
+    return greenlet
+
+
+def current() -> object:
+    """Return what tells this task, or this thread, from all others."""
+    if getattr(here, "carrier", None) is None:
+        return threading.get_ident()
+    return switching().getcurrent()
+
+
+# -- threads ----------------------------------------------------------------------------------
+
+
+class Place:
+    """Where a task or a thread waits, once, until it is woken."""
+
+    def __init__(self) -> None:
+        self.carrier: Carrier | None = getattr(here, "carrier", None)
+        self.over = False
+        if self.carrier is None:
+            self.lock = threading.Lock()
+            self.lock.acquire()
+        else:
+            self.task = switching().getcurrent()
+
+    def wake(self) -> None:
+        """End the wait, from any thread; to be called once."""
+        if self.carrier is None:
+            self.lock.release()
+        else:
+            self.carrier.soon(functools.partial(self.resume, True))
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it is woken; False if that took longer."""
+        if self.carrier is None:
+            return self.lock.acquire(timeout=-1 if seconds is None else max(0.0, seconds))
+        if seconds is not None:
+            self.carrier.alarm(seconds, self)
+        woken: bool = self.carrier.main.switch()
+        return woken
+
+    def resume(self, woken: bool) -> None:
+        """Go on with the task, in its thread, where nothing else has ended the wait."""
+        if not self.over:
+            self.over = True
+            self.task.switch(woken)
+
+
+class Carrier(threading.Thread):
+    """A thread that carries tasks: it goes on with those whose wait is over."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True, name="tasks")
+        self.load = 0  # tasks that have not ended
+        self.ready: deque[Callable[[], None]] = deque()
+        self.alarms: list[tuple[float, int, Place]] = []
+        self.most_alarms = STALE
+        self.count = itertools.count()
+        self.files: dict[int, list[tuple[Place, int]]] = {}
+        self.poll = select.epoll()
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.poll.register(self.bell, select.EPOLLIN)
+        self.asleep = False
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Have the thread call this; from any thread."""
+        self.ready.append(call)
+        if self.asleep:
+            os.eventfd_write(self.bell, 1)
+
+    def begin(self, work: Callable[[], None]) -> None:
+        switching().greenlet(work, self.main).switch()
+
+    def alarm(self, seconds: float, place: Place) -> None:
+        """Resume a wait after so many seconds."""
+        if len(self.alarms) > self.most_alarms:
+            self.alarms = [each for each in self.alarms if not each[2].over]
+            heapq.heapify(self.alarms)
+            self.most_alarms = STALE + 2 * len(self.alarms)
+        heapq.heappush(self.alarms, (time.monotonic() + seconds, next(self.count), place))
+
+    def watch(self, file: int, event: int, place: Place) -> None:
+        """Resume a wait once a file is ready, or is closed at its other end."""
+        waits = [(each, wanted) for each, wanted in self.files.get(file, ()) if not each.over]
+        self.files[file] = [*waits, (place, event)]
+        mask = functools.reduce(int.__or__, (wanted for _, wanted in waits), event)
+        try:
+            self.poll.modify(file, mask | select.EPOLLONESHOT)
+        except FileNotFoundError:
+            self.poll.register(file, mask | select.EPOLLONESHOT)
+
+    def run(self) -> None:
+        here.carrier = self
+        self.main = switching().getcurrent()
+        while True:
+            self.turn()
+
+    def turn(self) -> None:
+        """Go on with all that can go on now; wait where nothing can."""
+        for _ in range(len(self.ready)):
+            self.ready.popleft()()
+        now = time.monotonic()
+        while self.alarms and self.alarms[0][0] <= now:
+            heapq.heappop(self.alarms)[2].resume(False)
+        self.asleep = True  # whoever adds something now rings
+        wait = max(0.0, self.alarms[0][0] - time.monotonic()) if self.alarms else None
+        ready = self.poll.poll(0 if self.ready else wait)
+        self.asleep = False
+        for file, _ in ready:
+            if file == self.bell:
+                os.eventfd_read(self.bell)
+            for place, _ in self.files.pop(file, ()):
+                place.resume(True)
+
+
+class Threads:
+    """At most so many threads, among which tasks are divided."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.begin_anew()
+        os.register_at_fork(after_in_child=self.begin_anew)
+
+    def begin_anew(self) -> None:
+        """Know no thread: those of the process that forked this one are not here."""
+        self.carriers: list[Carrier] = []
+        self.changing = threading.Lock()
+
+    def start(self, work: Callable[[], object]) -> Task:
+        """Begin a task; up to so many at once have a thread each."""
+        task = Task(work)
+        if switching() is None:
+            threading.Thread(target=task.run, daemon=True).start()
+            return task
+        with self.changing:
+            carrier = min(self.carriers, key=lambda each: each.load, default=None)
+            if carrier is None or (carrier.load and len(self.carriers) < self.most):
+                carrier = self.another() or carrier
+            assert carrier is not None
+            carrier.load += 1
+        carrier.soon(lambda: carrier.begin(lambda: self.carry(carrier, task)))
+        return task
+
+    def another(self) -> Carrier | None:
+        """Start a thread; where no more may be started, those that run have to do."""
+        carrier = Carrier()
+        try:
+            carrier.start()
+        except RuntimeError:
+            if not self.carriers:
+                raise
+            return None
+        self.carriers.append(carrier)
+        return carrier
+
+    def carry(self, carrier: Carrier, task: Task) -> None:
+        task.run()
+        with self.changing:
+            carrier.load -= 1
+
+
+class Task:
+    """A piece of work on its way."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.work = work
+        self.over = Event()
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except BaseException:  # noqa: BLE001  a defect, said as for any thread
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
+        finally:
+            self.over.set()
+
+    def join(self, seconds: float | None = None) -> bool:
+        """Wait until it is over; False if that took longer."""
+        return self.over.wait(seconds)
+
+
+WORK = Threads(32)  # what is done for nodes: here it may block for a moment
+STREAMS = Threads(4)  # what reads connections: nothing here may block otherwise
+
+
+def sleep(seconds: float) -> None:
+    Place().wait(seconds)
+
+
+# -- locks and events ---------------------------------------------------------------------------
+
+
+class Lock:
+    """A lock that one task or thread holds, and which it may take again."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.owner: object = None
+        self.depth = 0
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        me = current()
+        if self.owner == me:
+            self.depth += 1
+            return True
+        if isinstance(me, int) or not blocking:
+            taken = self.lock.acquire(blocking, timeout)
+        else:
+            # Held by a task that waits, or for an instant by another thread.
+            pause = PAUSE_SECONDS
+            while not (taken := self.lock.acquire(blocking=False)):
+                sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        if taken:
+            self.owner, self.depth = me, 1
+        return taken
+
+    def release(self) -> None:
+        self.depth -= 1
+        if not self.depth:
+            self.owner = None
+            self.lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Condition:
+    def __init__(self, lock: Lock | None = None) -> None:
+        self.lock = lock or Lock()
+        self.acquire, self.release = self.lock.acquire, self.lock.release
+        self.waits: deque[Place] = deque()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        place = Place()
+        self.waits.append(place)
+        self.release()
+        try:
+            return place.wait(timeout)
+        finally:
+            self.acquire()
+            with contextlib.suppress(ValueError):  # it was woken
+                self.waits.remove(place)
+
+    def notify(self, n: int = 1) -> None:
+        for _ in range(min(n, len(self.waits))):
+            self.waits.popleft().wake()
+
+    def notify_all(self) -> None:
+        self.notify(len(self.waits))
+
+
+class Event:
+    def __init__(self) -> None:
+        self.changed = Condition()
+        self.flag = False
+
+    def is_set(self) -> bool:
+        return self.flag
+
+    def set(self) -> None:
+        with self.changed:
+            self.flag = True
+            self.changed.notify_all()
+
+    def clear(self) -> None:
+        self.flag = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        with self.changed:
+            if not self.flag:
+                self.changed.wait(timeout)
+            return self.flag
+
+
+class Queue(Generic[T]):
+    def __init__(self) -> None:
+        self.changed = Condition()
+        self.items: deque[T] = deque()
+
+    def put(self, item: T) -> None:
+        with self.changed:
+            self.items.append(item)
+            self.changed.notify()
+
+    def get(self) -> T:
+        with self.changed:
+            while not self.items:
+                self.changed.wait()
+            return self.items.popleft()
+
+
+class Timer:
+    """A timer that never goes off: paramiko has a thread for each, and we have our own limits."""
+
+    def __init__(self, seconds: float, call: Callable[[], None]) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        pass
+
+
+# -- files --------------------------------------------------------------------------------------
+
+
+def ready(file: int, event: int, seconds: float | None) -> bool:
+    """Wait until a file is ready, or is closed at its other end; False if that takes longer."""
+    place = Place()
+    if place.carrier is None:
+        poll = select.poll()
+        poll.register(file, event)
+        return bool(poll.poll(None if seconds is None else max(0.0, seconds * 1000)))
+    place.carrier.watch(file, event, place)
+    return place.wait(seconds)
+
+
+class Socket(socket.socket):
+    """A socket whose waits are those of a task, with one time limit for each call."""
+
+    limit: float | None = None
+
+    @classmethod
+    def of(cls, plain: socket.socket) -> Socket:
+        """Make one of a socket, which is of no use any more."""
+        limit = plain.gettimeout()
+        sock = cls(plain.family, plain.type, plain.proto, plain.detach())
+        socket.socket.settimeout(sock, 0.0)
+        sock.limit = limit
+        return sock
+
+    @classmethod
+    def pair(cls) -> tuple[Socket, Socket]:
+        one, other = socket.socketpair()
+        return cls.of(one), cls.of(other)
+
+    def settimeout(self, value: float | None, /) -> None:
+        self.limit = value
+
+    def gettimeout(self) -> float | None:
+        return self.limit
+
+    def patiently(self, event: int, call: Callable[[], T]) -> T:
+        deadline = None if self.limit is None else time.monotonic() + self.limit
+        while True:
+            try:
+                return call()
+            except BlockingIOError:
+                left = None if deadline is None else deadline - time.monotonic()
+                if (left is not None and left <= 0) or not ready(self.fileno(), event, left):
+                    raise TimeoutError("timed out") from None
+
+    def recv(self, *args: Any) -> bytes:
+        return self.patiently(select.EPOLLIN, lambda: socket.socket.recv(self, *args))
+
+    def recv_into(self, *args: Any) -> int:
+        return self.patiently(select.EPOLLIN, lambda: socket.socket.recv_into(self, *args))
+
+    def recvmsg(self, *args: Any) -> Any:
+        return self.patiently(select.EPOLLIN, lambda: socket.socket.recvmsg(self, *args))
+
+    def send(self, *args: Any) -> int:
+        return self.patiently(select.EPOLLOUT, lambda: socket.socket.send(self, *args))
+
+    def sendmsg(self, *args: Any) -> int:
+        return self.patiently(select.EPOLLOUT, lambda: socket.socket.sendmsg(self, *args))
+
+    def sendall(self, data: Any, flags: int = 0, /) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self.send(view, flags) :]
