@@ -7,6 +7,7 @@ by all connections of a launch: a file of a thousand lines is read once, not onc
 from __future__ import annotations
 
 import base64
+import binascii
 import fnmatch
 import functools
 import hashlib
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,10 +57,9 @@ for _part in (
 ):
     _part.time, _part.threading = _steady, _waits  # type: ignore[attr-defined]
 
+MOST_HASHED = 1000  # lines that are searched for each host, in 2 ms
 COMMAND_SECONDS = 10.0  # a KnownHostsCommand asks a server, at most
 CERTIFICATE = "-cert-v01@openssh.com"
-
-_recording = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -88,15 +89,6 @@ def _matches(host: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(host, pattern.lower().replace("[", "[[]"))
 
 
-def _salted(pattern: str) -> tuple[bytes, bytes]:
-    """Return salt and digest of `|1|salt|digest`, as HashKnownHosts writes it; or nothing."""
-    try:
-        _, kind, salt, digest = pattern.split("|")
-        return base64.b64decode(salt), base64.b64decode(digest) if kind == "1" else b""
-    except ValueError:
-        return b"", b""
-
-
 def fingerprint(blob: bytes) -> str:
     digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
     return f"SHA256:{digest}"
@@ -113,68 +105,127 @@ def _with_port(host: str, port: int) -> str:
     return host.lower() if port == 22 else f"[{host.lower()}]:{port}"
 
 
-def _lines_about(name: str, path: Path) -> tuple[KnownKey, ...]:
-    try:
-        status = path.stat()
-        state = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
-        return _search_once(name, path, state)
-    except OSError:
-        return ()
-
-
-@functools.lru_cache(maxsize=4096)
-def _search_once(name: str, path: Path, state: tuple[int, ...]) -> tuple[KnownKey, ...]:
-    """Search a file once for a host: 64 hosts that ask each time were a third of their sessions."""
-    return _read_once(path, state).about(name)
-
-
-@functools.lru_cache(maxsize=32)
-def _read_once(path: Path, state: tuple[int, ...]) -> KnownHosts:
-    """Read a file once in this state of it: a process may live longer than that."""
-    return KnownHosts(_parse(path.read_text(errors="replace"), str(path)))
-
-
 class KnownHosts:
     """Lines so arranged that a host is found without a look at each of them."""
 
-    def __init__(self, lines: Sequence[KnownKey]) -> None:
-        self.lines = lines
+    def __init__(self, text: str, source: str) -> None:
+        self.source = source
+        self.lines: list[tuple[int, str, list[str]]] = []  # number, marker, fields
         self.by_name: dict[str, list[int]] = {}
-        self.salted: list[tuple[int, bytes, bytes]] = []
         self.patterns: list[int] = []
-        for at, line in enumerate(lines):
-            if line.patterns.startswith("|"):
-                self.salted.append((at, *_salted(line.patterns)))
-            elif set(line.patterns) & set("*?!"):
+        self.hashed: list[int] = []
+        self.marked: list[int] = []  # of the hashed ones
+        self.by_key: dict[str, list[int]] = {}  # of the hashed ones
+        self.found: dict[str, tuple[KnownKey, ...]] = {}
+        self.numbers = 0
+        self.add(text)
+
+    def add(self, text: str) -> None:
+        for number, line in enumerate(text.splitlines(), self.numbers + 1):
+            self.numbers = number
+            fields = line.split()
+            marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
+            if len(fields) < 3 or fields[0].startswith("#"):
+                continue
+            names, at = fields[0], len(self.lines)
+            self.lines.append((number, marker, fields))
+            if names.startswith("|"):
+                self.hashed.append(at)
+                self.by_key.setdefault(fields[2], []).append(at)
+                if marker:
+                    self.marked.append(at)
+            elif set(names) & set("*?!"):
                 self.patterns.append(at)
             else:
-                for name in line.patterns.lower().split(","):
+                for name in names.lower().split(","):
                     self.by_name.setdefault(name, []).append(at)
+
+    def key(self, at: int) -> KnownKey | None:
+        number, marker, (names, kind, blob, *_) = self.lines[at]
+        try:
+            where = f"{self.source}:{number}"
+            return KnownKey(names, kind, base64.b64decode(blob), marker, where)
+        except ValueError:
+            return None
 
     def about(self, name: str) -> tuple[KnownKey, ...]:
         """Return the lines about a host, in order."""
+        if name not in self.found:
+            self.found[name] = self.at_hand(name, self.hashed)
+        return self.found[name]
+
+    def with_key(self, name: str, key: str) -> tuple[KnownKey, ...]:
+        """Return the lines about a host, but of the hashed ones those with this key or a marker."""
+        return self.at_hand(name, [*self.marked, *self.by_key.get(key, ())])
+
+    def at_hand(self, name: str, hashed: Sequence[int]) -> tuple[KnownKey, ...]:
+        """Return the lines about a host; of the hashed ones only these are looked at, 2 us each."""
         host = name.encode()
-        found = {
-            *self.by_name.get(name, ()),
-            *(at for at, salt, digest in self.salted if hmac.digest(salt, host, "sha1") == digest),
-            *(at for at in self.patterns if self.lines[at].names(name)),
-        }
-        return tuple(self.lines[at] for at in sorted(found))
+        keys = [(at, key) for at in self.patterns if (key := self.key(at)) and key.names(name)]
+        at_once = self.by_name.get(name, [])
+        about = {*at_once, *(at for at in hashed if _hashes(self.lines[at][2][0], host))}
+        keys += [(at, key) for at in about if (key := self.key(at))]
+        return tuple(key for _, key in sorted(keys, key=lambda pair: pair[0]))
+
+    @functools.cached_property
+    def usual_kinds(self) -> list[str]:
+        """Return the kinds of the hashed lines, the most frequent first."""
+        counted = Counter(self.lines[at][2][1] for at in self.hashed)
+        return [kind for kind, _ in counted.most_common()]
 
 
-def _parse(text: str, source: str) -> tuple[KnownKey, ...]:
-    keys = []
-    for number, line in enumerate(text.splitlines(), 1):
-        fields = line.split()
-        marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
-        if len(fields) < 3 or fields[0].startswith("#"):
-            continue
-        try:
-            blob = base64.b64decode(fields[2])
-        except ValueError:
-            continue
-        keys.append(KnownKey(fields[0], fields[1], blob, marker, f"{source}:{number}"))
-    return tuple(keys)
+def _hashes(pattern: str, host: bytes) -> bool:
+    """Tell whether `|1|salt|digest`, as HashKnownHosts writes it, stands for a host."""
+    try:
+        _, kind, salt, digest = pattern.split("|")
+        there = kind == "1" and hmac.digest(binascii.a2b_base64(salt), host, "sha1")
+        return there == binascii.a2b_base64(digest)
+    except ValueError:
+        return False
+
+
+class Files:
+    """The files as they are now: each is read once in a state of it."""
+
+    def __init__(self) -> None:
+        self.read: dict[Path, tuple[tuple[int, ...], KnownHosts]] = {}
+        self.reading = threading.Lock()  # by one for all: hundreds ask at the same moment
+
+    def now(self, path: Path) -> KnownHosts:
+        with self.reading:
+            try:
+                state = _state(path)
+                if path not in self.read or self.read[path][0] != state:
+                    text = path.read_text(errors="replace")
+                    self.read[path] = state, KnownHosts(text, str(path))
+                return self.read[path][1]
+            except OSError:
+                return KnownHosts("", str(path))
+
+    def append(self, path: Path, line: bytes, name: str) -> None:
+        """Add a line to a file, and to what was read of it."""
+        with self.reading, path.open("a+b") as known:
+            before = _state(path)
+            known.seek(0, 2)
+            if known.tell():
+                known.seek(-1, 2)
+                line = line if known.read(1) == b"\n" else b"\n" + line
+            known.write(line)
+            known.flush()
+            after = _state(path)
+            kept, hosts = self.read.get(path, ((), None))
+            if hosts is not None and kept == before and after[0] == before[0] + len(line):
+                hosts.add(line.decode().lstrip("\n"))
+                hosts.found.pop(name, None)
+                self.read[path] = after, hosts
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+FILES = Files()
 
 
 def known_keys(
@@ -185,18 +236,24 @@ def known_keys(
     `key` is what the host has shown, if it has: a KnownHostsCommand may ask for it.
     """
     name = name or listed_name(destination)
-    files = destination.user_known_hosts + destination.global_known_hosts
-    lines = [line for file in files for line in _lines_about(name, file)]
-    if destination.known_hosts_command:
-        said = _run_command(destination, name, key)
-        lines += KnownHosts(said).about(name)
-    return lines
+    said = _run_command(destination, name, key)
+    files = [*_files_of(destination), said]
+    if key is not None:
+        # Where a line has it, no other hashed one changes the verdict.
+        lines = [line for file in files for line in file.with_key(name, key.get_base64())]
+        if any(line.blob == key.asbytes() and not line.marker for line in lines):
+            return lines
+    return [line for file in files for line in file.about(name)]
 
 
-def _run_command(
-    destination: Destination, name: str, key: paramiko.PKey | None
-) -> tuple[KnownKey, ...]:
+def _files_of(destination: Destination) -> list[KnownHosts]:
+    return [FILES.now(p) for p in destination.user_known_hosts + destination.global_known_hosts]
+
+
+def _run_command(destination: Destination, name: str, key: paramiko.PKey | None) -> KnownHosts:
     """Run the user's KnownHostsCommand, which prints lines as known_hosts has them."""
+    if not destination.known_hosts_command:
+        return KnownHosts("", "")
     values = {"%": "%", "H": name, "I": "ORDER", "K": "NONE", "f": "NONE", "t": "NONE"}
     if key is not None:
         values |= {"I": "HOSTNAME", "K": key.get_base64(), "t": key.get_name()}
@@ -216,7 +273,7 @@ def _run_command(
             check=False,
         )
     except OSError:  # ssh, too, does without a program that it cannot start
-        return ()
+        return KnownHosts("", "")
     except subprocess.TimeoutExpired:
         raise NodeError(
             f"the KnownHostsCommand for it does not answer within {COMMAND_SECONDS:.0f} s",
@@ -228,20 +285,36 @@ def _run_command(
             f"{done.stderr.strip()[-300:]})",
             f"try it: {' '.join(words)}",
         )
-    return _parse(done.stdout, words[0])
+    return KnownHosts(done.stdout, words[0])
 
 
-def preferred_algorithms(destination: Destination, supported: Sequence[str]) -> tuple[str, ...]:
-    """Order the kinds of host key to ask for as ssh does: first those that can be verified."""
+def is_guessed(destination: Destination) -> bool:
+    """Tell whether so many names are hashed that a host's kinds of key are not looked for."""
+    return sum(len(file.hashed) for file in _files_of(destination)) > MOST_HASHED
+
+
+def preferred_algorithms(
+    destination: Destination, supported: Sequence[str], *, guess: bool = False
+) -> tuple[str, ...]:
+    """Order the kinds of host key to ask for as ssh does: first those that can be verified.
+
+    A guess begins with the kinds that most hosts have.
+    """
     wanted = destination.algorithms.host_keys or supported
-    known = known_keys(destination)
-    kinds = {line.kind for line in known}
+    if guess:
+        name, files = listed_name(destination), _files_of(destination)
+        known = [line for file in files for line in file.with_key(name, "")]
+        usual = [kind for file in files for kind in file.usual_kinds]
+    else:
+        known, usual = known_keys(destination), []
+    kinds = {line.kind for line in known} or set(usual)
     authority = any(line.marker == "@cert-authority" for line in known)
 
-    def rank(name: str) -> int:
+    def rank(name: str) -> tuple[int, int]:
         if name.endswith(CERTIFICATE):
-            return 0 if authority else 2
-        return 0 if re.sub("^rsa-sha2-.*", "ssh-rsa", name) in kinds else 1
+            return 0 if authority else 2, 0
+        kind = re.sub("^rsa-sha2-.*", "ssh-rsa", name)
+        return 0 if kind in kinds else 1, usual.index(kind) if kind in usual else 0
 
     return tuple(sorted((name for name in wanted if name in supported), key=rank))
 
@@ -249,11 +322,34 @@ def preferred_algorithms(destination: Destination, supported: Sequence[str]) -> 
 # -- the verdict ------------------------------------------------------------------------------
 
 
-def check(destination: Destination, key: paramiko.PKey, *, strict: bool, address: str = "") -> None:
+class Guessed(NodeError):
+    """The kind of key was guessed, and this host's line is not found by it."""
+
+
+def check(
+    destination: Destination,
+    key: paramiko.PKey,
+    *,
+    strict: bool,
+    address: str = "",
+    guess: bool = False,
+) -> None:
     """Return if the host may be trusted; a host seen for the first time is recorded.
 
-    `address` is the IP address at the other end, "" behind a jump host or a ProxyCommand.
+    `address` is the IP address at the other end, "" behind a jump host or a ProxyCommand. After a
+    guess the only verdict is that it may be trusted: all others are Guessed.
     """
+    try:
+        _check(destination, key, strict=strict, address=address, guess=guess)
+    except NodeError as error:
+        if guess:
+            raise Guessed(error.what) from error
+        raise
+
+
+def _check(
+    destination: Destination, key: paramiko.PKey, *, strict: bool, address: str, guess: bool
+) -> None:
     local = bool(address) and ipaddress.ip_address(address.partition("%")[0]).is_loopback
     if local and destination.trust_localhost and not destination.alias:
         return
@@ -280,9 +376,9 @@ def check(destination: Destination, key: paramiko.PKey, *, strict: bool, address
         _compare_address(destination, key, address, shown)
     if plain and all(line.blob != blob for line in plain):
         _refuse_changed(plain, key, name, shown)
-    if plain or _known_without_port(destination, key):
+    if plain or (not guess and _known_without_port(destination, key)):
         return
-    if strict or destination.strict:
+    if strict or destination.strict or guess:
         invalid = f"; its certificate {reason}" if reason else ""
         raise NodeError(f"its host key is not known ({shown}{invalid})", _how_to_add(destination))
     _record(destination, name, key)
@@ -339,27 +435,14 @@ def _record(destination: Destination, name: str, key: paramiko.PKey) -> None:
     file = destination.user_known_hosts[0]
     listed = paramiko.HostKeys.hash_host(name) if destination.hash_known_hosts else name
     line = f"{listed} {key.get_name()} {key.get_base64()}\n"
-    with _recording:
-        try:
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with file.open("a+b") as known:
-                known.seek(0, 2)
-                if known.tell():
-                    known.seek(-1, 2)
-                    line = line if known.read(1) == b"\n" else "\n" + line
-                known.write(line.encode())
-        except OSError as error:
-            raise NodeError(
-                f"its host key cannot be recorded in {file}: {error.strerror}",
-                "make the file writable, or name another one with UserKnownHostsFile in ssh_config",
-            ) from error
-        forget_files()
-
-
-def forget_files() -> None:
-    """Read the files anew, as a new process would."""
-    _read_once.cache_clear()
-    _search_once.cache_clear()
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        FILES.append(file, line.encode(), name)
+    except OSError as error:
+        raise NodeError(
+            f"its host key cannot be recorded in {file}: {error.strerror}",
+            "make the file writable, or name another one with UserKnownHostsFile in ssh_config",
+        ) from error
 
 
 # -- certificates ----------------------------------------------------------------------------------

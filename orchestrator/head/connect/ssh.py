@@ -164,6 +164,20 @@ class SshTransport:
     def _connect_once(
         self, destination: Destination, deadline: float, behind: tuple[Destination, ...]
     ) -> Connection:
+        guess = host_keys.is_guessed(destination)
+        try:
+            return self._attempt(destination, deadline, behind, guess=guess)
+        except host_keys.Guessed:
+            return self._attempt(destination, deadline, behind, guess=False)
+
+    def _attempt(
+        self,
+        destination: Destination,
+        deadline: float,
+        behind: tuple[Destination, ...],
+        *,
+        guess: bool,
+    ) -> Connection:
         through = self._jumps.reach(destination, deadline, behind) if destination.jump else None
         sock = self._socket(destination, through, deadline)
         address = ""
@@ -171,12 +185,14 @@ class SshTransport:
             address = str(sock.getpeername()[0])
         transport = Transport(sock)  # type: ignore[arg-type]  # a ProxyCommand is socket enough
         try:
+            negotiate(transport, destination, guess=guess)
             deadline = shake_hands(transport, destination, deadline)
             host_keys.check(
                 destination,
                 transport.get_remote_server_key(),
                 strict=self.strict,
                 address=address,
+                guess=guess,
             )
             log_in(transport, destination, deadline)
         except BaseException as error:
@@ -393,7 +409,6 @@ def shake_hands(transport: Transport, destination: Destination, deadline: float)
     Return the deadline of the login.
     """
     transport.banner_timeout = transport.handshake_timeout = LONGEST_SECONDS
-    negotiate(transport, destination)
     event, begun = tasks.Event(), deadline
     try:
         with parsing_its_words():
@@ -430,11 +445,11 @@ def was_late(seconds: float) -> str:
     return f"; this machine itself was so busy that it did nothing for {seconds:.0f} s meanwhile"
 
 
-def negotiate(transport: Transport, destination: Destination) -> None:
+def negotiate(transport: Transport, destination: Destination, *, guess: bool) -> None:
     """Offer what ssh_config allows and paramiko can do, the fastest ciphers first."""
     options, allowed = transport.get_security_options(), destination.algorithms
     transport.host_key_kinds = host_keys.preferred_algorithms(
-        destination, super(Transport, transport).preferred_keys
+        destination, super(Transport, transport).preferred_keys, guess=guess
     )
     ciphers = sorted(options.ciphers, key=lambda name: name not in FAST_CIPHERS)
     options.ciphers = common("Ciphers", ciphers, allowed.ciphers)

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -245,7 +245,7 @@ def by_ssh(config: Path) -> tuple[bool, str]:
 
 
 def by_us(config: Path) -> tuple[bool, str]:
-    host_keys._read_once.cache_clear()
+    host_keys.FILES.read.clear()
     ssh.load_key.cache_clear()
     own = SshConfig(config)
     try:
@@ -271,11 +271,13 @@ def test_the_verdict_is_that_of_ssh_in_rarer_cases(site: Site, tmp_path: Path, c
     compare(site, tmp_path, case)
 
 
-def compare(site: Site, tmp_path: Path, case: Case) -> None:
+def compare(site: Site, tmp_path: Path, case: Case, *, hashed: bool = False) -> None:
     lax = site.directory / "lax_key"
     shutil.copy(site.cluster.key, lax)
     lax.chmod(0o644)
     theirs, ours = (write_case(site, tmp_path / who, case) for who in ("theirs", "ours"))
+    for config in (theirs, ours) if hashed else ():
+        keygen("-H", "-f", config.with_name("known_hosts"))
     trusted, said = by_us(ours)
     accepted, complaint = by_ssh(theirs)
     assert accepted == trusted or (case.alone and accepted), f"ssh: {complaint}\nwe: {said}"
@@ -287,6 +289,33 @@ def compare(site: Site, tmp_path: Path, case: Case) -> None:
         assert trusted, said
         recorded = [kinds_and_names(config.with_name("known_hosts")) for config in (theirs, ours)]
         assert recorded[0] == recorded[1]
+
+
+# What is said of the host is hashed, after lines of others, most of them with RSA keys.
+HASHED = [
+    Case("", "{name} {ed25519}\n"),
+    Case("", "{name} {ecdsa}\n"),
+    Case("", "{name} {rsa}\n"),
+    Case("", "{name} {wrong}\n", "host key has changed"),
+    Case("", "{name} {wrong}\n{name} {ed25519}\n"),
+    Case("", "@revoked {name} {rsa}\n{name} {rsa}\n", "is revoked in"),
+    Case("", ""),
+    Case("StrictHostKeyChecking yes", "{host} {ed25519}\n"),
+    Case("StrictHostKeyChecking yes", "{host} {rsa}\n", "is not known"),
+    Case("StrictHostKeyChecking yes", "", "is not known"),
+    Case("StrictHostKeyChecking no", "{name} {wrong}\n"),
+    Case("HostKeyAlias big-cluster", "big-cluster {ecdsa}\n"),
+]
+
+
+@pytest.mark.parametrize("case", HASHED, ids=lambda case: f"{case}: {case.known}")
+def test_the_verdict_is_that_of_ssh_where_many_names_are_hashed(
+    site: Site, tmp_path: Path, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host's kinds of key are then guessed, and looked for where the guess was wrong."""
+    monkeypatch.setattr(host_keys, "MOST_HASHED", 2)
+    others = "".join(f"other{n} {{{kind}}}\n" for n, kind in enumerate(("rsa", "rsa", "ecdsa")))
+    compare(site, tmp_path, replace(case, known=others + case.known), hashed=True)
 
 
 # -- several jump hosts at once ---------------------------------------------------------------
