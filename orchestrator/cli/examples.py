@@ -121,7 +121,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "doctor": (
         ("orchestrator doctor", "check all nodes, and how to fix what is wrong"),
-        ("orchestrator doctor --nodes all_nodes.txt", "the nodes of another list"),
+        ("orchestrator doctor --nightly", "for cron: what is bad, and what has changed"),
         ("orchestrator doctor --json", "for a program"),
     ),
     "verify": (
