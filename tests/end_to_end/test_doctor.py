@@ -146,7 +146,7 @@ def test_shared_memory_that_is_full_or_small(ward: Head, cluster: NetnsCluster) 
 
 
 def test_at_night_only_what_is_bad_or_new_is_told(ward: Head, cluster: NetnsCluster) -> None:
-    """A node that lacks something is cordoned until it is well; on a quiet night nothing is said."""
+    """A node that lacks something is cordoned until it is well; often nothing is said."""
     third = cluster.addresses[2]
 
     def night(code: int) -> list[str]:
