@@ -31,6 +31,7 @@ class Options(TypedDict, total=False):
     after_any: tuple[str, ...]
     at: str
     priority: int
+    preempt: str
     duration: str
     check: str
     python: StrPath

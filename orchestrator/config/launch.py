@@ -188,6 +188,14 @@ class Launch:
         most=MOST_PRIORITY,
         metavar="N",
     )
+    preempt: str = option(
+        "none",
+        "With --queue: have jobs of a lower --priority that have --max-restarts save, make way, and"
+        " go on when it is their turn again.",
+        NODES,
+        choices=("none", "save"),
+        commands=START,
+    )
     duration: str | None = option(
         None,
         "How long the job will take. A short one may start before those who wait longer, if it ends"
@@ -440,10 +448,10 @@ class Launch:
                 parse_seconds(name, time)
         if self.queue and self.claim == "none":
             raise UsageError("--queue waits for GPUs to hold, and --claim none holds none", FREE)
-        if self.priority and not self.queue:
-            raise UsageError(
-                "--priority is that of a launch that waits", "add --queue, or leave it"
-            )
+        waiting = {"--priority": self.priority, "--preempt save": self.preempt == "save"}
+        if not self.queue and (lonely := [name for name, given in waiting.items() if given]):
+            is_of = f"{lonely[0]} is that of a launch that waits"
+            raise UsageError(is_of, "add --queue, or leave it")
         for kind in filter(None, self.rank_env.split(",")):
             one_of("launch.rank_env", kind.strip(), ("slurm", "mpi"))
         if self.no_torchrun and self.nproc not in (None, 1):

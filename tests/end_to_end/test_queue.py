@@ -146,6 +146,72 @@ def test_one_may_leave_the_terminal_and_the_queue(line: Line) -> None:
         time.sleep(0.01)
 
 
+# Counts on from what it has kept; asked to stop, it ends.
+KEEPS = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+kept = os.path.join(os.environ["ORCHESTRATOR_RESUME_DIR"], "count")
+count = int(open(kept).read()) if os.path.exists(kept) else 0
+print("counts from", count, flush=True)
+while not os.path.exists(sys.argv[1]):
+    count += 1
+    with open(kept + ".new", "w") as file:
+        file.write(str(count))
+    os.replace(kept + ".new", kept)
+    time.sleep(0.01)
+"""
+
+
+def test_a_job_makes_way_for_a_more_important_one_and_goes_on_after_it(line: Line) -> None:
+    until, line.script = line.script, line.head.script("keeps.py", KEEPS)
+    first = line.launch("first", "--claim", "all", "--max-restarts", "1", "--grace", "5")
+    first.wait_for_all("node0 .*counts from 0", "node1 .*counts from 0")
+    line.script = until
+    behind = line.launch("behind", "--queue")
+    behind.wait_for("in the queue")
+    urgent = line.launch("urgent", "--queue", "--priority", "2", "--preempt", "save")
+    first.wait_for(r"it makes way for \S+'s urgent; asking all ranks to save and stop")
+    urgent.wait_for("running")
+    first.wait_for("in the queue: .*urgent")
+    jobs = line.until(lambda jobs: len(jobs) == 3)
+    assert [(job["job"].partition("_")[0], job["state"], job["place"]) for job in jobs] == [
+        ("urgent", RUNNING, None),
+        ("first", WAITING, 1),  # since it was launched
+        ("behind", WAITING, 2),
+    ]
+    line.end(urgent)
+    first.wait_for_all(
+        r"attempt 2 of at most 3 \(it makes way", "node0 .*counts from [1-9]", "node1 .*from [1-9]"
+    )
+    (place,) = line.head.directory.glob("experiments/first_*/job.json")
+    line.end(first)
+    record = json.loads(place.read_text())
+    assert [one["state"] for one in record["attempts"]] == ["preempted", "done"]
+    assert record["goodput"]["preempted"] > 0
+    behind.wait_for("running")
+    line.end(behind)
+
+
+def test_who_has_kept_nothing_stays_and_who_waits_to_go_on_can_be_stopped(line: Line) -> None:
+    first = line.launch("first", "--claim", "all", "--max-restarts", "1")
+    first.wait_for_all("node0 .*running", "node1 .*running")
+    urgent = line.launch("urgent", "--queue", "--priority", "2", "--preempt", "save")
+    first.wait_for("urgent asks this job to make way: it has kept nothing that it could go on from")
+    line.end(first)
+    urgent.wait_for("running")
+    line.end(urgent)
+    until, line.script = line.script, line.head.script("keeps.py", KEEPS)
+    second = line.launch("second", "--claim", "all", "--max-restarts", "1", "--grace", "5")
+    second.wait_for_all("node0 .*counts from 0", "node1 .*counts from 0")
+    line.script = until
+    other = line.launch("other", "--queue", "--priority", "2", "--preempt", "save")
+    second.wait_for("in the queue: .*other")
+    second.interrupt()
+    assert second.finish() == 130 and "stopped after" in second.text, second.text
+    assert [job["state"] for job in line.shown()] == [RUNNING]
+    line.end(other)
+
+
 COUNTS = """
 import itertools, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to stop"))
@@ -268,6 +334,7 @@ def test_the_rules_of_a_node_count_for_every_launch(line: Line, rules: None) -> 
     [
         (("--queue", "--claim", "none"), "--queue waits for GPUs to hold"),
         (("--priority", "3"), "--priority is that of a launch that waits"),
+        (("--preempt", "save"), "--preempt save is that of a launch that waits"),
         (("--queue", "--for", "soon"), "--for"),
     ],
 )

@@ -40,7 +40,7 @@ ONE = Account(began=110, trains=115, first=0, time=190, step=70, data=5, checkpo
          parts(start=15, load=6, training=100, replayed=20, data=5, checkpoints=10, detection=12,
                stop=8)),
         # Nothing had failed: it was ended to go on with more nodes, and then a rank was killed.
-        ([Span(1, 100, 205, resized=True), Span(2, 206, 276, failed=273), Span(3, 280, 290)],
+        ([Span(1, 100, 205, planned="resize"), Span(2, 206, 276, failed=273), Span(3, 280, 290)],
          {1: ONE,
           2: Account(began=210, trains=211, first=70, time=271, step=130, data=0, checkpoints=0)},
          parts(start=14, load=5, resize=21, training=120, data=5, checkpoints=10, detection=2,
@@ -71,19 +71,20 @@ STEPS = st.integers(-5, 500)
 
 
 @given(
-    st.lists(st.tuples(*[st.floats(0, 100)] * 2, *[st.none() | NUMBERS] * 2, st.booleans()),
+    st.lists(st.tuples(*[st.floats(0, 100)] * 2, *[st.none() | NUMBERS] * 2,
+                       st.sampled_from(["", "resize", "preempted"])),
              min_size=1, max_size=4),
     st.lists(st.tuples(NUMBERS, st.none() | NUMBERS, STEPS, NUMBERS, STEPS,
                        *[st.floats(0, 1e3)] * 2), max_size=4),
 )  # fmt: skip
 def test_the_parts_add_up_and_none_is_negative(
-    lasting: list[tuple[float, float, float | None, float | None, bool]],
+    lasting: list[tuple[float, float, float | None, float | None, str]],
     told: list[tuple[float, float | None, int, float, int, float, float]],
 ) -> None:
     """Clocks of nodes may say anything."""
     spans, at = [], 0.0
-    for number, (pause, lasts, failed, ranks, resized) in enumerate(lasting, 1):
-        spans.append(Span(number, at + pause, at + pause + lasts, failed, ranks, resized))
+    for number, (pause, lasts, failed, ranks, planned) in enumerate(lasting, 1):
+        spans.append(Span(number, at + pause, at + pause + lasts, failed, ranks, planned))
         at += pause + lasts
     found = goodput.divide(spans, {n: Account(*values) for n, values in enumerate(told, 1)})
     assert sum(found.values()) == pytest.approx(at - spans[0].started)
@@ -164,7 +165,7 @@ def record(state: str, *attempts: Attempt, ended: float | None = None) -> JobRec
          [Span(1, 100, 200, 199), Span(2, 200, 400, goes_on=True)]),
         (record("running", replace(attempt(1, 100, 200, restarted=True), state=RESIZED,
                                    verdict=None, ran=80.0)),
-         [Span(1, 100, 200, ranks=120, resized=True), Span(2, 200, 400, goes_on=True)]),
+         [Span(1, 100, 200, ranks=120, planned="resize"), Span(2, 200, 400, goes_on=True)]),
         (replace(record("running", replace(attempt(1, 100, 200, restarted=True), clock=9.0)),
                  nodes=[replace(NODE, clock=-7.0)]),
          [Span(1, 100, 200, 199, clock=9), Span(2, 200, 400, clock=-7, goes_on=True)]),

@@ -6,7 +6,7 @@ import os
 import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.common.hosts import folded
@@ -15,8 +15,8 @@ from orchestrator.head.connect import tasks
 from orchestrator.head.nodes.facts import by_value
 
 if TYPE_CHECKING:
+    from orchestrator.head.connect.channel import NodeChannel
     from orchestrator.head.connect.reach import Reached
-    from orchestrator.head.nodes.node_list import Node
     from orchestrator.protocol.message import Message
     from orchestrator.protocol.requests.request import Request
 
@@ -50,6 +50,23 @@ R = TypeVar("R")
 A = TypeVar("A", bound="Message")
 
 
+class Named(Protocol):
+    """A node, by whatever is known of it."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Answering(Protocol):
+    """A node that was reached."""
+
+    @property
+    def channel(self) -> NodeChannel: ...
+
+
+M = TypeVar("M", bound=Named)
+
+
 def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | OrchestratorError]:
     """Do work(item) for all items at once; return each one's result or its error, in order."""
     raise_limit()
@@ -73,15 +90,15 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
 
 
 def failures(
-    nodes: Sequence[Node], results: Sequence[R | OrchestratorError]
-) -> list[tuple[Node, OrchestratorError]]:
+    nodes: Sequence[M], results: Sequence[R | OrchestratorError]
+) -> list[tuple[M, OrchestratorError]]:
     """Return the nodes that failed, each with its error."""
     pairs = zip(nodes, results, strict=True)
     return [(node, result) for node, result in pairs if isinstance(result, OrchestratorError)]
 
 
 def all_or_table(
-    nodes: Sequence[Node],
+    nodes: Sequence[Named],
     results: Sequence[R | OrchestratorError],
     then: str,
     total: int | None = None,
@@ -93,7 +110,7 @@ def all_or_table(
     return [result for result in results if not isinstance(result, OrchestratorError)]
 
 
-def failure_table(failed: Sequence[tuple[Node, OrchestratorError]], total: int, then: str) -> str:
+def failure_table(failed: Sequence[tuple[M, OrchestratorError]], total: int, then: str) -> str:
     """Name every node that failed, its error and, once for those that fail alike, the fix."""
     rows = []
     for what, fix, names in alike((node.name, error.what, error.fix) for node, error in failed):
@@ -143,7 +160,7 @@ def few(names: list[str]) -> list[str]:
 
 
 def ask(
-    reached: Sequence[Reached], requests: Sequence[Request[A]], timeout: float
+    reached: Sequence[Answering], requests: Sequence[Request[A]], timeout: float
 ) -> list[A | OrchestratorError]:
     """Ask each node its own request; return its answer or its error, in order."""
     pairs = list(zip(reached, requests, strict=True))

@@ -5,7 +5,7 @@
               At once after SIGKILL to a rank, which is certain to be the cause.
          ---- Ctrl-C, SIGTERM, Slurm's time limit --------> STOPPED   The order goes out at once.
          ---- a node was silent for too long -------------> LOST      The order goes out at once.
-         ---- more nodes can take part -------------------> RESIZED   The order goes out at once.
+         ---- more nodes can join, or others want these --> PLANNED   The order goes out at once.
 
 The first of these decides the outcome; what comes later is its consequence. With the order begins
 the time that the nodes have to say that they have ended; then they are given up. A head can leave
@@ -14,10 +14,12 @@ in any state: the job goes on without it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from orchestrator.protocol.timing import HEARSAY_SECONDS
+from orchestrator.records.experiment import NodeRecord
 
 END_LIMIT_SECONDS = (
     30.0  # beyond its grace, a node that was asked to end has this long to confirm it
@@ -29,7 +31,16 @@ class Outcome(Enum):
     FAILED = "failed"
     STOPPED = "stopped"
     LOST = "lost"
-    RESIZED = "resized"
+    PLANNED = "planned"
+
+
+@dataclass(frozen=True)
+class Change:
+    """Why an attempt ends although nothing has failed: its state then, and who stands by."""
+
+    state: str  # one of PLANNED
+    why: str
+    spares: Sequence[NodeRecord]
 
 
 @dataclass

@@ -25,6 +25,8 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.records import cordons
 from orchestrator.records.experiment import (
     NOT_STARTED,
+    PLANNED,
+    PREEMPTED,
     RESIZED,
     RESTARTING,
     Attempt,
@@ -63,7 +65,8 @@ SAME_AGE = 0.1  # by so much of it the two may differ; it takes as long to load 
 MOMENTS_SECONDS = 120.0  # in which an attempt whose steps are unknown shows that it can run
 REST_SECONDS = 600.0  # before a node is tried again; doubled each time
 MOST_STRIKES = 3
-MORE_NODES = "more nodes were free"  # said by a head that has taken over in between
+# Said by a head that has taken over in between.
+UNTOLD = {RESIZED: "more nodes were free", PREEMPTED: "it made way for another job"}
 
 
 @dataclass(frozen=True)
@@ -135,19 +138,20 @@ class Restarts:
         return self.rests(node.name)
 
     def after(
-        self, experiment: Experiment, *, stopped: bool = False, resized: str = ""
+        self, experiment: Experiment, *, stopped: bool = False, change_why: str = ""
     ) -> JobRecord:
         """Return the record of an attempt that has ended as that of a job that goes on, or is over.
 
-        `resized`: why it was ended to go on with more nodes.
+        `change_why`: why it was ended to go on with other nodes, or later.
         """
         record = self.record
         if not self.allowed:
             return record
         attempts = [*record.attempts, ended(experiment, record)]
         decision = decide(attempts, record.launch.max_restarts, spares=bool(record.spares))
-        if record.state == RESIZED:
-            decision = Decision(restart=True, why=resized or MORE_NODES, verdict=None)
+        if record.state in PLANNED:
+            why = change_why or UNTOLD[record.state]
+            decision = Decision(restart=True, why=why, verdict=None)
         if stopped:
             decision = Decision(restart=False, why="the user stopped it", verdict=record.verdict)
         attempts[-1] = replace(attempts[-1], restarted=decision.restart, why=decision.why)
@@ -325,7 +329,7 @@ def ended_alike(before: Attempt, attempt: Attempt) -> bool:
 def failures(attempts: Sequence[Attempt]) -> list[Attempt]:
     """Return the attempts whose ends count against --max-restarts."""
     vain = [attempt.number for attempt, _ in in_vain(attempts)]
-    return [one for one in attempts if one.state != RESIZED and one.number not in vain]
+    return [one for one in attempts if one.state not in PLANNED and one.number not in vain]
 
 
 def in_vain(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, list[str]]]:

@@ -10,14 +10,14 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from orchestrator.common import interrupt
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.follow import conclusion, verdict
 from orchestrator.head.follow.followed_job import FollowedJob
-from orchestrator.head.follow.job_end import JobEnd, Outcome
+from orchestrator.head.follow.job_end import Change, JobEnd, Outcome
 from orchestrator.head.follow.monitors.monitors import Monitors
 from orchestrator.head.follow.reports import CONTAINER_SECONDS, Reports
 from orchestrator.head.follow.restarts import Restarts
@@ -26,7 +26,7 @@ from orchestrator.head.screen.keyboard import KEYS, Keys
 from orchestrator.head.screen.screen import Display
 from orchestrator.head.transfer.fetch import elsewhere, home
 from orchestrator.protocol.timing import PEER_GRACE
-from orchestrator.records.experiment import RESIZED, Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.outcome import Elsewhere, Head, SlowRank
 
 SUCCESSOR_SECONDS = 0.5  # between two looks whether another head wants to take over
@@ -53,15 +53,7 @@ class Backend(Protocol):
         """Say why the scheduler ends the job, if it does so by itself."""
 
 
-@dataclass(frozen=True)
-class Larger:
-    """A job that can go on with more nodes: why, and its spares, with these standing by."""
-
-    why: str
-    spares: Sequence[NodeRecord]
-
-
-Grow = Callable[[JobRecord], "Larger | None"]  # it never waits
+Grow = Callable[[JobRecord], "Change | None"]  # it never waits
 
 
 class Run:
@@ -83,7 +75,7 @@ class Run:
         self.monitors = Monitors(self.job)
         self.backend = backend
         self.grow = grow  # for a job that runs on fewer nodes than it may have
-        self.resized = ""  # why this attempt makes way for one with more nodes
+        self.change_why = ""  # why this attempt is followed by one on other nodes, or later
         self.channels: dict[int, NodeChannel] = {}  # still open when all is over
         self.inbox: queue.SimpleQueue[News | int] = queue.SimpleQueue()
         self.left_behind = left_behind  # in the background, by a head that has left
@@ -156,7 +148,7 @@ class Run:
             self.job.end_all(self.end.order_why, PEER_GRACE)
         self.check_patience()
         self.monitors.check()
-        self.check_growth()
+        self.check_changes()
         self.job.save_in_turn(at_once=not self.end.open or self.end.left)
 
     def post(self, news: News) -> None:
@@ -190,7 +182,7 @@ class Run:
         self.out_of_time = number == signal.SIGUSR1 and self.end.open
         if self.out_of_time:
             self.job.warn("the time limit of Slurm's job is near")
-        if self.interrupts == 1 and (self.end.open or self.end.outcome is Outcome.RESIZED):
+        if self.interrupts == 1 and (self.end.open or self.end.outcome is Outcome.PLANNED):
             self.end.outcome = Outcome.STOPPED
             self.job.warn(
                 f"asking all ranks to save and stop ({self.grace:g} s); Ctrl-C again to kill"
@@ -260,19 +252,20 @@ class Run:
             self.end.left = True
         return True
 
-    def check_growth(self) -> None:
-        """End this attempt in good order once the job can go on with more nodes."""
-        quiet = self.end.open and not any(node.lost_since or node.over for node in self.job.nodes)
-        larger = self.grow(self.record) if quiet else None
-        if larger is None:
+    def check_changes(self) -> None:
+        """End this attempt in good order once the job is to go on with other nodes, or later."""
+        if not self.end.open or any(node.lost_since or node.over for node in self.job.nodes):
             return
-        self.job.record = replace(self.record, spares=list(larger.spares))
-        self.resized = larger.why
+        change = self.monitors.way.check(self.job.at_work) or self.grow(self.record)
+        if change is None:
+            return
+        self.job.record = replace(self.record, spares=list(change.spares))
+        self.change_why = change.why
         self.experiment.sign(self.job.current_record())
         self.job.save()  # whoever follows the job then has to know who joins
-        self.end.outcome = Outcome.RESIZED
-        self.job.warn(f"{larger.why}; asking all ranks to save and stop ({self.grace:g} s)")
-        self.job.end_all(RESIZED, self.grace)
+        self.end.outcome = Outcome.PLANNED
+        self.job.warn(f"{change.why}; asking all ranks to save and stop ({self.grace:g} s)")
+        self.job.end_all(change.state, self.grace)
 
     def check_successor(self) -> None:
         if time.monotonic() > self.successor_sought_at + SUCCESSOR_SECONDS:
@@ -312,7 +305,7 @@ class Run:
             self.job,
             self.backend.why_terminated if self.terminated else lambda _: "",
             stopped=bool(self.interrupts),
-            resized=self.resized,
+            change_why=self.change_why,
         )
         if self.terminated and self.record.state == "stopped":
             self.taken_back = self.backend.is_taken_back(self.record)

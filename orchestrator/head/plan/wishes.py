@@ -26,4 +26,6 @@ def of(node: ProbedNode, config: Config, ranks: int, user_env: Sequence[EnvSetti
         of=max(ranks, node.node.slots or 0),
         needed=bool(node.facts.gpus or launch.gpus) or launch.claim == "all" or launch.queue,
         seconds=parse_seconds("--for", takes) if takes else 0.0,
+        priority=launch.priority,
+        resumes=bool(launch.max_restarts),
     )

@@ -55,8 +55,21 @@ class Claims(RoomState):
     # -- to wait ------------------------------------------------------------------------------
 
     def wait(self, entry: Entry) -> None:
-        """Stand in the queue, seen by all who read the book."""
+        """Stand in the queue, seen by all who read the book, and hold nothing."""
+        self.unlock()
+        if self.entry is not None and self.entry.id != entry.id:
+            self.forget(self.entry)
         self.enter(entry.replace(state=WAITING))
+
+    def unlock(self) -> None:
+        for one in self.held:
+            self.opened().unlock(one.key)
+        self.held = []
+
+    def forget(self, entry: Entry) -> None:
+        self.opened().remove(entry.id)
+        self.opened().unlock(entry.id)
+        self.entry = None
 
     def enter(self, entry: Entry) -> None:
         book = self.opened()
@@ -125,6 +138,9 @@ class Claims(RoomState):
                 keys=tuple(one.key for one in got),
                 names=tuple(one.name for one in got),
                 seconds=wish.seconds,
+                priority=wish.priority,
+                resumes=wish.resumes,
+                asks=(),
             )
         )
 
@@ -138,15 +154,11 @@ class Claims(RoomState):
         """Let go of what no job has; who came from the queue stands there again."""
         if self.book is None or self.entry is None or self.entry.state == RUNNING:
             return
-        for one in self.held:
-            self.book.unlock(one.key)
-        self.held = []
         if self.entry.order:
             self.wait(self.entry.replace(keys=(), names=()))
         else:
-            self.book.remove(self.entry.id)
-            self.book.unlock(self.entry.id)
-            self.entry = None
+            self.unlock()
+            self.forget(self.entry)
 
     def drop(self) -> None:
         """Let go of everything; what a supervisor has inherited stays held by that."""
@@ -203,7 +215,7 @@ def wanted(wish: Wish) -> tuple[list[Device], int, str]:
     everything = devices.gpus()
     if not everything:
         lacking = f"has no GPU, and {wish.gpus} are wanted" if wish.gpus else ""
-        return devices.slots(max(wish.of, wish.slots)), wish.slots, lacking
+        return devices.slots(max(wish.of, wish.slots)), wish.gpus or wish.slots, lacking
     named = devices.asked_for(wish.visible)
     some = devices.visible(everything, named) if named else everything
     count, there = len(some) if wish.gpus is None else wish.gpus, len(some)
@@ -271,7 +283,7 @@ def takers(
 def read(visit: Visit, wish: Wish, before: Sequence[Entry], seconds: float) -> Page:
     """Read the book, once it is another than before or so many seconds have passed."""
     claims, deadline = visit.of(Claims), time.monotonic() + seconds
-    book, (some, _, _) = claims.opened(), wanted(wish)
+    book, (some, count, _) = claims.opened(), wanted(wish)
     while True:
         entries = tuple(book.entries())
         own = claims.entry
@@ -282,5 +294,26 @@ def read(visit: Visit, wish: Wish, before: Sequence[Entry], seconds: float) -> P
             us = name_of(os.getuid())
             held = [key for entry in entries if entry.user == us for key in entry.keys]
             gpus = sum(not key.startswith("slot-") for key in held)
-            return Page(entries=entries, free=free, total=len(some), own=gpus, removed=removed)
+            return Page(
+                entries=entries,
+                free=free,
+                total=len(some),
+                wants=count,
+                own=gpus,
+                removed=removed,
+            )
         time.sleep(LOOK_SECONDS)
+
+
+def asked_by(book: Book, job: str) -> str:
+    """Say which launch of higher priority asks a job to make way; nothing where none does."""
+    entries = book.entries()
+    ours = {one.id: one for one in entries if one.job == job and one.state == RUNNING}
+    asking = (
+        each
+        for each in entries
+        if each.state == WAITING
+        and each.preempts
+        and any(one.priority < each.priority for id in each.asks if (one := ours.get(id)))
+    )
+    return next((f"{one.user}'s {one.job}" for one in asking), "")

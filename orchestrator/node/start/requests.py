@@ -12,10 +12,12 @@ from orchestrator.node.server.visit import Refusal, Visit, answers
 from orchestrator.node.start import claims, start
 from orchestrator.node.start.claims import Claims
 from orchestrator.node.warm.visit import WarmVisit
+from orchestrator.protocol.requests.claims import Wish
 from orchestrator.protocol.requests.request import NO_PART, Nothing
 from orchestrator.protocol.requests.start import (
     AskKept,
     AskPart,
+    AskWanted,
     Claim,
     Claimed,
     GetReady,
@@ -34,6 +36,7 @@ from orchestrator.protocol.requests.start import (
     TakePorts,
     Unclaim,
     Wait,
+    Wanted,
 )
 
 
@@ -98,7 +101,7 @@ def release(visit: Visit, request: Release) -> Released:
 
 @answers(Claim)
 def claim(visit: Visit, request: Claim) -> Claimed:
-    wish = RunDir(*request.part).read_spec().wish if request.part else request.wish
+    wish = wish_of(request)
     if wish is None:
         return Claimed(held=True)
     return visit.of(Claims).take(wish, request.patience, new=request.part is None)
@@ -124,4 +127,17 @@ def leave_queue(visit: Visit, request: LeaveQueue) -> Nothing:
 
 @answers(ReadBook)
 def read_book(visit: Visit, request: ReadBook) -> Page:
-    return claims.read(visit, request.wish, request.before, request.seconds)
+    wish = wish_of(request) or Wish()
+    return claims.read(visit, wish, request.before, request.seconds)
+
+
+@answers(AskWanted)
+def wanted(visit: Visit, request: AskWanted) -> Wanted:
+    run = RunDir(request.job, request.node)
+    by = claims.asked_by(visit.of(Claims).opened(), request.job)
+    return Wanted(by=by, kept=bool(by and resume_dir.last_kept(run)))
+
+
+def wish_of(request: Claim | ReadBook) -> Wish | None:
+    """Return what a launch wishes here; that of a further attempt is known here."""
+    return RunDir(*request.part).read_spec().wish if request.part else request.wish

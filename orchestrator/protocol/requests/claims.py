@@ -28,6 +28,8 @@ class Wish(Message):
     of: Few = 0  # of so many
     needed: bool = True  # the job must not start without them
     seconds: float = 0.0  # that the job takes, as its owner says; 0: nobody knows
+    priority: int = 0
+    resumes: bool = False  # the job is started again by itself, wherever it was ended
 
 
 class Entry(Message):
@@ -42,6 +44,9 @@ class Entry(Message):
     names: tuple[str, ...] = ()  # of these, for people: GPU 3, slot 0
     until: Moment = 0.0  # when it ends, as its owner says; 0: nobody knows
     priority: int = 0
+    resumes: bool = False  # its job may make way, and waits then to go on
+    preempts: bool = False  # it asks such jobs of lower priority to make way,
+    asks: tuple[str, ...] = ()  # here those with these ids
     order: Moment = 0.0  # since when it waits, by the clock of one node for all
     wants: Few = 0  # GPUs or slots of this machine,
     of: Few = 0  # of so many that it could have

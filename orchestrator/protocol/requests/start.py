@@ -154,8 +154,9 @@ class Page(Message):
     """All that is claimed on a machine, and who waits there, by its book."""
 
     entries: tuple[Entry, ...]
-    free: int = 0  # of the GPUs or slots that were asked for
-    total: int = 0
+    free: int = 0  # of the GPUs or slots that the wish is for,
+    total: int = 0  # of so many,
+    wants: int = 0  # of which it wants these
     own: Few = 0  # GPUs that jobs of the asking user hold
     removed: bool = False  # the asking launch's own entry is there no more
 
@@ -164,5 +165,20 @@ class ReadBook(Request[Page], do="read_book"):
     """Read who holds what and who waits; with `before` only once it is another than that."""
 
     wish: Wish = Wish()
+    part: Optional[tuple[str, int]] = None  # of a job that is started again: it has its wish here
     before: tuple[Entry, ...] = NO_ENTRIES
     seconds: float = 0.0  # to wait for a change, at most
+
+
+class Wanted(Message):
+    """Who asks a job to make way here, and whether it has kept something to go on from."""
+
+    by: str = ""  # a user's launch, in words; nobody
+    kept: bool = False
+
+
+class AskWanted(Request[Wanted], do="wanted"):
+    """Ask whether a launch of higher priority wants what this job holds here."""
+
+    job: str
+    node: int

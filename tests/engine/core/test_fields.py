@@ -568,18 +568,20 @@ def test_a_launch_that_does_not_wait_for_long(head: Head) -> None:
 @shows("launch.after")
 @shows("launch.after_any")
 @shows("launch.at")
+@shows("launch.preempt")
 @shows("launch.priority")
 def test_a_launch_that_comes_later(head: Head) -> None:
     head.run(*(quick := ("--no-torchrun", "--check", "none")), head.script("x.py", ""))
     (name,) = [path.name for path in head.experiments]
     keys = [f"launch.after=[{name}]", f"launch.after_any=[{name}]", "launch.at=2026-01-01 00:00"]
-    keys += ["launch.queue=true", "launch.priority=2"]
+    keys += ["launch.queue=true", "launch.priority=2", "launch.preempt=save"]
     head.run(*quick, *(word for key in keys for word in ("--set", key)), "x.py")
     wrong = {
         "launch.after=[nothing]": "no experiment 'nothing'",
         "launch.after_any=[nothing]": "no experiment 'nothing'",
         "launch.at=later": "no time of a day",
         "launch.priority=2": "add --queue",
+        "launch.preempt=save": "add --queue",
     }
     for key, words in wrong.items():
         command = head.launch(*quick, "--set", key, "x.py")

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.config.launch import Launch
 from orchestrator.head.follow.restarts import (
-    MORE_NODES,
+    UNTOLD,
     Decision,
     Restarts,
     because,
@@ -303,12 +303,12 @@ def test_a_planned_end_costs_no_restart(tmp_path: Path) -> None:
     place = experiment(tmp_path)
     failed = Restarts(FAILED).after(place)
     planned = replace(FAILED, state=RESIZED, verdict=None, attempts=failed.attempts, ended=30.0)
-    larger = Restarts(planned).after(place, resized="b can join")
+    larger = Restarts(planned).after(place, change_why="b can join")
     assert larger.state == "restarting" and larger.attempts[-1].why == "b can join"
-    assert Restarts(planned).after(place).attempts[-1].why == MORE_NODES
+    assert Restarts(planned).after(place).attempts[-1].why == UNTOLD[RESIZED]
     again = Restarts(replace(FAILED, attempts=larger.attempts, ended=40.0)).after(place)
     assert again.state == "failed" and again.attempts[-1].why == "its restart is used"
-    stopped = Restarts(planned).after(place, stopped=True, resized="b can join")
+    stopped = Restarts(planned).after(place, stopped=True, change_why="b can join")
     assert stopped.over and stopped.attempts[-1].why == "the user stopped it"
 
 

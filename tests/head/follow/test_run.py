@@ -16,8 +16,8 @@ import pytest
 
 from orchestrator.config.launch import Launch
 from orchestrator.head.follow import followed_job
-from orchestrator.head.follow.job_end import Outcome
-from orchestrator.head.follow.run import Larger, Run
+from orchestrator.head.follow.job_end import Change, Outcome
+from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.streams.follower import Answer, Happened, LossLost, Lost, Over
 from orchestrator.head.follow.streams.printed import LostLoss
 from orchestrator.head.follow.verdict import Failure
@@ -340,7 +340,7 @@ def test_an_attempt_that_makes_way_for_more_nodes(
     directory = experiments.create(tmp_path, "run")
     nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
     run = run_of(directory, replace(job(directory), nodes=nodes, launch=Launch(max_restarts=1)))
-    run.end.outcome = Outcome.RESIZED
+    run.end.outcome = Outcome.PLANNED
     for node, why in zip(run.job.nodes, reasons, strict=True):
         node.ended = Ended(time=0.0, agent=-9, why=why, killed={}, left=(), ranks={})
         node.close()
@@ -359,11 +359,11 @@ def test_who_joins_is_signed_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
     run = run_of(directory, replace(job(directory), nodes=nodes[:1]))
     directory.sign(run.record)
-    run.grow = lambda _: Larger("n1 can join", nodes[1:])
+    run.grow = lambda _: Change(RESIZED, "n1 can join", nodes[1:])
     run.job.followers = [Deaf()]  # type: ignore[list-item]
-    run.check_growth()
+    run.check_changes()
     record = directory.read_record()
-    assert run.end.outcome is Outcome.RESIZED and record.spares == nodes[1:]
+    assert run.end.outcome is Outcome.PLANNED and record.spares == nodes[1:]
     assert directory.is_launched_here(record)
 
 

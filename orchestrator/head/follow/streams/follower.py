@@ -46,6 +46,7 @@ from orchestrator.protocol.requests.request import (
     Request,
     SupervisorGone,
 )
+from orchestrator.protocol.requests.start import Wanted
 from orchestrator.protocol.requests.transfer import WrittenPlace
 from orchestrator.protocol.timing import (
     HEAD_BEAT_SECONDS,
@@ -296,7 +297,7 @@ class NodeFollower:
     def _answered(self, number: int, answer: Message) -> None:
         if isinstance(answer, Left):
             self.left.set()
-        elif isinstance(answer, (Stuck, Paces, Listening, Dialed)):
+        elif isinstance(answer, (Stuck, Paces, Listening, Dialed, Wanted)):
             self.post(Answer(self.node.index, answer))
         elif isinstance(answer, request.Clock):
             # Clocks drift apart: a good exchange is better than one of an hour ago.
@@ -401,9 +402,9 @@ class ClockRead(News):
 
 @dataclass(frozen=True)
 class Answer(News):
-    """The node answers a question: what its ranks are doing, or which address it reaches."""
+    """The node answers a question: what its ranks do, which address it reaches, who wants it."""
 
-    answer: Stuck | Paces | Listening | Dialed
+    answer: Stuck | Paces | Listening | Dialed | Wanted
 
 
 @dataclass(frozen=True)

@@ -165,13 +165,8 @@ def foreseen(request: Request, nodes: Sequence[Reached]) -> list[str]:
         [node for node, _ in wanted], [ReadBook(wish=wish) for _, wish in wanted], ANSWER_SECONDS
     )
     few: dict[str, str] = {}
-    for (node, wish), book in zip(wanted, books, strict=True):
-        if isinstance(book, Page) and book.free < wants(node, wish, book):
-            few[node.node.name] = f"{book.free} of {wants(node, wish, book)} free"
+    for (node, _), book in zip(wanted, books, strict=True):
+        if isinstance(book, Page) and book.free < book.wants:
+            few[node.node.name] = f"{book.free} of {book.wants} free"
     words = " now: a launch would be refused, or wait with --queue"
     return [line + words for line in said_of(few.items())]
-
-
-def wants(node: Reached, wish: Wish, book: Page) -> int:
-    """Return how many GPUs or slots of a node are wanted."""
-    return wish.gpus or (book.total if node.facts.gpus else wish.slots)

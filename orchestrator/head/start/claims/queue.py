@@ -14,20 +14,21 @@ from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.common.text import Say
 from orchestrator.config.launch import moment_of
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.reach import Reached
+from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.claims import rules
-from orchestrator.head.start.claims.claims import ANSWER_SECONDS, Occupied, in_order, wants, wish_of
-from orchestrator.head.start.claims.turn import Machine, holders, obstacles, place
+from orchestrator.head.start.claims.claims import ANSWER_SECONDS, Occupied, in_order, wish_of
+from orchestrator.head.start.claims.turn import Machine, holders, make_way, obstacles, place
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.planning import Prepared, prepare
 from orchestrator.head.start.request import Request
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.claims import NO_ENTRIES, WAITING, Entry, Wish, clock
+from orchestrator.protocol.requests.claims import NO_ENTRIES, WAITING, Entry, Wish, clock, who_has
 from orchestrator.protocol.requests.request import Request as Asked
-from orchestrator.protocol.requests.start import Page, ReadBook, Wait
+from orchestrator.protocol.requests.start import Claim, Page, ReadBook, Unclaim, Wait
 from orchestrator.records import experiments
+from orchestrator.records.experiment import JobRecord
 
 AWAY_SECONDS = 5.0  # between two tries to reach nodes that were lost meanwhile
 LOOK_SECONDS = 0.3  # that a node waits for a change before it answers
@@ -47,8 +48,14 @@ def wait(
 ) -> Prepared:
     """Prepare a job when it is its turn; nodes that are away for a while cost it nothing."""
     while True:
+        rules.check_time(request, nodes.reached)
+        line = of_launch(request, nodes, say)
+        entered()
         try:
-            return Queue(request, nodes, say, entered).run(partial(prepare, request, nodes))
+            line.until(partial(not_yet, request))
+            if not request.config.launch.queue:
+                return prepare(request, nodes)
+            return line.run(partial(prepare, request, nodes))
         except Disconnected as error:
             say(error.what)
         while True:
@@ -59,41 +66,128 @@ def wait(
                 time.sleep(AWAY_SECONDS)
 
 
+def not_yet(request: Request) -> str:
+    """Say what a launch waits for before it stands in the queue; nothing if for nothing."""
+    launch = request.config.launch
+    if launch.at and time.time() < (moment := moment_of(launch.at, request.begun)):
+        return f"not before {clock(moment)}"
+    for name in (*launch.after, *launch.after_any):
+        root = request.where.experiments
+        experiment = experiments.find(root, name)
+        if experiment is None:
+            raise experiments.missing(root, name)
+        record = experiment.read_record()
+        if not record.over:
+            return f"not before {name} is over"
+        if name in launch.after and record.state != "done":
+            fix = f"--after-any {name} starts it all the same"
+            raise CheckFailed(f"{name} has {record.state}; nothing was started", fix)
+    return ""
+
+
+def of_launch(request: Request, nodes: Nodes, say: Say) -> Queue:
+    """Return the place in the queue of a launch that has not started yet."""
+    places = [
+        Place(node.node.name, node.channel, wish_of(request, node) or Wish())
+        for node in nodes.reached
+    ]
+    launch, wish = request.config.launch, places[0].wish
+    # How far the clock is ahead that all who meet on these nodes go by.
+    ahead = min(nodes.reached, key=in_order).facts.clock_offset
+    since = request.begun + ahead
+    entry = entry_of(launch.name, since, wish).replace(preempts=launch.preempt == "save")
+    least = nodes.bounds.least if nodes.bounds else len(nodes.reached)
+
+    def forbids(books: Sequence[Page], machines: Sequence[Machine]) -> str:
+        pairs = zip(nodes.reached, machines, strict=True)
+        gpus = sorted(one.wants if node.facts.gpus else 0 for node, one in pairs)
+        return rules.too_many(nodes.reached, books, sum(gpus[:least]))
+
+    return Queue(entry, places, least, say, ahead, forbids=forbids)
+
+
+def wait_again(
+    record: JobRecord,
+    channels: Mapping[str, NodeChannel],
+    least: int,
+    say: Say,
+    refuse: Callable[[], None],
+) -> None:
+    """Hold the nodes of a job again that has made way, when it is its turn.
+
+    It stands in the queue where its start has placed it. `refuse` raises where it is not wanted
+    any more.
+    """
+    places = [
+        Place(node.name, channels[node.name], part=record.first_part(node)) for node in record.nodes
+    ]
+    began = record.attempts[0].started + record.nodes[0].clock
+    entry = entry_of(record.job, began, Wish(priority=record.launch.priority))
+    line = Queue(entry, places, least, say, record.nodes[0].clock)
+    line.refuse = refuse
+    line.run(line.hold)
+
+
+def entry_of(job: str, since: float, wish: Wish) -> Entry:
+    return Entry(
+        id=os.urandom(8).hex(),
+        state=WAITING,
+        job=job,
+        since=since,
+        order=since,
+        priority=wish.priority,
+        seconds=wish.seconds,
+        head=socket.gethostname(),
+    )
+
+
 class Disconnected(NodeError):
     """A launch that waits has lost a node."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """A node on which somebody waits, and what is wanted of it: a wish, or that of a part."""
+
+    name: str
+    channel: NodeChannel
+    wish: Wish = field(default_factory=Wish)
+    part: tuple[str, int] | None = None
+
+
 @dataclass
 class Queue:
-    """A launch that waits on its nodes; each has an entry of it, which ends with this head."""
+    """Somebody who waits on some nodes, each of which has an entry that ends with this head."""
 
-    request: Request
-    nodes: Nodes
+    mine: Entry
+    places: Sequence[Place]
+    least: int  # nodes
     say: Say
-    entered: Callable[[], None] = lambda: None  # called once it waits
-    id: str = field(default_factory=lambda: os.urandom(8).hex())
+    clock_ahead: float = 0.0
+    refuse: Callable[[], None] = lambda: None
+    # Say which rule forbids this one beside what is in these books.
+    forbids: Callable[[Sequence[Page], Sequence[Machine]], str] = lambda *_: ""
     books: Sequence[Page] = ()
+    asked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by the node's name
     said: str = ""
-    forbidden: str = ""  # why a rule keeps it from starting
 
-    def run(self, start: Callable[[], T]) -> T:
-        """Call `start` when it is this launch's turn; once more where others were quicker."""
-        rules.check_time(self.request, self.nodes.reached)
-        self.entered()
-        while reason := self.not_yet():
+    def until(self, not_yet: Callable[[], str]) -> None:
+        """Wait as long as there is something to wait for before the queue."""
+        while reason := not_yet():
             self.tell(f"it waits: {reason}")
             self.look(0.0)
             time.sleep(LATER_SECONDS)
-        if not self.request.config.launch.queue:
-            return start()
+
+    def run(self, start: Callable[[], T]) -> T:
+        """Call `start` when it is this one's turn; once more where others were quicker."""
         self.enter()
         pause = LOOK_SECONDS
         with Progress("waiting in the queue") as line:
             while True:
-                mine, machines = self.mine, self.machines
-                now = time.time() + self.clock_ahead
+                self.refuse()
+                machines, now = self.machines, time.time() + self.clock_ahead
                 reasons: Mapping[str, str] = self.against_the_rules(machines)
-                reasons = reasons or obstacles(mine, machines, self.least, now)
+                reasons = reasons or obstacles(self.mine, machines, self.least, now)
                 if not reasons:
                     try:
                         return start()
@@ -103,30 +197,13 @@ class Queue:
                         pause = min(2 * pause, RETRY_SECONDS)
                 else:
                     pause = LOOK_SECONDS
+                    self.ask_for_way(machines)
                     held = {machine.name: holders(machine) for machine in machines}
                     reasons = {name: why + held.get(name, "") for name, why in reasons.items()}
                 self.tell(f"in the queue: {'; '.join(said_of(reasons.items()))}")
-                before = place(mine, machines)
+                before = place(self.mine, machines)
                 line.what = f"in the queue, {before} before it" if before else "next in the queue"
                 self.look(LOOK_SECONDS)
-
-    def not_yet(self) -> str:
-        """Say what the launch waits for before it stands in the queue; nothing if for nothing."""
-        launch = self.request.config.launch
-        if launch.at and time.time() < (moment := moment_of(launch.at, self.request.begun)):
-            return f"not before {clock(moment)}"
-        for name in (*launch.after, *launch.after_any):
-            root = self.request.where.experiments
-            experiment = experiments.find(root, name)
-            if experiment is None:
-                raise experiments.missing(root, name)
-            record = experiment.read_record()
-            if not record.over:
-                return f"not before {name} is over"
-            if name in launch.after and record.state != "done":
-                fix = f"--after-any {name} starts it all the same"
-                raise CheckFailed(f"{name} has {record.state}; nothing was started", fix)
-        return ""
 
     def enter(self) -> None:
         """Stand in the queue on all nodes, if enough of them can ever do."""
@@ -137,76 +214,66 @@ class Queue:
             small = small_ones[0]
             has = f"{small.name} has {small.total}, and {small.wants} are wanted"
             raise CheckFailed(f"no waiting helps: {has}", "take fewer: --gpus N, --nproc N")
-        if words := rules.too_many(self.nodes.reached, (), self.gpus_of(machines)):
+        if words := self.forbids((), machines):
             raise CheckFailed(f"no waiting helps: {words}", "take fewer: --gpus N, --nnodes N")
         self.stand(machines)
         self.look(0.0)
 
     def stand(self, machines: Sequence[Machine]) -> None:
-        """Write on each node what the launch waits for there."""
-        entries = [self.mine.replace(wants=one.wants, of=one.total) for one in machines]
+        """Write on each node what is waited for there."""
+        entries = [
+            self.mine.replace(wants=one.wants, of=one.total, asks=self.asked.get(one.name, ()))
+            for one in machines
+        ]
         self.ask([Wait(entry=entry) for entry in entries], ANSWER_SECONDS)
 
     def against_the_rules(self, machines: Sequence[Machine]) -> Mapping[str, str]:
         """Say which rule the user's other jobs leave no room in; nothing where there is room."""
-        words = rules.too_many(self.nodes.reached, self.books, self.gpus_of(machines))
-        if words != self.forbidden:
-            self.forbidden = words
+        words = self.forbids(self.books, machines)
+        if words != self.mine.why:
+            self.mine = self.mine.replace(why=words)
             self.stand(machines)
         return {"the rules": words} if words else {}
 
-    def gpus_of(self, machines: Sequence[Machine]) -> int:
-        """Return how many GPUs the launch will take, of as few nodes as it may have."""
-        pairs = zip(self.nodes.reached, machines, strict=True)
-        return sum(sorted(one.wants if node.facts.gpus else 0 for node, one in pairs)[: self.least])
+    def ask_for_way(self, machines: Sequence[Machine]) -> None:
+        """Ask jobs of lower priority to make way, where that is wanted and would be enough."""
+        asked = make_way(self.mine, machines, self.least) if self.mine.preempts else {}
+        if asked != self.asked:
+            self.asked = asked
+            self.stand(machines)
 
-    @property
-    def least(self) -> int:
-        return self.nodes.bounds.least if self.nodes.bounds else len(self.nodes.reached)
-
-    @property
-    def clock_ahead(self) -> float:
-        """Return how far the clock is ahead that all who meet on these nodes go by."""
-        return min(self.nodes.reached, key=in_order).facts.clock_offset
-
-    @property
-    def mine(self) -> Entry:
-        launch, since = self.request.config.launch, self.request.begun + self.clock_ahead
-        wish = wish_of(self.request, self.nodes.reached[0])
-        return Entry(
-            id=self.id,
-            state=WAITING,
-            job=launch.name,
-            since=since,
-            order=since,
-            priority=launch.priority,
-            seconds=wish.seconds if wish else 0.0,
-            head=socket.gethostname(),
-            why=self.forbidden,
-        )
+    def hold(self) -> None:
+        """Hold all that is wanted, or nothing of it, which raises Occupied."""
+        requests = [Claim(wish=one.wish, part=one.part) for one in self.places]
+        answers = self.ask(requests, ANSWER_SECONDS)
+        taken = {
+            one.name: answer.lacking or who_has(answer.taken)
+            for one, answer in zip(self.places, answers, strict=True)
+            if not answer.held
+        }
+        if len(self.places) - len(taken) < self.least:
+            self.ask([Unclaim()] * len(self.places), ANSWER_SECONDS)
+            raise Occupied(taken, self.least)
 
     @property
     def machines(self) -> list[Machine]:
         return [
             Machine(
-                node.node.name,
-                [entry for entry in book.entries if entry.id != self.id],
+                one.name,
+                [entry for entry in book.entries if entry.id != self.mine.id],
                 book.free,
                 book.total,
-                wants(node, self.wish(node), book),
+                book.wants,
             )
-            for node, book in zip(self.nodes.reached, self.books, strict=True)
+            for one, book in zip(self.places, self.books, strict=True)
         ]
-
-    def wish(self, node: Reached) -> Wish:
-        return wish_of(self.request, node) or Wish()
 
     def look(self, seconds: float) -> None:
         """Read the books; with a time, once something has changed in one of them."""
-        known = [book.entries for book in self.books] or [NO_ENTRIES] * len(self.nodes.reached)
+        known = [book.entries for book in self.books] or [NO_ENTRIES] * len(self.places)
         requests = [
-            ReadBook(wish=self.wish(node), before=entries, seconds=seconds)
-            for node, entries in zip(self.nodes.reached, known, strict=True)
+            ReadBook(wish=one.wish, part=one.part, before=entries, seconds=seconds)
+            for one, entries in zip(self.places, known, strict=True)
         ]
         self.books = self.ask(requests, ANSWER_SECONDS + seconds)
         if any(book.removed for book in self.books):
@@ -214,11 +281,11 @@ class Queue:
 
     def ask(self, requests: Sequence[Asked[A]], timeout: float) -> list[A]:
         """Ask each node; where one does not answer, the launch has lost its place for a moment."""
-        answers = fleet.ask(self.nodes.reached, requests, timeout)
-        lost = fleet.failures([node.node for node in self.nodes.reached], answers)
+        answers = fleet.ask(self.places, requests, timeout)
+        lost = fleet.failures(self.places, answers)
         if lost:
-            for node in self.nodes.reached:
-                node.channel.connection.close()
+            for one in self.places:
+                one.channel.connection.close()
             raise Disconnected(fleet.failure_table(lost, len(answers), "; connecting again"))
         return [answer for answer in answers if not isinstance(answer, OrchestratorError)]
 

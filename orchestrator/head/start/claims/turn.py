@@ -84,6 +84,48 @@ def obstacles(mine: Entry, machines: Sequence[Machine], least: int, now: float) 
     return {} if len(ready) >= least else {name: why for name, why in reasons.items() if why}
 
 
+def make_way(mine: Entry, machines: Sequence[Machine], least: int) -> dict[str, tuple[str, ...]]:
+    """Return which jobs, by the ids of their entries, a launch asks to make way on each machine.
+
+    Nobody is asked where that would not be enough, or where others wait before this launch.
+    """
+    known = {machine.name: victims(mine, machine) for machine in machines}
+    possible = sorted((len(ids), name) for name, ids in known.items() if ids is not None)
+    if len(possible) < least:
+        return {}
+    return {name: ids for _, name in possible[:least] if (ids := known[name])}
+
+
+def victims(mine: Entry, machine: Machine) -> tuple[str, ...] | None:
+    """Return whose end would free enough of a machine: as few as possible; None where none would.
+
+    The lowest priority goes first, and among equals the job that has run for the shortest time.
+    """
+    missing = mine_and_before(mine, machine) - machine.free
+    some = [
+        one
+        for one in machine.entries
+        if one.state == RUNNING and one.keys and one.resumes and one.priority < mine.priority
+    ]
+    chosen: list[Entry] = []
+    for one in sorted(some, key=lambda entry: (entry.priority, -entry.since)):
+        if missing > held(chosen):
+            chosen.append(one)
+    for one in list(chosen):  # those before it may be enough with those after it
+        if held(chosen) - len(one.keys) >= missing:
+            chosen.remove(one)
+    return tuple(one.id for one in chosen) if held(chosen) >= missing else None
+
+
+def held(entries: Sequence[Entry]) -> int:
+    return sum(len(one.keys) for one in entries)
+
+
+def mine_and_before(mine: Entry, machine: Machine) -> int:
+    """Return what a launch wants of a machine, with those that have to start before it."""
+    return machine.wants + sum(one.wants for one in ahead(mine, machine.entries))
+
+
 def place(mine: Entry, machines: Sequence[Machine]) -> int:
     """Return how many wait before this launch on any of its nodes."""
     return len({one.id for machine in machines for one in ahead(mine, machine.entries)})

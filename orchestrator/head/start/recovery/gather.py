@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 from orchestrator.common import interrupt
@@ -24,7 +25,7 @@ from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.start import Claim, Claimed
 from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS, SWEEP_PATIENCE_SECONDS
 from orchestrator.records import cordons
-from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiment import PREEMPTED, Experiment, JobRecord, NodeRecord
 
 PROOF_SECONDS = 3 * SWEEP_PATIENCE_SECONDS
 RETRY_SECONDS = 1.0  # between two tries to reach a node that is away
@@ -96,6 +97,8 @@ class Gathering:
 
     def run(self) -> Gathered:
         """Return the nodes with open channels; NotBack says which are missing."""
+        if self.record.attempts[-1].state == PREEMPTED:
+            self.await_turn()
         patience = self.record.launch.node_loss_timeout
         began, said = time.monotonic(), False
         self.apart.clear()
@@ -123,6 +126,34 @@ class Gathering:
                 said = True
                 self.say(f"{waits}, for {patience:.0f} s at most")
             time.sleep(RETRY_SECONDS)
+
+    def await_turn(self) -> None:
+        """Wait until a job that has made way for another has its nodes again."""
+        from orchestrator.head.start.claims import queue  # not for every job
+
+        least, refuse = Restarts(self.record).bounds[0], partial(refuse_if_stopped, self.experiment)
+        while True:
+            answers = fleet.everywhere(self.record.nodes, self.channel_to)
+            channels = {
+                node.name: answer
+                for node, answer in zip(self.record.nodes, answers, strict=True)
+                if not isinstance(answer, OrchestratorError)
+            }
+            there = [node for node in self.record.nodes if node.name in channels]
+            try:
+                if len(there) >= least:
+                    record = replace(self.record, nodes=there)
+                    return queue.wait_again(record, channels, least, self.say, refuse)
+            except queue.Disconnected as error:
+                self.say(error.what)
+            self.open.clear()
+            refuse()
+            time.sleep(RETRY_SECONDS)
+
+    def channel_to(self, node: NodeRecord) -> NodeChannel:
+        if node.name not in self.open:
+            self.open[node.name] = self.reach(node)
+        return self.open[node.name]
 
     def choose(self, waited: float) -> tuple[Choice, list[str]]:
         """Choose among the nodes that answer, and say who is away.
@@ -281,8 +312,7 @@ class Gathering:
             except NodeError:
                 channel.connection.close()
                 del self.open[node.name]
-        self.open[node.name] = self.reach(node)
-        return self.open[node.name].ask(question, PROOF_SECONDS)
+        return self.channel_to(node).ask(question, PROOF_SECONDS)
 
     def reach(self, node: NodeRecord) -> NodeChannel:
         return serving(self.transport, node)

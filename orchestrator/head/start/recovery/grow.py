@@ -22,14 +22,14 @@ from orchestrator.head.connect.reach import Reached, kept_if_well, serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.doctor.examination import CHECKS
 from orchestrator.head.doctor.findings import BAD, Case, Examined, Needs
+from orchestrator.head.follow.job_end import Change
 from orchestrator.head.follow.restarts import REST_SECONDS, Restarts
-from orchestrator.head.follow.run import Larger
 from orchestrator.head.nodes.facts import Facts
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.start.recovery.candidates import Candidate, choose
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
 from orchestrator.protocol.requests.start import AskKept, GetReady
-from orchestrator.records.experiment import JobRecord, NodeRecord
+from orchestrator.records.experiment import RESIZED, JobRecord, NodeRecord
 
 CHECKED = ("torch", "gpus", "disk", "shm", "limits")  # of a node that is to join: as at a launch
 SETTLED_SECONDS = 60.0  # after which a job that has kept nothing is not expected to
@@ -72,13 +72,13 @@ class Growth:
         self.next_look = self.began + self.every
         self.fruitless = 0  # that have found nothing, one after the other
         self.thread: threading.Thread | None = None
-        self.larger: Larger | None = None
+        self.larger: Change | None = None
         self.kept_before: float | None = None  # when nodes could join first: wait for what is newer
         self.said: set[str] = set()
         self.asked_at = self.began
         self.unable: dict[str, float] = {}  # who could not be given a part, and until when it rests
 
-    def check(self, record: JobRecord) -> Larger | None:
+    def check(self, record: JobRecord) -> Change | None:
         """Return the larger job once there is one. It never waits; ask it again and again."""
         self.asked_at = time.monotonic()
         if self.thread is not None and self.thread.is_alive():
@@ -247,14 +247,14 @@ def chosen(record: JobRecord, problems: Mapping[str, str]) -> set[str]:
     return set(choose([*running, *free], len(record.nodes), restarts.bounds[1]).nodes)
 
 
-def larger(record: JobRecord, names: Sequence[str]) -> Larger:
+def larger(record: JobRecord, names: Sequence[str]) -> Change:
     """Let these nodes stand by: the next attempt takes them."""
     spares = [
         replace(node, state="standing by") if node.name in names else node for node in record.spares
     ]
     count = len(record.nodes)
     reason = f"{listed(names)} can join: on with {count + len(names)} nodes instead of {count}"
-    return Larger(reason, spares)
+    return Change(RESIZED, reason, spares)
 
 
 def unfit(node: NodeRecord, facts: Facts, master: Facts) -> str:

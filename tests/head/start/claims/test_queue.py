@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.launch import LaunchArguments, Where, moment_of
-from orchestrator.head.start.claims.queue import Queue
+from orchestrator.head.start.claims.queue import not_yet
 from orchestrator.head.start.request import resolve
 from orchestrator.records import experiments
 from orchestrator.records.experiment import JobRecord
@@ -19,9 +19,9 @@ from orchestrator.records.experiment import JobRecord
 NOON = time.mktime((2026, 11, 26, 12, 0, 0, 0, 0, -1))
 
 
-def waiting(root: Path, **launch: Any) -> Queue:
+def waiting(root: Path, **launch: Any) -> str:
     arguments = LaunchArguments(program=("train.py",), where=Where(experiments=root), launch=launch)
-    return Queue(resolve(arguments, ["master_launch"]), cast(Any, None), print)
+    return not_yet(resolve(arguments, ["master_launch"]))
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_what_is_no_time_is_refused(tmp_path: Path, at: str) -> None:
 
 def test_a_time_that_has_come_is_waited_for_no_longer(tmp_path: Path) -> None:
     soon = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + 3600))
-    assert waiting(tmp_path, at=soon).not_yet().startswith("not before ")
-    assert waiting(tmp_path, at="2026-01-01 00:00").not_yet() == ""
+    assert waiting(tmp_path, at=soon).startswith("not before ")
+    assert waiting(tmp_path, at="2026-01-01 00:00") == ""
 
 
 def test_another_job_has_to_be_over_and_for_after_done(tmp_path: Path) -> None:
@@ -50,12 +50,12 @@ def test_another_job_has_to_be_over_and_for_after_done(tmp_path: Path) -> None:
     for state in ("queued", "running", "restarting"):
         experiment.write_signed(replace(record, state=state))
         for option in ("after", "after_any"):
-            assert waiting(tmp_path, **{option: (name,)}).not_yet() == f"not before {name} is over"
+            assert waiting(tmp_path, **{option: (name,)}) == f"not before {name} is over"
     experiment.write_signed(replace(record, state="failed"))
-    assert waiting(tmp_path, after_any=(name,)).not_yet() == ""
+    assert waiting(tmp_path, after_any=(name,)) == ""
     with pytest.raises(CheckFailed, match=f"{name} has failed; nothing was started"):
-        waiting(tmp_path, after=(name,)).not_yet()
+        waiting(tmp_path, after=(name,))
     experiment.write_signed(replace(record, state="done"))
-    assert waiting(tmp_path, after=(name,), after_any=(name,)).not_yet() == ""
+    assert waiting(tmp_path, after=(name,), after_any=(name,)) == ""
     with pytest.raises(UsageError, match=f"no experiment 'first_' in .*did you mean '{name}'"):
-        waiting(tmp_path, after=("first_",)).not_yet()
+        waiting(tmp_path, after=("first_",))

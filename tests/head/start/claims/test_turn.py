@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from orchestrator.head.start.claims.turn import Machine, holders, obstacles, place
+from orchestrator.head.start.claims.turn import Machine, holders, make_way, obstacles, place
 from orchestrator.protocol.requests.claims import RUNNING, WAITING, Entry
 
 NOW = 1000.0
@@ -21,9 +21,11 @@ def waits(id: str, order: float, wants: int = 1, **more: object) -> Entry:
     )  # type: ignore[arg-type]
 
 
-def runs(id: str, count: int, until: float = 0.0) -> Entry:
+def runs(id: str, count: int, until: float = 0.0, since: float = 1.0, **more: int) -> Entry:
     keys = tuple(f"{id}-{i}" for i in range(count))
-    return Entry(id=id, state=RUNNING, job=id, user="bob", since=1.0, keys=keys, until=until)
+    return Entry(
+        id=id, state=RUNNING, job=id, user="bob", since=since, keys=keys, until=until, **more
+    )  # type: ignore[arg-type]
 
 
 def node(free: int, wants: int, *entries: Entry, name: str = "a", total: int = 8) -> Machine:
@@ -153,3 +155,42 @@ def test_nobody_starts_later_than_in_a_line_that_nobody_may_pass(seed: int) -> N
     strict = played(line, in_line)
     assert all(mine <= theirs for mine, theirs in zip(ours, strict, strict=True))
     assert sum(ours) <= sum(strict)
+
+
+def gives(id: str, count: int, priority: int = 0, since: float = 1.0) -> Entry:
+    return runs(id, count, since=since, priority=priority, resumes=True)
+
+
+@pytest.mark.parametrize(
+    ("machines", "asked"),
+    [
+        # Enough is free, or who has it cannot go on later, or is as important.
+        ([node(8, 8)], {}),
+        ([node(0, 8, runs("x", 8))], {}),
+        ([node(0, 8, gives("x", 8, priority=1))], {}),
+        ([node(0, 8, gives("x", 8))], {"a": ("x",)}),
+        # The least important goes first, then the youngest, and no more than have to.
+        ([node(0, 4, gives("x", 4), gives("y", 4, priority=-1))], {"a": ("y",)}),
+        ([node(0, 4, gives("x", 4, since=1), gives("y", 4, since=2))], {"a": ("y",)}),
+        ([node(0, 6, gives("x", 2, since=2), gives("y", 6, since=1))], {"a": ("y",)}),
+        ([node(2, 4, gives("x", 2), gives("y", 4, priority=-1))], {"a": ("y",)}),
+        # Nobody ends in vain: too little would be free there, on another node, or for this launch.
+        ([node(0, 8, gives("x", 4), runs("y", 4))], {}),
+        ([node(0, 8, gives("x", 8)), node(0, 8, runs("y", 8), name="b")], {}),
+        ([node(0, 8, gives("x", 8), waits("z", 1, 8, priority=9))], {}),
+        ([node(0, 8, gives("x", 8)), node(8, 8, name="b")], {"a": ("x",)}),
+    ],
+)  # fmt: skip
+def test_who_is_asked_to_make_way(
+    machines: list[Machine], asked: dict[str, tuple[str, ...]]
+) -> None:
+    mine = waits("m", 9, 8, priority=1)
+    assert make_way(mine, machines, len(machines)) == asked
+
+
+def test_of_more_nodes_than_it_needs_a_launch_asks_on_those_with_the_fewest_jobs() -> None:
+    one, two = node(0, 8, gives("x", 8)), node(0, 8, gives("y", 4), gives("z", 4), name="b")
+    free = node(8, 8, name="c")
+    mine = waits("m", 9, 8, priority=1)
+    assert make_way(mine, [two, one, free], 2) == {"a": ("x",)}
+    assert make_way(mine, [two, one, free], 1) == {}

@@ -20,8 +20,8 @@ from orchestrator.head.connect.subprocess_transport import (
     LocalTransport,
     ProcessConnection,
 )
+from orchestrator.head.follow.job_end import Change
 from orchestrator.head.follow.restarts import Restarts
-from orchestrator.head.follow.run import Larger
 from orchestrator.head.nodes.facts import Facts
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.start.recovery import grow
@@ -153,7 +153,7 @@ def running_here(nnodes: str = "2:3") -> JobRecord:
     return replace(job, nodes=list(map(here, job.nodes)), spares=list(map(here, job.spares)))
 
 
-def larger_in_time(looking: grow.Growth, job: JobRecord, state: Path, quiet: float) -> Larger:
+def larger_in_time(looking: grow.Growth, job: JobRecord, state: Path, quiet: float) -> Change:
     """Keep something new once it was awaited for so long."""
     looking.next_look, deadline = 0.0, time.monotonic() + 60.0
     while time.monotonic() < deadline:
