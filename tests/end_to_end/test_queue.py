@@ -341,3 +341,17 @@ def test_the_rules_of_a_node_count_for_every_launch(line: Line, rules: None) -> 
 def test_options_that_do_nothing_are_refused(line: Line, words: tuple[str, ...], said: str) -> None:
     command = line.launch("wrong", *words)
     assert command.finish() == 2 and said in command.text
+
+
+def test_who_has_started_waits_on_no_other_host(line: Line) -> None:
+    first = line.launch("first", "--claim", "all", "--nnodes", "1")
+    first.wait_for("running")
+    second = line.launch("second", "--queue", "--nnodes", "1")
+    second.wait_for("running")
+    assert [job["state"] for job in line.shown()] == [RUNNING, RUNNING]
+    third = line.launch("third", "--queue", "--nnodes", "1")
+    third.wait_for("in the queue")
+    line.end(first)
+    third.wait_for("running")  # though second still runs
+    line.end(third)
+    line.end(second)

@@ -52,6 +52,8 @@ def choose(request: Request, nodes: Nodes, *, hold: bool) -> Nodes:
     notes += [f"{name} cannot be a spare: {reason}" for name, reason in bad_spares.items()]
     if chosen[0].node.name != nodes.master:
         chosen = with_master(request, nodes, chosen)
+    if hold:
+        let_go(nodes, [*chosen, *spares])
     return replace(
         nodes,
         reached=tuple(marked(node, spare=False) for node in chosen),
@@ -60,6 +62,14 @@ def choose(request: Request, nodes: Nodes, *, hold: bool) -> Nodes:
         bounds=None,
         notes=(*nodes.notes, *notes),
     )
+
+
+def let_go(nodes: Nodes, kept: Sequence[Reached]) -> None:
+    """Leave the nodes that a job does not get: while it runs, it waits nowhere for its turn."""
+    names = {node.node.name for node in kept}
+    for node in nodes.reached:
+        if node.node.name not in names:
+            node.channel.connection.close()
 
 
 def unfit_of(
