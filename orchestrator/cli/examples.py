@@ -63,7 +63,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "who": (
         ("orchestrator who", "who uses each GPU"),
-        ("orchestrator who --nodes all_nodes.txt", "on the nodes of another list"),
+        ("orchestrator who --idle 30m", "whose jobs hold GPUs that did nothing for 30 minutes"),
         ("orchestrator who --json", "for a program"),
     ),
     "try": (

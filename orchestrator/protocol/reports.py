@@ -53,7 +53,8 @@ class Raised(TypedDict):
     error: ErrorRecord
 
 
-UNSAVED = "no checkpoint"  # a cause, and the only one that holds nobody up
+UNSAVED = "no checkpoint"  # a cause, and one that holds nobody up, as the next one
+IDLE = "idle GPUs"
 
 
 class Slow(TypedDict):

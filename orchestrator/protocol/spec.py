@@ -98,6 +98,7 @@ class Spec(Message):
     hosts: tuple[str, ...] = ()  # addresses of all nodes, in order
     machine: str = ""  # that it was started on: others may share its home
     wish: Optional[Wish] = None  # the GPUs or slots to be held for it; None: it asks for none
+    claim: str = ""  # the path of its entry in the machine's book; nothing: it holds nothing
     prolog: str = ""  # for a shell on this node, before its first rank
     epilog: str = ""  # after its last
     prolog_timeout: float = 60.0  # seconds that each of the two may take

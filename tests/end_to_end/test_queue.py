@@ -281,6 +281,9 @@ def test_two_jobs_share_the_gpus_of_both_hosts(line: Line, gpus: None) -> None:
     refused = line.launch("refused")  # which wants all
     assert refused.finish() == 3
     assert re.search(r"GPU 0: \S+ job first_\S+; GPU 2-3: \S+ job second_", refused.text)
+    who = line.head.command("orchestrator", "who", "--idle", "1m")
+    assert who.finish() == 0  # without nvidia-smi nobody knows
+    assert re.search(r"GPU 2-3 +\S+ +second_\S+ +\?$", who.text, re.MULTILINE)
     by_name = line.launch("by_name", "--env", "CUDA_VISIBLE_DEVICES=1")
     by_name.wait_for("node0 .*sees 1$")
     shared = line.launch("shared", "--claim", "none")

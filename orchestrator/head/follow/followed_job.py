@@ -25,6 +25,7 @@ from orchestrator.protocol.events import (
     Started,
     TorchReady,
 )
+from orchestrator.protocol.reports import IDLE
 from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.records import machines
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -165,7 +166,8 @@ class FollowedJob:
         if slow not in self.record.slow:
             self.record = replace(self.record, slow=[*self.record.slow, slow])
             self.straggler(self.record, slow)
-            self.remember(slow.node, time.time(), slow.cause, slow.text)
+            if slow.cause != IDLE:
+                self.remember(slow.node, time.time(), slow.cause, slow.text)
             self.changed = True
 
     def remember(self, index: int | None, when: float, kind: str, what: str) -> None:

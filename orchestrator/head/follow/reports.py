@@ -91,8 +91,10 @@ class Reports:
                     cause=event.cause,
                     rank=event.who,
                     node=event.node,
-                    step=event.step,
+                    step=event.step or None,
                     text=event.text,
+                    # By its own clock: a new head, which hears it again, knows that it is the same.
+                    time=None if event.step else event.time,
                 )
             )
         elif isinstance(event, events.RankEvent):

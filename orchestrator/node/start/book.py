@@ -21,6 +21,7 @@ import time
 
 from orchestrator.common import files
 from orchestrator.node.machine import sysfs
+from orchestrator.node.machine.gpus import use
 from orchestrator.node.machine.probe import network_space
 from orchestrator.protocol.message import decode, encode, parse
 from orchestrator.protocol.requests.claims import Entry
@@ -82,8 +83,9 @@ class Book:
 
     def remove(self, name: str) -> None:
         """Remove an entry; nobody can remove another user's."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.file(name))
+        for path in (use.place_of(self.file(name)), self.file(name)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
     def file(self, name: str) -> str:
         if not ID.fullmatch(name):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.machine.gpus import use
 from orchestrator.node.server.visit import Refusal, RoomState, Visit
 from orchestrator.node.start import devices
 from orchestrator.node.start.book import Book, name_of
@@ -45,6 +46,13 @@ class Claims(RoomState):
     def files(self) -> list[int]:
         """Return the open file that holds all: a supervisor inherits it."""
         return [self.book.fd] if self.book and self.held else []
+
+    @property
+    def place(self) -> str:
+        """Return the path of the entry that says what is held; nothing where nothing is."""
+        if self.book is None or self.entry is None or not self.held:
+            return ""
+        return self.book.file(self.entry.id)
 
     def opened(self) -> Book:
         if self.book is None:
@@ -280,6 +288,14 @@ def takers(
     return (*found, *(taken for key, taken in strangers.items() if key not in booked))
 
 
+def idle_of(book: Book, entries: Sequence[Entry]) -> dict[str, float]:
+    """Return for how many seconds the GPUs of an entry have done nothing, where that is known."""
+    notes = [(entry, use.read(book.file(entry.id))) for entry in entries]
+    return {
+        entry.id: note.idle for entry, note in notes if note and name_of(note.owner) == entry.user
+    }
+
+
 def read(visit: Visit, wish: Wish, before: Sequence[Entry], seconds: float) -> Page:
     """Read the book, once it is another than before or so many seconds have passed."""
     claims, deadline = visit.of(Claims), time.monotonic() + seconds
@@ -300,6 +316,7 @@ def read(visit: Visit, wish: Wish, before: Sequence[Entry], seconds: float) -> P
                 total=len(some),
                 wants=count,
                 own=gpus,
+                idle=idle_of(book, entries),
                 removed=removed,
             )
         time.sleep(LOOK_SECONDS)

@@ -40,7 +40,8 @@ def start(visit: Visit, spec: Spec) -> StartedHere:
     there = spec if shared else with_local_experiment(spec, run, first)
     if spec.attempt is not None:
         there = with_resume_directory(there, first)
-    there = there.replace(env={**there.env, **visit.of(Claims).environment(spec)})
+    claims = visit.of(Claims)
+    there = there.replace(env={**there.env, **claims.environment(spec)}, claim=claims.place)
     ports = visit.of(Ports)
     if ports.peers and there.lease:
         there = there.replace(lease=there.lease.replace(fd=ports.peers.fileno()))

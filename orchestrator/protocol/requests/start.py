@@ -150,6 +150,9 @@ class LeaveQueue(Request[Nothing], do="leave_queue"):
     entry: str  # its id
 
 
+NO_SECONDS: dict[str, float] = {}
+
+
 class Page(Message):
     """All that is claimed on a machine, and who waits there, by its book."""
 
@@ -158,6 +161,7 @@ class Page(Message):
     total: int = 0  # of so many,
     wants: int = 0  # of which it wants these
     own: Few = 0  # GPUs that jobs of the asking user hold
+    idle: dict[str, float] = NO_SECONDS  # entry -> for how long its GPUs did nothing, if known
     removed: bool = False  # the asking launch's own entry is there no more
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.machine.gpus import nvidia
+from orchestrator.node.machine.gpus import nvidia, use
+from orchestrator.node.machine.gpus.use import HeldGpus
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.start import claims as module
 from orchestrator.node.start import devices
@@ -124,6 +125,24 @@ def test_the_gpus_of_all_jobs_of_a_user_are_counted(
     assert first.answer(Claim(wish=wish(gpus=2))).held
     assert second.answer(Claim(wish=wish(gpus=1))).held
     assert third.answer(ReadBook()).own == 3
+
+
+def test_everybody_reads_whose_gpus_do_nothing(visits: list[Visit], gpus: list[Device]) -> None:
+    """A note of somebody else beside an entry says nothing."""
+    first, second, _ = visits
+    first.answer(Claim(wish=wish(gpus=1)))
+    claims = first.of(Claims)
+    assert claims.entry is not None and second.answer(ReadBook()).idle == {}
+    held = HeldGpus(claims.place)
+    held.busy -= 100.0
+    held.note(["0000:01:00"], [0.0])
+    assert 95 < second.answer(ReadBook()).idle[claims.entry.id] < 105
+    note = Path(use.place_of(claims.place))
+    if os.getuid() == 0:
+        os.chown(note, 1234, 1234)
+        assert second.answer(ReadBook()).idle == {}
+    first.answer(Unclaim())
+    assert not note.exists()
 
 
 def test_who_waits_for_jobs_of_their_own_holds_up_nobody(

@@ -19,7 +19,7 @@ from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.start.claims.turn import Machine, expected, obstacles, rank
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
-from orchestrator.protocol.requests.claims import WAITING, Entry, clock, in_words
+from orchestrator.protocol.requests.claims import RUNNING, WAITING, Entry, clock, in_words
 from orchestrator.protocol.requests.start import LeaveQueue, Page, ReadBook
 
 BOOK_SECONDS = 10.0
@@ -77,7 +77,11 @@ LINES: Table[Line] = Table(
 )
 
 
-def queue(arguments: LaunchArguments, *, as_json: bool) -> int:
+Lost = Sequence[tuple[str, OrchestratorError]]
+
+
+def read_books(arguments: LaunchArguments) -> tuple[list[tuple[Reached, Page]], Lost]:
+    """Read the books of all nodes; return also which ones could not be asked, and why."""
     answered = try_all(resolve(arguments))
     books = fleet.ask(answered.reached, [ReadBook()] * len(answered.reached), BOOK_SECONDS)
     read = [
@@ -86,13 +90,67 @@ def queue(arguments: LaunchArguments, *, as_json: bool) -> int:
         if isinstance(book, Page)
     ]
     silent = fleet.failures([node.node for node in answered.reached], books)
-    lost = [(node.name, error) for node, error in (*answered.lost, *silent)]
+    return read, [(node.name, error) for node, error in (*answered.lost, *silent)]
+
+
+def queue(arguments: LaunchArguments, *, as_json: bool) -> int:
+    read, lost = read_books(arguments)
     lines = list(lines_of(read, time.time()))
     data = {
         "jobs": [to_json(line) for line in lines],
-        "lost": [{"name": name, "problem": error.what} for name, error in lost],
+        "lost": lost_json(lost),
     }
     output.result(data, partial(to_text, lines, lost), as_json=as_json)
+    return EXIT_NODE if lost else EXIT_DONE
+
+
+@dataclass(frozen=True)
+class Idle:
+    """What a job holds on a node, and for how long it has done nothing there; None: not known."""
+
+    node: str
+    entry: Entry
+    seconds: float | None
+
+
+IDLE: Table[Idle] = Table(
+    (
+        Column("NODE", lambda one: one.node),
+        Column("HELD", lambda one: in_words(one.entry.names)),
+        Column("USER", lambda one: one.entry.user),
+        Column("JOB", lambda one: one.entry.job),
+        Column("IDLE", lambda one: "?" if one.seconds is None else text.duration(one.seconds)),
+    )
+)
+
+
+def idle(arguments: LaunchArguments, least: float, *, as_json: bool) -> int:
+    """Show the jobs whose GPUs do nothing, and those of which nobody knows that."""
+    read, lost = read_books(arguments)
+    found = [
+        Idle(node.node.name, entry, seconds)
+        for node, book in read
+        for entry in book.entries
+        if entry.state == RUNNING
+        and any(name.startswith(("GPU", "MIG")) for name in entry.names)
+        and ((seconds := book.idle.get(entry.id)) is None or seconds >= least)
+    ]
+    found.sort(key=lambda one: -1.0 if one.seconds is None else one.seconds, reverse=True)
+    data = {
+        "idle": [
+            {"node": one.node, "user": one.entry.user, "job": one.entry.job,
+             "holds": list(one.entry.names), "seconds": one.seconds}
+            for one in found
+        ],
+        "lost": lost_json(lost),
+    }  # fmt: skip
+
+    def words(terminal: Terminal) -> str:
+        nobody = f"no job holds GPUs that did nothing for {text.duration(least)}"
+        table = IDLE.text(found, terminal) if found else nobody
+        return "\n\n".join(filter(None, [table, "\n".join(reasons(lost))]))
+
+    output.result(data, words, as_json=as_json)
     return EXIT_NODE if lost else EXIT_DONE
 
 
@@ -177,9 +235,14 @@ def to_json(line: Line) -> dict[str, Any]:
     }
 
 
-def to_text(
-    lines: Sequence[Line], lost: Sequence[tuple[str, OrchestratorError]], terminal: Terminal
-) -> str:
-    words = fleet.reasons((name, error.what, error.fix) for name, error in lost)
+def to_text(lines: Sequence[Line], lost: Lost, terminal: Terminal) -> str:
     table = LINES.text(lines, terminal) if lines else "nobody holds or waits for these nodes"
-    return "\n\n".join(filter(None, [table, "\n".join(words)]))
+    return "\n\n".join(filter(None, [table, "\n".join(reasons(lost))]))
+
+
+def reasons(lost: Lost) -> Sequence[str]:
+    return list(fleet.reasons((name, error.what, error.fix) for name, error in lost))
+
+
+def lost_json(lost: Lost) -> list[dict[str, str]]:
+    return [{"name": name, "problem": error.what} for name, error in lost]
