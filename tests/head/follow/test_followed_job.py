@@ -145,8 +145,11 @@ def test_a_history_that_cannot_be_kept_is_said(
     assert said.startswith("orchestrator: the history of gpu01 is not kept: ")
 
 
-def test_gpus_that_do_nothing_are_told_once_and_no_fault_of_the_machine(tmp_path: Path) -> None:
+def test_gpus_that_do_nothing_are_told_once_and_no_fault_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where another head hears of it again."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
     told: list[SlowRank] = []
     job = followed(tmp_path)
     job.straggler = lambda _, slow: told.append(slow)

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from orchestrator.config.launch import Launch
+from orchestrator.head.commands.kept import usage as command
+from orchestrator.head.screen.output import PLAIN
 from orchestrator.head.status import usage
 from orchestrator.head.status.usage import Usage
 from orchestrator.records.experiment import Attempt, Experiment, JobRecord
@@ -111,6 +113,24 @@ def test_a_job_whose_head_is_gone_ends_with_the_last_that_was_heard(tmp_path: Pa
     for path in (*experiment.path.iterdir(), experiment.path):
         os.utime(path, (BEGAN + 7200, BEGAN + 7200))
     assert of(experiment).gpu_hours == 2.0
+
+
+def test_experiments_of_others_that_are_closed_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [kept(tmp_path, f"a_20260921_13000{n}").path for n in range(8)]
+    real = Path.stat
+
+    def stat(path: Path, **more: bool) -> os.stat_result:
+        if path.parent in paths[1:]:
+            raise PermissionError(13, "Permission denied")
+        return real(path, **more)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    _, unread = command.read([tmp_path / "experiments", tmp_path / "none"], 0.0, BEGAN)
+    assert [why for path, why in unread if path in paths[1:]] == ["Permission denied"] * 7
+    lines = command.to_text([], "user", unread, PLAIN).splitlines()
+    assert len(lines) == 7 and lines[-1] == "not counted: 2 more: --json names them"
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from orchestrator.head.screen.output import Column, Table, Terminal
 from orchestrator.head.status.row import TROUBLE, damaged
 from orchestrator.head.status.usage import Total, Usage, of, totals
 from orchestrator.records import experiments
+from orchestrator.records.experiment import RECORD, STAMP
 
 
 def amount(name: str, digits: int) -> Column[Total]:
@@ -29,6 +30,7 @@ def amount(name: str, digits: int) -> Column[Total]:
     return Column(HEADINGS[name], words, right=True)
 
 
+SHOWN = 5  # experiments that are not counted
 HEADINGS = {
     "gpu_hours": "GPU HOURS",
     "slot_hours": "SLOT HOURS",
@@ -58,15 +60,9 @@ def read(
     roots: Sequence[Path], begin: float, now: float
 ) -> tuple[list[Usage], list[tuple[Path, str]]]:
     """Read all experiments that began since then. Whoever wrote one: nothing in it is run."""
-    usages, unread = [], []
+    usages, unread = list[Usage](), list[tuple[Path, str]]()
     for root in dict.fromkeys(path.absolute() for path in roots):
-        try:
-            next(root.iterdir(), None)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            unread.append((root, error.strerror or "unreadable"))
-            continue
+        unread += closed(root)
         for experiment in experiments.every(root, trusted=True):
             try:
                 if (experiments.stamped(experiment.name[-15:]) or now) >= begin:
@@ -74,6 +70,23 @@ def read(
             except TROUBLE as error:
                 unread.append((experiment.path, damaged(experiment.name, error).cause))
     return usages, unread
+
+
+def closed(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield what this login may not look into: the directory, or experiments of others in it."""
+    try:
+        for path in sorted(root.iterdir()):
+            if STAMP.fullmatch(path.name):
+                try:
+                    (path / RECORD).stat()
+                except PermissionError as error:
+                    yield path, str(error.strerror)
+                except OSError:
+                    continue
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        yield root, error.strerror or "unreadable"
 
 
 def to_text(
@@ -86,4 +99,6 @@ def to_text(
     )
     table = Table(columns).text(found, terminal) if found else "there is no job"
     lines = [f"not counted: {output.path(path)}: {why}" for path, why in unread]
+    more = len(lines) - SHOWN
+    lines[SHOWN:] = [f"not counted: {more} more: --json names them"] if more > 0 else []
     return "\n".join([table, *lines])
