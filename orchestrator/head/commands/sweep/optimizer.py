@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.common.errors import import_optional
 from orchestrator.head.commands.sweep import trial
 from orchestrator.head.commands.sweep.space import Member, Variable
-from orchestrator.head.commands.sweep.sweep import End
+from orchestrator.head.commands.sweep.sweep import LEAST_WAITING, End
 from orchestrator.records.experiment import Experiment
 
 FILE = "optuna.log"
@@ -41,6 +41,11 @@ class Optimizer:
         known = self.study.get_trials(deepcopy=False)
         self.asked = [self.optuna.trial.Trial(self.study, one._trial_id) for one in known]
         self.reported: dict[int, int] = {}  # member -> how many of its values Optuna has
+
+    @property
+    def most_waiting(self) -> int:
+        """Choose late: each end tells it more."""
+        return LEAST_WAITING
 
     def __len__(self) -> int:
         return self.trials

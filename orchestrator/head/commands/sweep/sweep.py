@@ -36,7 +36,9 @@ from orchestrator.head.commands.sweep.space import Member
 from orchestrator.head.screen.output import complain_once
 from orchestrator.records.experiment import RECORD, Experiment, JobRecord
 
-WAITING = 2  # members in the queue beside those that run: who is next has reached the nodes
+# Members in the queue beside those that run: they have reached the nodes. As many as run, since
+# members that began together end together.
+LEAST_WAITING, MOST_WAITING = 2, 8
 LOOK_SECONDS = 0.1
 PRUNE_SECONDS = 1.0  # between two looks at what the members measure
 MOST_TRIES = 3  # of a process that ends without a word; of first members that cannot start
@@ -46,6 +48,11 @@ INTERRUPTED = "interrupted"  # with the whole sweep: it begins again with that
 
 class Supply(Protocol):
     """Where members come from: a list, or an optimizer that hears how each has ended."""
+
+    @property
+    def most_waiting(self) -> int:
+        """Return how many members may be chosen before they can start."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -63,6 +70,7 @@ class Listed:
     """Members that were known from the start."""
 
     members: Sequence[Member]
+    most_waiting: int = MOST_WAITING
 
     def __len__(self) -> int:
         return len(self.members)
@@ -214,7 +222,9 @@ class Sweep:
     def has_room(self) -> bool:
         if self.jobs is not None:
             return len(self.given) < self.jobs
-        return sum(one.place is None for one in self.given.values()) < WAITING
+        waiting = sum(one.place is None for one in self.given.values())
+        running = len(self.given) - waiting
+        return waiting < min(max(LEAST_WAITING, running), self.supply.most_waiting)
 
     # -- what becomes of them ----------------------------------------------------------------
 

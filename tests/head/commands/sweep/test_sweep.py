@@ -18,7 +18,7 @@ from orchestrator.head.commands.sweep import slot as slots
 from orchestrator.head.commands.sweep import table
 from orchestrator.head.commands.sweep.slot import Slot
 from orchestrator.head.commands.sweep.space import Member
-from orchestrator.head.commands.sweep.sweep import Listed, Sweep
+from orchestrator.head.commands.sweep.sweep import Given, Listed, Sweep
 from orchestrator.head.follow import verdict
 from orchestrator.head.screen.output import Terminal
 from orchestrator.records import experiments
@@ -162,3 +162,19 @@ def test_ten_thousand_members_take_no_time_to_show_or_to_read(
     lines = text.splitlines()
     assert "10000 done" in lines[0] and lines[2].split()[:2] == ["9999", "x=9999"]
     assert lines[7].strip() == "and the worst:" and lines[8].split()[0] == "0" and len(lines) == 9
+
+
+def test_as_many_wait_as_run_between_two_and_what_the_supply_allows(world: World) -> None:
+    def given(running: int, waiting: int) -> bool:
+        places = [Path("x")] * running + [None] * waiting
+        slot = world.journal.slot(0)
+        world.sweep.given = {
+            at: Given(Member(at), slot, place=place) for at, place in enumerate(places)
+        }
+        return world.sweep.has_room
+
+    assert given(0, 1) and not given(0, 2)
+    assert given(5, 4) and not given(5, 5)
+    assert given(50, 7) and not given(50, 8)
+    world.sweep.jobs = 3
+    assert given(2, 0) and not given(2, 1)
