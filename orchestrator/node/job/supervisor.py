@@ -624,6 +624,8 @@ class Supervisor:
         if self.agent_code:
             output = self.log.last.get(AGENT, b"") + self.log.last.get(GOODBYE, b"")
             more = {**self.evidence.now(), "said": last_words(output)}
+        # What the sampler had started dies with it, and may take a moment.
+        left = [] if self.processes.wait(SWEEP_GRACE_SECONDS) else self.living()
         ended = events.Ended(
             time=time.time(),
             agent=self.agent_code,
@@ -633,7 +635,7 @@ class Supervisor:
                 for number, rank in self.ranks.items()
             },
             killed=self.killed,
-            left=tuple(process.pid for process in self.living()),
+            left=tuple(process.pid for process in left),
             lived=self.lived or None,
             left_behind=None if self.why or self.agent_code else self.left_behind or None,
             lost=self.log.lost,

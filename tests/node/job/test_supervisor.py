@@ -22,6 +22,7 @@ from orchestrator.node.job import supervisor
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.ranks import fast_torchrun, no_torchrun
 from orchestrator.node.job.supervisor import FAILED_GRACE_SECONDS, RankProcess, Supervisor
+from tests.node import running
 from tests.node.running import PYTHON, Job, alive, bare_spec, script, wait_until
 
 NewJob = Callable[..., Job]
@@ -651,6 +652,18 @@ def test_what_outlives_torchrun_is_killed_before_it_is_given_up(
     assert job.killed == {1 << 30: "stays"} and not job.over()
     monkeypatch.setattr(supervisor, "SWEEP_LIMIT_SECONDS", 0.0)
     assert job.over()
+
+
+def test_what_the_sampler_had_started_may_take_a_moment_to_die(
+    new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As nvidia-smi does, on a busy machine."""
+    dies = "sampling.SamplerProcess.end = lambda _: subprocess.Popen(['sleep', '0.2']); "
+    instead = f"import subprocess; from orchestrator.node.job import sampling; {dies}"
+    code = running.SUPERVISE.replace("supervisor.main", f"{instead}supervisor.main")
+    monkeypatch.setattr(running, "SUPERVISE", code)
+    job = new_job()
+    assert job.start(job.spec(script(tmp_path, ""))).wait()["left"] == []
 
 
 def test_torchrun_that_is_not_there(new_job: NewJob, tmp_path: Path) -> None:
