@@ -46,7 +46,7 @@ def night_of(
         if one.level == BAD and one.check in OF_MACHINES
         for name in one.nodes
     }
-    ours = [name for name in seen if is_ours(machines[name], cordoned)]
+    ours = [one.machine for one in cordoned.values() if one.reason.startswith(REASON)]
     return Night(
         findings=[
             one
@@ -60,9 +60,5 @@ def night_of(
             if name in seen
         ],
         sick={name: why for name, why in bad.items() if machines[name] not in cordoned},
-        well=[name for name in ours if name not in bad],
+        well=[name for name in seen if machines[name] in ours and name not in bad],
     )
-
-
-def is_ours(machine: str, cordoned: Cordons) -> bool:
-    return machine in cordoned and cordoned[machine].reason.startswith(REASON)

@@ -5,6 +5,7 @@ All of it is read from what the experiments have kept. What nobody measured is N
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,6 @@ from orchestrator.records.metrics.lines import GrowingFile
 
 HOUR, KILOWATT_HOUR = 3600.0, 3.6e6
 GAP_SECONDS = 60.0  # without a sample: what was used then is not known
-BY = ("user", "project", "month")
 AMOUNTS = ("gpu_hours", "slot_hours", "energy_kwh", "useful_hours")
 
 
@@ -63,17 +63,19 @@ def of(experiment: Experiment, now: float) -> Usage:
     end = now if record.ended is None else record.ended
     if record.ended is None:  # its head may be gone for days
         end = min(end, max(record.started, last_sign(experiment.path)))
-    held = held_by_name(record, experiment)
+    known: dict[str, Any] = {}
+    with contextlib.suppress(UsageError):
+        known = manifest.read(experiment)
+    held = held_by_name(record, known)
     hours = {gpus: hours_of(record, held, end, gpus=gpus) for gpus in (True, False)}
     parts = record.goodput or goodput.of(record, experiment.path, end)
     whole, taken = sum(parts.values()), (hours[True], hours[False])
     useful = None
     if whole and None not in taken and (parts.get("training") or parts.get("load")):
         useful = sum(filter(None, taken)) * parts.get("training", 0.0) / whole
-    directory = manifest.working_tree(experiment)
     return Usage(
         user=user_name(experiment.path.stat().st_uid),
-        project=Path(directory).name if directory else "?",
+        project=Path(str(known.get("directory") or "?")).name,
         month=time.strftime("%Y-%m", time.localtime(record.started)),
         gpu_hours=hours[True],
         slot_hours=hours[False],
@@ -84,28 +86,15 @@ def of(experiment: Experiment, now: float) -> Usage:
 
 def last_sign(path: Path) -> float:
     """Return when something was written last for a job that nobody has seen end."""
-    times = [0.0]
-    for place in (path, path / "logs", path / "outputs"):
-        try:
-            times += [entry.stat().st_mtime for entry in place.iterdir()]
-        except OSError:
-            continue
-    return max(times)
+    places = (*path.glob("*"), *path.glob("logs/*"), *path.glob("outputs/*"))
+    return max((place.lstat().st_mtime for place in places), default=0.0)
 
 
-def held_by_name(record: JobRecord, experiment: Experiment) -> dict[str, Held]:
+def held_by_name(record: JobRecord, known: Mapping[str, Any]) -> dict[str, Held]:
     """Return what the job had of each node of its launch, by the node's name."""
-    found = {}
-    try:
-        nodes = manifest.read(experiment).get("nodes")
-    except UsageError:
-        return {}
     ranks = {node.name: node.nproc for node in record.nodes}
-    for node in nodes if isinstance(nodes, list) else ():
-        if isinstance(node, dict):
-            name = str(node.get("name"))
-            found[name] = held_of(node, record, ranks.get(name, 1))
-    return found
+    named = {str(node["name"]): node for node in known.get("nodes", ())}
+    return {name: held_of(node, record, ranks.get(name, 1)) for name, node in named.items()}
 
 
 def held_of(node: Mapping[str, Any], record: JobRecord, ranks: int) -> Held:

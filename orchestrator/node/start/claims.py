@@ -291,9 +291,7 @@ def takers(
 def idle_of(book: Book, entries: Sequence[Entry]) -> dict[str, float]:
     """Return for how many seconds the GPUs of an entry have done nothing, where that is known."""
     notes = [(entry, use.read(book.file(entry.id))) for entry in entries]
-    return {
-        entry.id: note.idle for entry, note in notes if note and name_of(note.owner) == entry.user
-    }
+    return {entry.id: note[1] for entry, note in notes if note and name_of(note[0]) == entry.user}
 
 
 def read(visit: Visit, wish: Wish, before: Sequence[Entry], seconds: float) -> Page:

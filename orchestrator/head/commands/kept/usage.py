@@ -18,26 +18,22 @@ from orchestrator.head.status.usage import Total, Usage, of, totals
 from orchestrator.records import experiments
 from orchestrator.records.experiment import RECORD, STAMP
 
-
-def amount(name: str, digits: int) -> Column[Total]:
-    """Make a column of numbers: `?` is what nobody measured, `12.5+?` is that for some jobs."""
-
-    def words(total: Total) -> str:
-        known = total.known[name]
-        words = "" if known is None else f"{known:.{digits}f}"
-        return "+".join(filter(None, [words, "?" * bool(total.unknown[name])]))
-
-    return Column(HEADINGS[name], words, right=True)
-
-
 SHOWN = 5  # experiments that are not counted
-HEADINGS = {
-    "gpu_hours": "GPU HOURS",
-    "slot_hours": "SLOT HOURS",
-    "energy_kwh": "GPU KWH",
-}
-USEFUL: Column[Total] = Column(
-    "USEFUL", lambda one: "?" if one.goodput is None else f"{one.goodput:.0%}", right=True
+
+
+def amount(total: Total, name: str, digits: int = 1) -> str:
+    """Write an amount: `?` is what nobody measured, `12.5+?` is that for some jobs."""
+    known = total.known[name]
+    words = "" if known is None else f"{known:.{digits}f}"
+    return "+".join(filter(None, [words, "?" * bool(total.unknown[name])]))
+
+
+COLUMNS: tuple[Column[Total], ...] = (
+    Column("JOBS", lambda one: str(one.jobs), right=True),
+    Column("GPU HOURS", lambda one: amount(one, "gpu_hours"), right=True),
+    Column("SLOT HOURS", lambda one: amount(one, "slot_hours"), right=True),
+    Column("GPU KWH", lambda one: amount(one, "energy_kwh", 2), right=True),
+    Column("USEFUL", lambda one: "?" if one.goodput is None else f"{one.goodput:.0%}", right=True),
 )
 
 
@@ -92,11 +88,7 @@ def closed(root: Path) -> Iterator[tuple[Path, str]]:
 def to_text(
     found: Sequence[Total], by: str, unread: Sequence[tuple[Path, str]], terminal: Terminal
 ) -> str:
-    columns: tuple[Column[Total], ...] = (
-        Column(by.upper(), lambda one: one.name),
-        Column("JOBS", lambda one: str(one.jobs), right=True),
-        *(amount("gpu_hours", 1), amount("slot_hours", 1), amount("energy_kwh", 2), USEFUL),
-    )
+    columns = (Column[Total](by.upper(), lambda one: one.name), *COLUMNS)
     table = Table(columns).text(found, terminal) if found else "there is no job"
     lines = [f"not counted: {output.path(path)}: {why}" for path, why in unread]
     more = len(lines) - SHOWN

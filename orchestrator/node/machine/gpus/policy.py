@@ -7,10 +7,10 @@ or understood does not count, and `problem` says why: the rules are advice, and 
 from __future__ import annotations
 
 import os
-import pwd
 import re
 
 from orchestrator.common import files
+from orchestrator.common.permissions import user_name
 from orchestrator.protocol.facts import Policy
 
 PLACE = "/etc/orchestrator/policy.yaml"
@@ -40,15 +40,8 @@ def doubt(file: os.stat_result, directory: os.stat_result, named: bool) -> str:
     """
     owners = {0, os.getuid(), directory.st_uid} if named else {0, os.getuid()}
     if file.st_uid not in owners:
-        return f"belongs to {name_of(file.st_uid)}"
+        return f"belongs to {user_name(file.st_uid)}"
     return "may be written by others" if (file.st_mode | directory.st_mode) & 0o022 else ""
-
-
-def name_of(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
 
 
 def understood(path: str, text: str) -> Policy:

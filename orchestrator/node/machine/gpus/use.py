@@ -9,20 +9,12 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from orchestrator.common import files
 
 TO_READ = 0o644
 OLD_SECONDS = 60.0  # a note that says nothing of now
 LARGEST_BYTES = 1 << 12
-
-
-class Note(NamedTuple):
-    """What a note says, and whose it is."""
-
-    owner: int
-    idle: float  # seconds
 
 
 def place_of(entry: str) -> str:
@@ -61,8 +53,8 @@ def keys_of(entry: str) -> tuple[str, ...]:
         return ()
 
 
-def read(entry: str) -> Note | None:
-    """Return what is noted beside an entry; None where that is not of now."""
+def read(entry: str) -> tuple[int, float] | None:
+    """Return whose note is beside an entry, and the seconds in it; None where it is not of now."""
     try:
         with files.open_plain(place_of(entry)) as file:
             known = json.loads(file.read(LARGEST_BYTES))
@@ -71,4 +63,4 @@ def read(entry: str) -> Note | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     old = abs(time.time() - seen) > OLD_SECONDS
-    return None if old or not busy <= seen else Note(owner, seen - busy)
+    return None if old or not busy <= seen else (owner, seen - busy)

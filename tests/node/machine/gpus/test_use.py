@@ -28,7 +28,7 @@ def test_idle_is_when_all_that_a_job_holds_does_nothing(entry: str) -> None:
     held.busy -= 100.0
     assert held.note(PLACES, [0.0, 0.9, 0.0]) == pytest.approx(100.0, abs=5)
     note = use.read(entry)
-    assert note is not None and note.owner == os.getuid() and 95 < note.idle < 105
+    assert note is not None and note[0] == os.getuid() and 95 < note[1] < 105
     assert stat.S_IMODE(Path(use.place_of(entry)).stat().st_mode) == 0o644
     assert held.note(PLACES, [0.0, 0.0, 0.01]) == 0.0
 
