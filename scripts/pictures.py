@@ -92,13 +92,13 @@ def take(head: Head, browser: Browser, steps: int, out: Path) -> None:
     kill(head, KILLED)
     dashboard = head_command(head, "dashboard", "--port", "0", *head.reach)
     url = dashboard.wait_for("open (http://.*)")[1]
+    terminal(head, out / "top.svg", step=steps // 4)
     site = url.partition("/?")[0]
     browser.open(url)  # which has the token that all pages need
     browser.until("document.documentElement.dataset.rows == 2")
     browser.open(f"{site}/cluster")
     browser.until("document.getElementById('summary').textContent.startsWith('2 of 2 nodes, 1 ')")
     picture(browser, out / "cluster.png", HEIGHT)
-    terminal(head, out / "top.svg", step=steps // 4)
     browser.open(url)
     browser.until("document.documentElement.dataset.rows == 2")
     picture(browser, out / "dashboard.png", HEIGHT)

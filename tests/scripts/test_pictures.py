@@ -28,7 +28,7 @@ def check(directory: Path) -> None:
     for path in directory.iterdir():
         assert path.stat().st_size < LARGEST, path
     top = "\n".join(ElementTree.parse(directory / "top.svg").getroot().itertext())
-    for shown in ("127.0.0.3", "gpt-small_", "SLOWEST", "quit"):
+    for shown in ("127.0.0.3", "gpt-small_", "LEFT", "quit"):
         assert shown in top, top
     film = ElementTree.parse(directory / "launch.svg").getroot()
     frames = [each for each in film.iter() if each.get("class") == "f"]
@@ -49,7 +49,7 @@ def test_those_of_the_docs() -> None:
 def test_they_are_of_a_real_run(tmp_path: Path) -> None:
     words = [sys.executable, str(ROOT / "scripts" / "pictures.py"), str(tmp_path / "out")]
     made = subprocess.run(
-        [*words, "--steps", "60"],
+        [*words, "--steps", "120"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
