@@ -26,6 +26,7 @@ class Options(TypedDict, total=False):
     nnodes: str | int
     gpus: int
     claim: str
+    numa_binding: str
     queue: bool
     after: tuple[str, ...]
     after_any: tuple[str, ...]

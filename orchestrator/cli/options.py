@@ -363,7 +363,6 @@ INSTEAD = {
     "--log-line-prefix-template": "leave it out: each line begins with its node and rank",
     "--print-completion": 'type: eval "$(_MASTER_LAUNCH_COMPLETE=bash_source master_launch)"',
     "--event-log-handler": "leave it out: events.jsonl and job.json of each job have its events",
-    "--numa-binding": "leave it out, and bind the ranks in the program (os.sched_setaffinity)",
     "--signals-to-handle": "leave it out: SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 reach the"
     " ranks",
     "--virtual-local-rank": "leave it out: LOCAL_RANK is the rank's number on its node",

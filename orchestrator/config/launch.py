@@ -152,6 +152,14 @@ class Launch:
         choices=("gpus", "all", "none"),
         commands=("launch", "verify"),
     )
+    numa_binding: str = option(
+        "node",
+        "Run each rank on the CPUs at the NUMA node of its GPU, where each has one GPU; none:"
+        " anywhere.",
+        NODES,
+        choices=("node", "none"),
+        commands=START,
+    )
     queue: bool = option(
         False,
         "Wait until the nodes are free, behind those who wait already.",

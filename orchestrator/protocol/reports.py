@@ -99,6 +99,7 @@ class RankSpec(TypedDict):
 
     attempt: Optional[AttemptRecord]
     rank_env: list[str]
+    cpus: list[str]
     hosts: list[str]
     job: str
     experiment: str

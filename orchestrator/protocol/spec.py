@@ -99,6 +99,8 @@ class Spec(Message):
     machine: str = ""  # that it was started on: others may share its home
     wish: Optional[Wish] = None  # the GPUs or slots to be held for it; None: it asks for none
     claim: str = ""  # the path of its entry in the machine's book; nothing: it holds nothing
+    numa_binding: bool = False  # each rank runs beside its GPU,
+    cpus: tuple[str, ...] = ()  # on these, as cpulist has them; nothing: wherever it may
     prolog: str = ""  # for a shell on this node, before its first rank
     epilog: str = ""  # after its last
     prolog_timeout: float = 60.0  # seconds that each of the two may take

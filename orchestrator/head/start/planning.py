@@ -160,6 +160,7 @@ def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
             warm=parse_seconds("--warm", launch.warm) if launch.warm else 0.0,
             fresh=request.fresh,
             rank_env=launch.variables_of_ranks,
+            numa_binding=launch.numa_binding == "node",
             hosts=tuple(each.address for each in plan.nodes),
             agent=node.agent,
             placed=node.placed,

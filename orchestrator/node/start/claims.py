@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.machine.gpus import use
@@ -41,6 +41,7 @@ class Claims(RoomState):
         self.entry: Entry | None = None
         self.held: list[Device] = []
         self.of: list[Device] = []  # that it could have
+        self.linked: Mapping[tuple[int, int], int] | None = None
 
     @property
     def files(self) -> list[int]:
@@ -110,7 +111,8 @@ class Claims(RoomState):
                 if before:
                     return Claimed(taken=before, unsure=unsure)
             most = count if wish.needed else min(count, len(unused))
-            if len(unused) >= most and self.lock(devices.nearest(unused, most), wish):
+            links = self.links() if 0 < most < len(unused) else {}
+            if len(unused) >= most and self.lock(devices.nearest(unused, most, links), wish):
                 return self.claimed().replace(unsure=unsure)
             if len(unused) >= most:  # somebody has just taken one of them: there may be others
                 continue
@@ -118,6 +120,18 @@ class Claims(RoomState):
             if not any(each.state == STARTING for each in taken) or time.monotonic() > deadline:
                 return Claimed(taken=taken, unsure=unsure)
             time.sleep(LOOK_SECONDS)
+
+    def links(self) -> Mapping[tuple[int, int], int]:
+        """Return the NVLinks between this machine's GPUs; they are asked for once."""
+        if self.linked is None:
+            self.linked = {}
+            if any(one.vendor == "nvidia" for one in self.of):
+                from orchestrator.node.machine.checkup import Command, together
+                from orchestrator.node.machine.gpus import nvidia
+
+                asked = {"topology": Command(nvidia.TOPOLOGY, TOOL_SECONDS)}
+                self.linked = nvidia.links(together(asked)["topology"].out)
+        return self.linked
 
     def lock(self, chosen: Sequence[Device], wish: Wish) -> bool:
         """Take all of these, and say so in the book; or none."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from orchestrator.node.machine import sysfs
@@ -11,6 +13,8 @@ from orchestrator.node.machine.gpus import amd, nvidia
 from orchestrator.protocol.facts import Card
 from orchestrator.protocol.requests.claims import VISIBLE
 
+MOST_CHOICES = 16  # GPUs of which all ways to choose are compared
+NOWHERE = -1  # the NUMA node of what is known of none
 OF_VENDOR = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
 
 
@@ -22,7 +26,7 @@ class Device(NamedTuple):
     value: str = ""  # its name in the variable that hides the others from a process
     vendor: str = ""
     uuid: str = ""
-    group: int = 0  # of those that are near each other
+    group: int = 0  # the NUMA node that it is at
 
 
 def gpus(root: str = "") -> list[Device]:
@@ -44,7 +48,25 @@ def gpus(root: str = "") -> list[Device]:
 def numa(pci: str, root: str) -> int:
     """Return the number of the NUMA node that a card is connected to; -1 where nobody knows."""
     node = sysfs.number(f"{root}/sys/bus/pci/devices/{pci}/numa_node")
-    return -1 if node is None else node
+    return NOWHERE if node is None else node
+
+
+def cpus_of_ranks(ranks: int, environ: Mapping[str, str], root: str = "") -> tuple[str, ...]:
+    """Return for each rank the CPUs of its GPU's NUMA node; nothing where that says nothing.
+
+    That is a machine with one node, or ranks of which each has not one GPU.
+    """
+    everything = gpus(root)
+    named = next(filter(None, (environ.get(name) for name in VISIBLE)), "")
+    seen = visible(everything, named) if named else everything
+    nodes = {device.group for device in seen}
+    if len(seen) != ranks or NOWHERE in nodes:
+        return ()
+    place = f"{root}/sys/devices/system/node"
+    if sum(name[4:].isdigit() for name in sysfs.names(place) if name.startswith("node")) < 2:
+        return ()
+    cpus = {node: sysfs.text(f"{place}/node{node}/cpulist").strip() for node in nodes}
+    return tuple(cpus[device.group] for device in seen) if all(cpus.values()) else ()
 
 
 def slots(count: int) -> list[Device]:
@@ -59,7 +81,7 @@ def visible(devices: Sequence[Device], named: str) -> list[Device]:
     chosen: list[Device] = []
     for word in filter(None, (part.strip() for part in named.split(","))):
         if word.startswith("MIG-"):
-            chosen.append(Device(f"mig-{word}", word, word, "nvidia"))
+            chosen.append(Device(f"mig-{word}", word, word, "nvidia", group=NOWHERE))
             continue
         if word.isdigit():
             fits = devices[int(word) : int(word) + 1]
@@ -71,38 +93,40 @@ def visible(devices: Sequence[Device], named: str) -> list[Device]:
     return chosen
 
 
-def nearest(free: Sequence[Device], count: int) -> list[Device]:
+def nearest(
+    free: Sequence[Device], count: int, links: Mapping[tuple[int, int], int] | None = None
+) -> list[Device]:
     """Choose so many that are near each other, and leave large groups to those who need them.
 
-    That is the smallest group with enough of them, and in it neighbours on the bus. Where no group
-    has enough, it is as few groups as possible.
+    First count the NVLinks between them (by their numbers), then how few lead to others that are
+    free, then how few NUMA nodes they are at, and how few are free there. Among equals it is
+    neighbours on the bus, and pairs that may have a bridge.
     """
-    groups: dict[int, list[Device]] = {}
-    for device in free:
-        groups.setdefault(device.group, []).append(device)
-    by_size = sorted(groups.values(), key=len)
-    fitting = next((group for group in by_size if len(group) >= count), None)
-    if fitting is not None:
-        return neighbours(fitting, count)
-    chosen: list[Device] = []
-    for group in reversed(by_size):
-        chosen += neighbours(group, min(len(group), count - len(chosen)))
-    order = {device.key: at for at, device in enumerate(free)}
-    return sorted(chosen, key=lambda device: order[device.key])
+    every = sorted(map(number, free))
+    links = links or {}
+    between = {pair: links.get(pair, 0) for pair in itertools.product(every, every)}
+    at_node = Counter(device.group for device in free)
 
+    def cost(chosen: Iterable[Device]) -> tuple[int, ...]:
+        numbers = [number(device) for device in chosen]
+        linked = sum(between[pair] for pair in itertools.combinations(numbers, 2))
+        cut = sum(between[pair] for pair in itertools.product(numbers, every)) - 2 * linked
+        nodes = {device.group for device in chosen}
+        others = sum(at_node[node] for node in nodes)
+        return -linked, cut, len(nodes), others, numbers[-1] - numbers[0], numbers[0] % count
 
-def neighbours(group: Sequence[Device], count: int) -> list[Device]:
-    """Choose so many of a group, with the smallest distance between first and last."""
-    starts = range(len(group) - count + 1)
     if not count:
         return []
+    return list(min(choices(free, count), key=cost, default=()))
 
-    def span(start: int) -> tuple[int, int]:
-        first, last = (number(group[at]) for at in (start, start + count - 1))
-        return last - first, first % count  # and among equals, pairs that may have a bridge
 
-    best = min(starts, key=span)
-    return list(group[best : best + count])
+def choices(free: Sequence[Device], count: int) -> Iterator[Sequence[Device]]:
+    """Yield all ways to choose so many GPUs; of slots, and of very many, those in a row alone."""
+    if len(free) <= MOST_CHOICES and any(device.vendor for device in free):
+        yield from itertools.combinations(free, count)
+        return
+    for start in range(len(free) - count + 1):
+        yield free[start : start + count]
 
 
 def number(device: Device) -> int:

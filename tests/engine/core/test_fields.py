@@ -588,6 +588,21 @@ def test_a_launch_that_comes_later(head: Head) -> None:
         assert command.finish() == 2 and words in command.text
 
 
+BINDS = """
+import json, os
+with open(os.path.join(os.environ["ORCHESTRATOR_RUN"], "spec.json")) as file:
+    print("binds:", json.load(file)["numa_binding"])
+"""
+
+
+@shows("launch.numa_binding")
+def test_ranks_that_may_run_anywhere(head: Head) -> None:
+    """What a node makes of it is tested where hosts have GPUs."""
+    words = ("--no-torchrun", "--check", "none", head.script("x.py", BINDS))
+    assert "binds: True" in head.run(*words).text
+    assert "binds: False" in head.run("--set", "launch.numa_binding=none", *words).text
+
+
 WAIT = "import time; print('ready', flush=True); time.sleep(1000)"
 
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,8 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Device]:
         (near / "numa_node").write_text(str(index // 4))
         (tmp_path / "dev").mkdir(exist_ok=True)
         (tmp_path / f"dev/nvidia{index}").touch()
-    found = devices.gpus(str(tmp_path))
-    monkeypatch.setattr(module.devices, "gpus", lambda: found)
+    found = partial(devices.gpus, str(tmp_path))
+    monkeypatch.setattr(module.devices, "gpus", lambda root="": found())
     monkeypatch.setattr(module, "START_PATIENCE_SECONDS", 0.0)
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -67,7 +68,7 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Device]:
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     for name in devices.VISIBLE:
         monkeypatch.delenv(name, raising=False)
-    return found
+    return found()
 
 
 def used_by(tools: Path, lines: str) -> None:
@@ -431,7 +432,9 @@ def test_a_container_has_the_gpus_whose_files_it_has(tmp_path: Path, gpus: list[
 
 
 def test_small_groups_are_used_up_first() -> None:
-    free = [Device(f"gpu-{i}", f"GPU {i}", group=i // 4) for i in (0, 2, 3, 4, 5, 6, 7)]
+    free = [
+        Device(f"gpu-{i}", f"GPU {i}", vendor="nvidia", group=i // 4) for i in (0, 2, 3, 4, 5, 6, 7)
+    ]
 
     def chosen(count: int) -> list[int]:
         return [int(one.name[4:]) for one in devices.nearest(free, count)]
@@ -440,3 +443,55 @@ def test_small_groups_are_used_up_first() -> None:
         *([0], [2, 3], [0, 2, 3], [4, 5, 6, 7]),
         [2, 3, 4, 5, 6, 7],
     ]
+
+
+# As a machine with four GPUs and two bridges says it; newer drivers underline the header.
+TOPOLOGY = """
+\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tPIX\tNV4\tSYS\tNODE\t0-15\t0\t\tN/A
+GPU1\tPIX\t X \tSYS\tNV4\tNODE\t0-15\t0\t\tN/A
+GPU2\tNV4\tSYS\t X \tPIX\tSYS\t16-31\t1\t\tN/A
+GPU3\tSYS\tNV4\tPIX\t X \tSYS\t16-31\t1\t\tN/A
+NIC0\tNODE\tNODE\tSYS\tSYS\t X
+
+Legend:
+
+  X    = Self
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+
+
+def test_gpus_with_a_bridge_between_them_are_near(
+    visits: list[Visit], gpus: list[Device], tmp_path: Path
+) -> None:
+    assert nvidia.links(TOPOLOGY) == {(0, 2): 4, (1, 3): 4, (2, 0): 4, (3, 1): 4}
+    assert nvidia.links("nvidia-smi: command not found") == {}
+    script = f'#!/bin/sh\n[ "$1" = topo ] || exit 0\ncat <<END\n{TOPOLOGY}END\n'
+    (tmp_path / "tools/nvidia-smi").write_text(script)
+    assert visits[0].answer(Claim(wish=wish(gpus=2))).words == "GPU 0,2 of 8"
+    assert visits[1].answer(Claim(wish=wish(gpus=1))).words == "GPU 4 of 8"  # leaves a pair
+    assert visits[2].answer(Claim(wish=wish(gpus=2))).words == "GPU 1,3 of 8"
+
+
+def test_ranks_run_beside_their_gpus(tmp_path: Path, gpus: list[Device]) -> None:
+    nodes = tmp_path / "sys/devices/system/node"
+    for node in (0, 1):
+        (nodes / f"node{node}").mkdir(parents=True)
+        (nodes / f"node{node}/cpulist").write_text(f"{node},{node + 2}-{node + 3}\n")
+
+    def cpus(ranks: int, **environ: str) -> tuple[str, ...]:
+        return devices.cpus_of_ranks(ranks, environ, str(tmp_path))
+
+    assert cpus(8) == ("0,2-3",) * 4 + ("1,3-4",) * 4
+    assert cpus(2, CUDA_VISIBLE_DEVICES="GPU-5,GPU-1") == ("1,3-4", "0,2-3")
+    assert cpus(1) == cpus(2, CUDA_VISIBLE_DEVICES="0,1,2") == ()  # a rank may have several
+    assert cpus(2, CUDA_VISIBLE_DEVICES="MIG-1,MIG-2") == ()
+    near = tmp_path / "sys/bus/pci/devices/0000:01:00.0/numa_node"
+    near.write_text("-1")
+    assert cpus(8) == ()
+    near.write_text("0")
+    (nodes / "node1/cpulist").write_text("\n")
+    assert cpus(8) == ()
+    (nodes / "node1/cpulist").unlink()
+    (nodes / "node1").rmdir()
+    assert cpus(4, CUDA_VISIBLE_DEVICES="0,1,2,3") == ()  # it is all one node

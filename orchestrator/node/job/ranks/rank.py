@@ -200,6 +200,14 @@ class Rank:
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt["number"] - 1)
             os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(attempt["restarts"])
         rank_env.complete(os.environ, self.spec)
+        self.bind()
+
+    def bind(self) -> None:
+        """Run beside this rank's GPU, on those CPUs there that the job may have."""
+        for listed in self.spec.get("cpus", [])[self.local : self.local + 1]:
+            beside = rank_env.cpus_in(listed) & os.sched_getaffinity(0)
+            if beside:
+                os.sched_setaffinity(0, beside)
 
     def leave(self, code: int) -> NoReturn:
         """End as the interpreter does. A forked rank cannot: torchrun's code is beneath us."""

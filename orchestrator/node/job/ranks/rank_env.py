@@ -36,6 +36,12 @@ def complete(environ: MutableMapping[str, str], spec: RankSpec) -> None:
         leave_alone(environ)
 
 
+def cpus_in(listed: str) -> set[int]:
+    """Read the numbers of CPUs as the kernel lists them: 0-3,8-11."""
+    parts = (part.partition("-")[::2] for part in listed.split(","))
+    return {cpu for first, last in parts for cpu in range(int(first), int(last or first) + 1)}
+
+
 def leave_alone(environ: MutableMapping[str, str]) -> None:
     """Leave what says where the nodes meet."""
     for name in [name for name in environ if OF_TORCHRUN.fullmatch(name)]:
