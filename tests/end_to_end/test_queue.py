@@ -181,6 +181,9 @@ def test_a_job_makes_way_for_a_more_important_one_and_goes_on_after_it(line: Lin
         ("first", WAITING, 1),  # since it was launched
         ("behind", WAITING, 2),
     ]
+    listed = line.head.command("orchestrator", "ls")
+    assert listed.finish() == 0
+    assert re.search(r"first_\S+ +restarting .* it makes way for \S+'s urgent", listed.text)
     line.end(urgent)
     first.wait_for_all(
         r"attempt 2 of at most 3 \(it makes way", "node0 .*counts from [1-9]", "node1 .*from [1-9]"
