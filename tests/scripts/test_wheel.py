@@ -158,6 +158,7 @@ TYPED = {
     "orchestrator who": "& orchestrator who",
     "orchestrator queue": "& orchestrator queue",
     "orchestrator try --metric loss train.py": "& orchestrator try --metric x --dry-run train.py",
+    "orchestrator sweep --grid lr=1e-4,3e-4": "& orchestrator sweep --help",
     "orchestrator top": "& orchestrator top --once",
     "orchestrator plan --explain SCRIPT": "& orchestrator plan --explain train.py",
     "orchestrator doctor": "& orchestrator doctor --quick",
