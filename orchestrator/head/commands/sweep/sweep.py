@@ -42,7 +42,9 @@ LEAST_WAITING, MOST_WAITING = 2, 8
 LOOK_SECONDS = 0.1
 PRUNE_SECONDS = 1.0  # between two looks at what the members measure
 MOST_TRIES = 3  # of a process that ends without a word; of first members that cannot start
-FINAL = ("done", "failed", "lost", "stopped", "pruned", "not started")
+MOST_HEADS, REST_SECONDS = 10, 0.5  # heads of a job that end at once: a disk may be full
+NOT_STARTED = "not started"
+FINAL = ("done", "failed", "lost", "stopped", "pruned", NOT_STARTED)
 INTERRUPTED = "interrupted"  # with the whole sweep: it begins again with that
 
 
@@ -112,6 +114,8 @@ class Given:
     place: Path | None = None
     interrupts: int = 0  # that it was sent
     hopeless: bool = False
+    heads: int = 0  # that were given to its job, after the first one
+    rests: float = 0.0  # until when it is left alone
     said: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -263,30 +267,30 @@ class Sweep:
 
     def settle(self, one: Given) -> None:
         """See what is left where the process of a member has ended."""
+        if time.monotonic() < one.rests:
+            return
         descriptor = one.slot.take()
         if descriptor is None and one.slot.path.exists():
             one.process = None  # another one has it, and lives
             return
-        tries = self.tries[one.member.number] = self.tries.get(one.member.number, 0) + 1
-        if "pid" not in one.said and tries < MOST_TRIES:
-            self.again(one)  # while it is locked: a process that comes late finds it removed
+        if "pid" not in one.said:
+            self.vainly(one)  # while it is locked: a process that comes late finds it removed
         if descriptor is not None:
             os.close(descriptor)
         if one.member.number not in self.given:
             return
         experiment = self.experiment_of(one)
         error, code = one.said.get("error"), one.said.get("code")
-        if code == EXIT_NODE and tries <= self.restarts and not self.over:
+        if experiment is not None and code != EXIT_NODE:
+            self.settle_job(one, experiment)
+        elif error is None:
+            self.vainly(one)
+        elif code == EXIT_NODE and self.tried(one) <= self.restarts and not self.over:
             self.again(one)
-        elif experiment is not None and code != EXIT_NODE:
-            self.settle_job(one, experiment, tries)
-        elif error is not None or tries >= MOST_TRIES:
-            words = one.process.last_words() if one.process else "its process ended without a word"
-            self.end(one, not_started(one.member, error or words), began=False)
         else:
-            self.again(one)
+            self.end(one, blank(one.member, NOT_STARTED, error), began=False)
 
-    def settle_job(self, one: Given, experiment: Experiment, tries: int) -> None:
+    def settle_job(self, one: Given, experiment: Experiment) -> None:
         """Take the result of a job that is over; see that one which is not has a head."""
         record = experiment.read_record()
         if record.over:
@@ -298,14 +302,28 @@ class Sweep:
             one.process = None
             return
         experiment.unlock()
-        if tries > MOST_TRIES:
+        one.heads += 1
+        if one.heads > MOST_HEADS:
             why = str(one.said.get("error", "its head ends as soon as it starts"))
-            self.end(one, replace(not_started(one.member, why), experiment=experiment.name))
+            self.end(one, replace(blank(one.member, "lost", why), experiment=experiment.name))
             return
         place = str(experiment.path)
         one.slot.send(place=place)
         one.process = slots.begin(one.slot, *self.arguments(one.member), place=place)
-        one.interrupts = 0
+        one.interrupts, one.rests = 0, time.monotonic() + REST_SECONDS * 2**one.heads
+
+    def vainly(self, one: Given) -> None:
+        """Begin a member again whose process has left nothing, a few times."""
+        if self.tried(one) < MOST_TRIES:
+            self.again(one)
+            return
+        words = one.process.last_words() if one.process else "its process ended without a word"
+        self.end(one, blank(one.member, NOT_STARTED, words), began=False)
+
+    def tried(self, one: Given) -> int:
+        """Count the starts of a member that came to nothing."""
+        self.tries[one.member.number] = self.tries.get(one.member.number, 0) + 1
+        return self.tries[one.member.number]
 
     def experiment_of(self, one: Given) -> Experiment | None:
         """Return a member's experiment; one that its process had no time to name is looked for."""
@@ -359,7 +377,3 @@ class Sweep:
 
 def blank(member: Member, state: str, problem: str) -> End:
     return End(member.number, member.words, state, member.values, problem=problem)
-
-
-def not_started(member: Member, problem: str) -> End:
-    return blank(member, "not started", problem)

@@ -15,6 +15,7 @@ import pytest
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.commands.sweep import journal as journals
 from orchestrator.head.commands.sweep import slot as slots
+from orchestrator.head.commands.sweep import sweep as leading
 from orchestrator.head.commands.sweep import table
 from orchestrator.head.commands.sweep.slot import Slot
 from orchestrator.head.commands.sweep.space import Member
@@ -22,7 +23,7 @@ from orchestrator.head.commands.sweep.sweep import Given, Listed, Sweep
 from orchestrator.head.follow import verdict
 from orchestrator.head.screen.output import Terminal
 from orchestrator.records import experiments
-from orchestrator.records.experiment import JobRecord, NodeRecord
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 NODE = NodeRecord(0, "a", "a", None, None, "10.0.0.1", "py", 0, 1, "ended")
 
@@ -178,3 +179,38 @@ def test_as_many_wait_as_run_between_two_and_what_the_supply_allows(world: World
     assert given(50, 7) and not given(50, 8)
     world.sweep.jobs = 3
     assert given(2, 0) and not given(2, 1)
+
+
+def test_a_job_without_a_head_gets_one_and_one_that_somebody_follows_is_left_to_him(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leading, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(leading, "LOOK_SECONDS", 0.01)
+    holder: list[Experiment] = []
+
+    def headless(slot: Slot) -> None:
+        if "place" not in slot.read():
+            world.done(slot, "running", ended=None)
+            return
+        place = Experiment(Path(slot.read()["place"]))
+        if slot.number == 2:
+            place.write_record(replace(place.read_record(), state="done", ended=9e9))
+
+    def followed(slot: Slot) -> None:
+        world.done(slot, "running", ended=None)
+        holder.append(Experiment(Path(slot.read()["place"])))
+        assert holder[0].lock() is None
+
+    def show(sweep: Sweep, end: Any) -> None:
+        looks.append(1)
+        if holder and len(looks) > 20:
+            record = replace(holder[0].read_record(), state="done", ended=9e9)
+            holder[0].write_record(record)
+            holder[0].unlock()
+
+    looks: list[int] = []
+    world.plays = {1: headless, 2: headless, 3: followed}
+    world.sweep.show = show
+    assert world.sweep.run() == 1
+    assert [world.sweep.ends[n].state for n in range(4)] == ["done", "lost", "done", "done"]
+    assert [world.begun.count(n) for n in range(4)] == [1, 11, 2, 1]
