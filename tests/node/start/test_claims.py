@@ -103,6 +103,7 @@ def test_all_of_it_or_nothing(visits: list[Visit]) -> None:
     assert first.answer(Claim(wish=wish(1, 3))).held
     assert not second.answer(Claim(wish=wish(3, 3))).held
     assert third.answer(Claim(wish=wish(2, 3))).held
+    assert third.answer(ReadBook()).own == 0  # slots are no GPUs
 
 
 def test_a_launch_waits_a_moment_for_one_that_may_give_up(visits: list[Visit]) -> None:

@@ -87,8 +87,11 @@ def obstacles(mine: Entry, machines: Sequence[Machine], least: int, now: float) 
 def make_way(mine: Entry, machines: Sequence[Machine], least: int) -> dict[str, tuple[str, ...]]:
     """Return which jobs, by the ids of their entries, a launch asks to make way on each machine.
 
-    Nobody is asked where that would not be enough, or where others wait before this launch.
+    Nobody is asked where that would not be enough, where others wait before this launch, or where
+    a rule keeps it from starting.
     """
+    if mine.why:
+        return {}
     known = {machine.name: victims(mine, machine) for machine in machines}
     possible = sorted((len(ids), name) for name, ids in known.items() if ids is not None)
     if len(possible) < least:

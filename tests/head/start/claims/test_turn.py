@@ -186,6 +186,7 @@ def test_who_is_asked_to_make_way(
 ) -> None:
     mine = waits("m", 9, 8, priority=1)
     assert make_way(mine, machines, len(machines)) == asked
+    assert make_way(mine.replace(why="the rules"), machines, len(machines)) == {}
 
 
 def test_of_more_nodes_than_it_needs_a_launch_asks_on_those_with_the_fewest_jobs() -> None:
