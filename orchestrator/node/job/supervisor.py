@@ -261,7 +261,7 @@ class Supervisor:
             self.swept_since = float("inf")
             try:
                 self.run_command(EPILOG, self.spec.epilog)
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: a NUL in it
                 how = f"cannot be started: {processes.in_words(error)}"
                 self.event(events.CommandFailed(time=time.time(), name=EPILOG, how=how))
             self.turn_until_over()
