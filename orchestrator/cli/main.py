@@ -213,7 +213,7 @@ def stop(
     from orchestrator.head.commands import stop
     from orchestrator.head.commands.sweep import journal, start
 
-    if experiment and journal.is_one(where.experiments / experiment):
+    if experiment and journal.known_as(where.experiments, experiment):
         return start.stop(where, experiment, launch_arguments)
 
     return stop.stop(where, experiment, grace=0.0 if now else grace, as_json=as_json)

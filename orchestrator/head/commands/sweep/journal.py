@@ -17,6 +17,7 @@ from typing import Any
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError, nearest
+from orchestrator.common.permissions import others
 from orchestrator.head.commands.sweep.slot import Slot
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
@@ -129,9 +130,14 @@ def create(root: Path, name: str, data: dict[str, Any]) -> Journal:
 
 def find(root: Path, name: str) -> Journal:
     """Find a sweep by its name or directory."""
-    for path in (root / name, Path(name)):
-        if is_one(path):
-            return Journal(path.absolute())
+    if journal := known_as(root, name):
+        for path in (journal.path, journal.path / SWEEP):
+            if problem := others(path.stat()):
+                raise UsageError(
+                    f"{path} {problem}, and a sweep could name any program to run",
+                    f"chmod -R go-w {journal.path}",
+                )
+        return journal
     known = sorted(path.parent.name for path in root.glob(f"*/{SWEEP}"))
     near = nearest(name, known)
     raise UsageError(
@@ -140,8 +146,10 @@ def find(root: Path, name: str) -> Journal:
     )
 
 
-def is_one(path: Path) -> bool:
-    try:
-        return (path / SWEEP).is_file()
-    except OSError:
-        return False
+def known_as(root: Path, name: str) -> Journal | None:
+    """Return the sweep of this name or directory, if there is one."""
+    for path in (root / name, Path(name)):
+        with contextlib.suppress(OSError):
+            if (path / SWEEP).is_file():
+                return Journal(path.absolute())
+    return None

@@ -46,6 +46,9 @@ def test_a_sweep_is_found_by_its_name(tmp_path: Path) -> None:
     assert journals.find(tmp_path, str(journal.path)).path == journal.path
     with pytest.raises(UsageError, match="no sweep 'x'"):
         journals.find(tmp_path, "x")
+    journal.path.chmod(0o777)
+    with pytest.raises(UsageError, match="could name any program to run"):
+        journals.find(tmp_path, journal.name)
 
 
 def test_a_slot_has_one_process_and_none_once_it_was_removed(tmp_path: Path) -> None:
