@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
-from orchestrator.common.errors import NodeError, OrchestratorError
+from orchestrator.common.errors import NodeError, OrchestratorError, UsageError
 from orchestrator.common.hosts import folded
 from orchestrator.common.text import table
 from orchestrator.head.connect import tasks
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from orchestrator.protocol.requests.request import Request
 
 SPARE = 16
+A_CONNECTION = 2  # open files: one, and one more while it is made
+MORE_FILES = "allow more: ulimit -n 65536, or by its hard limit in /etc/security/limits.conf"
 MANY = 16  # nodes of which each has no line of its own
 
 
@@ -41,6 +44,19 @@ def room() -> int:
         return limit() - sum(1 for _ in os.scandir("/proc/self/fd"))
     except OSError:  # not even that
         return 0
+
+
+def need_room(files: int, what: str) -> None:
+    """Raise an error where this process may not open so many more files."""
+    raise_limit()
+    if room() < SPARE + files:
+        said = f"{what}: {limit()} files are all that this process may open"
+        raise UsageError(said, MORE_FILES)
+
+
+def need_room_for(nodes: Sequence[object]) -> None:
+    """Raise an error where this process may not open connections to all these nodes."""
+    need_room(A_CONNECTION * len(nodes), f"{len(nodes)} nodes cannot be connected to at once")
 
 
 N = TypeVar("N")
@@ -79,7 +95,9 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
         except OrchestratorError as error:
             results[index] = error
         except BaseException as error:  # noqa: BLE001  a defect of ours: raised again in the caller
-            crashes.append(error)
+            if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+                crashes.append(error)
+            results[index] = NodeError("no more files may be opened here", MORE_FILES)
 
     begun = [tasks.WORK.start(partial(run, index, item)) for index, item in enumerate(items)]
     for task in begun:

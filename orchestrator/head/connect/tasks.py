@@ -43,9 +43,8 @@ def switching() -> Any:
 
 def current() -> object:
     """Return what tells this task, or this thread, from all others."""
-    if getattr(here, "carrier", None) is None:
-        return threading.get_ident()
-    return switching().getcurrent()
+    carrier: Carrier | None = getattr(here, "carrier", None)
+    return threading.get_ident() if carrier is None else carrier.current()
 
 
 # -- threads ----------------------------------------------------------------------------------
@@ -61,7 +60,7 @@ class Place:
             self.lock = threading.Lock()
             self.lock.acquire()
         else:
-            self.task = switching().getcurrent()
+            self.task = self.carrier.current()
 
     def wake(self) -> None:
         """End the wait, from any thread; to be called once."""
@@ -131,7 +130,8 @@ class Carrier(threading.Thread):
 
     def run(self) -> None:
         here.carrier = self
-        self.main = switching().getcurrent()
+        self.current = switching().getcurrent
+        self.main = self.current()
         while True:
             self.turn()
 
@@ -163,7 +163,8 @@ class Threads:
 
     def begin_anew(self) -> None:
         """Know no thread: those of the process that forked this one are not here."""
-        self.carriers: list[Carrier] = []
+        self.carriers: deque[Carrier] = deque()  # whose turn it is comes first
+        self.idle: list[Carrier] = []
         self.changing = threading.Lock()
 
     def start(self, work: Callable[[], object]) -> Task:
@@ -173,30 +174,34 @@ class Threads:
             threading.Thread(target=task.run, daemon=True).start()
             return task
         with self.changing:
-            carrier = min(self.carriers, key=lambda each: each.load, default=None)
-            if carrier is None or (carrier.load and len(self.carriers) < self.most):
-                carrier = self.another() or carrier
-            assert carrier is not None
+            if self.idle:
+                carrier = self.idle.pop()
+            else:
+                if len(self.carriers) < self.most:
+                    self.add_one()
+                carrier = self.carriers[0]
+                self.carriers.rotate(-1)
             carrier.load += 1
         carrier.soon(lambda: carrier.begin(lambda: self.carry(carrier, task)))
         return task
 
-    def another(self) -> Carrier | None:
+    def add_one(self) -> None:
         """Start a thread; where no more may be started, those that run have to do."""
-        carrier = Carrier()
         try:
+            carrier = Carrier()
             carrier.start()
-        except RuntimeError:
+        except (RuntimeError, OSError):  # no more threads, or files
             if not self.carriers:
                 raise
-            return None
-        self.carriers.append(carrier)
-        return carrier
+        else:
+            self.carriers.appendleft(carrier)
 
     def carry(self, carrier: Carrier, task: Task) -> None:
         task.run()
         with self.changing:
             carrier.load -= 1
+            if not carrier.load:
+                self.idle.append(carrier)
 
 
 class Task:

@@ -102,6 +102,7 @@ class PrefixedOutput:
         self.broken = False  # nobody reads us any more, as in `| head`
         self.when_broken: Callable[[], None] = lambda: None
         self.turn = threading.Lock()
+        self.colored = {out: styles.shown(out) for out in (sys.stdout, sys.stderr)}
 
     def stream(self, node: int, *, errors: bool) -> PrefixedStream:
         return PrefixedStream(self, node, sys.stderr if errors else sys.stdout)
@@ -118,7 +119,7 @@ class PrefixedStream:
 
     def __init__(self, whole: PrefixedOutput, node: int, out: TextIO) -> None:
         self.whole, self.out = whole, out
-        color = styles.shown(out)
+        color = whole.colored[out]
         self.splitter = LineSplitter(color)
         self.at_start = True
         prefix = f"node{node}".ljust(whole.width) + " | "

@@ -160,6 +160,7 @@ class Execution:
     def go(self) -> list[Outcome]:
         """Run it on all nodes, and return in their order how it ended."""
         lines = [self.line_of(visit.node) for visit in self.visits]  # a mistake in it comes first
+        fleet.need_room_for(self.visits)
         watch = threading.Thread(target=self._watch, daemon=True)
         watch.start()
         work = fleet.everywhere(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 from collections.abc import Sequence
@@ -160,6 +161,7 @@ def shell_line(words: Sequence[str], directory: Directory, input_size: int | Non
     return for_login_shell(text + RUN)
 
 
+@functools.lru_cache(maxsize=16)  # most nodes have the same
 def for_login_shell(text: str) -> str:
     """Return a line that has /bin/sh run a text, whichever shell gets it first."""
     line = f"exec /bin/sh -c '{DECODE}' sh '{encoded(os.fsencode(text))}'"

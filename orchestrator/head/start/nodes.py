@@ -202,6 +202,7 @@ def reach_these(
             question = probe.replace(marker=path, port=port if node is nodes[0] else None)
             return reach(transport, node, question)
 
+        fleet.need_room_for(nodes)
         with counted("connecting", reach_node, nodes) as counting:
             results = fleet.everywhere(nodes, counting)
     return Nodes(

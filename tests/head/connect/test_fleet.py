@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.fleet import failure_table
 from orchestrator.head.nodes.node_list import Node
@@ -50,3 +53,36 @@ def test_many_nodes_whose_fix_names_them_have_one_example() -> None:
         "  gpu[1-200]  it denies ada every key",
         "                -> ssh-copy-id ada@10.0.0.1  # for each of them, with its name",
     ]
+
+
+FEW_FILES = """
+import resource, socket
+from orchestrator.common.errors import UsageError
+from orchestrator.head.connect import fleet
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 64))
+opened = []
+def connect(number):
+    opened.append(socket.socket())
+    return number
+try:
+    fleet.need_room_for(range(100))
+except UsageError as error:
+    print(error)
+for result in fleet.everywhere(range(100), connect):
+    print(result)
+"""
+
+
+def test_what_opens_more_files_than_this_process_may_fails_in_words() -> None:
+    """Before anything is begun where that can be known; else each node that found no room."""
+    done = subprocess.run(
+        [sys.executable, "-c", FEW_FILES], capture_output=True, text=True, check=True
+    )
+    said = done.stdout.splitlines()
+    assert said[0] == (
+        "100 nodes cannot be connected to at once: 64 files are all that this process may open"
+    )
+    assert "ulimit -n" in said[1]
+    connected = [line for line in said[2:] if line.isdigit()]
+    refused = [line for line in said[2:] if line == "no more files may be opened here"]
+    assert connected and len(connected) + len(refused) == 100

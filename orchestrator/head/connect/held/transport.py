@@ -7,8 +7,10 @@ one that does not work any more, the command logs in by itself, as it would with
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import NodeError
@@ -33,6 +35,7 @@ class HeldTransport:
         self.strict = strict
         self.loading = threading.Lock()  # paramiko is loaded once, by the first that needs it
         self.ssh: SshTransport | None = None
+        self.heard = 0.0  # when the process that holds connections last answered
 
     def connect(self, destination: Destination, timeout: float | None = None) -> Connection:
         seconds = timeout or self.timeout
@@ -50,11 +53,23 @@ class HeldTransport:
             sock.settimeout(PATIENCE_SECONDS)
             route = self.config.route_to(destination)
             if route is not None:
-                answer = wire.ask(sock, {"do": "session", "key": route.key, "strict": self.strict})
+                request = {"do": "session", "key": route.key, "strict": self.strict}
+                wire.send(sock, {"program": wire.program(), **request})
+                answer = wire.receive(sock)[0] if self.hears(sock) else {}
                 if answer.get("open"):
                     return sock, str(answer.get("address", ""))
         sock.close()
         return None
+
+    def hears(self, sock: tasks.Socket) -> bool:
+        """Wait for an answer; while others come, that process is busy and does not hang."""
+        while True:
+            began = time.monotonic()
+            if tasks.ready(sock.fileno(), select.EPOLLIN, PATIENCE_SECONDS):
+                self.heard = time.monotonic()
+                return True
+            if self.heard < began:
+                return False
 
     def login(self, destination: Destination, timeout: float) -> Connection:
         with self.loading:

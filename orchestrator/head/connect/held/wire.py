@@ -25,6 +25,7 @@ from orchestrator.head.connect import tasks
 LARGEST_BYTES = 1 << 24  # of a message: the names of all nodes
 SIZE = struct.Struct(">I")
 CREDENTIALS = struct.Struct("3i")
+OPEN = contextlib.ExitStack()  # what stays open until this process ends
 
 
 def directory() -> Path:
@@ -40,18 +41,28 @@ def name() -> str:
 def entered() -> Iterator[str]:
     """Give a short path of the directory: that of a socket may have 107 bytes and no more."""
     with files.opened(directory()) as descriptor:
-        status = os.fstat(descriptor)
-        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            raise PermissionError(f"{directory()} is not ours alone")
-        yield f"/proc/self/fd/{descriptor}"
+        yield private(descriptor)
+
+
+def private(descriptor: int) -> str:
+    """Return a path of an open directory; PermissionError if it is not ours alone."""
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise PermissionError(f"{directory()} is not ours alone")
+    return f"/proc/self/fd/{descriptor}"
+
+
+@functools.lru_cache(maxsize=1)
+def doorway(path: Path) -> int:
+    """Open the directory for as long as this process lives: each node is asked for through it."""
+    return OPEN.enter_context(files.opened(path))
 
 
 def call() -> tasks.Socket | None:
     """Connect to the process that holds connections, if there is one."""
     sock = socket.socket(socket.AF_UNIX)
     try:
-        with entered() as here:
-            sock.connect(f"{here}/{name()}")
+        sock.connect(f"{private(doorway(directory()))}/{name()}")
         if peer(sock)[1] == os.geteuid():
             return tasks.Socket.of(sock)
     except OSError:

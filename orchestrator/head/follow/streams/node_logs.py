@@ -64,12 +64,8 @@ class NodeLogs:
 def open_logs(experiment: Experiment, nodes: Sequence[NodeRecord]) -> list[NodeLogs]:
     """Open the files of all nodes, with room for what else a head opens while it follows them."""
     logs = [NodeLogs.of(experiment, node) for node in nodes]
-    if fleet.room() < fleet.SPARE + OPEN_WHILE_FOLLOWED * len(nodes):
-        raise UsageError(
-            f"the logs of {len(nodes)} nodes cannot be kept open: {fleet.limit()} files are"
-            " all that this process may open",
-            "allow more: ulimit -n 65536, or by its hard limit in /etc/security/limits.conf",
-        )
+    what = f"the logs of {len(nodes)} nodes cannot be kept open"
+    fleet.need_room(OPEN_WHILE_FOLLOWED * len(nodes), what)
     return logs
 
 

@@ -19,7 +19,7 @@ import pytest
 from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import Where
 from orchestrator.head.commands.machines import warm
-from orchestrator.head.connect import ssh_config
+from orchestrator.head.connect import ssh_config, tasks
 from orchestrator.head.connect.held import control, process, transport, wire
 from orchestrator.head.connect.held.control import Holding
 from orchestrator.head.connect.held.transport import HeldTransport
@@ -117,6 +117,26 @@ def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def commands(two_nodes: Cluster, tmp_path: Path) -> Commands:
     return Commands(two_nodes, tmp_path)
+
+
+def test_a_process_that_answers_others_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has hundreds to answer; one that answers nobody is not waited for."""
+    monkeypatch.setattr(transport, "PATIENCE_SECONDS", 0.1)
+    ssh = HeldTransport(SshConfig())
+    ours, theirs = tasks.Socket.pair()
+    assert not ssh.hears(ours)
+    looks = []
+
+    def ready(file: int, event: int, seconds: float) -> bool:
+        looks.append(tasks.ready(file, event, 0.0))
+        ssh.heard = time.monotonic()  # another task has its answer
+        if len(looks) == 3:
+            theirs.sendall(b"x")
+        return looks[-1]
+
+    monkeypatch.setattr(transport, "tasks", SimpleNamespace(ready=ready))
+    with ours, theirs:
+        assert ssh.hears(ours) and looks == [False, False, False, True]
 
 
 def test_the_second_command_makes_no_login(commands: Commands) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import UsageError
+from orchestrator.head.connect import fleet
 from orchestrator.head.follow.streams import follower as following
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.node_logs import open_logs
@@ -23,18 +21,11 @@ from orchestrator.records.experiment import NodeRecord
 NODES = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in range(3)]
 
 
-@pytest.fixture
-def few_files() -> Iterator[None]:
-    """As with `ulimit -n`: a few more than are open now, too few for the logs of three nodes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    open_now = sum(1 for _ in os.scandir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 20, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.usefixtures("few_files")
-def test_logs_that_cannot_be_kept_open_are_refused_in_words(tmp_path: Path) -> None:
+def test_logs_that_cannot_be_kept_open_are_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few files more may be opened, too few for the logs of three nodes."""
+    monkeypatch.setattr(fleet, "room", lambda: fleet.SPARE + 5)
     with pytest.raises(UsageError, match="the logs of 3 nodes cannot be kept open"):
         open_logs(experiments.create(tmp_path, "run"), NODES)
 
