@@ -1,6 +1,6 @@
 """Measure what a command costs the head on 2 to 512 hosts, beside pdsh and clush.
 
-    python scripts/bench/scale.py [--hosts 2 8 32 64 128 256 512] [--jobs 64] [--svg FILE]  (root)
+    python scripts/bench/scale.py [--hosts 2 8 32 64 128 256 512] [--jobs 128] [--svg FILE]  (root)
 
 Each host is a real sshd at an address of its own; all have one home, as on a shared disk, so that
 this machine holds our code once. Hosts and head share the processors, so `wall` is what all took.
@@ -32,7 +32,7 @@ from orchestrator.local_cluster import cluster as local
 
 LIMIT_SECONDS = 300.0
 # All hosts start their Pythons on the cores of this machine.
-PATIENT = ("--connect-timeout", "120")
+PATIENT = ("--connect-timeout", "300")
 TURN_SECONDS = 0.01  # between two looks at a command's processes
 PRIVATE = "ORCHESTRATOR_BENCH_NETWORK"  # set in the network namespace of the bench
 WIDTH, HEIGHT, EDGE = 720, 420, 56
@@ -76,7 +76,7 @@ class Hosts(local.LoopbackCluster):
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what many hosts cost the head.")
     parser.add_argument("--hosts", nargs="+", type=int, default=[2, 8, 32, 64, 128, 256, 512])
-    parser.add_argument("--jobs", type=int, default=64, help="a job on at most so many hosts")
+    parser.add_argument("--jobs", type=int, default=128, help="a job on at most so many hosts")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--svg", type=Path, help="where the picture of the curves goes")
     parser.add_argument("--json", action="store_true")

@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 import random
+import re
 import select
 import selectors
 import shlex
@@ -36,6 +37,7 @@ SIGNING_SECONDS = 300.0  # and to sign: then nobody waits any more
 # Seconds that each address of a host has before the next one is called, too.
 HEAD_START_SECONDS = 0.25
 WAKES = 5.0  # each connection's task wakes up after so many seconds; paramiko's own is 0.1
+NAME_SECONDS = 10.0  # that a name server has, where nobody set a limit
 LINK_SECONDS = 60.0  # a link that takes no byte for so long is cut
 WINDOW_BYTES = 1 << 21
 TURN_SECONDS = 0.1  # of a wait: one that took twice as long shows that this machine was late
@@ -289,7 +291,8 @@ def dial(where: tuple[str, int], destination: Destination, deadline: float) -> t
     host, port = where
     source = (destination.bind_address, 0) if destination.bind_address else None
     try:
-        sock = first_to_answer(resolved(host, port, destination.family), source, deadline)
+        addresses = resolved(host, port, destination.family, deadline)
+        sock = first_to_answer(addresses, source, deadline)
     except ConnectionRefusedError as error:
         raise NodeError(
             f"it refuses connections on port {port}",
@@ -311,24 +314,36 @@ def dial(where: tuple[str, int], destination: Destination, deadline: float) -> t
     return tasks.Socket.of(sock)
 
 
+IS_ADDRESS = re.compile(r"[0-9.]+|[0-9a-fA-F:.]*:.*")
 FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
 
-def resolved(host: str, port: int, family: str) -> list[tuple[int, Any]]:
-    """Return the addresses of a host, each with its family, as connect() takes them."""
+def resolved(host: str, port: int, family: str, deadline: float) -> list[tuple[int, Any]]:
+    """Return the addresses of a host, each with its family, as connect() takes them.
+
+    A name server that does not answer holds up nobody else: each name has a thread meanwhile.
+    """
+    kind = FAMILIES.get(family, socket.AF_UNSPEC)
+    ask = functools.partial(socket.getaddrinfo, host, port, kind, socket.SOCK_STREAM)
     try:
-        kind = FAMILIES.get(family, socket.AF_UNSPEC)
-        found = socket.getaddrinfo(host, port, kind, socket.SOCK_STREAM)
+        found = ask() if IS_ADDRESS.fullmatch(host) else tasks.aside(ask, left(deadline))
+    except TimeoutError as error:
+        raise NodeError(
+            "its name cannot be resolved: no name server answers",
+            f"look at /etc/resolv.conf, or list an address instead of {host!r}",
+        ) from error
     except socket.gaierror as error:
         raise NodeError(
-            f"its name {host!r} cannot be resolved", "check the spelling, /etc/hosts, ssh_config"
+            "its name cannot be resolved",
+            f"check the spelling of {host!r}, /etc/hosts, ssh_config",
         ) from error
     return [(kind, address) for kind, _, _, _, address in found]
 
 
 def addresses_of(destination: Destination) -> set[str]:
     """Return the IP addresses to which a machine's name leads now."""
-    found = resolved(destination.host, destination.port, destination.family)
+    deadline = time.monotonic() + NAME_SECONDS
+    found = resolved(destination.host, destination.port, destination.family, deadline)
     return {str(address[0]) for _, address in found}
 
 

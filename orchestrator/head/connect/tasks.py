@@ -232,6 +232,29 @@ def sleep(seconds: float) -> None:
     Place().wait(seconds)
 
 
+def aside(call: Callable[[], T], seconds: float) -> T:
+    """Have a thread apart do what blocks otherwise, while other tasks go on.
+
+    TimeoutError if it takes longer; that thread ends whenever it does.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # noqa: BLE001  raised below
+            errors.append(error)
+
+    task = Task(run)
+    threading.Thread(target=task.run, daemon=True).start()
+    if not task.join(seconds):
+        raise TimeoutError("timed out")
+    for error in errors:
+        raise error
+    return results[0]
+
+
 # -- locks and events ---------------------------------------------------------------------------
 
 

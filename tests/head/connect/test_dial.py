@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect import ssh, tasks
+from orchestrator.head.connect import fleet, ssh, tasks
 from orchestrator.head.connect.host_keys import paramiko
 from orchestrator.head.connect.ssh import SshTransport, first_to_answer, no_way_on
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
@@ -183,3 +184,28 @@ def test_a_link_that_is_cut_while_much_is_sent(
     with pytest.raises(OSError, match="closed"):
         while True:
             channel.sendall(bytes(1 << 16))
+
+
+def test_names_that_nobody_resolves_cost_one_time_limit_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name server that is silent holds up no other name, and no address."""
+    silent = threading.Event()
+
+    def ask(host: str, port: int, *_: object) -> list[Any]:
+        assert not host[0].isdigit() or threading.current_thread().name == "tasks"
+        if host.startswith("nobody"):
+            silent.wait()
+        return [(socket.AF_INET, 0, 0, "", (host, port))]
+
+    def resolve(host: str) -> list[tuple[int, Any]]:
+        return ssh.resolved(host, 22, "any", time.monotonic() + (0.3 if "nobody" in host else 30))
+
+    monkeypatch.setattr(ssh.socket, "getaddrinfo", ask)
+    hosts = [f"nobody{n}" for n in range(200)] + ["gpu1", "10.0.0.1"]
+    found = fleet.everywhere(hosts, resolve)  # it would never end if one held up another
+    silent.set()
+    assert [pair[1] for [pair] in found[-2:]] == [("gpu1", 22), ("10.0.0.1", 22)]  # type: ignore[union-attr]
+    assert {str(error).partition("\n")[0] for error in found[:-2]} == {
+        "its name cannot be resolved: no name server answers"
+    }
