@@ -125,7 +125,7 @@ def test_a_head_that_is_killed_goes_on_with_no_member_lost_or_run_twice(sweeps: 
     name = sweeps.directory.name
     second = sweeps.head.command("orchestrator", "sweep", "--resume", name)
     sweeps.running.append(second)
-    sweeps.until(lambda: sum("pid" in path.read_text() for path in slots(sweeps)) == 4)
+    sweeps.until(lambda: Experiment(sweeps.directory).followed)
     refused = sweeps.head.command("orchestrator", "sweep", "--resume", name)
     assert refused.finish() == 2 and "is led by process" in refused.text
     sweeps.end()
