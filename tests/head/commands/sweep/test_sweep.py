@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -214,3 +215,29 @@ def test_a_job_without_a_head_gets_one_and_one_that_somebody_follows_is_left_to_
     assert world.sweep.run() == 1
     assert [world.sweep.ends[n].state for n in range(4)] == ["done", "lost", "done", "done"]
     assert [world.begun.count(n) for n in range(4)] == [1, 11, 2, 1]
+
+
+def test_each_ctrl_c_reaches_each_head_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    pressed: list[int] = []
+    processes = {0: Process(over=False), 1: Process(over=False)}
+    monkeypatch.setattr(leading.os, "kill", lambda pid, _: pressed.append(pid))
+    monkeypatch.setattr(slots, "begin", lambda slot, *_: processes[slot.number])
+
+    def show(sweep: Sweep, _: Any) -> None:
+        looks.append(1)
+        if len(looks) in (3, 6):  # Ctrl-C, and again
+            sweep.interrupted()
+        if len(looks) == 2:
+            for number in processes:
+                sweep.given[number].slot.send(pid=number + 100, host=socket.gethostname())
+        if len(looks) == 9:
+            for number, process in processes.items():
+                world.done(sweep.given[number].slot, "stopped")
+                process.over = True
+
+    looks: list[int] = []
+    world.sweep.show = show
+    assert world.sweep.run() == 130
+    assert pressed == [100, 101, 100, 101]
+    assert [end.state for end in world.sweep.ends.values()] == ["interrupted"] * 2
+    assert list(world.sweep.left) == [2, 3]
