@@ -83,7 +83,11 @@ def test_values_of_any_kind_reach_the_program_and_the_result_is_json(sweeps: Swe
     sweeps.end()
     odd = json.dumps(["-1", "a b'\"$c,9"])
     options = ("--json", "--metric", "acc", "--note", "odd", "--tag", "mine")
-    done = sweeps.sweep(*options, "--grid", f"x={odd}", "fail=0,1", "--", "notes.py", "{x}")
+    what = ("--grid", f"x={odd}", "fail=0,1", "--", "notes.py", "{x}")
+    shown = sweeps.sweep("--json", "--dry-run", *what)
+    assert shown.finish() == 0, shown.text
+    assert [words[-2:] for words in json.loads(shown.text)][3] == ["a b'\"$c,9", "--fail=1"]
+    done = sweeps.sweep(*options, *what)
     assert done.finish() == 1, done.text
     text = done.text[done.text.index("{") :]
     found = json.JSONDecoder().raw_decode(text)[0]

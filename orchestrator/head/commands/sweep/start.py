@@ -249,9 +249,12 @@ def check(request: Request, words: Sequence[str]) -> None:
 
 def show(base: LaunchArguments, terms: Terms, members: Sequence[Member]) -> int:
     """Print what the members would be."""
-    for member in members:
-        write_out(shlex.join(launch_of(base, terms, "SWEEP", member)[1]))
-    if not members:
+    commands = [launch_of(base, terms, "SWEEP", member)[1] for member in members]
+    if base.as_json:
+        write_out(json.dumps(commands, indent=1))
+    elif commands:
+        write_out("\n".join(map(shlex.join, commands)))
+    else:
         write_out(f"{terms.optuna} members, whose values Optuna chooses")
     return EXIT_DONE
 
