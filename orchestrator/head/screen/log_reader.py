@@ -47,6 +47,7 @@ class LogReader:
 
     def __init__(self, log: LogFile, *, start: int = 0) -> None:
         self.log = log
+        self._end: int | None = None
         self.skip_to(start)
 
     @property
@@ -61,7 +62,12 @@ class LogReader:
         return self._position - len(rest) if newline or not begin else self._position
 
     def behind(self) -> int:
-        return max(0, self.log.size() - self._position)
+        size = self.log.size()
+        return max(0, (size if self._end is None else min(size, self._end)) - self._position)
+
+    def end_here(self) -> None:
+        """Read no more than the log has now."""
+        self._end = self.log.size()
 
     def skip_to(self, offset: int) -> None:
         self._position = offset
@@ -79,7 +85,8 @@ class LogReader:
         return self._position - before
 
     def read(self, limit: int = 1 << 20) -> list[Piece]:
-        if not self.behind():
+        limit = min(limit, self.behind())
+        if not limit:
             return []
         # The bytes first: records are written before the bytes they describe, so whatever was
         # just read, its records are complete by the time they are read.

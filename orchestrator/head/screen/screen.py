@@ -134,6 +134,11 @@ class Screen:
             size = node.reader.log.size()
             node.reader.skip_to(min(positions.get(node.number, size), size))
 
+    def end_here(self) -> None:
+        """Show no more than the logs have now."""
+        for node in self._nodes:
+            node.reader.end_here()
+
     def begin_near_end(self, lines: int) -> None:
         """Begin with the last lines of each node, or of the one rank that is shown."""
         rank = None if self._only is None else int(self._only)
@@ -320,8 +325,11 @@ class Display(threading.Thread):
         self.news.set()
 
     def mute(self) -> None:
-        """Show no more of the logs: what follows a failure only echoes it, and is in the files."""
-        self.muted.set()
+        """Show what the logs have now, and no more: what follows a failure only echoes it."""
+        if not self.muted.is_set():
+            self.screen.end_here()
+            self.muted.set()
+            self.news.set()
 
     def finish(self, *, fold: bool = False) -> None:
         """Show what is left, then end; with `fold`, no stacks that were held back."""
@@ -336,7 +344,7 @@ class Display(threading.Thread):
             self.news.wait(TICK_SECONDS if self.screen.waits else None)
             self.news.clear()
             last = self._speak()
-            while not self.muted.is_set() and self.screen.pump():
+            while self.screen.pump():
                 last = self._speak() or last
             if not last and not self.muted.is_set():
                 self.screen.tick()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import resource
@@ -17,6 +18,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import termios
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -51,6 +53,7 @@ from orchestrator.protocol.version import OWN
 PR_SET_CHILD_SUBREAPER = 36
 F_SETPIPE_SZ = 1031
 READ_BYTES = 1 << 20
+MOST_LAST_READS = 64
 # The streams of torchrun: while the job runs, and after all ranks of this node have ended well.
 AGENT, GOODBYE = NO_RANK, "~"
 COMMAND = "prolog"  # its output is shown as torchrun's, and the epilog's, too
@@ -337,6 +340,13 @@ class Supervisor:
             while self.read_output(fd):
                 pass
 
+    def read_last_words(self, rank: int) -> None:
+        """Read what a rank printed before it ended; what it has left running may print for ever."""
+        for fd in [fd for fd, stream in self.outputs.items() if stream == str(rank)]:
+            for _ in range(MOST_LAST_READS):
+                if not has_bytes(fd) or not self.read_output(fd):
+                    break
+
     def ranks_ended_well(self) -> bool:
         ended = [rank for rank in self.ranks.values() if rank.state == "ended"]
         return len(ended) == self.spec.nproc and not any(rank.code for rank in ended)
@@ -387,6 +397,7 @@ class Supervisor:
         cut_short = bool(rank.leaving) and report.code in ENDED_BY_US
         report = report.replace(asked=self.asked_by(rank, report.code))
         if report.code:
+            self.read_last_words(report.rank)
             report = self.explain(rank, report)
         rank.pid, rank.code = report.pid, report.code
         self.event(report)
@@ -652,6 +663,11 @@ class Supervisor:
         self.lease.goodbye()
 
 
+def has_bytes(fd: int) -> bool:
+    """Tell whether there is something to read; the end of all writers is no such thing."""
+    return fcntl.ioctl(fd, termios.FIONREAD, bytes(4)) != bytes(4)
+
+
 def exit_code(argument: str) -> int:
     """Return the exit code of a program that called sys.exit with this; words are an error."""
     try:
@@ -700,12 +716,8 @@ def open_fifo(path: str) -> int:
         os.mkfifo(path, 0o600)
     # Read and write, so that it neither blocks here nor ends when one writer closes it.
     fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    try:
-        import fcntl
-
+    with contextlib.suppress(OSError):  # the user's limit for big pipes: the usual 64 KiB work too
         fcntl.fcntl(fd, F_SETPIPE_SZ, READ_BYTES)
-    except OSError:
-        pass  # the user's limit for big pipes is reached: the usual 64 KiB work too
     return fd
 
 

@@ -57,16 +57,20 @@ class FileStreamer:
         self.behind = True
 
     def pump(self, send: Callable[..., None], send_message: Callable[[Message], None]) -> None:
-        """Send one chunk of each file; a record of `ranks` before the log bytes it speaks of."""
+        """Send one chunk of each file.
+
+        A record of `ranks` comes before the log bytes it speaks of, and an event after those that
+        were written before it, unless they are many.
+        """
         if not self.behind:
             return
         alone = self.supervisor is None  # asked first: then the files hold all it wrote
-        size = self.size(LOG)
+        events, size = self.size(EVENTS), self.size(LOG)
         self.behind = False
-        for kind in (EVENTS, RANKS):
-            self.pass_on(kind, self.size(kind), send)
+        self.pass_on(RANKS, self.size(RANKS), send)
         if not self.behind:
             self.pass_on(LOG, size, send)
+        self.pass_on(EVENTS, events, send)
         if alone and not self.behind and not self.end_announced:
             self.end_announced = True
             send_message(SupervisorGone())

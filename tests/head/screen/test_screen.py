@@ -25,7 +25,7 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen import screen as screen_module
 from orchestrator.head.screen.lines import fit
 from orchestrator.head.screen.log_reader import LogFile, last_words
-from orchestrator.head.screen.screen import Screen
+from orchestrator.head.screen.screen import Display, Screen
 from tests.gears import examples
 from tests.head.screen.test_lines import BYTES
 from tests.head.screen.test_log_reader import append, log_in
@@ -576,3 +576,16 @@ def test_a_reader_that_left_ends_nothing(two_nodes: list[LogFile]) -> None:
     finally:
         with contextlib.suppress(BrokenPipeError):
             out.close()
+
+
+def test_after_a_failure_the_screen_shows_what_came_before_it(two_nodes: list[LogFile]) -> None:
+    """However far behind it is then, and nothing that only echoes the failure."""
+    out = io.StringIO()
+    display = Display(piped(two_nodes, out))
+    display.mute()
+    append(two_nodes[0], ("0", b"connection closed by peer\n"))
+    display.mute()
+    display.start()
+    display.finish()
+    texts = [line.partition("| ")[2] for line in out.getvalue().splitlines()]
+    assert sorted(texts) == ["a", "b", "c", "d", "torchrun"]
