@@ -154,6 +154,7 @@ def test_at_night_only_what_is_bad_or_new_is_told(ward: Head, cluster: NetnsClus
         assert command.finish() == code, command.text
         return [line for line in command.lines if line.strip()]
 
+    night(0)  # what the looks of other tests have found may be over
     assert night(0) == []
     with broken(cluster, 2, "mount -t tmpfs -o ro none /dev/shm", "umount /dev/shm"):
         told, _, cordoned = night(3)

@@ -53,7 +53,7 @@ from orchestrator.protocol.version import OWN
 PR_SET_CHILD_SUBREAPER = 36
 F_SETPIPE_SZ = 1031
 READ_BYTES = 1 << 20
-MOST_LAST_READS = 64
+MOST_READS = 64  # of an output, where more may come than can be read
 # The streams of torchrun: while the job runs, and after all ranks of this node have ended well.
 AGENT, GOODBYE = NO_RANK, "~"
 COMMAND = "prolog"  # its output is shown as torchrun's, and the epilog's, too
@@ -334,16 +334,10 @@ class Supervisor:
             self.ring()
         return True
 
-    def drain(self) -> None:
-        """Read all that has been printed so far."""
-        for fd in list(self.outputs):
-            while self.read_output(fd):
-                pass
-
-    def read_last_words(self, rank: int) -> None:
-        """Read what a rank printed before it ended; what it has left running may print for ever."""
-        for fd in [fd for fd, stream in self.outputs.items() if stream == str(rank)]:
-            for _ in range(MOST_LAST_READS):
+    def drain(self, stream: str = "") -> None:
+        """Read what was printed so far, or by one rank; what is left running may print for ever."""
+        for fd in [fd for fd, name in self.outputs.items() if stream in ("", name)]:
+            for _ in range(MOST_READS):
                 if not has_bytes(fd) or not self.read_output(fd):
                     break
 
@@ -397,7 +391,7 @@ class Supervisor:
         cut_short = bool(rank.leaving) and report.code in ENDED_BY_US
         report = report.replace(asked=self.asked_by(rank, report.code))
         if report.code:
-            self.read_last_words(report.rank)
+            self.drain(str(report.rank))
             report = self.explain(rank, report)
         rank.pid, rank.code = report.pid, report.code
         self.event(report)
