@@ -135,7 +135,7 @@ def read_book(visit: Visit, request: ReadBook) -> Page:
 def wanted(visit: Visit, request: AskWanted) -> Wanted:
     run = RunDir(request.job, request.node)
     by = claims.asked_by(visit.of(Claims).opened(), request.job)
-    return Wanted(by=by, kept=bool(by and resume_dir.last_kept(run)))
+    return Wanted(by=by, kept=bool(run.node == 0 and resume_dir.last_kept(run)))
 
 
 def wish_of(request: Claim | ReadBook) -> Wish | None:

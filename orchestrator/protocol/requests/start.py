@@ -178,7 +178,7 @@ class Wanted(Message):
     """Who asks a job to make way here, and whether it has kept something to go on from."""
 
     by: str = ""  # a user's launch, in words; nobody
-    kept: bool = False
+    kept: bool = False  # told by node 0 alone
 
 
 class AskWanted(Request[Wanted], do="wanted"):
