@@ -130,6 +130,7 @@ def started_unseen(job: Job, go: Path) -> int:
     go.touch()
     wait_until(lambda: children_of(job.supervisor.pid) - before)  # type: ignore[union-attr]
     (child,) = children_of(job.supervisor.pid) - before
+    wait_until(lambda: processes.everyone()[child].name == "sleep")  # setsid becomes that
     return child
 
 
