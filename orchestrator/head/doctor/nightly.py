@@ -19,7 +19,7 @@ REASON = "doctor: "  # begins that of a cordon which ends by itself
 
 @dataclass(frozen=True)
 class Night:
-    """What is to be said, and which nodes are to be cordoned, or used again."""
+    """Tells what is to be said, and which nodes are to be cordoned, or used again."""
 
     findings: Sequence[Finding]  # bad ones, and new ones
     gone: Sequence[str]  # what was wrong at the look before

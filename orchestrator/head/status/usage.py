@@ -27,7 +27,7 @@ AMOUNTS = ("gpu_hours", "slot_hours", "energy_kwh", "useful_hours")
 
 @dataclass(frozen=True)
 class Held:
-    """What a job had of one machine."""
+    """Tells what a job had of one machine."""
 
     count: int
     gpus: bool  # else slots
@@ -35,7 +35,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Usage:
-    """What one job took. `useful_hours`: of its GPUs or slots, in which it trained."""
+    """Tells what one job took. `useful_hours`: of its GPUs or slots, in which it trained."""
 
     user: str
     project: str

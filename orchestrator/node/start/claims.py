@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.machine.gpus import use
@@ -25,6 +26,9 @@ from orchestrator.protocol.requests.claims import (
 )
 from orchestrator.protocol.requests.start import Claimed, Page
 from orchestrator.protocol.spec import Spec
+
+if TYPE_CHECKING:
+    from orchestrator.node.machine.checkup import Output
 
 LOOK_SECONDS = 0.05  # between two looks at what others hold
 START_PATIENCE_SECONDS = 2.0  # for others who try at the same moment, and give up or start
@@ -126,11 +130,9 @@ class Claims(RoomState):
         if self.linked is None:
             self.linked = {}
             if any(one.vendor == "nvidia" for one in self.of):
-                from orchestrator.node.machine.checkup import Command, together
                 from orchestrator.node.machine.gpus import nvidia
 
-                asked = {"topology": Command(nvidia.TOPOLOGY, TOOL_SECONDS)}
-                self.linked = nvidia.links(together(asked)["topology"].out)
+                self.linked = nvidia.links(told_by(nvidia.TOPOLOGY).out)
         return self.linked
 
     def lock(self, chosen: Sequence[Device], wish: Wish) -> bool:
@@ -245,17 +247,22 @@ def wanted(wish: Wish) -> tuple[list[Device], int, str]:
     return some, count, words if count > there else ""
 
 
+def told_by(words: Sequence[str]) -> Output:
+    """Ask a tool of the driver."""
+    from orchestrator.node.machine.checkup import Command, together  # not for every launch
+
+    return together({"tool": Command(list(words), TOOL_SECONDS)})["tool"]
+
+
 def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
     """Return who computes on which of these GPUs, and why nobody knows that."""
     if not any(one.vendor == "nvidia" for one in some):
         return {}, ""
     # A launch on machines without GPUs does without.
-    from orchestrator.node.machine.checkup import Command, together
     from orchestrator.node.machine.gpus import nvidia
     from orchestrator.node.machine.load import owner
 
-    command = Command(nvidia.query("compute-apps", nvidia.APP_FIELDS), TOOL_SECONDS)
-    output = together({"apps": command})["apps"]
+    output = told_by(nvidia.query("compute-apps", nvidia.APP_FIELDS))
     by_uuid = {one.uuid: one for one in some if one.uuid}
     found: dict[str, Taken] = {}
     for holder in nvidia.processes(output.out):
@@ -276,7 +283,7 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
 
 def waiting(entries: Sequence[Entry], left: int) -> tuple[Taken, ...]:
     """Return those who wait for more than a launch would leave; nobody where it leaves enough."""
-    some = [one for one in entries if one.state == WAITING and not one.why]
+    some = [one for one in entries if one.in_line]
     if left < 0 or sum(one.wants for one in some) <= left:
         return ()
     return tuple(Taken(names=(), user=one.user, job=one.job, state=WAITING) for one in some)

@@ -54,6 +54,11 @@ class Entry(Message):
     head: str = ""  # the host that it was typed on
     why: str = ""  # a rule keeps it from starting: it holds up nobody meanwhile
 
+    @property
+    def in_line(self) -> bool:
+        """Tell whether those who come later have to wait behind it."""
+        return self.state == WAITING and not self.why
+
 
 NO_ENTRIES: tuple[Entry, ...] = ()
 

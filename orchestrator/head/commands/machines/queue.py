@@ -106,7 +106,7 @@ def queue(arguments: LaunchArguments, *, as_json: bool) -> int:
 
 @dataclass(frozen=True)
 class Idle:
-    """What a job holds on a node, and for how long it has done nothing there; None: not known."""
+    """Says what a job holds on a node, and how long it has done nothing there; None: not known."""
 
     node: str
     entry: Entry

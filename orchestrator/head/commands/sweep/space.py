@@ -1,4 +1,4 @@
-"""What the members of a sweep differ in: variables with their values or ranges, and commands. Pure.
+"""Reads what the members of a sweep differ in: variables with values or ranges, commands. Pure.
 
 lr=1e-4,3e-4   seed=0..3   names=["a,b","c"]   drop=uniform(0,0.5)   lr=log(1e-5,1e-2)
 """

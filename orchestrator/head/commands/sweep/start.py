@@ -41,7 +41,7 @@ Parse = Callable[[Sequence[str]], LaunchArguments]
 
 @dataclass(frozen=True)
 class Terms:
-    """What was typed of the sweep itself, as its file has it."""
+    """Holds what was typed of the sweep itself, as its file has it."""
 
     variables: tuple[str, ...] = ()  # NAME=VALUES
     random: int | None = None

@@ -88,7 +88,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class End:
-    """What became of a member."""
+    """Tells what became of a member."""
 
     member: int
     words: str

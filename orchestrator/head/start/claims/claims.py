@@ -95,7 +95,7 @@ def against_the_rules(nodes: Sequence[Reached]) -> str:
 
 def take_all(wanted: Sequence[tuple[Reached, Wish]]) -> Hold:
     answers = ask(wanted, 0.0)
-    bad = problems(wanted, answers)
+    bad = problems(names_of(wanted), answers)
     if not bad:
         return Hold(notes=tuple(notes(wanted, answers)))
     release([node for node, _ in wanted])
@@ -104,7 +104,7 @@ def take_all(wanted: Sequence[tuple[Reached, Wish]]) -> Hold:
     wanted, answers = sorted(wanted, key=lambda pair: in_order(pair[0])), []
     for pair in wanted:
         answers += ask([pair], PATIENCE_SECONDS)
-        bad = problems([pair], answers[-1:])
+        bad = problems(names_of([pair]), answers[-1:])
         if bad:
             release([node for node, _ in wanted])
             return Hold(bad)
@@ -113,7 +113,7 @@ def take_all(wanted: Sequence[tuple[Reached, Wish]]) -> Hold:
 
 def notes(wanted: Sequence[tuple[Reached, Wish]], answers: Sequence[Claimed]) -> Iterator[str]:
     """Say which GPUs of which nodes a launch has, where it has not all, and what is not known."""
-    names = [node.node.name for node, _ in wanted]
+    names = names_of(wanted)
     parts = [answer.words if " of " in answer.words else "" for answer in answers]
     for words, where in by_value(zip(names, parts, strict=True)).items():
         if words:
@@ -142,15 +142,17 @@ def release(nodes: Sequence[Reached]) -> None:
     fleet.ask(nodes, [Unclaim()] * len(nodes), ANSWER_SECONDS)
 
 
-def problems(wanted: Sequence[tuple[Reached, Wish]], answers: Sequence[Claimed]) -> dict[str, str]:
+def names_of(wanted: Sequence[tuple[Reached, Wish]]) -> list[str]:
+    return [node.node.name for node, _ in wanted]
+
+
+def problems(names: Sequence[str], answers: Sequence[Claimed]) -> dict[str, str]:
     """Return the nodes that lack something, each with the reason."""
-    bad: dict[str, str] = {}
-    for (node, _), answer in zip(wanted, answers, strict=True):
-        if answer.lacking:
-            bad[node.node.name] = answer.lacking
-        elif not answer.held:
-            bad[node.node.name] = who_has(answer.taken)
-    return bad
+    return {
+        name: answer.lacking or who_has(answer.taken)
+        for name, answer in zip(names, answers, strict=True)
+        if not answer.held
+    }
 
 
 def fleeting(answer: Claimed) -> bool:

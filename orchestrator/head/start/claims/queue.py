@@ -18,13 +18,19 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.claims import rules
-from orchestrator.head.start.claims.claims import ANSWER_SECONDS, Occupied, in_order, wish_of
+from orchestrator.head.start.claims.claims import (
+    ANSWER_SECONDS,
+    Occupied,
+    in_order,
+    problems,
+    wish_of,
+)
 from orchestrator.head.start.claims.turn import Machine, holders, make_way, obstacles, place
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.planning import Prepared, prepare
 from orchestrator.head.start.request import Request
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.claims import NO_ENTRIES, WAITING, Entry, Wish, clock, who_has
+from orchestrator.protocol.requests.claims import NO_ENTRIES, WAITING, Entry, Wish, clock
 from orchestrator.protocol.requests.request import Request as Asked
 from orchestrator.protocol.requests.start import Claim, Page, ReadBook, Unclaim, Wait
 from orchestrator.records import experiments
@@ -246,11 +252,7 @@ class Queue:
         """Hold all that is wanted, or nothing of it, which raises Occupied."""
         requests = [Claim(wish=one.wish, part=one.part) for one in self.places]
         answers = self.ask(requests, ANSWER_SECONDS)
-        taken = {
-            one.name: answer.lacking or who_has(answer.taken)
-            for one, answer in zip(self.places, answers, strict=True)
-            if not answer.held
-        }
+        taken = problems([one.name for one in self.places], answers)
         if len(self.places) - len(taken) < self.least:
             self.ask([Unclaim()] * len(self.places), ANSWER_SECONDS)
             raise Occupied(taken, self.least)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.protocol.requests.claims import RUNNING, STARTING, WAITING, Entry, clock
+from orchestrator.protocol.requests.claims import RUNNING, STARTING, Entry, clock
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ def rank(entry: Entry) -> tuple[int, float, str]:
 
 def ahead(mine: Entry, entries: Iterable[Entry]) -> list[Entry]:
     """Return those who wait before this one, the first of all first."""
-    waiting = [one for one in entries if one.state == WAITING and not one.why]
-    return sorted((one for one in waiting if rank(one) < rank(mine)), key=rank)
+    waiting = [one for one in entries if one.in_line and rank(one) < rank(mine)]
+    return sorted(waiting, key=rank)
 
 
 def blocked(mine: Entry, machine: Machine, now: float) -> str:
