@@ -211,6 +211,8 @@ SIGNAL_FIXES = {
     "SIGXCPU": "it used up the processor time that `ulimit -t` on that node allows",
 }
 
+FULL = r"(No space left on device|Disk quota exceeded|Cannot allocate memory|Errno (12|28|122)\b)"
+
 # The text of an exception, a dump or torchrun that identifies a kind; the first match counts.
 TEXTS = tuple(
     (kind, re.compile(pattern, re.IGNORECASE | re.MULTILINE))
@@ -223,8 +225,10 @@ TEXTS = tuple(
         ),
         (
             "shared_memory",
-            r"out of shared memory|/dev/shm|shared memory\s?\(shm\)|unable to (mmap|resize)"
-            r" .*shared|killed by signal: Bus error",
+            r"out of shared memory|shared memory\s?\(shm\)|unable to (mmap|resize) .*shared"
+            r"|killed by signal: Bus error|unable to write to file </torch_"
+            rf"|{FULL}.*/dev/shm/|/dev/shm/.*{FULL}"
+            r"|(creat|extend|allocat)\w* .*/dev/shm/(?!.*(Permission|No such file))",
         ),
         (
             "disk_full",

@@ -343,6 +343,13 @@ def test_the_rank_with_the_wrong_bits_is_the_cause_however_late_it_is_heard() ->
          " It is possible that dataloader's workers are out of shared memory."),
         ("shared_memory", "RuntimeError: unable to allocate shared memory(shm) for file </torch_1>:"
          " No space left on device (28)"),
+        ("shared_memory", "OSError: [Errno 28] No space left on device: '/dev/shm/rows'"),
+        ("shared_memory", "RuntimeError: unable to write to file </torch_1>: No space left on"
+         " device (28)"),
+        ("shared_memory", "DistBackendError: NCCL error: Error while creating shared memory segment"
+         " /dev/shm/nccl-QvzGjO (size 9637888)"),
+        ("exception", "FileNotFoundError: [Errno 2] No such file or directory: '/dev/shm/a/7.pt'"),
+        ("exception", "PermissionError: [Errno 13] Permission denied: '/dev/shm/rows'"),
         ("disk_full", "OSError: [Errno 122] Disk quota exceeded: '/home/u/x'"),
         ("disk_full", "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704"
          " vs 598"),
