@@ -25,6 +25,7 @@ from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces, require_sshd
 from tests.gears import EXAMPLES, FIRST_GEAR_SHARE, dealt, gear, none_in_first_gear
 from tests.launching import Head
+from tests.rows import as_one
 
 Cluster = FaultyLoopback | NetnsCluster
 
@@ -82,6 +83,13 @@ def pytest_collection(session: pytest.Session) -> None:
             importlib.import_module(
                 ".".join(path.relative_to(config.rootpath).with_suffix("").parts)
             )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, name: str, obj: object
+) -> pytest.Function | None:
+    return as_one(collector, name, obj) if isinstance(collector, pytest.Module) else None
 
 
 @pytest.hookimpl(wrapper=True)
