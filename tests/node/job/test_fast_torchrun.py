@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from orchestrator.node.job.ranks import fast_torchrun
+from tests.clusters.slurm import free_ports
 
 
 def test_a_worker_begins_as_soon_as_the_master_listens() -> None:
@@ -29,6 +32,74 @@ def test_a_master_that_never_comes_is_left_to_torchrun(monkeypatch: pytest.Monke
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         fast_torchrun.wait_for("127.0.0.1", nobody.getsockname()[1])
+
+
+def test_who_waits_for_long_tries_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, tries = [0.0], [0]
+
+    def refused(*_: object, **__: object) -> None:
+        tries[0] += 1
+        raise ConnectionRefusedError
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(socket, "create_connection", refused)
+    monkeypatch.setattr(
+        fast_torchrun, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
+    )
+    for patience, most in ((0.1, 21), (1.0, 70), (10.0, 130)):
+        clock[0], tries[0] = 0.0, 0
+        monkeypatch.setattr(fast_torchrun, "PATIENCE_SECONDS", patience)
+        fast_torchrun.wait_for("10.0.0.1", 29500)
+        assert 10 < tries[0] <= most
+
+
+def of_node_0(port: int, nnodes: int = 2) -> dict[str, str]:
+    return {"--node-rank": "0", "--nnodes": str(nnodes), "--master-port": str(port)}
+
+
+def test_nodes_connect_before_torch_is_imported_on_the_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch.distributed.elastic.rendezvous import static_tcp_rendezvous as static
+
+    [port] = free_ports(1)
+    listening = fast_torchrun.listen(of_node_0(port))
+    assert listening is not None
+    fast_torchrun.wait_for("127.0.0.1", port)
+    met: list[bytes] = []
+
+    def other() -> None:
+        store = static.StaticTCPRendezvous("127.0.0.1", port, 1, 2, "job", 60)
+        met.append(store.next_rendezvous().store.get("said"))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()  # it waits for an answer
+    monkeypatch.setattr(static, "TCPStore", static.TCPStore)  # undone afterwards
+    fast_torchrun.accept_at(listening)
+    master = static.StaticTCPRendezvous("127.0.0.1", port, 0, 2, "job", 60)
+    master.next_rendezvous().store.set("said", "hello")
+    thread.join(20)
+    assert met == [b"hello"]
+
+
+def test_a_port_that_cannot_be_listened_at_is_left_to_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [port] = free_ports(1)
+    assert fast_torchrun.listen({**of_node_0(port), "--node-rank": "1"}) is None
+    with socket.create_server(("", port)):
+        assert fast_torchrun.listen(of_node_0(port)) is None
+    queue = tmp_path / "somaxconn"
+    queue.write_text("128\n")
+    monkeypatch.setattr(fast_torchrun, "QUEUE", str(queue))
+    assert fast_torchrun.listen(of_node_0(port, 65)) is None  # two connections of each
+    listening = fast_torchrun.listen(of_node_0(port, 64))
+    assert listening is not None
+    os.close(listening)
 
 
 def test_torchrun_asks_no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:

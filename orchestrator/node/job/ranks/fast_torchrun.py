@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import functools
 import gc
 import importlib.machinery
 import json
@@ -19,20 +20,50 @@ import time
 import types
 from typing import Any
 
-PATIENCE_SECONDS = (
-    60.0  # seconds to wait for the master; after that torchrun itself goes on waiting
-)
+# To wait for the master; after that torchrun itself goes on waiting.
+PATIENCE_SECONDS = 60.0
+# Between two tries, at least and at most: 1,024 nodes are 200,000 packets a second at the least.
+TRY_SECONDS = (0.005, 0.25)
+SHARE_OF_WAIT = 0.05  # of the time waited so far, until the next try
+QUEUE = "/proc/sys/net/core/somaxconn"  # how many connections may wait until they are accepted
+STATIC = "torch.distributed.elastic.rendezvous.static_tcp_rendezvous"
 LAST_WORDS = datetime.timedelta(seconds=2)  # the master waits so long for others that leave
 
 
 def main() -> None:
     begin_path_here()
     gc.disable()  # importing torch makes a million objects, none of them garbage: 0.1 s of 0.9
+    listening = listen(options())
     torchrun = importlib.import_module("torch.distributed.run")
     import_ahead()
     gc.freeze()  # forked ranks share these pages until one of them writes to them
     gc.enable()
-    run(torchrun)
+    run(torchrun, listening)
+
+
+def options() -> dict[str, str]:
+    return dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+
+
+def listen(given: dict[str, str]) -> int | None:
+    """On node 0, let the others connect before torch is imported; return the descriptor.
+
+    They then wait for an answer, and do not try again and again. Each connects twice.
+    """
+    if given["--node-rank"] != "0" or given.get("--nnodes", "1") == "1":
+        return None
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    address = ("", int(given["--master-port"]))
+    try:
+        with open(QUEUE, encoding="ascii") as file:
+            room = int(file.read())
+        if 2 * int(given["--nnodes"]) > room:
+            return None  # the kernel would let some wait for a second, and then for three
+        server = socket.create_server(address, family=family, backlog=room, dualstack_ipv6=dual)
+    except (OSError, ValueError):
+        return None  # torchrun will try, and say what is wrong
+    return server.detach()
 
 
 def begin_path_here() -> None:
@@ -55,18 +86,26 @@ def import_ahead() -> None:
             importlib.import_module(torch_env.OF_OPTIMIZERS)
 
 
-def run(torchrun: Any) -> None:
+def run(torchrun: Any, listening: int | None = None) -> None:
     """Be torchrun with the arguments of this process; `torchrun` is its module."""
     begin_path_here()
     note_the_time()
     ask_no_name_server()
-    options = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
-    is_master = options["--node-rank"] == "0"
+    given = options()
+    is_master = given["--node-rank"] == "0"
     leave_in_order(is_master)
+    if listening is not None:
+        accept_at(listening)
     if not is_master:
-        wait_for(options["--master-addr"], int(options["--master-port"]))
+        wait_for(given["--master-addr"], int(given["--master-port"]))
     torchrun.main()
     leave()
+
+
+def accept_at(listening: int) -> None:
+    """Let torchrun's store accept connections at this descriptor, which it owns from then on."""
+    static: Any = importlib.import_module(STATIC)
+    static.TCPStore = functools.partial(static.TCPStore, master_listen_fd=listening)
 
 
 def leave() -> None:
@@ -120,13 +159,15 @@ def note_the_time() -> None:
 
 def wait_for(address: str, port: int) -> None:
     """Wait until the master's agent listens; torchrun, refused once, waits half a second more."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
+    begun = now = time.monotonic()
+    while now - begun < PATIENCE_SECONDS:
         try:
             socket.create_connection((address, port), timeout=5).close()
             return
         except OSError:
-            time.sleep(0.005)
+            least, most = TRY_SECONDS
+            time.sleep(min(most, max(least, SHARE_OF_WAIT * (now - begun))))
+            now = time.monotonic()
 
 
 if __name__ == "__main__":
