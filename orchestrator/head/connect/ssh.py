@@ -321,7 +321,7 @@ FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 def resolved(host: str, port: int, family: str, deadline: float) -> list[tuple[int, Any]]:
     """Return the addresses of a host, each with its family, as connect() takes them.
 
-    A name server that does not answer holds up nobody else: each name has a thread meanwhile.
+    A name server that does not answer holds up nobody else, as hundreds may be asked at once.
     """
     kind = FAMILIES.get(family, socket.AF_UNSPEC)
     ask = functools.partial(socket.getaddrinfo, host, port, kind, socket.SOCK_STREAM)

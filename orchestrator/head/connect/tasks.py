@@ -235,7 +235,8 @@ def sleep(seconds: float) -> None:
 def aside(call: Callable[[], T], seconds: float) -> T:
     """Have a thread apart do what blocks otherwise, while other tasks go on.
 
-    TimeoutError if it takes longer; that thread ends whenever it does.
+    TimeoutError if it takes longer, with its wait for one of so many threads; the thread ends
+    whenever it does.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -245,10 +246,19 @@ def aside(call: Callable[[], T], seconds: float) -> T:
             results.append(call())
         except BaseException as error:  # noqa: BLE001  raised below
             errors.append(error)
+        finally:
+            APART.leave()
 
+    deadline = time.monotonic() + seconds
+    if not APART.enter(seconds):
+        raise TimeoutError("timed out")
     task = Task(run)
-    threading.Thread(target=task.run, daemon=True).start()
-    if not task.join(seconds):
+    try:
+        threading.Thread(target=task.run, daemon=True).start()
+    except BaseException:
+        APART.leave()
+        raise
+    if not task.join(max(0.0, deadline - time.monotonic())):
         raise TimeoutError("timed out")
     for error in errors:
         raise error
@@ -325,6 +335,38 @@ class Condition:
 
     def notify_all(self) -> None:
         self.notify(len(self.waits))
+
+
+class Room:
+    """Lets so many in at once."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.begin_anew()
+        os.register_at_fork(after_in_child=self.begin_anew)
+
+    def begin_anew(self) -> None:
+        self.changed, self.left = Condition(), self.most
+
+    def enter(self, seconds: float) -> bool:
+        """Wait for a place; False if that takes longer."""
+        deadline = time.monotonic() + seconds
+        with self.changed:
+            while not self.left:
+                wait = deadline - time.monotonic()
+                if wait <= 0:
+                    return False
+                self.changed.wait(wait)
+            self.left -= 1
+        return True
+
+    def leave(self) -> None:
+        with self.changed:
+            self.left += 1
+            self.changed.notify()
+
+
+APART = Room(256)  # threads of `aside`
 
 
 class Event:

@@ -22,7 +22,7 @@ from orchestrator.common.hosts import BadRange
 from orchestrator.common.text import plural
 from orchestrator.head.nodes.environment import ACTIVATION_FORMS, ACTIVATIONS, chosen
 
-MAX_NODES = 1024
+MAX_NODES = 16384  # a range with a digit too many makes more; all are asked at once
 MAX_BYTES = 1 << 20
 MAX_SHOWN = 20
 

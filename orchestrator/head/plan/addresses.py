@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 from collections.abc import Sequence
 
 from orchestrator.common.errors import CheckFailed
@@ -161,9 +162,15 @@ def check_peers(nodes: Sequence[ProbedNode], addresses: Sequence[NodeAddress]) -
 
     Only where the kernel was asked and knows no route.
     """
+    owners: dict[
+        str, list[tuple[ProbedNode, NodeAddress]]
+    ] = {}  # by address; a machine may be listed twice
+    for other, where in zip(nodes, addresses, strict=True):
+        owners.setdefault(where.address, []).append((other, where))
     for node in nodes:
-        for other, where in zip(nodes, addresses, strict=True):
-            if other is not node and node.facts.routes.get(where.address) == ("", ""):
+        lost = (address for address, route in node.facts.routes.items() if route == ("", ""))
+        for other, where in itertools.chain.from_iterable(owners.get(each, ()) for each in lost):
+            if other is not node:
                 raise CheckFailed(
                     f"{node.name} has no route to {other.name} at {where.address}",
                     "all nodes need a route to all others: add it, or list addresses of one "

@@ -234,3 +234,43 @@ def test_a_task_says_whether_it_is_over() -> None:
     assert not task.join(0.01)
     event.set()
     assert task.join(30.0)
+
+
+def test_what_blocks_has_so_many_threads_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has no place in time is told so, and a place that is free again is taken."""
+    monkeypatch.setattr(tasks, "APART", tasks.Room(MOST))
+    gate = threading.Event()
+    inside: list[int] = []
+    results: list[int] = []
+
+    def block() -> int:
+        inside.append(1)
+        gate.wait(30.0)
+        return 1
+
+    def ask(seconds: float) -> None:
+        try:
+            results.append(tasks.aside(block, seconds))
+        except TimeoutError:
+            results.append(0)
+
+    all_of(Threads(2), [partial(ask, 0.2)] * MANY)  # none ends, and each has its time limit
+    assert results == [0] * MANY and len(inside) == MOST
+    patient = [Threads(2).start(partial(ask, 30.0)) for _ in range(MANY)]
+    gate.set()
+    assert all(task.join(30.0) for task in patient)
+    assert results[MANY:] == [1] * MANY and len(inside) == MOST + MANY
+
+
+def test_a_thread_that_cannot_begin_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "APART", tasks.Room(1))
+
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Thread", Refused)
+        with pytest.raises(RuntimeError):
+            tasks.aside(int, 1.0)
+    assert tasks.aside(lambda: 7, 1.0) == 7

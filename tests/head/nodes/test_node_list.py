@@ -222,10 +222,10 @@ def test_not_duplicates() -> None:
         ("gpu^[1-3, 7]", "nothing closes", "without spaces"),
         ("gpu[1-2]x[3-4]^$", "'$' cannot be", "letters"),
         ("gpu1-3^]", "nothing opens", "gpu[1-3,7]"),
-        ("gpu[^1-999999999999]", "more than 1024", "1024"),
-        ("gpu[^1-1025]", "more than 1024", "1024"),
-        ("gpu[1-512,^1000-1600]", "more than 1024", "1024"),
-        ("^gpu" + "[1-1000]" * 5000, "more than 1024", "1024"),
+        ("gpu[^1-999999999999]", "more than 16384", "16384"),
+        ("gpu[^1-16385]", "more than 16384", "16384"),
+        ("gpu[1-16000,^17000-17600]", "more than 16384", "16384"),
+        ("^gpu" + "[1-1000]" * 5000, "more than 16384", "16384"),
         # pasted from a web page or a chat
         ("gpu[01^–16]", "EN DASH (U+2013)", "a plain -"),
         ("gpu^—01", "EM DASH (U+2014)", "a plain -"),
@@ -275,7 +275,7 @@ def test_too_many_nodes_is_one_problem_where_the_limit_is_passed() -> None:
     text = "\n".join(f"gpu{i}" for i in range(MAX_NODES + 500)) + "\ngpu0\na slot=1\n"
     over, dup, option = problems(text)
     assert over[0] == MAX_NODES + 1
-    assert "more than 1024 nodes" in over[2]
+    assert "more than 16384 nodes" in over[2]
     assert "already on line 1" in dup[2]
     assert "slot" in option[2]
 
