@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import stat
+import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Union
@@ -26,6 +28,9 @@ MOUNTS = "/proc/self/mountinfo"
 ABANDONED_SECONDS = 3600.0
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a network file system that has no such call
 NO_SOCKETS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
+# Locks of an open file, not of a process (fcntl(2)): those who inherit the file hold them, too.
+F_OFD_SETLK = 37
+FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
 
 NO_INODES = "`df -i` shows whether inodes are what is missing"
 
@@ -147,6 +152,17 @@ def give_to_owner_of(directory: int, descriptor: int) -> None:
         status = os.fstat(directory)
         if status.st_uid != 0:
             os.fchown(descriptor, status.st_uid, status.st_gid)
+
+
+def unlock_inherited(path: Name) -> None:
+    """Let go of all locks of a file that this process has inherited open; all others lose them."""
+    with contextlib.suppress(OSError):
+        wanted = os.stat(path)
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(descriptor), wanted):
+                    whole = FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
+                    fcntl.fcntl(descriptor, F_OFD_SETLK, whole)
 
 
 # -- directories ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Starts a supervisor: `python <library> supervise JOB NODE`; one in waiting; or the sampler."""
+"""Starts a supervisor: `python <library> supervise JOB NODE`; one that waits; or the sampler."""
 
 from __future__ import annotations
 
@@ -21,5 +21,9 @@ def main() -> None:
 
         _, directory, fd, _ = words
         standby.main(directory, fd)
+    elif command == "ahead":
+        from orchestrator.node.warm import ahead
+
+        ahead.main(words[0])
     else:
         sys.exit(f"unknown command {command!r}")

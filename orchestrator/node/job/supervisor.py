@@ -614,7 +614,15 @@ class Supervisor:
             self.kill()  # something was born while the others were being killed
         return time.monotonic() - self.swept_since > SWEEP_LIMIT_SECONDS
 
+    def release(self) -> None:
+        """Let others have what the job held, unless it may be started again, or something lives."""
+        ended_well = not self.why and not self.agent_code
+        for_good = self.spec.attempt is None or (ended_well and self.spec.nnodes == 1)
+        if self.spec.claim and for_good and not self.living():
+            files.unlock_inherited(os.path.join(os.path.dirname(self.spec.claim), "locks"))
+
     def finish(self) -> None:
+        self.release()
         self.sampler.end()
         self.reap()
         self.read_reports()

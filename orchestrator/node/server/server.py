@@ -65,6 +65,7 @@ class ChannelServer:
                 self.waiting[0] = self.waiting[0][done:]
 
     def loop(self) -> None:
+        self.visit.input = 0
         os.set_blocking(0, False)
         os.set_blocking(1, False)
         while time.monotonic() - self.heard < self.patience:

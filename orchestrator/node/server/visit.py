@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import select
 import subprocess
 import time
 from collections.abc import Callable
@@ -95,6 +96,7 @@ class Visit:
         self.activity: Activity | None = None  # of the job that is followed
         self.calls: Calls | None = None  # in the ranks of a job
         self.supervisor: subprocess.Popen[bytes] | None = None  # started in this visit
+        self.input: int | None = None  # where the head's requests come from
 
     def of(self, kind: type[S]) -> S:
         """Return a room's state in this visit, which is made when it is first asked for."""
@@ -115,6 +117,13 @@ class Visit:
         """Return the bytes that came before the request."""
         piece, self.piece = self.piece, bytearray()
         return piece
+
+    def is_called(self, seconds: float) -> bool:
+        """Wait so long; return True at once when the head says more meanwhile, or is gone."""
+        if self.input is None:
+            time.sleep(seconds)
+            return False
+        return bool(select.select([self.input], [], [], seconds)[0])
 
     def refuse_if_stopped(self, run: RunDir, first: RunDir | None = None) -> None:
         """Refuse a job that was stopped while its head was still starting it."""

@@ -16,10 +16,10 @@ import os
 import pwd
 import re
 import stat
-import struct
 import time
 
 from orchestrator.common import files
+from orchestrator.common.files import F_OFD_SETLK, FLOCK
 from orchestrator.node.machine import sysfs
 from orchestrator.node.machine.gpus import use
 from orchestrator.node.machine.probe import network_space
@@ -33,9 +33,7 @@ FOR_ALL, TO_READ = 0o666, 0o644
 LARGEST_ENTRY_BYTES = 1 << 16
 MOST_ENTRIES = 10_000
 NEW_SECONDS = 2.0  # in which the first user has made the file of locks
-# Locks of an open file, not of a process (fcntl(2)): those who inherit the file hold them, too.
-F_OFD_GETLK, F_OFD_SETLK = 36, 37
-FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
+F_OFD_GETLK = 36
 LAST_BYTE = (1 << 62) - 1
 
 

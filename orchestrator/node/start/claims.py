@@ -31,9 +31,13 @@ if TYPE_CHECKING:
     from orchestrator.node.machine.checkup import Output
 
 LOOK_SECONDS = 0.05  # between two looks at what others hold
+LOCK_SECONDS = 0.01  # between two looks whether something has become free, which cost 2 us each
 START_PATIENCE_SECONDS = 2.0  # for others who try at the same moment, and give up or start
 TOOL_SECONDS = 5.0  # a driver that is loaded for each query takes some
 SHARED_BY_ALL = ("nvidia-cuda-mps-server",)  # computes for others
+
+
+NOBODY = Entry(id="", state=WAITING, job="", since=0.0)
 
 
 class Claims(RoomState):
@@ -316,15 +320,19 @@ def idle_of(book: Book, entries: Sequence[Entry]) -> dict[str, float]:
 
 
 def read(visit: Visit, wish: Wish, before: Sequence[Entry], seconds: float) -> Page:
-    """Read the book, once it is another than before or so many seconds have passed."""
-    claims, deadline = visit.of(Claims), time.monotonic() + seconds
+    """Read the book, once it is another than before, the head says more, or the time is over."""
+    claims, deadline, called = visit.of(Claims), time.monotonic() + seconds, False
     book, (some, count, _) = claims.opened(), wanted(wish)
     while True:
         entries = tuple(book.entries())
         own = claims.entry
         removed = own is not None and own.id not in {one.id for one in entries}
+        if own is not None and own.id == next_of(entries):
+            from orchestrator.node.warm.ahead import Ahead  # others need none yet
+
+            visit.of(Ahead).start()
         news = removed or set(entries) != set(before)
-        if news or time.monotonic() > deadline:
+        if news or called or time.monotonic() > deadline:
             free = sum(not book.locked(one.key) for one in some)
             us = name_of(os.getuid())
             held = [key for entry in entries if entry.user == us for key in entry.keys]
@@ -338,7 +346,21 @@ def read(visit: Visit, wish: Wish, before: Sequence[Entry], seconds: float) -> P
                 idle=idle_of(book, entries),
                 removed=removed,
             )
-        time.sleep(LOOK_SECONDS)
+        called = is_called(visit, book, some)
+
+
+def next_of(entries: Sequence[Entry]) -> str:
+    """Return the id of the entry whose launch is next in the queue; nothing where nobody waits."""
+    return min((one for one in entries if one.in_line), key=lambda one: one.rank, default=NOBODY).id
+
+
+def is_called(visit: Visit, book: Book, some: Sequence[Device]) -> bool:
+    """Wait a moment, or until one of these is free or taken; tell whether the head says more."""
+    before, until = [book.locked(one.key) for one in some], time.monotonic() + LOOK_SECONDS
+    while time.monotonic() < until and [book.locked(one.key) for one in some] == before:
+        if visit.is_called(LOCK_SECONDS):
+            return True
+    return False
 
 
 def asked_by(book: Book, job: str) -> str:

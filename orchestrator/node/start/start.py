@@ -121,8 +121,9 @@ def start_supervisor(visit: Visit, run: RunDir, spec: Spec) -> tuple[int, WarmSt
     supervisor: subprocess.Popen[bytes] | WarmSupervisor
     with open(os.path.join(run.path, "supervisor.err"), "wb") as errors:
         warm, reason = take_warm(visit, run, spec, [errors.fileno(), *inherited])
-        if warm is not None:
-            supervisor = warm
+        ready = warm or take_ahead(visit, run, [errors.fileno(), *inherited])
+        if ready is not None:
+            supervisor = ready
         else:
             supervisor = visit.supervisor = subprocess.Popen(
                 [sys.executable, *OPTIONS, LIBRARY, "supervise", run.job, str(run.node)],
@@ -156,6 +157,16 @@ def take_warm(
 
     attempt = hand_over(run, spec, os.environ, visit.umask, files)
     return attempt.supervisor, attempt.why
+
+
+def take_ahead(visit: Visit, run: RunDir, files: list[int]) -> WarmSupervisor | None:
+    """Take the supervisor that was started ahead for a launch which has waited in the queue."""
+    entry = visit.of(Claims).entry
+    if entry is None or not entry.order:
+        return None
+    from orchestrator.node.warm.ahead import Ahead  # others have none
+
+    return visit.of(Ahead).take(run, files)
 
 
 def part_of(request: Start) -> Spec:

@@ -26,6 +26,7 @@ from orchestrator.node.job.ranks.agent_start import PR_SET_PDEATHSIG, AgentStart
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.job.supervisor import Supervisor, run_job
 from orchestrator.node.warm import frames
+from orchestrator.node.warm.ahead import with_open_port
 from orchestrator.node.warm.pairs import (
     ROOM_VARIABLE,
     TOKEN_VARIABLE,
@@ -299,8 +300,7 @@ def become(standby: Standby, spec: Spec, order: dict[str, Any], files: list[int]
     set_limits(order["limits"])
     os.chdir(order["directory"])
     time.tzset()
-    if spec.lease is not None and spec.lease.fd is not None:
-        spec = spec.replace(lease=spec.lease.replace(fd=held[-1]))
+    spec = with_open_port(spec, held)
     run_job(WarmSupervisor(RunDir(spec.job, spec.node), spec, standby), ready)
     sys.exit()
 

@@ -59,6 +59,11 @@ class Entry(Message):
         """Tell whether those who come later have to wait behind it."""
         return self.state == WAITING and not self.why
 
+    @property
+    def rank(self) -> tuple[int, float, str]:
+        """Return what orders those who wait, on all machines alike."""
+        return -self.priority, self.order, self.id
+
 
 NO_ENTRIES: tuple[Entry, ...] = ()
 

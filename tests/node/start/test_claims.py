@@ -8,14 +8,18 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.node.job import supervisor
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.supervisor import Supervisor
 from orchestrator.node.machine.gpus import nvidia, use
 from orchestrator.node.machine.gpus.use import HeldGpus
 from orchestrator.node.server.visit import Refusal, Visit
@@ -212,6 +216,46 @@ def test_a_job_that_may_be_started_again_keeps_what_it_has_between_attempts(
     assert second.answer(Claim(wish=wish(1, 1))).held
 
 
+def test_a_supervisor_lets_go_for_its_visit_too(visits: list[Visit], place: Path) -> None:
+    first, second, _ = visits
+    first.answer(Claim(wish=wish(1, 1)))
+    assert second.answer(Claim(wish=wish(1, 1))).taken
+    let_go = "import sys; from orchestrator.common.files import *; unlock_inherited(sys.argv[1])"
+    command = [sys.executable, "-c", let_go, str(place / "locks")]
+    subprocess.run(command, pass_fds=first.of(Claims).files, check=True)
+    assert second.answer(Claim(wish=wish(1, 1))).held
+
+
+@pytest.mark.parametrize(
+    ("again", "nnodes", "why", "code", "lives", "lets_go"),
+    [
+        (False, 1, "", 0, False, True),
+        (False, 2, "", 1, False, True),
+        (False, 1, "", 0, True, False),  # it may still compute there
+        (True, 1, "", 0, False, True),
+        (True, 2, "", 0, False, False),  # another node may fail
+        (True, 1, "", 1, False, False),
+        (True, 1, "it makes way", 0, False, False),
+    ],
+)
+def test_when_a_supervisor_lets_go(
+    monkeypatch: pytest.MonkeyPatch,
+    again: bool,
+    nnodes: int,
+    why: str,
+    code: int,
+    lives: bool,
+    lets_go: bool,
+) -> None:
+    let_go: list[str] = []
+    monkeypatch.setattr(supervisor.files, "unlock_inherited", let_go.append)
+    attempt = Attempt(number=1, restarts=1, first_job="job", first_node=0) if again else None
+    spec = bare_spec().replace(claim="/book/0123.json", attempt=attempt, nnodes=nnodes)
+    job = SimpleNamespace(spec=spec, why=why, agent_code=code, living=lambda: [1] if lives else [])
+    Supervisor.release(job)  # type: ignore[arg-type]
+    assert let_go == (["/book/locks"] if lets_go else [])
+
+
 # -- the book -------------------------------------------------------------------------------------
 
 
@@ -230,6 +274,19 @@ def test_who_waits_is_read_by_all_until_it_leaves(visits: list[Visit]) -> None:
     assert first.answer(ReadBook(before=(seen,), seconds=60.0)).removed
     first.leave()
     assert second.answer(ReadBook()).entries == ()
+
+
+def test_a_reader_answers_once_its_head_says_more(visits: list[Visit]) -> None:
+    reading, writing = os.pipe()
+    visits[0].input = reading
+    try:
+        threading.Timer(0.1, os.write, (writing, b"+")).start()
+        began = time.monotonic()
+        assert visits[0].answer(ReadBook(seconds=600.0)).entries == ()
+        assert time.monotonic() - began < 300.0
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def test_who_has_not_waited_leaves_enough_to_those_who_do(visits: list[Visit]) -> None:

@@ -16,7 +16,7 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
-from orchestrator.head.start.claims.turn import Machine, expected, obstacles, rank
+from orchestrator.head.start.claims.turn import Machine, expected, obstacles
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
 from orchestrator.protocol.requests.claims import RUNNING, WAITING, Entry, clock, in_words
@@ -187,7 +187,9 @@ def lines_of(read: Iterable[tuple[Reached, Page]], now: float) -> Iterator[Line]
     holding = [one for one in firsts.values() if one.state != WAITING]
     for one in sorted(holding, key=lambda entry: entry.since):
         yield Line(one, found[whole(one)], now=now)
-    waiting = sorted((one for one in firsts.values() if one.state == WAITING), key=rank)
+    waiting = sorted(
+        (one for one in firsts.values() if one.state == WAITING), key=lambda one: one.rank
+    )
     for at, one in enumerate(waiting, 1):
         there = [machine(name, entry, books[name]) for name, entry in found[whole(one)].items()]
         reasons = obstacles(one, there, len(there), now)

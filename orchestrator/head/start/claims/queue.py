@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -61,7 +61,7 @@ def wait(
             line.until(partial(not_yet, request))
             if not request.config.launch.queue:
                 return prepare(request, nodes)
-            return line.run(partial(prepare, request, nodes))
+            return line.run(lambda: prepare(request, line.free_first(nodes)))  # noqa: B023
         except Disconnected as error:
             say(error.what)
         while True:
@@ -277,13 +277,39 @@ class Queue:
             ReadBook(wish=one.wish, part=one.part, before=entries, seconds=seconds)
             for one, entries in zip(self.places, known, strict=True)
         ]
-        self.books = self.ask(requests, ANSWER_SECONDS + seconds)
+        self.books = self.ask(requests, ANSWER_SECONDS + seconds, self.call_others)
         if any(book.removed for book in self.books):
             raise StoppedEarly("the launch was taken out of the queue; nothing was started")
 
-    def ask(self, requests: Sequence[Asked[A]], timeout: float) -> list[A]:
+    def call_others(self, asked: Place, book: Page) -> None:
+        """Have all nodes answer as soon as one of them has news."""
+        pairs = zip(self.places, self.books, strict=False)  # at first there are no books
+        known = {one.name: page.entries for one, page in pairs}
+        if book.entries != known.get(asked.name, book.entries):
+            for one in self.places:
+                if one is not asked:
+                    one.channel.beat()
+
+    def free_first(self, nodes: Nodes) -> Nodes:
+        """Return the nodes, first those with enough that is free: no other is asked in vain."""
+        free = {machine.name for machine in self.machines if machine.free >= machine.wants}
+        reached = sorted(nodes.reached, key=lambda one: one.node.name not in free)
+        return replace(nodes, reached=tuple(reached))
+
+    def ask(
+        self,
+        requests: Sequence[Asked[A]],
+        timeout: float,
+        heard: Callable[[Place, A], None] = lambda *_: None,
+    ) -> list[A]:
         """Ask each node; where one does not answer, the launch has lost its place for a moment."""
-        answers = fleet.ask(self.places, requests, timeout)
+
+        def ask_one(pair: tuple[Place, Asked[A]]) -> A:
+            answer = pair[0].channel.ask(pair[1], timeout)
+            heard(pair[0], answer)
+            return answer
+
+        answers = fleet.everywhere(list(zip(self.places, requests, strict=True)), ask_one)
         lost = fleet.failures(self.places, answers)
         if lost:
             for one in self.places:

@@ -23,14 +23,10 @@ class Machine:
     wants: int
 
 
-def rank(entry: Entry) -> tuple[int, float, str]:
-    return -entry.priority, entry.order, entry.id
-
-
 def ahead(mine: Entry, entries: Iterable[Entry]) -> list[Entry]:
     """Return those who wait before this one, the first of all first."""
-    waiting = [one for one in entries if one.in_line and rank(one) < rank(mine)]
-    return sorted(waiting, key=rank)
+    waiting = [one for one in entries if one.in_line and one.rank < mine.rank]
+    return sorted(waiting, key=lambda one: one.rank)
 
 
 def blocked(mine: Entry, machine: Machine, now: float) -> str:

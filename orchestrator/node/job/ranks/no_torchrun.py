@@ -1,38 +1,34 @@
 """Stands in torchrun's place where a program starts its ranks by itself: one process on each node.
 
-Takes the options that torchrun gets, and imports no torch: the program may need none.
+Takes the options that torchrun gets, and is the keeper of that process itself. Imports no torch:
+the program may need none.
 """
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
-import signal
-import subprocess
 import sys
-
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+import types
+from typing import Any
 
 
 def main() -> None:
-    """Run the keeper of the node's one process, and end with it: with 1 where it failed."""
+    """Run the node's one process, and end as it does."""
     *words, keeper = sys.argv[1:]
     options = dict(word.split("=", 1) for word in words)
     node = options["--node-rank"]
-    place = {
-        **{"RANK": node, "WORLD_SIZE": options["--nnodes"]},
-        **{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": node},
-        **{"MASTER_ADDR": options["--master-addr"], "MASTER_PORT": options["--master-port"]},
-    }
-    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until there is somebody to tell
-    process = subprocess.Popen(
-        [sys.executable, "-u", keeper],
-        env={**os.environ, **place},
-        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED),  # noqa: PLW1509
+    os.environ.update(
+        {
+            **{"RANK": node, "WORLD_SIZE": options["--nnodes"]},
+            **{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": node},
+            **{"MASTER_ADDR": options["--master-addr"], "MASTER_PORT": options["--master-port"]},
+        }
     )
-    for number in FORWARDED:
-        signal.signal(number, lambda number, _: process.send_signal(number))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-    sys.exit(1 if process.wait() else 0)
+    rank: Any = types.ModuleType("orchestrator_rank")  # without a trace in sys.modules
+    rank.__file__ = keeper
+    importlib.machinery.SourceFileLoader(rank.__name__, keeper).exec_module(rank)
+    rank.Rank().main()
 
 
 if __name__ == "__main__":

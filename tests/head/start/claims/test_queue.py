@@ -1,18 +1,24 @@
-"""What a launch waits for before it stands in the queue."""
+"""What a launch waits for before it stands in the queue, and how it hears of what is free there."""
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.launch import LaunchArguments, Where, moment_of
-from orchestrator.head.start.claims.queue import not_yet
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.start.claims.queue import Place, Queue, not_yet
+from orchestrator.head.start.nodes import ListedNodes, Nodes
 from orchestrator.head.start.request import resolve
+from orchestrator.protocol.requests.claims import WAITING, Entry
+from orchestrator.protocol.requests.start import Page, ReadBook
 from orchestrator.records import experiments
 from orchestrator.records.experiment import JobRecord
 
@@ -59,3 +65,54 @@ def test_another_job_has_to_be_over_and_for_after_done(tmp_path: Path) -> None:
     assert waiting(tmp_path, after=(name,), after_any=(name,)) == ""
     with pytest.raises(UsageError, match=f"no experiment 'first_' in .*did you mean '{name}'"):
         waiting(tmp_path, after=("first_",))
+
+
+ENTRY = Entry(id="0123456789abcdef", state=WAITING, job="train", since=1.0, wants=1)
+
+
+class Books:
+    """The channel to a node on which nothing changes, until it has news or is called."""
+
+    def __init__(self, *pages: Page) -> None:
+        self.pages, self.called = list(pages), threading.Event()
+
+    def ask(self, request: ReadBook, timeout: float) -> Page:
+        page = self.pages.pop(0)
+        if request.seconds and page.entries == request.before:
+            assert self.called.wait(60.0), "nobody has called"
+        return page
+
+    def beat(self) -> None:
+        self.called.set()
+
+
+def queue_on(**channels: Books) -> Queue:
+    places = [Place(name, cast("NodeChannel", channel)) for name, channel in channels.items()]
+    return Queue(ENTRY, places, 1, lambda _: None)
+
+
+def test_news_of_one_node_is_not_kept_until_the_others_have_some() -> None:
+    free = Page(entries=(), free=1, total=1, wants=1)
+    busy = free.replace(entries=(ENTRY.replace(id="f" * 16, state="running"),), free=0)
+    quiet, lively = Books(busy, busy), Books(busy, free)
+    line = queue_on(quiet=quiet, lively=lively)
+    line.look(0.0)
+    assert not quiet.called.is_set()
+    line.look(3600.0)
+    assert [machine.free for machine in line.machines] == [0, 1]
+
+
+def test_nodes_with_something_free_are_asked_first() -> None:
+    names = ("a", "b", "c")
+    line = queue_on(
+        **{
+            name: Books(Page(entries=(), free=free, wants=1))
+            for name, free in zip(names, (0, 1, 1), strict=True)
+        }
+    )
+    line.look(0.0)
+    reached = [SimpleNamespace(node=SimpleNamespace(name=name)) for name in names]
+    nodes = Nodes(
+        ListedNodes((), None, strict=False), cast("Any", None), cast("Any", tuple(reached))
+    )
+    assert [node.node.name for node in line.free_first(nodes).reached] == ["b", "c", "a"]
