@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.common import files
@@ -11,9 +11,11 @@ from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.common.text import size
 from orchestrator.config.launch import Where
 from orchestrator.head.commands import diff
+from orchestrator.head.commands.sweep import journal as journals
 from orchestrator.head.screen.output import say
 from orchestrator.records import experiments
-from orchestrator.views.report import page, story
+from orchestrator.records.experiment import Experiment
+from orchestrator.views.report import members, page, story
 from orchestrator.views.report.scaling import sizes
 
 NAME = "report.html"
@@ -23,6 +25,10 @@ MOST_LINES = 8  # more lines in one chart cannot be told apart
 def report(
     where: Where, wanted: Sequence[str], *, out: Path | None, opened: bool, scaling: bool = False
 ) -> int:
+    sweep = journals.known_as(where.experiments, wanted[0]) if len(wanted) == 1 else None
+    if sweep is not None:
+        text = page.page_of_members(members.read(sweep))
+        return deliver(Experiment(sweep.path), text, out or sweep.path / NAME, opened=opened)
     if len(wanted) > MOST_LINES:
         raise UsageError(f"{len(wanted)} experiments do not fit on one page: at most {MOST_LINES}")
     names: Sequence[str | None] = [*dict.fromkeys(wanted)] or [None]  # the newest
@@ -33,22 +39,21 @@ def report(
     differences = diff.compared(chosen) if len(chosen) > 1 else {}
     of_sizes = sizes(stories) if scaling else ()
     text = page.page(stories, differences, of_sizes)
-    if out is None and len(chosen) == 1:
-        path = chosen[0].path / NAME
-        write(path, lambda: chosen[0].write(NAME, text))
-    else:
-        path = out or where.experiments / NAME
-        write(path, lambda: files.replace(path, text))
-    say(f"{path}: {size(path.stat().st_size)}")
-    if opened and not webbrowser.open(path.absolute().as_uri()):
-        say(f"no browser could be started here; copy the file to where there is one: {path}")
-    return EXIT_DONE
+    if out is None:
+        out = chosen[0].path / NAME if len(chosen) == 1 else where.experiments / NAME
+    return deliver(chosen[0], text, out, opened=opened)
 
 
-def write(path: Path, written: Callable[[], None]) -> None:
+def deliver(experiment: Experiment, text: str, path: Path, *, opened: bool) -> int:
+    """Write a page, say where it is, and open it where that is wanted."""
+    of_experiment = path == experiment.path / NAME
     try:
-        written()
+        experiment.write(NAME, text) if of_experiment else files.replace(path, text)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror}", "--out FILE writes the page elsewhere"
         ) from error
+    say(f"{path}: {size(path.stat().st_size)}")
+    if opened and not webbrowser.open(path.absolute().as_uri()):
+        say(f"no browser could be started here; copy the file to where there is one: {path}")
+    return EXIT_DONE

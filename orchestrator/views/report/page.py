@@ -24,8 +24,10 @@ from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics.curves import Curve, RankMap, median
 from orchestrator.records.outcome import Verdict
 from orchestrator.views.report import charts as choice
+from orchestrator.views.report import members as of_sweep
 from orchestrator.views.report import scaling
 from orchestrator.views.report.charts import Axis, Chart, Line, Map, Mark
+from orchestrator.views.report.members import Members
 from orchestrator.views.report.scaling import Against, Size
 from orchestrator.views.report.story import LARGEST_DIFF, Moment, Story, Training
 from orchestrator.views.templates import templates_in
@@ -51,10 +53,20 @@ Differences = Mapping[str, Mapping[str, Sequence[Any]]]  # section -> key -> a v
 
 def page(stories: Sequence[Story], differences: Differences, sizes: Sequence[Size] = ()) -> str:
     """Return the whole page; with several experiments it compares them, also by their sizes."""
-    return TEMPLATES.get_template("report.html").render(
-        stories=stories,
-        differences=differences,
-        pictures=pictures(stories, sizes),
+    drawn = pictures(stories, sizes)
+    return filled("report.html", stories=stories, differences=differences, pictures=drawn)
+
+
+def page_of_members(members: Members) -> str:
+    """Return the page that compares the members of a sweep."""
+    drawn = Pictures(of_sweep.over_time(members))
+    return filled("sweep.html", members=members, pictures=drawn)
+
+
+def filled(name: str, **parts: Any) -> str:
+    """Fill a page, with the script that draws and its style."""
+    return TEMPLATES.get_template(name).render(
+        **parts,
         script=f"{read('uplot.js')}\n{read('page.js')}",
         style=f"{read('uplot.css')}\n{read('page.css')}",
     )
@@ -156,14 +168,14 @@ class Pictures:
     """
 
     charts: Sequence[Chart]
-    maps: Sequence[tuple[Story, Sequence[Map]]]
-    machines: Sequence[Chart]
-    machine_maps: Sequence[tuple[Story, Sequence[Map]]]
-    marks: Sequence[Mark]
-    axes: Sequence[Mapping[str, Axis]]
-    attempts: Sequence[tuple[int, int]]  # when each began and ended, in seconds since the start
-    scaling: Sequence[Chart]
-    sizes: Sequence[Against]
+    maps: Sequence[tuple[Story, Sequence[Map]]] = ()
+    machines: Sequence[Chart] = ()
+    machine_maps: Sequence[tuple[Story, Sequence[Map]]] = ()
+    marks: Sequence[Mark] = ()
+    axes: Sequence[Mapping[str, Axis]] = ()
+    attempts: Sequence[tuple[int, int]] = ()  # when each began and ended, in seconds of the job
+    scaling: Sequence[Chart] = ()
+    sizes: Sequence[Against] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return what the script draws."""
@@ -409,8 +421,11 @@ for function in (
     marks,
     nodes,
     what_was_run,
+    of_sweep.coordinates,
+    of_sweep.summary,
 ):
     TEMPLATES.filters[function.__name__] = function
+TEMPLATES.filters["members_table"] = of_sweep.table
 
 
 def part(name: str, *arguments: Any) -> str:

@@ -120,14 +120,11 @@ class Board:
 
     def closing(self, sweep: Sweep) -> list[str]:
         """Say what is usually typed next."""
-        names = [end.experiment for end in self.ranked(sweep, BEST)]
-        names = names or [end.experiment for end in sweep.ends.values() if end.state == "done"]
-        names = names[:BEST]
-        lines = [f"all of them: orchestrator ls --all --tag {sweep.journal.name}"]
-        if len(names) > 1:
-            lines.append(f"compare: orchestrator report {' '.join(names)} --out compare.html")
+        name = sweep.journal.name
+        lines = [f"all of them: orchestrator ls --all --tag {name}"]
+        lines += [f"compare: orchestrator report {name}"] if sweep.ends else []
         if sweep.left or sweep.interrupts:
-            lines.append(f"go on: orchestrator sweep --resume {sweep.journal.name}")
+            lines.append(f"go on: orchestrator sweep --resume {name}")
         return lines
 
 
