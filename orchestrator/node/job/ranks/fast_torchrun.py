@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import fcntl
 import functools
 import gc
 import importlib.machinery
@@ -25,6 +26,7 @@ PATIENCE_SECONDS = 60.0
 # Between two tries, at least and at most: 1,024 nodes are 200,000 packets a second at the least.
 TRY_SECONDS = (0.005, 0.25)
 SHARE_OF_WAIT = 0.05  # of the time waited so far, until the next try
+OUT_OF_THE_WAY = 100  # a descriptor's number, or a higher one
 QUEUE = "/proc/sys/net/core/somaxconn"  # how many connections may wait until they are accepted
 STATIC = "torch.distributed.elastic.rendezvous.static_tcp_rendezvous"
 LAST_WORDS = datetime.timedelta(seconds=2)  # the master waits so long for others that leave
@@ -48,7 +50,8 @@ def options() -> dict[str, str]:
 def listen(given: dict[str, str]) -> int | None:
     """On node 0, let the others connect before torch is imported; return the descriptor.
 
-    They then wait for an answer, and do not try again and again. Each connects twice.
+    They then wait for an answer, and do not try again and again. Each connects twice. The number
+    is a high one, so that ranks see the others where they are in a warm start.
     """
     if given["--node-rank"] != "0" or given.get("--nnodes", "1") == "1":
         return None
@@ -60,10 +63,12 @@ def listen(given: dict[str, str]) -> int | None:
             room = int(file.read())
         if 2 * int(given["--nnodes"]) > room:
             return None  # the kernel would let some wait for a second, and then for three
-        server = socket.create_server(address, family=family, backlog=room, dualstack_ipv6=dual)
+        with socket.create_server(
+            address, family=family, backlog=room, dualstack_ipv6=dual
+        ) as server:
+            return fcntl.fcntl(server, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
     except (OSError, ValueError):
         return None  # torchrun will try, and say what is wrong
-    return server.detach()
 
 
 def begin_path_here() -> None:
@@ -94,6 +99,8 @@ def run(torchrun: Any, listening: int | None = None) -> None:
     given = options()
     is_master = given["--node-rank"] == "0"
     leave_in_order(is_master)
+    if listening is None:
+        listening = listen(given)
     if listening is not None:
         accept_at(listening)
     if not is_master:
@@ -103,9 +110,11 @@ def run(torchrun: Any, listening: int | None = None) -> None:
 
 
 def accept_at(listening: int) -> None:
-    """Let torchrun's store accept connections at this descriptor, which it owns from then on."""
+    """Let torchrun's store accept connections there; it owns the first free descriptor for that."""
+    fd = os.dup(listening)
+    os.close(listening)
     static: Any = importlib.import_module(STATIC)
-    static.TCPStore = functools.partial(static.TCPStore, master_listen_fd=listening)
+    static.TCPStore = functools.partial(static.TCPStore, master_listen_fd=fd)
 
 
 def leave() -> None:
