@@ -29,7 +29,7 @@ from orchestrator.node.job import processes, register, resume_dir
 from orchestrator.node.job.job_log import NO_RANK, JobLog
 from orchestrator.node.job.job_processes import JobProcesses
 from orchestrator.node.job.oom_evidence import Evidence, last_words
-from orchestrator.node.job.ranks.agent_start import AgentStart, limits, prctl, settle
+from orchestrator.node.job.ranks.agent_start import AgentStart, limits, prctl, settle, with_room
 from orchestrator.node.job.ranks.node_command import NodeCommand
 from orchestrator.node.job.run_directory import RunDir, listen_in
 from orchestrator.node.job.sampling import SamplerProcess
@@ -118,6 +118,8 @@ class Supervisor:
         self.processes = JobProcesses(run.job, run.node, os.getpid())
         self.register = register.Register(run)
         self.limits = limits()  # of the login
+        if not self.spec.node:
+            self.limits = with_room(self.limits, self.spec.nnodes, self.spec.nproc)
         self.killed: dict[int, str] = {}
         self.lived: dict[int, str] = {}  # PID -> name: when its end began
         self.outlived: dict[int, str] = {}  # PID -> name: torchrun,

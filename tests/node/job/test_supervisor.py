@@ -98,20 +98,27 @@ def test_the_ranks_have_the_umask_of_the_login(new_job: NewJob, tmp_path: Path) 
     assert job.output["0"] == f"{0o027}\n"
 
 
-def test_ranks_have_the_logins_limit_of_open_files(new_job: NewJob, tmp_path: Path) -> None:
-    """The supervisor raises its own: node 0's has a connection to each of the others."""
+@pytest.mark.parametrize(("node", "nnodes", "more"), [(0, 1, 0), (1, 300, 0), (0, 300, 1200)])
+def test_ranks_have_the_logins_limit_of_open_files(
+    new_job: NewJob, tmp_path: Path, node: int, nnodes: int, more: int
+) -> None:
+    """The supervisor raises its own: node 0's has a connection to each of the others.
+
+    All others have one to torchrun's store there, which forked ranks inherit.
+    """
     kept = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = "import resource, time; print(resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)"
-    job = new_job()
+    job = new_job(node=node)
     resource.setrlimit(resource.RLIMIT_NOFILE, (700, kept[1]))
     try:
-        job.start(job.spec(script(tmp_path, f"{text}; time.sleep(1000)")))
+        spec = job.spec(script(tmp_path, f"{text}; time.sleep(1000)"))
+        job.start({**spec, "nnodes": nnodes})
         assert job.supervisor is not None
         raised = resource.prlimit(job.supervisor.pid, resource.RLIMIT_NOFILE)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, kept)
     assert raised == (kept[1], kept[1])
-    wait_until(lambda: job.said(f"(700, {kept[1]})"))
+    wait_until(lambda: job.said(f"({700 + more}, {kept[1]})"))
     job.end("enough", 0.0).close()
     job.wait()
 

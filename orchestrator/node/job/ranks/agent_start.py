@@ -14,6 +14,7 @@ import signal
 from typing import TypedDict
 
 PR_SET_PDEATHSIG = 1
+STORE_OF_A_RANK = 3  # connections: its own, its groups', and that of a watchdog
 PRCTL = ctypes.CDLL(None).prctl  # found before a fork, after which another thread's lock may stay
 
 
@@ -38,6 +39,26 @@ def limits() -> list[tuple[int, int, int]]:
     """Return the limits of this process."""
     kinds = sorted({v for n, v in vars(resource).items() if n.startswith("RLIMIT_")})
     return [(kind, *resource.getrlimit(kind)) for kind in kinds]
+
+
+def with_room(
+    known: list[tuple[int, int, int]], nodes: int, nproc: int
+) -> list[tuple[int, int, int]]:
+    """Return limits under which node 0 of so many can have the store that all others ask.
+
+    Each connection is an open file of torchrun there, and of the ranks that are forked from it. A
+    job that needs few of them starts with the login's own limit.
+    """
+    connections = nodes * (1 + STORE_OF_A_RANK * nproc)
+
+    def soft(kind: int, now: int, most: int) -> int:
+        enough = now == resource.RLIM_INFINITY or connections <= now // 4
+        if kind != resource.RLIMIT_NOFILE or enough:
+            return now
+        wanted = now + connections
+        return wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+
+    return [(kind, soft(kind, now, most), most) for kind, now, most in known]
 
 
 def set_limits(wanted: list[tuple[int, int, int]]) -> None:
