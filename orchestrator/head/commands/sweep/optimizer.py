@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import import_optional
-from orchestrator.head.commands.sweep import trial
 from orchestrator.head.commands.sweep.space import Member, Variable
 from orchestrator.head.commands.sweep.sweep import LEAST_WAITING, End
-from orchestrator.records.experiment import Experiment
+from orchestrator.head.commands.sweep.trial import Readings
 
 FILE = "optuna.log"
 TOLD = {"done": "COMPLETE", "pruned": "PRUNED"}
@@ -22,9 +21,7 @@ TOLD = {"done": "COMPLETE", "pruned": "PRUNED"}
 class Optimizer:
     """A study of Optuna as the supply of a sweep."""
 
-    def __init__(
-        self, place: Path, some: list[Variable], trials: int, metric: str, best: str
-    ) -> None:
+    def __init__(self, place: Path, some: list[Variable], trials: int, best: str) -> None:
         self.optuna = import_optional(
             "optuna", "optuna", "--optuna needs the package optuna, which"
         )
@@ -37,7 +34,7 @@ class Optimizer:
             direction="minimize" if best == "least" else "maximize",
             load_if_exists=True,
         )
-        self.some, self.trials, self.metric = some, trials, metric
+        self.some, self.trials = some, trials
         known = self.study.get_trials(deepcopy=False)
         self.asked = [self.optuna.trial.Trial(self.study, one._trial_id) for one in known]
         self.reported: dict[int, int] = {}  # member -> how many of its values Optuna has
@@ -75,11 +72,10 @@ class Optimizer:
         state = self.optuna.trial.TrialState[name]
         self.study.tell(end.member, value, state=state, skip_if_finished=True)
 
-    def is_hopeless(self, number: int, experiment: Experiment) -> bool:
+    def is_hopeless(self, number: int, readings: Readings) -> bool:
         """Report what a member has measured since; tell whether Optuna would prune it."""
-        _, pairs = trial.readings(experiment, experiment.read_record(), self.metric, [])
-        new = pairs[self.reported.get(number, 0) :]
-        self.reported[number] = len(pairs)
+        new = readings[self.reported.get(number, 0) :]
+        self.reported[number] = len(readings)
         for step, value in new:
             self.asked[number].report(value, step)
         return bool(new) and bool(self.asked[number].should_prune())

@@ -160,6 +160,7 @@ def lead(journal: Journal, base: LaunchArguments, *, as_json: bool, stops: bool 
         restarts=data["restarts"],
         jobs=terms.jobs,
         metric=terms.metric,
+        measures=board.live or terms.optuna is not None,
         show=board,
         interrupts=int(stops),
     )
@@ -181,7 +182,7 @@ def supply_of(journal: Journal, terms: Terms, members: Sequence[Any] | None) -> 
     from orchestrator.head.commands.sweep.optimizer import Optimizer  # it takes a second to load
 
     some = space.variables(terms.variables)
-    return Optimizer(journal.path, some, terms.optuna or 0, terms.metric, terms.best)
+    return Optimizer(journal.path, some, terms.optuna or 0, terms.best)
 
 
 # -- launches ---------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from orchestrator.records.experiment import RECORD, Experiment, JobRecord
 # members that began together end together.
 LEAST_WAITING, MOST_WAITING = 2, 8
 LOOK_SECONDS = 0.1
-PRUNE_SECONDS = 1.0  # between two looks at what the members measure
+MEASURE_SECONDS, PAUSES = 1.0, 4  # between two looks at what members measure, or as long as one
 MOST_TRIES = 3  # of a process that ends without a word; of first members that cannot start
 MOST_HEADS, REST_SECONDS = 10, 0.5  # heads of a job that end at once: a disk may be full
 NOT_STARTED = "not started"
@@ -62,7 +62,7 @@ class Supply(Protocol):
 
     def ended(self, end: End) -> None: ...
 
-    def is_hopeless(self, number: int, experiment: Experiment) -> bool:
+    def is_hopeless(self, number: int, readings: trial.Readings) -> bool:
         """Tell whether what a member has measured so far shows that it is not worth its time."""
         ...
 
@@ -82,7 +82,7 @@ class Listed:
 
     def ended(self, end: End) -> None: ...
 
-    def is_hopeless(self, number: int, experiment: Experiment) -> bool:
+    def is_hopeless(self, number: int, readings: trial.Readings) -> bool:
         return False
 
 
@@ -114,6 +114,8 @@ class Given:
     place: Path | None = None
     interrupts: int = 0  # that it was sent
     hopeless: bool = False
+    step: int | None = None  # of the newest value that it has measured
+    value: float | None = None
     heads: int = 0  # that were given to its job, after the first one
     rests: float = 0.0  # until when it is left alone
     said: dict[str, Any] = field(default_factory=dict)
@@ -133,6 +135,7 @@ class Sweep:
     restarts: int = 0
     jobs: int | None = None
     metric: str = ""
+    measures: bool = True  # while members run: for who looks on, or prunes
     show: Callable[[Sweep, End | None], None] = lambda *_: None
     given: dict[int, Given] = field(default_factory=dict)
     ends: dict[int, End] = field(default_factory=dict)
@@ -141,7 +144,7 @@ class Sweep:
     closing: list[Slot] = field(default_factory=list)  # of ends that are not on the disk yet
     interrupts: int = 0
     vain: int = 0  # members that could not start, before any could
-    looked: float = 0.0
+    measures_at: float = 0.0
 
     # -- the whole ---------------------------------------------------------------------------
 
@@ -241,9 +244,8 @@ class Sweep:
         poll.poll(LOOK_SECONDS * 1000)
 
     def look(self) -> None:
-        now = time.monotonic()
-        measures = self.metric and now > self.looked + PRUNE_SECONDS
-        self.looked = now if measures else self.looked
+        began = time.monotonic()
+        measures = self.metric and self.measures and began > self.measures_at
         for one in list(self.given.values()):
             lives = one.lives
             one.said = one.slot.read()
@@ -254,8 +256,19 @@ class Sweep:
             if "pid" in one.said:
                 self.press(one, int(one.said["pid"]), str(one.said.get("host")))
             if measures and one.place is not None and not one.hopeless:
-                experiment = Experiment(one.place)
-                one.hopeless = self.supply.is_hopeless(one.member.number, experiment)
+                self.measure(one, Experiment(one.place))
+        if measures:
+            now = time.monotonic()
+            self.measures_at = now + max(MEASURE_SECONDS, PAUSES * (now - began))
+
+    def measure(self, one: Given, experiment: Experiment) -> None:
+        """Read what a member has measured so far."""
+        record = experiment.read_record()
+        steps, readings = trial.readings(experiment, record, self.metric, [])
+        if readings:
+            step, one.value = readings[-1]
+            one.step = None if steps is None else step  # else it is only counted
+        one.hopeless = self.supply.is_hopeless(one.member.number, readings)
 
     def press(self, one: Given, pid: int, host: str) -> None:
         """Press Ctrl-C in the head of a member, as often as here; it stops its job, proved."""

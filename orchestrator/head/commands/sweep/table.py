@@ -31,6 +31,7 @@ class Row:
     value: float | None = None
     seconds: float | None = None
     where: str = ""
+    step: int | None = None  # of a value that is not the last one
 
 
 @dataclass
@@ -92,7 +93,8 @@ class Board:
             place = one.place.name if one.place else ""
             since = time.time() - one.said.get("since", time.time())
             state = "running" if one.place else "waiting"
-            yield Row(one.member.number, one.member.words, state, None, round(since), place)
+            of = (one.member.number, one.member.words, state, one.value, round(since), place)
+            yield Row(*of, one.step)
         if len(given) > RUNNING:
             yield Row(-1, f"{len(given) - RUNNING} more", "")
         bad = [end for end in sweep.ends.values() if end.state in BAD]
@@ -147,7 +149,9 @@ def row_of(end: End) -> Row:
 
 
 def value_of(row: Row) -> Cell:
-    return f"{row.value:.6g}" if row.value is not None else ""
+    if row.value is None:
+        return ""
+    return f"{row.value:.6g}{'' if row.step is None else f' at step {row.step}'}"
 
 
 def first_line(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,24 +10,18 @@ import pytest
 from orchestrator.head.commands.sweep.optimizer import Optimizer
 from orchestrator.head.commands.sweep.space import variables
 from orchestrator.head.commands.sweep.sweep import End
-from orchestrator.records import experiments
-from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.head.commands.sweep.trial import Readings
 
-NODE = NodeRecord(0, "a", "a", None, None, "10.0.0.1", "py", 0, 1, "ended")
 SPACE = variables(["x=uniform(-1,1)", "lr=log(1e-5,1e-2)", "seed=0..3", "act=relu,gelu"])
 
 
 def study(place: Path, trials: int = 20) -> Optimizer:
     pytest.importorskip("optuna")
-    return Optimizer(place, SPACE, trials, "loss", "least")
+    return Optimizer(place, SPACE, trials, "least")
 
 
-def measured(root: Path, values: list[float]) -> Experiment:
-    experiment = experiments.create(root, "m")
-    experiment.log(NODE).write_text("".join(f"loss={value}\n" for value in values))
-    record = JobRecord("j", str(experiment.path), "running", ["x"], [NODE], time.time())
-    experiment.write_record(record)
-    return experiment
+def measured(*values: float) -> Readings:
+    return list(enumerate(values, 1))
 
 
 def test_members_are_trials_and_are_the_same_after_a_crash(tmp_path: Path) -> None:
@@ -60,10 +53,10 @@ def test_a_member_that_measures_worse_than_others_is_hopeless(tmp_path: Path) ->
     known = study(tmp_path)
     for number in range(6):
         known.member(number)
-        assert not known.is_hopeless(number, measured(tmp_path, [1.0, 0.5, 0.1]))
+        assert not known.is_hopeless(number, measured(1.0, 0.5, 0.1))
         known.ended(replace(End(number, "", "done"), value=0.1))
     known.member(6)
     known.member(7)
-    bad = measured(tmp_path, [9.0, 9.0])
+    bad = measured(9.0, 9.0)
     assert known.is_hopeless(6, bad)
-    assert not known.is_hopeless(7, measured(tmp_path, [0.1, 0.01]))
+    assert not known.is_hopeless(7, measured(0.1, 0.01))

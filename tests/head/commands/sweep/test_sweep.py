@@ -241,3 +241,36 @@ def test_each_ctrl_c_reaches_each_head_once(world: World, monkeypatch: pytest.Mo
     assert pressed == [100, 101, 100, 101]
     assert [end.state for end in world.sweep.ends.values()] == ["interrupted"] * 2
     assert list(world.sweep.left) == [2, 3]
+
+
+def test_what_a_running_member_has_measured_last_is_in_the_table(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = {0: Process(over=False), 1: Process(over=False)}
+    monkeypatch.setattr(slots, "begin", lambda slot, *_: running[slot.number])
+    monkeypatch.setattr(leading, "MEASURE_SECONDS", 0.0)
+    monkeypatch.setattr(leading, "PAUSES", 0)
+    world.sweep.jobs = 2
+    trainer = [{"rank": 0, "step": step, "acc": step / 100} for step in (10, 20)]
+    shown: list[str] = []
+
+    def show(sweep: Sweep, _: Any) -> None:
+        if not shown:
+            for number in running:
+                world.done(sweep.given[number].slot, "running")
+        if len(shown) == 1:
+            outputs = Path(sweep.given[1].said["place"]) / "outputs"
+            text = "".join(json.dumps(line) + "\n" for line in trainer)
+            (outputs / "rank_00_metrics.jsonl").write_text(text)
+        shown.append(table.Board("acc", "most", live=True).text(sweep, Terminal(200)))
+        if len(shown) == 4:
+            sweep.interrupted()
+            for number, process in running.items():
+                world.done(sweep.given[number].slot, "stopped")
+                process.over = True
+
+    world.sweep.show = show
+    world.sweep.run()
+    rows = [line.split("  ") for line in shown[3].splitlines()[2:4]]
+    cells = [[cell.strip() for cell in row if cell.strip()][:4] for row in rows]
+    assert cells == [["0", "x=0", "running", "0"], ["1", "x=1", "running", "0.2 at step 20"]]
