@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.machine.gpus import use
+from orchestrator.node.machine.gpus import policy, use
 from orchestrator.node.server.visit import Refusal, RoomState, Visit
 from orchestrator.node.start import devices
 from orchestrator.node.start.book import Book, name_of
@@ -24,7 +24,7 @@ from orchestrator.protocol.requests.claims import (
     in_words,
     who_has,
 )
-from orchestrator.protocol.requests.start import Claimed, Page
+from orchestrator.protocol.requests.start import Claimed, Page, ReadBook
 from orchestrator.protocol.spec import Spec
 
 if TYPE_CHECKING:
@@ -319,10 +319,11 @@ def idle_of(book: Book, entries: Sequence[Entry]) -> dict[str, float]:
     return {entry.id: note[1] for entry, note in notes if note and name_of(note[0]) == entry.user}
 
 
-def read(visit: Visit, wish: Wish, before: Sequence[Entry], seconds: float) -> Page:
+def read(visit: Visit, wish: Wish, request: ReadBook) -> Page:
     """Read the book, once it is another than before, the head says more, or the time is over."""
-    claims, deadline, called = visit.of(Claims), time.monotonic() + seconds, False
+    claims, deadline, called = visit.of(Claims), time.monotonic() + request.seconds, False
     book, (some, count, _) = claims.opened(), wanted(wish)
+    used = users_of(some)[0] if request.programs else {}
     while True:
         entries = tuple(book.entries())
         own = claims.entry
@@ -331,22 +332,27 @@ def read(visit: Visit, wish: Wish, before: Sequence[Entry], seconds: float) -> P
             from orchestrator.node.warm.ahead import Ahead  # others need none yet
 
             visit.of(Ahead).start()
-        news = removed or set(entries) != set(before)
+        news = removed or set(entries) != set(request.before)
         if news or called or time.monotonic() > deadline:
-            free = sum(not book.locked(one.key) for one in some)
+            free = sum(not book.locked(one.key) and one.key not in used for one in some)
             us = name_of(os.getuid())
             held = [key for entry in entries if entry.user == us for key in entry.keys]
-            gpus = sum(not key.startswith("slot-") for key in held)
             return Page(
                 entries=entries,
                 free=free,
                 total=len(some),
                 wants=count,
-                own=gpus,
+                gpus=count if all(map(is_gpu, [one.key for one in some])) else 0,
+                own=sum(map(is_gpu, held)),
+                policy=policy.read(),
                 idle=idle_of(book, entries),
                 removed=removed,
             )
         called = is_called(visit, book, some)
+
+
+def is_gpu(key: str) -> bool:
+    return not key.startswith("slot-")
 
 
 def next_of(entries: Sequence[Entry]) -> str:

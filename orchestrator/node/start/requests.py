@@ -127,8 +127,7 @@ def leave_queue(visit: Visit, request: LeaveQueue) -> Nothing:
 
 @answers(ReadBook)
 def read_book(visit: Visit, request: ReadBook) -> Page:
-    wish = wish_of(request) or Wish()
-    return claims.read(visit, wish, request.before, request.seconds)
+    return claims.read(visit, wish_of(request) or Wish(), request)
 
 
 @answers(AskWanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
+from orchestrator.protocol.facts import Policy
 from orchestrator.protocol.message import Few, Message, Moment
 from orchestrator.protocol.requests.claims import NO_ENTRIES, Entry, Taken, Wish
 from orchestrator.protocol.requests.machine import PortWish
@@ -160,7 +161,9 @@ class Page(Message):
     free: int = 0  # of the GPUs or slots that the wish is for,
     total: int = 0  # of so many,
     wants: int = 0  # of which it wants these
+    gpus: Few = 0  # of those that are wanted: slots are none
     own: Few = 0  # GPUs that jobs of the asking user hold
+    policy: Policy = Policy()  # how many these may be
     idle: dict[str, float] = NO_SECONDS  # entry -> for how long its GPUs did nothing, if known
     removed: bool = False  # the asking launch's own entry is there no more
 
@@ -172,6 +175,7 @@ class ReadBook(Request[Page], do="read_book"):
     part: Optional[tuple[str, int]] = None  # of a job that is started again: it has its wish here
     before: tuple[Entry, ...] = NO_ENTRIES
     seconds: float = 0.0  # to wait for a change, at most
+    programs: bool = False  # a GPU on which a program computes that is no job's is not free
 
 
 class Wanted(Message):

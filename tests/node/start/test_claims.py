@@ -466,6 +466,8 @@ def test_a_gpu_on_which_somebody_computes_is_taken(
         tmp_path / "tools",
         f"{os.getpid()}, GPU-3, 60000, /usr/bin/python3\n77, GPU-0, 20, nvidia-cuda-mps-server\n",
     )
+    assert visits[0].answer(ReadBook()).free == 8  # to look costs a command
+    assert visits[0].answer(ReadBook(programs=True)).free == 7
     answer = visits[0].answer(Claim(wish=wish()))
     (taken,) = answer.taken
     assert (taken.names, taken.program, taken.pid) == (("GPU 3",), "python3", os.getpid())

@@ -90,7 +90,8 @@ def against_the_rules(nodes: Sequence[Reached]) -> str:
     if rules.strictest(nodes, "gpus_per_user") is None:
         return ""
     books = fleet.ask(nodes, [ReadBook()] * len(nodes), ANSWER_SECONDS)
-    return rules.too_many(nodes, [book for book in books if isinstance(book, Page)], 0)
+    pairs = zip(nodes, books, strict=True)
+    return rules.too_many({n.node.name: book for n, book in pairs if isinstance(book, Page)}, 0)
 
 
 def take_all(wanted: Sequence[tuple[Reached, Wish]]) -> Hold:

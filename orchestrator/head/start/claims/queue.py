@@ -31,7 +31,7 @@ from orchestrator.head.start.planning import Prepared, prepare
 from orchestrator.head.start.request import Request
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.claims import NO_ENTRIES, WAITING, Entry, Wish, clock
-from orchestrator.protocol.requests.request import Request as Asked
+from orchestrator.protocol.requests.request import Request as Question
 from orchestrator.protocol.requests.start import Claim, Page, ReadBook, Unclaim, Wait
 from orchestrator.records import experiments
 from orchestrator.records.experiment import JobRecord
@@ -43,6 +43,7 @@ RETRY_SECONDS = 5.0  # after a look at who computes on the GPUs, which takes a c
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Message)
+Asked = Mapping[str, tuple[str, ...]]  # the name of a node -> ids of entries there
 
 
 def wait(
@@ -103,13 +104,7 @@ def of_launch(request: Request, nodes: Nodes, say: Say) -> Queue:
     since = request.begun + ahead
     entry = entry_of(launch.name, since, wish).replace(preempts=launch.preempt == "save")
     least = nodes.bounds.least if nodes.bounds else len(nodes.reached)
-
-    def forbids(books: Sequence[Page], machines: Sequence[Machine]) -> str:
-        pairs = zip(nodes.reached, machines, strict=True)
-        gpus = sorted(one.wants if node.facts.gpus else 0 for node, one in pairs)
-        return rules.too_many(nodes.reached, books, sum(gpus[:least]))
-
-    return Queue(entry, places, least, say, ahead, forbids=forbids)
+    return Queue(entry, places, least, say, ahead)
 
 
 def wait_again(
@@ -171,10 +166,10 @@ class Queue:
     say: Say
     clock_ahead: float = 0.0
     refuse: Callable[[], None] = lambda: None
-    # Say which rule forbids this one beside what is in these books.
-    forbids: Callable[[Sequence[Page], Sequence[Machine]], str] = lambda *_: ""
     books: Sequence[Page] = ()
-    asked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by the node's name
+    asked: Asked = field(default_factory=dict)  # who makes way
+    would_ask: Asked = field(default_factory=dict)  # by the books alone
+    asks_at: float = 0.0
     said: str = ""
 
     def until(self, not_yet: Callable[[], str]) -> None:
@@ -220,7 +215,8 @@ class Queue:
             small = small_ones[0]
             has = f"{small.name} has {small.total}, and {small.wants} are wanted"
             raise CheckFailed(f"no waiting helps: {has}", "take fewer: --gpus N, --nproc N")
-        if words := self.forbids((), machines):
+        own = sum(book.own for book in self.books)
+        if words := self.forbidden(machines, leaving=own):
             raise CheckFailed(f"no waiting helps: {words}", "take fewer: --gpus N, --nnodes N")
         self.stand(machines)
         self.look(0.0)
@@ -233,17 +229,55 @@ class Queue:
         ]
         self.ask([Wait(entry=entry) for entry in entries], ANSWER_SECONDS)
 
+    def forbidden(self, machines: Sequence[Machine], leaving: int) -> str:
+        """Say which rule forbids this one, once so many GPUs of the same user are free."""
+        pairs = zip(machines, self.books, strict=True)
+        books = {machine.name: book for machine, book in pairs}
+        more = sum(sorted(book.gpus for book in self.books)[: self.least])
+        return rules.too_many(books, more, leaving)
+
     def against_the_rules(self, machines: Sequence[Machine]) -> Mapping[str, str]:
-        """Say which rule the user's other jobs leave no room in; nothing where there is room."""
-        words = self.forbids(self.books, machines)
+        """Say which rule the user's other jobs leave no room in; nothing where there is room.
+
+        Those that this launch may ask to make way are none of them.
+        """
+        words = self.forbidden(machines, 0)
+        if words and self.mine.preempts:
+            asked = make_way(self.mine.replace(why=""), machines, self.least)
+            words = self.forbidden(machines, self.own_of(asked))
         if words != self.mine.why:
             self.mine = self.mine.replace(why=words)
             self.stand(machines)
         return {"the rules": words} if words else {}
 
+    def own_of(self, asked: Asked) -> int:
+        """Count the GPUs that jobs of the same user hold, of those that make way."""
+        known = [
+            (one, place.name in asked and one.id in asked[place.name])
+            for place, book in zip(self.places, self.books, strict=True)
+            for one in book.entries
+        ]
+        us = {one.user for one, _ in known if one.id == self.mine.id}
+        keys = [key for one, leaves in known if leaves and one.user in us for key in one.keys]
+        return sum(not key.startswith("slot-") for key in keys)
+
     def ask_for_way(self, machines: Sequence[Machine]) -> None:
-        """Ask jobs of lower priority to make way, where that is wanted and would be enough."""
-        asked = make_way(self.mine, machines, self.least) if self.mine.preempts else {}
+        """Ask jobs of lower priority to make way, where that is wanted and would be enough.
+
+        Who computes on the GPUs without a job is looked at before: it takes a command there.
+        """
+        would_ask = make_way(self.mine, machines, self.least) if self.mine.preempts else {}
+        now = time.monotonic()
+        if would_ask == self.would_ask or (would_ask and now < self.asks_at):
+            return
+        asked: Asked = {}
+        if would_ask:
+            requests = [ReadBook(wish=p.wish, part=p.part, programs=True) for p in self.places]
+            pages = zip(machines, self.ask(requests, ANSWER_SECONDS), strict=True)
+            used = [replace(machine, free=page.free) for machine, page in pages]
+            asked = make_way(self.mine, used, self.least)
+        self.would_ask = would_ask if asked else {}
+        self.asks_at = now + RETRY_SECONDS
         if asked != self.asked:
             self.asked = asked
             self.stand(machines)
@@ -256,6 +290,11 @@ class Queue:
         if len(self.places) - len(taken) < self.least:
             self.ask([Unclaim()] * len(self.places), ANSWER_SECONDS)
             raise Occupied(taken, self.least)
+        self.look(0.0)  # two that go on at a time both see what the other has
+        books = {one.name: book for one, book in zip(self.places, self.books, strict=True)}
+        if words := rules.too_many(books, 0):
+            self.ask([Unclaim()] * len(self.places), ANSWER_SECONDS)
+            raise Occupied({"the rules": words}, self.least)
 
     @property
     def machines(self) -> list[Machine]:
@@ -298,13 +337,13 @@ class Queue:
 
     def ask(
         self,
-        requests: Sequence[Asked[A]],
+        requests: Sequence[Question[A]],
         timeout: float,
         heard: Callable[[Place, A], None] = lambda *_: None,
     ) -> list[A]:
         """Ask each node; where one does not answer, the launch has lost its place for a moment."""
 
-        def ask_one(pair: tuple[Place, Asked[A]]) -> A:
+        def ask_one(pair: tuple[Place, Question[A]]) -> A:
             answer = pair[0].channel.ask(pair[1], timeout)
             heard(pair[0], answer)
             return answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import duration, parse_seconds, plural
@@ -35,12 +35,16 @@ def check_time(request: Request, nodes: Sequence[Reached]) -> None:
     )
 
 
-def too_many(nodes: Sequence[Reached], books: Sequence[Page], more: int) -> str:
-    """Say why a user cannot have so many GPUs more, beside those of all their jobs."""
-    rule = strictest(nodes, "gpus_per_user")
-    own = sum(book.own for book in books)
-    if rule is None or own + more <= rule[0]:
+def too_many(books: Mapping[str, Page], more: int, leaving: int = 0) -> str:
+    """Say why a user cannot have so many GPUs more, beside those of all their jobs that stay."""
+    known = [
+        (book.policy.gpus_per_user, f"gpus_per_user in {book.policy.file} on {name}")
+        for name, book in books.items()
+        if book.policy.gpus_per_user
+    ]
+    most, where = min(known, default=(0, ""))
+    own = sum(book.own for book in books.values()) - leaving
+    if not most or own + more <= most:
         return ""
     held = f"your jobs have {own} already, and " if own else ""
-    allowed = plural(round(rule[0]), "GPU")
-    return f"{held}{more} are wanted; each user may have {allowed} ({rule[1]})"
+    return f"{held}{more} are wanted; each user may have {plural(most, 'GPU')} ({where})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +15,13 @@ import pytest
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.launch import LaunchArguments, Where, moment_of
 from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.start.claims.claims import Occupied
 from orchestrator.head.start.claims.queue import Place, Queue, not_yet
 from orchestrator.head.start.nodes import ListedNodes, Nodes
 from orchestrator.head.start.request import resolve
+from orchestrator.protocol.facts import Policy
 from orchestrator.protocol.requests.claims import WAITING, Entry
-from orchestrator.protocol.requests.start import Page, ReadBook
+from orchestrator.protocol.requests.start import Claim, Claimed, Page, ReadBook, Unclaim, Wait
 from orchestrator.records import experiments
 from orchestrator.records.experiment import JobRecord
 
@@ -68,6 +71,76 @@ def test_another_job_has_to_be_over_and_for_after_done(tmp_path: Path) -> None:
 
 
 ENTRY = Entry(id="0123456789abcdef", state=WAITING, job="train", since=1.0, wants=1)
+
+
+class Node:
+    """A node of eight GPUs, four of which a job holds that may make way; a user may have four."""
+
+    def __init__(self, *, strangers: int = 0, most: int = 0, user: str = "ada") -> None:
+        self.strangers, self.most, self.user = strangers, most, user
+        self.asked: list[object] = []
+        self.entries: dict[str, Entry] = {}
+
+    def ask(self, request: object, timeout: float) -> object:
+        self.asked.append(request)
+        if isinstance(request, Wait):
+            self.entries[request.entry.id] = request.entry.replace(user=self.user)
+        if isinstance(request, Claim):
+            return Claimed(held=True)
+        if not isinstance(request, ReadBook):
+            return None
+        keys = tuple(f"gpu-{index}" for index in range(4))
+        runs = Entry(id="f" * 16, state="running", job="low", since=1.0, user="ada", keys=keys)
+        return Page(
+            entries=(runs.replace(resumes=True), *self.entries.values()),
+            free=4 - self.strangers * request.programs,
+            total=8,
+            wants=8,
+            gpus=4,
+            own=4,
+            policy=Policy(gpus_per_user=self.most, file="p.yaml"),
+        )
+
+    def beat(self) -> None: ...
+
+
+def looks(node: Node) -> Queue:
+    mine = ENTRY.replace(priority=1, preempts=True)
+    line = Queue(mine, [Place("a", cast("NodeChannel", node))], 1, lambda _: None)
+    line.enter()
+    return line
+
+
+@pytest.mark.parametrize(("strangers", "asked"), [(0, {"a": ("f" * 16,)}), (1, {})])
+def test_nobody_makes_way_for_who_would_wait_for_a_program_then(
+    strangers: int, asked: Mapping[str, Sequence[str]]
+) -> None:
+    node = Node(strangers=strangers)
+    line = looks(node)
+    for _ in range(3):
+        line.ask_for_way(line.machines)
+    assert line.asked == asked
+    assert sum(getattr(one, "programs", False) for one in node.asked) == 1  # it costs a command
+
+
+@pytest.mark.parametrize(("user", "waits"), [("ada", False), ("bob", True)])
+def test_jobs_of_the_same_user_that_make_way_count_no_more(user: str, waits: bool) -> None:
+    line = looks(Node(most=4, user=user))
+    assert bool(line.against_the_rules(line.machines)) == waits
+    line.ask_for_way(line.machines)
+    assert bool(line.asked) != waits
+
+
+@pytest.mark.parametrize("most", [0, 3, 4])
+def test_who_goes_on_keeps_the_rules(most: int) -> None:
+    node = Node(most=most)
+    line = Queue(ENTRY, [Place("a", cast("NodeChannel", node))], 1, lambda _: None)
+    if most != 3:
+        line.hold()
+        return
+    with pytest.raises(Occupied, match="the rules: your jobs have 4 already"):
+        line.hold()
+    assert isinstance(node.asked[-1], Unclaim)
 
 
 class Books:

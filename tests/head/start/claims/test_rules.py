@@ -45,12 +45,15 @@ def test_the_longest_time() -> None:
 
 
 def test_the_most_gpus_of_a_user() -> None:
-    def too_many(own: int, more: int, *nodes: Reached) -> str:
-        return rules.too_many(nodes, [Page(entries=(), own=own)], more)
+    def too_many(own: int, more: int, leaving: int = 0, most: int = 4) -> str:
+        kept = Policy(file="/etc/b.yaml", gpus_per_user=most)
+        books = {"a": Page(entries=()), "b": Page(entries=(), own=own, policy=kept)}
+        return rules.too_many(books, more, leaving)
 
-    assert not too_many(2, 2, *NODES) and not too_many(9, 9, NODES[2])
-    assert too_many(2, 3, *NODES) == (
+    assert not too_many(2, 2) and not too_many(9, 9, most=0)
+    assert too_many(2, 3) == (
         "your jobs have 2 already, and 3 are wanted; each user may have 4 GPUs"
         " (gpus_per_user in /etc/b.yaml on b)"
     )
-    assert too_many(0, 8, *NODES).startswith("8 are wanted; ")
+    assert too_many(0, 8).startswith("8 are wanted; ")
+    assert not too_many(4, 4, leaving=4) and too_many(5, 4, leaving=4)
