@@ -94,8 +94,11 @@ def sweep_command(resume: str | None, **params: Any) -> int:
     names = ("grid", "random", "optuna", "array", "way", "jobs", "metric", "best")
     own = {name: params.pop(name) for name in names}
     arguments = arguments_from(params)
+    if arguments.detach and not arguments.dry_run:
+        arguments.refuse({"as_json": "is printed at the end of the sweep: leave --detach out"})
     if resume is not None:
-        return start.resume(arguments.where, resume, launch_arguments, as_json=arguments.as_json)
+        how = {"as_json": arguments.as_json, "detach": arguments.detach}
+        return start.resume(arguments.where, resume, launch_arguments, **how)
     terms = start.Terms(
         variables=tuple(own.pop("grid")),
         **{name: value for name, value in own.items() if value is not None},

@@ -168,6 +168,26 @@ def test_ctrl_c_stops_all_and_a_sweep_that_was_stopped_goes_on(sweeps: Sweeps) -
     assert "5 done" in fourth.text
 
 
+def test_a_sweep_may_leave_the_terminal(sweeps: Sweeps) -> None:
+    refused = sweeps.sweep("--detach", "--json", "--array", "0", "notes.py", "x")
+    assert refused.finish() == 2 and "leave --detach out" in refused.text
+    left = sweeps.sweep("--detach", "--array", "0-2", "notes.py", "x")
+    assert left.finish() == 0 and "leads it" in left.text
+    sweeps.until(lambda: len(sweeps.starts()) == 2)
+    name, said = sweeps.directory.name, sweeps.directory / "head.txt"
+    again = ("sweep", "--resume", name, "--detach")
+    refused = sweeps.head.command("orchestrator", *again)
+    assert refused.finish() == 2 and "is led by process" in refused.text
+    stopped = sweeps.head.command("orchestrator", "stop", name)
+    assert stopped.finish() == 0, stopped.text
+    assert sweeps.head.nothing_left() and slots(sweeps) == []
+    sweeps.end()
+    resumed = sweeps.head.command("orchestrator", *again)
+    assert resumed.finish() == 0, resumed.text
+    sweeps.until(lambda: "3 done" in said.read_text())
+    assert "go on: orchestrator sweep --resume" in said.read_text()  # what the first one said
+
+
 HYDRA = """
 import hydra
 from omegaconf import OmegaConf

@@ -276,15 +276,18 @@ def take_up(
         )
 
 
-def speak_into(experiment: Experiment) -> None:
+SAID = "head.txt"
+
+
+def speak_into(experiment: Experiment, does: str = "follows this job") -> None:
     """Send what the head prints to a file: there is no terminal any more."""
     styles.choose(color=False)
     with contextlib.suppress(OSError):  # a full disk
-        fd = files.open_to_append(experiment.path / "head.txt")
+        fd = files.open_to_append(experiment.path / SAID)
         os.dup2(fd, 1)
         os.dup2(fd, 2)
         at = time.strftime("%Y-%m-%d %H:%M:%S")
-        os.write(fd, f"orchestrator: {at}: process {os.getpid()} follows this job\n".encode())
+        os.write(fd, f"orchestrator: {at}: process {os.getpid()} {does}\n".encode())
         os.close(fd)
 
 

@@ -19,6 +19,8 @@ from orchestrator.common import hiding
 from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.config.label import LONGEST_NOTE, shown
 from orchestrator.config.launch import LaunchArguments, View, Where, words_of
+from orchestrator.head.background.process import Answers, Background
+from orchestrator.head.commands import follow
 from orchestrator.head.commands.sweep import journal as journals
 from orchestrator.head.commands.sweep import space, table
 from orchestrator.head.commands.sweep.journal import Journal
@@ -98,7 +100,7 @@ def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None)
     """Begin a sweep of members with programs of their own, or of one program with values."""
     terms = terms.checked
     listed = terms.members() if members is None else list(members)
-    base.refuse({"detach": "leaves nobody who leads the sweep: put it into the background (&)"})
+    detach, base = base.detach, replace(base, detach=False)
     base = replace(base, launch={"name": NAME, **with_defaults(base, terms)})
     first = listed[0] if listed else Member(0, dict.fromkeys(map(name_of, terms.variables), "1"))
     arguments, words = launch_of(base, terms, "SWEEP", first)
@@ -115,17 +117,38 @@ def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None)
     }
     journal = journals.create(base.where.experiments, str(base.launch["name"]), data)
     say(f"{journal.name} is in {output.path(journal.path)}")
-    return lead(journal, base, as_json=base.as_json)
+    return leave(journal, base) if detach else lead(journal, base, as_json=base.as_json)
 
 
-def resume(where: Where, name: str, parse: Parse, *, as_json: bool) -> int:
+def resume(where: Where, name: str, parse: Parse, *, as_json: bool, detach: bool) -> int:
     """Go on with a sweep whose head has ended, in its directory."""
     journal = journals.find(where.experiments, name)
     directory = journal.describe()["directory"]
     os.chdir(directory)
     base = parse(journal.describe()["words"])
     check(resolve(base), words_of(base))
-    return lead(journal, base, as_json=as_json)
+    return leave(journal, base) if detach else lead(journal, base, as_json=as_json)
+
+
+def leave(journal: Journal, base: LaunchArguments) -> int:
+    """Leave a sweep to a process in the background, which leads it to its end."""
+    with journal.led():  # or say who leads it
+        pass
+    head = Background(sweep_leader, path=journal.path, base=base)
+    answer = head.answer(say)
+    head.hang_up()
+    said = output.path(journal.path / follow.SAID)
+    say(f"background process {answer['pid']} leads it; what it says is in {said}")
+    say(f"stop it: orchestrator stop {journal.name}")
+    return EXIT_DONE
+
+
+def sweep_leader(answers: Answers, path: Path, base: LaunchArguments) -> None:
+    """Lead a sweep without a terminal."""
+    journal = Journal(path)
+    follow.speak_into(Experiment(path), "leads this sweep")
+    answers.send(pid=os.getpid())
+    lead(journal, base, as_json=False)
 
 
 def stop(where: Where, name: str, parse: Parse) -> int:
