@@ -30,6 +30,7 @@ from pathlib import Path
 
 from ground import require_root
 from recovery_faults import (
+    ASLEEP,
     CLOCKS,
     FAULTS,
     HANG,
@@ -438,8 +439,10 @@ class Trial(UnderFire):
 
     def excuses(self, rank: int, step: int) -> bool:
         """Tell whether a fault took it with it: a machine vanished, or a rank was killed."""
-        for blow in self.blows:
+        for former, blow in zip([None, *self.blows], self.blows, strict=False):
             before = UNSENT_STEPS if VANISHES.search(blow.kind) else 1
+            if former is not None and former.kind == ASLEEP and before > 1:
+                before += blow.step - former.step  # it had not asked since
             if rank in blow.victims and blow.step - before <= step <= blow.until + 1:
                 return True
         return False

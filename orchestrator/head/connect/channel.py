@@ -33,6 +33,7 @@ from orchestrator.protocol.requests.request import (
     frame_of_request,
     read_incoming,
 )
+from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS, RELAYED_PATIENCE_SECONDS
 from orchestrator.protocol.version import OWN
 
 HOUSE = Path(__file__).parents[2]
@@ -122,6 +123,10 @@ class Declined(NodeError):
         self.kind = kind
 
 
+class Silent(NodeError):
+    """Nothing came in time; what came before is kept, so one may wait again."""
+
+
 class NotEntered(NodeError):
     """The node is there, and its container, or what else wraps it, cannot be entered."""
 
@@ -143,6 +148,7 @@ class NodeChannel:
         self.nonce = f"orchestrator-{secrets.token_hex(8)}"
         self.rest = memoryview(b"")
         self.sending = tasks.Lock()
+        self.patience = HEAD_PATIENCE_SECONDS  # without a word from the server
         self.count = 0
         self.pending: dict[int, Request[Any]] = {}  # number -> request that is not answered yet
         self.channel: Channel = connection.run(
@@ -269,9 +275,13 @@ class NodeChannel:
             raise nonsense(error) from error
 
     def exactly(self, size: int, deadline: float, silence: str) -> bytes:
-        parts = []
+        parts: list[memoryview] = []
         while size:
-            parts.append(self.some(size, deadline, silence))
+            try:
+                parts.append(self.some(size, deadline, silence))
+            except Silent:
+                self.rest = memoryview(b"".join(parts))
+                raise
             size -= len(parts[-1])
         return b"".join(parts)
 
@@ -289,7 +299,7 @@ class NodeChannel:
         try:
             return self.channel.recv(READ_BYTES)
         except TimeoutError:
-            raise NodeError(silence) from None
+            raise Silent(silence) from None
         except OSError as error:
             raise NodeError(f"the connection broke ({error})") from error
 
@@ -318,6 +328,11 @@ class NodeChannel:
         except OSError as error:
             reason = str(error) or "it takes no more bytes: is the link to it cut?"
             raise NodeError(f"the connection broke ({reason})") from error
+
+    def change_ways(self, connection: Connection, channel: Channel) -> None:
+        """Go on by way of a relay; the server does so after its last answer."""
+        self.connection, self.channel = connection, channel
+        self.patience = RELAYED_PATIENCE_SECONDS
 
     def close(self) -> None:
         beats.drop(self)

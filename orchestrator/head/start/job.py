@@ -156,6 +156,8 @@ class Stay:
         record, launch = run.record, run.record.launch
         needed = not self.looks_on and launch.on_head_loss == "stop"
         patience = max(SHORTEST_SILENCE_SECONDS, launch.node_loss_timeout) if needed else None
+        if launch.relays and len(record.nodes) >= launch.relays:
+            self.hand_over(attempt)
         return [
             NodeFollower(
                 *(self.transport, record.job, node, self.experiment, run.post, channel),
@@ -168,6 +170,14 @@ class Stay:
                 record.nodes, attempt.channels, attempt.logs, strict=True
             )
         ]
+
+    def hand_over(self, attempt: Followed) -> None:
+        """Reach most nodes through others of them, where a channel is open."""
+        from orchestrator.head.follow.streams import relays  # not for every job
+
+        pairs = zip(attempt.record.nodes, attempt.channels, strict=True)
+        opened = [relays.Open(node, channel) for node, channel in pairs if channel is not None]
+        relays.hand_over(opened, self.transport, self.say)
 
     def ended(self, ending: Ending) -> Ending:
         """Give back what this head held of the job."""

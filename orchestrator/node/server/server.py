@@ -11,12 +11,13 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import time
 
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
 from orchestrator.protocol import frames
-from orchestrator.protocol.frames import CALL, HEADER, JSON, PIECE, Splitter
+from orchestrator.protocol.frames import HEADER, JSON, PIECE, Splitter
 from orchestrator.protocol.message import Message, Nonsense, encode, parse
 from orchestrator.protocol.requests.request import (
     Greeting,
@@ -25,7 +26,7 @@ from orchestrator.protocol.requests.request import (
     number_of,
     read_request,
 )
-from orchestrator.protocol.timing import SERVER_BEAT, SERVER_PATIENCE
+from orchestrator.protocol.timing import RELAYED_BEAT, SERVER_BEAT, SERVER_PATIENCE
 from orchestrator.protocol.version import OWN
 
 BACKLOG_BYTES = 1 << 19  # read no more of the log while this much waits for the network
@@ -40,7 +41,8 @@ class ChannelServer:
         self.waiting_bytes = 0
         self.splitter = Splitter()
         self.heard = time.monotonic()
-        self.next_beat = self.heard + SERVER_BEAT
+        self.word_seconds = 0.0  # between two heartbeats: with every beat
+        self.next_beat = self.next_word = self.heard + SERVER_BEAT
 
     def send(self, kind: bytes, *parts: bytes) -> None:
         """Queue a frame whose payload are these parts."""
@@ -70,36 +72,54 @@ class ChannelServer:
         os.set_blocking(1, False)
         while time.monotonic() - self.heard < self.patience:
             self.flush()
-            streamer = self.visit.streamer
-            if streamer and self.waiting_bytes < BACKLOG_BYTES:
-                streamer.pump(self.send, self.send_message)
-                self.flush()
-                if streamer.end_announced:
-                    self.visit.job_over()
-            poll = select.poll()
-            calls = self.visit.calls
-            if calls:
-                calls.connect(self.send)
-                calls.register(poll, reading=self.waiting_bytes < BACKLOG_BYTES)
-            if not (calls and calls.is_full):
-                poll.register(0, select.POLLIN)
-            if self.waiting:
-                poll.register(1, select.POLLOUT)
-            elif streamer and streamer.bell is not None:
-                poll.register(streamer.bell, select.POLLIN)
-            behind = streamer is not None and streamer.behind and not self.waiting
-            left = 0.0 if behind else max(0.0, self.next_beat - time.monotonic())
-            left = min(left, calls.waits) if calls and calls.waits else left
-            for fd, events in poll.poll(left * 1000):
+            if self.visit.way is not None and not self.waiting:
+                self.change_ways(self.visit.way)
+            self.stream()
+            for fd, events in self.ready():
                 if fd == 0 and not self.receive():
                     return
                 if fd == 1 and events & (select.POLLERR | select.POLLHUP):
                     return
-                if streamer and fd == streamer.bell:
-                    streamer.drain_bell()
-                if calls:
-                    calls.serve(fd, self.send)
+                if self.visit.streamer and fd == self.visit.streamer.bell:
+                    self.visit.streamer.drain_bell()
+                for each in self.visit.passing.values():
+                    each.serve(fd, self.send)
             self.beat()
+
+    def stream(self) -> None:
+        """Send what the files of the followed job have more."""
+        streamer = self.visit.streamer
+        if streamer and self.waiting_bytes < BACKLOG_BYTES:
+            streamer.pump(self.send, self.send_message)
+            self.flush()
+            if streamer.end_announced:
+                self.visit.job_over()
+
+    def ready(self) -> list[tuple[int, int]]:
+        """Wait until something can be read or written, or is due."""
+        poll = select.poll()
+        streamer, passing = self.visit.streamer, self.visit.passing.values()
+        for each in passing:
+            each.connect(self.send)
+            each.register(poll, reading=self.waiting_bytes < BACKLOG_BYTES)
+        if not any(each.is_full for each in passing):
+            poll.register(0, select.POLLIN)
+        if self.waiting:
+            poll.register(1, select.POLLOUT)
+        elif streamer and streamer.bell is not None:
+            poll.register(streamer.bell, select.POLLIN)
+        behind = streamer is not None and streamer.behind and not self.waiting
+        left = 0.0 if behind else max(0.0, self.next_beat - time.monotonic())
+        left = min([left, *(each.waits for each in passing if each.waits)])
+        return poll.poll(left * 1000)
+
+    def change_ways(self, way: socket.socket) -> None:
+        """Go on with the head elsewhere: all that was for it on the first way is on that."""
+        for file in (0, 1):
+            os.dup2(way.fileno(), file)
+        way.close()
+        os.set_blocking(0, False)
+        self.visit.way, self.word_seconds = None, RELAYED_BEAT
 
     @property
     def patience(self) -> float:
@@ -112,7 +132,8 @@ class ChannelServer:
         if time.monotonic() >= self.next_beat:
             self.next_beat = time.monotonic() + SERVER_BEAT
             self.visit.beat()
-            if not self.waiting:  # what waits to be sent is a sign of life itself
+            if not self.waiting and self.next_beat >= self.next_word:
+                self.next_word = self.next_beat + self.word_seconds
                 self.send_message(self.heartbeat())
 
     def heartbeat(self) -> Heartbeat:
@@ -134,8 +155,8 @@ class ChannelServer:
                 self.visit.waits = self.visit.waits or not payload
             elif kind == JSON:
                 self.serve(payload)
-            elif kind == CALL and self.visit.calls:
-                self.visit.calls.deliver(payload)
+            elif kind in self.visit.passing:
+                self.visit.passing[kind].deliver(payload, self.send)
             else:
                 raise Nonsense(f"a head sends no frame {kind.decode()}")
         return bool(data)

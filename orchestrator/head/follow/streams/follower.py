@@ -18,6 +18,7 @@ from orchestrator.head.connect.channel import (
     Declined,
     NodeChannel,
     NotEntered,
+    Silent,
     nonsense,
     read_message,
 )
@@ -59,6 +60,7 @@ from orchestrator.records.experiment import Experiment, NodeRecord
 CLOCK_READS = 3  # the shortest round trip of these tells best
 RETRY_TIMEOUT_SECONDS = 5.0
 BEATS_IN_PATIENCE = 4
+TURN_SECONDS = 4.0  # without a word, between two looks at what is due
 GIVE_SECONDS = 2.0
 LONGEST_EVENT_BYTES = 1 << 24
 
@@ -193,9 +195,8 @@ class NodeFollower:
             channel, self.channel = self.channel, None
             if channel is not None:
                 channel.connection.close()
-            silent = min(
-                HEAD_PATIENCE_SECONDS, time.monotonic() - self.heard_at
-            )  # we may have slept
+            # We may have slept.
+            silent = min(HEAD_PATIENCE_SECONDS, time.monotonic() - self.heard_at)
             outside = isinstance(error, NotEntered)
             self.post(Lost(self.node.index, error.what, silent, outside))
             self.closing.wait(0.5)
@@ -257,20 +258,26 @@ class NodeFollower:
         self.post(Connected(self.node.index, self.clock.offset))
 
     def _stream(self, channel: NodeChannel) -> None:
-        silence = f"no word for {HEAD_PATIENCE_SECONDS:.0f} s"
+        silence = f"no word for {channel.patience:.0f} s"
+        self.heard_at = time.monotonic()
         while True:
-            self.heard_at = time.monotonic()
             self._beat(channel)
             self._check_printed()
             question = self.growing.question()
             if question is not None:
                 channel.post(question)
-            deadline = time.monotonic() + HEAD_PATIENCE_SECONDS
-            kind, size = channel.header(deadline, silence)
+            try:
+                kind, size = channel.header(time.monotonic() + TURN_SECONDS, silence)
+            except Silent:
+                if time.monotonic() - self.heard_at < channel.patience:
+                    continue
+                raise
+            self.heard_at = time.monotonic()
+            deadline = self.heard_at + 2 * channel.patience
             if kind in (LOG, RANKS):
                 self._append(channel, self.text if kind == LOG else self.ranks, size)
                 continue
-            data = channel.exactly(size, deadline + HEAD_PATIENCE_SECONDS, silence)
+            data = channel.exactly(size, deadline, silence)
             if kind == EVENTS:
                 self._take_events(data)
                 continue
@@ -306,14 +313,14 @@ class NodeFollower:
                 self.post(ClockRead(self.node.index, self.clock.offset))
 
     def _append(self, channel: NodeChannel, file: AppendOnly, size: int) -> None:
-        silence = f"no word for {HEAD_PATIENCE_SECONDS:.0f} s"
-        head = channel.exactly(OFFSET.size, time.monotonic() + HEAD_PATIENCE_SECONDS, silence)
+        silence = f"no word for {channel.patience:.0f} s"
+        head = channel.exactly(OFFSET.size, time.monotonic() + channel.patience, silence)
         (offset,) = OFFSET.unpack(head)
         if offset != file.size:
             raise NodeError(f"it sent bytes from {offset} on, {file.size} are here")
         size -= OFFSET.size
         while size:
-            data = channel.some(size, time.monotonic() + HEAD_PATIENCE_SECONDS, silence)
+            data = channel.some(size, time.monotonic() + channel.patience, silence)
             self._keep(channel, file, data)
             size -= len(data)
         self.post(Grew(self.node.index))

@@ -1,0 +1,199 @@
+"""The head's end of what a relay carries: a stream for each node behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NoReturn
+
+from orchestrator.common.errors import NodeError
+from orchestrator.head.connect import tasks
+from orchestrator.head.connect.channel import NodeChannel, read_message
+from orchestrator.node.follow.relay.sealed import Sealed
+from orchestrator.protocol import frames
+from orchestrator.protocol.frames import CARRIED, CARRIED_CHUNK_BYTES, JSON, WINDOW_BYTES, Load
+from orchestrator.protocol.requests.request import Answered
+from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS
+
+TAKEN_BYTES = WINDOW_BYTES // 4  # before the relay hears that it may send as many more
+
+
+class RelayedStream:
+    """The channel to one node behind a relay."""
+
+    def __init__(self, relay: RelayChannel, node: int, sealed: Sealed) -> None:
+        self.relay, self.node, self.sealed = relay, node, sealed
+        self.changed = tasks.Condition()
+        self.came: deque[bytes] = deque()
+        self.rest = memoryview(b"")
+        self.window = WINDOW_BYTES  # that the relay still takes
+        self.taken = 0  # since the relay was told last
+        self.broken = ""
+        self.timeout: float | None = None
+
+    def deliver(self, load: Load) -> None:
+        """Take what the relay has brought."""
+        with self.changed:
+            if load.data:
+                self.came.append(load.data)
+            self.window += load.taken
+            if load.over:
+                self.broken = self.broken or "its relay lost it"
+            self.changed.notify_all()
+
+    def break_off(self, why: str) -> None:
+        with self.changed:
+            self.broken = self.broken or why
+            self.changed.notify_all()
+
+    def meet(self, seconds: float) -> None:
+        """Prove each other; raise an OSError where the other end is not the node."""
+        self.settimeout(seconds)
+        said = self.sealed.open(b"")
+        self._send(self.sealed.due())
+        while not self.sealed.proved:
+            said += self.sealed.open(self._brought())
+            self._send(self.sealed.due())
+        self.rest = memoryview(said)
+
+    # -- as any channel --
+
+    def settimeout(self, timeout: float | None, /) -> None:
+        self.timeout = timeout
+
+    def recv(self, nbytes: int, /) -> bytes:
+        while not self.rest:
+            self.rest = memoryview(self.sealed.open(self._brought()))
+        data, self.rest = self.rest[:nbytes], self.rest[nbytes:]
+        return bytes(data)
+
+    def sendall(self, s: bytes, /) -> None:
+        self._send(self.sealed.seal(s))
+
+    def recv_stderr_ready(self) -> bool:
+        return False
+
+    def recv_stderr(self, nbytes: int, /) -> bytes:
+        return b""
+
+    def shutdown_write(self) -> None:
+        self.close()
+
+    def recv_exit_status(self) -> int:
+        return -1
+
+    def close(self) -> None:
+        self.break_off("it was closed")
+        self.relay.leave(self.node)
+
+    def _brought(self) -> bytes:
+        """Wait for what the relay brings next, and let it bring as many bytes more."""
+        with self.changed:
+            self._wait(lambda: bool(self.came))
+            data = self.came.popleft()
+        self.taken += len(data)
+        if self.taken >= TAKEN_BYTES:
+            self.relay.send(Load(self.node, self.taken, False, b""))
+            self.taken = 0
+        return data
+
+    def _send(self, data: bytes) -> None:
+        while data:
+            with self.changed:
+                self._wait(lambda: self.window > 0)
+                if self.broken:
+                    raise ConnectionResetError(self.broken)
+                piece = data[: min(self.window, CARRIED_CHUNK_BYTES)]
+                self.window -= len(piece)
+            self.relay.send(Load(self.node, 0, False, piece))
+            data = data[len(piece) :]
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        """Wait until something is so, or nothing more comes."""
+        deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        while not ready():
+            if self.broken:
+                raise ConnectionResetError(self.broken)
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError("timed out")
+            self.changed.wait(left)
+
+
+class RelayedConnection:
+    """A node behind a relay, where a connection of its own is expected."""
+
+    def __init__(self, stream: RelayedStream, address: str) -> None:
+        self.stream = stream
+        self.address = address
+
+    @property
+    def alive(self) -> bool:
+        return not self.stream.broken
+
+    def run(self, command: str, timeout: float) -> NoReturn:
+        raise NodeError("a relay carries one channel to each node")
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+class RelayChannel:
+    """The channel to a relay, and the streams that it carries."""
+
+    def __init__(self, name: str, channel: NodeChannel) -> None:
+        self.name = name
+        self.channel = channel
+        self.streams: dict[int, RelayedStream] = {}
+
+    def add(self, node: int, sealed: Sealed) -> RelayedStream:
+        stream = self.streams[node] = RelayedStream(self, node, sealed)
+        return stream
+
+    def begin(self) -> None:
+        """Read what the relay brings, in a task, until it is lost or nobody needs it."""
+        tasks.STREAMS.start(self.read)
+
+    def read(self) -> None:
+        try:
+            while True:
+                silence = f"no word for {HEAD_PATIENCE_SECONDS:.0f} s"
+                deadline = time.monotonic() + HEAD_PATIENCE_SECONDS
+                kind, size = self.channel.header(deadline, silence)
+                data = self.channel.exactly(size, deadline, silence)
+                if kind == CARRIED:
+                    self.deliver(frames.load(data))
+                elif kind == JSON and isinstance(message := read_message(data), Answered):
+                    self.channel.answer_of(message)
+        except NodeError as error:
+            self.break_off(error.what)
+
+    def deliver(self, load: Load) -> None:
+        stream = self.streams.get(load.node)
+        if stream is not None:
+            stream.deliver(load)
+
+    def break_off(self, why: str) -> None:
+        """Let everybody behind this relay know that it is lost."""
+        self.channel.connection.close()
+        for stream in list(self.streams.values()):
+            stream.break_off(f"its relay {self.name} is lost: {why}")
+
+    def send(self, load: Load) -> None:
+        """Send to the relay; an OSError where it is lost."""
+        try:
+            self.channel.put_frame(load.frame())
+        except NodeError as error:
+            raise ConnectionResetError(f"its relay {self.name} is lost: {error.what}") from error
+
+    def leave(self, node: int) -> None:
+        """Hang up on a node; after the last one, on the relay."""
+        if self.streams.pop(node, None) is None:
+            return
+        with contextlib.suppress(OSError):
+            self.send(Load(node, 0, True, b""))
+        if not self.streams:
+            self.channel.close()
+            self.channel.connection.close()

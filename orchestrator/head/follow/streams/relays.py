@@ -1,0 +1,182 @@
+"""Hands nodes over to relays: nodes that carry what the head and others say to each other.
+
+Each connection of the head's costs it memory, a descriptor, and the work of SSH. Of many nodes it
+keeps those to the relays alone. A node whose relay is lost is reached by SSH again, as after any
+lost connection: its stream goes on where the files here end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from orchestrator.common.errors import NodeError, OrchestratorError
+from orchestrator.common.text import plural
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.reach import serving
+from orchestrator.head.connect.transport import Transport
+from orchestrator.head.follow.streams.authority import Authority
+from orchestrator.head.follow.streams.relayed import RelayChannel, RelayedConnection
+from orchestrator.node.follow.relay.sealed import Sealed, context
+from orchestrator.protocol.requests.follow import ComeIn, OpenDoor, Place, Relay
+from orchestrator.records.experiment import NodeRecord
+
+BEHIND = 64  # nodes behind one relay
+AT_ONCE = 8  # groups: whoever waits for a proof of the head's does not wait for thousands
+TRIES = 2  # nodes of a group that are asked to be its relay
+DOOR_SECONDS = 30.0  # that a node waits for its relay
+CALL_SECONDS = 5.0
+MEET_SECONDS = 10.0
+ANSWER_SECONDS = 15.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Open:
+    """A node, and the head's own channel to it."""
+
+    node: NodeRecord
+    channel: NodeChannel
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return where others may reach it: where the ranks do, first."""
+        known = (self.node.address, self.channel.connection.address)
+        return tuple(filter(None, dict.fromkeys(known)))
+
+
+def hand_over(opened: Sequence[Open], transport: Transport, say: Say) -> None:
+    """Reach these nodes through relays among them; those for which that fails stay as they are."""
+    direct = [each for each in opened if not isinstance(each.channel.connection, RelayedConnection)]
+    switch = Switch(transport, Authority())
+    every = list(groups(direct))
+    failed: list[tuple[Open, str]] = []
+    for at in range(0, len(every), AT_ONCE):
+        for result in fleet.everywhere(every[at : at + AT_ONCE], switch.hand_over):
+            failed += as_failed(result)
+    total = sum(len(each) - 1 for each in every)
+    behind = total - len(failed)
+    if behind:
+        verb = "is" if behind == 1 else "are"
+        say(f"{plural(behind, 'node')} {verb} followed through {plural(len(every), 'other')}")
+    if failed:
+        say(f"{plural(len(failed), 'node')} of {total} cannot be reached through another one:")
+        for line in fleet.reasons((node.name, why, "") for node, why in failed):
+            say(f"  {line}")
+
+
+def as_failed(result: list[tuple[Open, str]] | OrchestratorError) -> list[tuple[Open, str]]:
+    if isinstance(result, OrchestratorError):
+        raise result  # what a group raises is no node's failure
+    return result
+
+
+def groups(opened: Sequence[Open]) -> Iterator[list[Open]]:
+    """Divide nodes into groups of those that are near each other."""
+    near = sorted(opened, key=lambda each: (subnet(each.node.address), each.node.index))
+    count = -(-len(near) // (BEHIND + 1))
+    for number in range(count):
+        yield near[number * len(near) // count : (number + 1) * len(near) // count]
+
+
+def subnet(address: str) -> tuple[int, int]:
+    """Return what addresses of one network have alike, as far as an address tells."""
+    with contextlib.suppress(ValueError):
+        parsed = ipaddress.ip_address(address)
+        return parsed.version, int(parsed) >> (8 if parsed.version == 4 else 64)
+    return 0, 0
+
+
+class Switch:
+    """Hands one group after another over, all with certificates of one authority."""
+
+    def __init__(self, transport: Transport, authority: Authority) -> None:
+        self.transport = transport
+        self.authority = authority
+        ours = authority.identity("head", calls=True)
+        self.context = context(ours, authority.certificate, calls=True)
+
+    def hand_over(self, group: Sequence[Open]) -> list[tuple[Open, str]]:
+        """Make a node of a group the relay of the others; return those that it does not reach."""
+        why = ""
+        for at in range(min(TRIES, len(group) - 1)):
+            behind = [*group[:at], *group[at + 1 :]]
+            try:
+                return self.put_behind(group[at], behind)
+            except NodeError as error:
+                why = f"{group[at].name} cannot be its relay: {error.what}"
+        return [(each, why) for each in group[1:]]
+
+    def put_behind(self, relay: Open, behind: Sequence[Open]) -> list[tuple[Open, str]]:
+        channel = RelayChannel(relay.name, serving(self.transport, relay.node))
+        try:
+            doors = fleet.everywhere(behind, self.open_door)
+            places = [place for place in doors if isinstance(place, Place)]
+            request = Relay(places=tuple(places), seconds=CALL_SECONDS)
+            answer = channel.channel.ask(request, 2 * CALL_SECONDS + ANSWER_SECONDS)
+        except BaseException:
+            channel.channel.connection.close()
+            raise
+        unreached = {each.number: f"{relay.name} does not reach it: {each.why}"
+                     for each in answer.unreached}  # fmt: skip
+        entering = [Entering(self, channel, each, unreached.get(each.node.index, ""))
+                    for each in behind]  # fmt: skip
+        channel.begin()
+        entered = fleet.everywhere(
+            list(zip(entering, doors, strict=True)), lambda pair: pair[0].come_in(pair[1])
+        )
+        if not channel.streams:
+            channel.channel.connection.close()
+        return [(node, error.what) for node, error in fleet.failures(behind, entered)]
+
+    def open_door(self, each: Open) -> Place:
+        number = each.node.index
+        request = OpenDoor(
+            identity=self.authority.identity(name_of(number)),
+            authority=self.authority.certificate,
+            seconds=DOOR_SECONDS,
+        )
+        door = each.channel.ask(request, ANSWER_SECONDS)
+        return Place(number=number, addresses=each.addresses, port=door.port)
+
+
+@dataclass(frozen=True)
+class Entering:
+    """A node on its way behind a relay."""
+
+    switch: Switch
+    relay: RelayChannel
+    each: Open
+    unreached: str
+
+    def come_in(self, door: Place | OrchestratorError) -> None:
+        """Change from SSH to the relay; an error leaves everything as it was."""
+        if isinstance(door, OrchestratorError):
+            raise door
+        if self.unreached:
+            raise NodeError(self.unreached)
+        number = self.each.node.index
+        channel, before = self.each.channel, self.each.channel.connection
+        stream = self.relay.add(number, Sealed(self.switch.context, name_of(number)))
+        try:
+            stream.meet(MEET_SECONDS)
+            with channel.sending:  # no beat may be on its way while the ways are changed
+                channel.ask(ComeIn(), ANSWER_SECONDS)
+                channel.change_ways(RelayedConnection(stream, before.address), stream)
+        except (OSError, NodeError) as error:
+            stream.close()
+            raise error if isinstance(error, NodeError) else NodeError(str(error)) from error
+        before.close()
+
+
+def name_of(number: int) -> str:
+    """Return what a node's certificate says."""
+    return f"node-{number}"

@@ -1,0 +1,1 @@
+"""Lets a head speak with a node through another one."""

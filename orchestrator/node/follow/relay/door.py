@@ -1,0 +1,150 @@
+"""The door through which a head comes in again, by way of a relay, while its SSH connection ends.
+
+A node waits at a free port, for as long as the head says. The first caller that proves to be the
+head takes the place of the SSH channel, and the port is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+
+from orchestrator.node.follow.relay.sealed import Sealed, context
+from orchestrator.node.peers.peers import listen
+from orchestrator.node.server.ports import Ports
+from orchestrator.node.server.visit import Refusal, RoomState
+from orchestrator.protocol.requests.follow import OpenDoor
+
+STRANGERS = 16  # who call and have proved nothing yet
+LATE_SECONDS = 5.0  # after the head has seen our proof, until its own one is here
+READ_BYTES = 1 << 16
+MOST_BYTES = 1 << 19  # that wait for one end before the other one is not read any more
+
+
+class Doors(RoomState):
+    """The one door of a visit."""
+
+    door: Door | None = None
+
+    def open(self, request: OpenDoor) -> int:
+        self.leave()
+        listener = listen(avoid=self.visit.of(Ports).number)
+        if listener is None:
+            raise Refusal("this node may not listen at any port")
+        self.door = Door(request, listener)
+        return self.door.port
+
+    def come_in(self) -> socket.socket:
+        """Return what reads as the head's words, and takes ours."""
+        if self.door is None:
+            raise Refusal("there is no door here")
+        return self.door.come_in()
+
+    def leave(self) -> None:
+        if self.door is not None:
+            self.door.close()
+            self.door = None
+
+
+class Door:
+    """A port, and who came in."""
+
+    def __init__(self, request: OpenDoor, listener: socket.socket) -> None:
+        self.context = context(request.identity, request.authority, calls=False)
+        self.deadline = time.monotonic() + request.seconds
+        self.listener = listener
+        self.port = int(self.listener.getsockname()[1])
+        self.places = threading.BoundedSemaphore(STRANGERS)
+        self.changing = threading.Lock()
+        self.guest: tuple[socket.socket, Sealed, bytes] | None = None
+        self.came = threading.Event()
+        threading.Thread(target=self.wait, daemon=True).start()
+
+    def wait(self) -> None:
+        """Let each caller prove itself, until one has, or it is time."""
+        with contextlib.suppress(OSError):  # closed
+            while (left := self.deadline - time.monotonic()) > 0 and not self.came.is_set():
+                self.listener.settimeout(left)
+                caller = self.listener.accept()[0]
+                if self.places.acquire(blocking=False):
+                    threading.Thread(target=self.hear, args=(caller,), daemon=True).start()
+                else:
+                    caller.close()
+        self.listener.close()
+
+    def hear(self, caller: socket.socket) -> None:
+        """Find out whether a caller is the head."""
+        sealed, said = Sealed(self.context), b""
+        try:
+            while not sealed.proved:
+                caller.settimeout(max(0.01, self.deadline - time.monotonic()))
+                data = caller.recv(READ_BYTES)
+                if not data:
+                    raise ConnectionResetError
+                said += sealed.open(data)
+                caller.sendall(sealed.due())
+        except OSError:
+            caller.close()
+        else:
+            self.let_in(caller, sealed, said)
+        finally:
+            self.places.release()
+
+    def let_in(self, caller: socket.socket, sealed: Sealed, said: bytes) -> None:
+        with self.changing:
+            if self.came.is_set():
+                caller.close()
+                return
+            self.guest = (caller, sealed, said)
+            self.came.set()
+        self.close()
+
+    def come_in(self) -> socket.socket:
+        """Have a thread carry between the head's connection and what is returned."""
+        if not self.came.wait(LATE_SECONDS) or self.guest is None:
+            raise Refusal("the head did not come through the relay")
+        (caller, sealed, said), self.guest = self.guest, None
+        ours, inner = socket.socketpair()
+        threading.Thread(target=carry, args=(caller, sealed, inner, said), daemon=True).start()
+        return ours
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)  # ends the thread that waits there
+        self.listener.close()
+
+
+def carry(outer: socket.socket, sealed: Sealed, inner: socket.socket, said: bytes) -> None:
+    """Carry between the sealed connection and the plain one until either ends."""
+    goes = b""
+    with outer, inner, contextlib.suppress(OSError):
+        for end in (outer, inner):
+            end.setblocking(False)
+        outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while True:
+            poll = select.poll()
+            poll.register(outer, wanted(reads=len(said) < MOST_BYTES, writes=bool(goes)))
+            poll.register(inner, wanted(reads=len(goes) < MOST_BYTES, writes=bool(said)))
+            ready = dict(poll.poll())
+            if goes and ready.get(outer.fileno(), 0) & ~select.POLLIN:
+                goes = goes[outer.send(goes) :]
+            if said and ready.get(inner.fileno(), 0) & ~select.POLLIN:
+                said = said[inner.send(said) :]
+            if ready.get(outer.fileno(), 0) & ~select.POLLOUT:
+                said += sealed.open(some(outer))
+            if ready.get(inner.fileno(), 0) & ~select.POLLOUT:
+                goes += sealed.seal(some(inner))
+
+
+def wanted(*, reads: bool, writes: bool) -> int:
+    return select.POLLIN * reads | select.POLLOUT * writes
+
+
+def some(end: socket.socket) -> bytes:
+    data = end.recv(READ_BYTES)
+    if not data:
+        raise ConnectionResetError
+    return data

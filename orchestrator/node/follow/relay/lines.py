@@ -1,0 +1,148 @@
+"""Passes on what the head and other nodes say to each other; reads none of it, as it is sealed."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from orchestrator.node.server.visit import Send
+from orchestrator.protocol.frames import CARRIED, CARRIED_CHUNK_BYTES, LOAD, WINDOW_BYTES, load
+from orchestrator.protocol.requests.follow import Place, Unreached
+
+TAKEN_BYTES = WINDOW_BYTES // 4  # written to a node before the head hears of it
+# The kernel asks a node that is silent for signs of life: it is lost after some seven seconds.
+SIGNS_OF_LIFE = (
+    (socket.SO_KEEPALIVE, socket.SOL_SOCKET, 1),
+    (socket.TCP_KEEPIDLE, socket.IPPROTO_TCP, 3),
+    (socket.TCP_KEEPINTVL, socket.IPPROTO_TCP, 1),
+    (socket.TCP_KEEPCNT, socket.IPPROTO_TCP, 4),
+    (socket.TCP_USER_TIMEOUT, socket.IPPROTO_TCP, 7000),
+    (socket.TCP_NODELAY, socket.IPPROTO_TCP, 1),
+)
+
+
+class Line:
+    """The connection to one node."""
+
+    def __init__(self, node: int, connection: socket.socket) -> None:
+        self.node = node
+        self.connection = connection
+        self.queue: deque[memoryview] = deque()
+        self.window = WINDOW_BYTES  # that the head still takes
+        self.written = 0  # since the head was told last
+
+    def flush(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self.queue:
+                sent = self.connection.send(self.queue[0])
+                self.written += sent
+                self.queue[0] = self.queue[0][sent:]
+                if not self.queue[0]:
+                    self.queue.popleft()
+
+    def tell_written(self, send: Send) -> None:
+        if self.written >= TAKEN_BYTES:
+            send(CARRIED, LOAD.pack(self.node, self.written, False))
+            self.written = 0
+
+
+class Lines:
+    """The connections to all nodes for which this one is the relay."""
+
+    waits: float | None = None
+    is_full = False  # no node has more than its window
+
+    def __init__(self) -> None:
+        self.lines: dict[int, Line] = {}  # by file descriptor
+        self.of_node: dict[int, Line] = {}
+
+    def call(self, places: Sequence[Place], seconds: float) -> tuple[Unreached, ...]:
+        """Connect to nodes, all at once; return those that were not reached."""
+        reached: dict[int, socket.socket] = {}
+        failed: dict[int, str] = {}
+
+        def call_one(place: Place) -> None:
+            try:
+                reached[place.number] = connect(place, seconds)
+            except OSError as error:
+                failed[place.number] = error.strerror or str(error)
+
+        threads = [threading.Thread(target=call_one, args=(place,)) for place in places]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for node, connection in reached.items():
+            self.lines[connection.fileno()] = self.of_node[node] = Line(node, connection)
+        return tuple(Unreached(number=node, why=why) for node, why in sorted(failed.items()))
+
+    def connect(self, send: Send) -> None:
+        pass
+
+    def register(self, poll: select.poll, *, reading: bool) -> None:
+        for fd, line in self.lines.items():
+            events = (select.POLLIN * (reading and line.window > 0)) | (
+                select.POLLOUT * bool(line.queue)
+            )
+            if events:
+                poll.register(fd, events)
+
+    def deliver(self, payload: bytes, send: Send) -> None:
+        """Pass on to a node what the head says."""
+        node, taken, over, data = load(payload)
+        line = self.of_node.get(node)
+        if line is None:
+            return  # it has hung up, and the head hears that
+        if over:
+            self.hang_up(line)
+            return
+        line.window += taken
+        if data:
+            line.queue.append(memoryview(data))
+            with contextlib.suppress(OSError):  # its end is on its way to us
+                line.flush()
+                line.tell_written(send)
+
+    def serve(self, fd: int, send: Send) -> None:
+        """Read from a node, and write what waits for it."""
+        line = self.lines.get(fd)
+        if line is None:
+            return
+        try:
+            line.flush()
+            line.tell_written(send)
+            if line.window <= 0:
+                return
+            data = line.connection.recv(min(line.window, CARRIED_CHUNK_BYTES))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.hang_up(line)
+        line.window -= len(data)
+        send(CARRIED, LOAD.pack(line.node, 0, not data), data)
+
+    def hang_up(self, line: Line) -> None:
+        del self.lines[line.connection.fileno()], self.of_node[line.node]
+        line.connection.close()
+
+
+def connect(place: Place, seconds: float) -> socket.socket:
+    """Connect to a node, at the first of its addresses that answers."""
+    error = OSError("no address is known")
+    for address in place.addresses:
+        try:
+            made = socket.create_connection((address, place.port), seconds)
+        except OSError as failed:
+            error = failed
+            continue
+        for option, level, value in SIGNS_OF_LIFE:
+            made.setsockopt(level, option, value)
+        made.setblocking(False)
+        return made
+    raise error

@@ -1,0 +1,250 @@
+"""Measure what nodes behind relays cost the head: 1,000 and 10,000 that answer the protocol.
+
+    python scripts/bench/relays.py [--leaves 1000 10000] [--in-a-process 500]
+
+The relays are processes of our own server, one for each 65 nodes, and the head is the real one. The
+nodes behind them are simulated, many in a process: each has the real door with its certificate, TLS
+and a port of its own, and answers. Nodes share the processors with the head, so `wall` is what all
+took, `head` the processor time of the head's process alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from ground import machine, progress, table
+
+from orchestrator.head.connect import fleet, tasks
+from orchestrator.head.connect.beats import beats
+from orchestrator.head.connect.channel import NodeChannel, Silent
+from orchestrator.head.connect.subprocess_transport import LocalTransport
+from orchestrator.head.follow.streams import relays
+from orchestrator.head.follow.streams.follower import TURN_SECONDS
+from orchestrator.head.follow.streams.relayed import RelayedConnection
+from orchestrator.node.follow.relay.door import Door
+from orchestrator.node.peers.peers import listen
+from orchestrator.node.server.visit import Refusal
+from orchestrator.protocol import frames
+from orchestrator.protocol.frames import JSON, Splitter
+from orchestrator.protocol.message import decode, encode
+from orchestrator.protocol.requests import follow
+from orchestrator.protocol.requests.request import Beat, Heartbeat
+from orchestrator.protocol.timing import RELAYED_BEAT
+from orchestrator.records.experiment import NodeRecord
+
+ROUNDS = 5
+REST_SECONDS = 30.0
+ANSWER_SECONDS = 60.0
+
+
+# -- the nodes ----------------------------------------------------------------------------------
+
+
+class Leaf:
+    """A simulated node: one channel, first to the head, then through a relay."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self.splitter = Splitter()
+        self.door: Door | None = None
+        self.next_beat = time.monotonic() + RELAYED_BEAT
+
+    def say(self, message: dict[str, Any]) -> None:
+        text = json.dumps(message).encode("ascii")
+        self.end.sendall(frames.header(JSON, len(text)) + text)
+
+    def serve(self, wanted: selectors.BaseSelector) -> None:
+        data = self.end.recv(1 << 16)
+        if not data:
+            wanted.unregister(self.end)
+            self.end.close()
+        for _, payload in self.splitter.feed(data):
+            self.answer(json.loads(payload), wanted)
+
+    def answer(self, asked: dict[str, Any], wanted: selectors.BaseSelector) -> None:
+        number, do = asked.pop("id"), asked.pop("do")
+        said: dict[str, Any] = {"time": time.time()} if do == Beat.do else {}
+        if do == follow.OpenDoor.do:
+            listener = listen(avoid=0)
+            assert listener is not None
+            self.door = Door(decode(follow.OpenDoor, asked), listener)
+            said = {"port": self.door.port}
+        try:
+            way = self.door.come_in() if do == follow.ComeIn.do and self.door else None
+        except Refusal as refusal:
+            self.say({"id": number, "error": str(refusal)})
+            return
+        self.say({"id": number, "ok": said})
+        if way is not None:
+            wanted.unregister(self.end)
+            self.end.close()
+            self.end, self.door = way, None
+            wanted.register(way, selectors.EVENT_READ, self)
+
+
+def be_leaves(path: str, count: int) -> None:
+    """Be so many nodes, until the head hangs up."""
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(path)
+    server.listen(count)
+    wanted = selectors.DefaultSelector()
+    leaves = [Leaf(server.accept()[0]) for _ in range(count)]
+    for leaf in leaves:
+        wanted.register(leaf.end, selectors.EVENT_READ, leaf)
+    while wanted.get_map():
+        for key, _ in wanted.select(1.0):
+            cast("Leaf", key.data).serve(wanted)
+        now = time.monotonic()
+        for leaf in leaves:
+            if now >= leaf.next_beat and leaf.end.fileno() >= 0:
+                leaf.next_beat = now + RELAYED_BEAT
+                leaf.say(encode(Heartbeat(beat=time.time())))
+
+
+# -- the head -----------------------------------------------------------------------------------
+
+
+class Direct(NodeChannel):
+    """The head's channel to a simulated node, as it is after the greeting."""
+
+    def __init__(self, path: str) -> None:
+        plain = socket.socket(socket.AF_UNIX)
+        while plain.connect_ex(path):
+            time.sleep(0.05)  # its process begins
+        end = tasks.Socket.of(plain)
+        self.connection = cast("Any", SimpleNamespace(address="127.0.0.1", close=end.close))
+        self.channel = cast("Any", end)
+        self.rest = memoryview(b"")
+        self.sending = tasks.Lock()
+        self.count, self.pending, self.patience = 0, {}, ANSWER_SECONDS
+
+    def _errors(self) -> str:
+        return ""
+
+
+def of_leaf(index: int) -> NodeRecord:
+    return NodeRecord(index, f"leaf{index}", "localhost", None, None, "127.0.0.1", "", index, 1)
+
+
+class Follower:
+    """Reads a channel as a job's follower does, until it ends."""
+
+    def __init__(self, channel: NodeChannel) -> None:
+        self.channel = channel
+        self.answered = 0
+        tasks.WORK.start(self.run)
+
+    def run(self) -> None:
+        while True:
+            try:
+                self.channel.message(time.monotonic() + TURN_SECONDS, "silent")
+                self.answered += 1
+            except Silent:
+                continue
+            except Exception:  # noqa: BLE001  the end of the bench
+                return
+
+
+@contextmanager
+def nodes(count: int, in_a_process: int) -> Iterator[list[relays.Open]]:
+    """Have so many simulated nodes, each with a channel to the head."""
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        opened: list[relays.Open] = []
+        while len(opened) < count:
+            some = min(in_a_process, count - len(opened))
+            path = f"{directory}/{len(opened)}"
+            command = [sys.executable, __file__, "--be", path, str(some)]
+            process = stack.enter_context(subprocess.Popen(command))
+            stack.callback(process.kill)
+            opened += [relays.Open(of_leaf(len(opened) + at), Direct(path)) for at in range(some)]
+        yield opened
+
+
+def measure(count: int, in_a_process: int) -> list[str]:
+    os.environ["ORCHESTRATOR_HOME"] = tempfile.mkdtemp()
+    with nodes(count, in_a_process) as opened:
+        progress(f"{count} nodes wait")
+        began, spent = time.monotonic(), time.process_time()
+        relays.hand_over(opened, LocalTransport(), progress)
+        over = time.monotonic() - began, time.process_time() - spent
+        behind = [o for o in opened if isinstance(o.channel.connection, RelayedConnection)]
+        progress(f"{len(behind)} are behind {count - len(behind)} relays")
+        rounds = sorted(gather(behind) for _ in range(ROUNDS))
+        wall, head = rounds[ROUNDS // 2]
+        rest = at_rest(behind)
+        size = memory_mb("VmRSS"), memory_mb("VmHWM")
+        for each in behind:
+            each.channel.connection.close()
+    return [
+        *(f"{count:,}", f"{count - len(behind):,}", f"{over[0]:.1f} s", f"{over[1]:.1f} s"),
+        *(
+            f"{wall:.2f} s",
+            f"{head:.2f} s",
+            f"{rest:.0%}",
+            f"{size[0]:.0f} MB",
+            f"{size[1]:.0f} MB",
+        ),
+    ]
+
+
+def gather(opened: Sequence[relays.Open]) -> tuple[float, float]:
+    """Ask all nodes and take all answers: seconds of all, and the head's own."""
+    began, spent = time.monotonic(), time.process_time()
+    answers = fleet.ask(cast("Any", opened), [Beat()] * len(opened), ANSWER_SECONDS)
+    assert not fleet.failures(opened, answers), fleet.failures(opened, answers)[0][1]
+    return time.monotonic() - began, time.process_time() - spent
+
+
+def at_rest(opened: Sequence[relays.Open]) -> float:
+    """Follow all nodes while nothing happens: the part of a core that this takes."""
+    followers = [Follower(each.channel) for each in opened]
+    for each in opened:
+        beats.keep(each.channel)
+    spent, began = time.process_time(), time.monotonic()
+    time.sleep(REST_SECONDS)
+    used = (time.process_time() - spent) / (time.monotonic() - began)
+    progress(f"{sum(each.answered for each in followers)} words came at rest")
+    return used
+
+
+def memory_mb(field: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure what nodes behind relays cost the head.")
+    parser.add_argument("--leaves", nargs="+", type=int, default=[1000, 10000])
+    parser.add_argument("--in-a-process", type=int, default=500)
+    parser.add_argument("--be", nargs=2, metavar=("PATH", "COUNT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if options.be:
+        be_leaves(options.be[0], int(options.be[1]))
+        return
+    heading = ["nodes", "relays", "handed over", "head", "all asked", "head", "at rest", "memory",
+               "at most"]  # fmt: skip
+    rows = [measure(count, options.in_a_process) for count in options.leaves]
+    print(f"{machine()}\n\n{table(heading, rows)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,326 @@
+"""Nodes behind a relay: real servers on this machine, real TLS between head and node."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import select
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.common.errors import NodeError
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.reach import serving
+from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessChannel
+from orchestrator.head.follow.streams import relayed, relays
+from orchestrator.head.follow.streams.authority import Authority
+from orchestrator.head.follow.streams.relayed import RelayedConnection, RelayedStream
+from orchestrator.node.follow.relay import door as doors
+from orchestrator.node.follow.relay.sealed import Sealed, context
+from orchestrator.protocol.frames import WINDOW_BYTES
+from orchestrator.protocol.message import Message
+from orchestrator.protocol.requests.follow import OpenDoor
+from orchestrator.protocol.requests.request import Beat, Request
+from orchestrator.protocol.requests.transfer import Files, Output
+from orchestrator.records.experiment import NodeRecord
+from tests.node.running import PATIENCE, wait_until
+
+LOCAL = LocalTransport()
+BIG = os.urandom(WINDOW_BYTES * 3)
+
+
+def node_of(index: int, address: str = "127.0.0.1") -> NodeRecord:
+    return NodeRecord(index, f"node{index}", "localhost", None, None, address, "", index, 1)
+
+
+@pytest.fixture
+def open_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[int], list[relays.Open]]]:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    made: list[relays.Open] = []
+
+    def make(count: int) -> list[relays.Open]:
+        made.extend(relays.Open(node_of(at), serving(LOCAL, node_of(at))) for at in range(count))
+        return made
+
+    yield make
+    for each in made:
+        each.channel.connection.close()
+
+
+@pytest.fixture
+def behind(open_nodes: Callable[[int], list[relays.Open]]) -> list[relays.Open]:
+    """Three nodes, the first of which is the relay of the others."""
+    said: list[str] = []
+    opened = open_nodes(3)
+    relays.hand_over(opened, LOCAL, said.append)
+    assert said == ["2 nodes are followed through 1 other"]
+    assert [is_relayed(each) for each in opened] == [False, True, True]
+    return opened
+
+
+def is_relayed(each: relays.Open) -> bool:
+    return isinstance(each.channel.connection, RelayedConnection)
+
+
+def stream_of(each: relays.Open) -> RelayedStream:
+    return cast("RelayedStream", each.channel.channel)
+
+
+def server_pid(channel: NodeChannel) -> int:
+    """The process at the other end of a channel that no relay carries."""
+    process = cast("ProcessChannel", channel.channel).process
+    assert process is not None
+    return process.pid
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def ask(each: relays.Open, request: Request[Any]) -> Message:
+    return cast("Message", each.channel.ask(request, PATIENCE))
+
+
+def test_what_is_large_passes_in_both_directions(
+    behind: Sequence[relays.Open], tmp_path: Path
+) -> None:
+    """Neither end sends more than a window ahead, and every byte arrives."""
+    (tmp_path / "big").write_bytes(BIG)
+    for each in behind[1:]:
+        each.channel.put(BIG, PATIENCE)
+        ask(each, Beat())  # answered after all that came before
+        listed = each.channel.ask(Files(path=str(tmp_path / "big"), directory="/"), PATIENCE)
+        offsets = range(0, len(BIG), 1 << 19)
+        asked = [Output(place=listed.place, path="big", offset=offset) for offset in offsets]
+        numbers = [each.channel.post(request) for request in asked]
+        pairs = zip(numbers, asked, strict=True)
+        answers = [each.channel.wait_for(number, request, PATIENCE) for number, request in pairs]
+        assert sha(b"".join(answer.data for answer in answers)) == sha(BIG)
+
+
+def test_one_that_is_not_read_holds_up_no_other(
+    behind: Sequence[relays.Open], tmp_path: Path
+) -> None:
+    (tmp_path / "big").write_bytes(BIG)
+    _, slow, quick = behind
+    listed = slow.channel.ask(Files(path=str(tmp_path / "big"), directory="/"), PATIENCE)
+    for _ in range(20):
+        slow.channel.post(Output(place=listed.place, path="big", offset=0))
+    stream = stream_of(slow)
+    full = WINDOW_BYTES - stream.taken
+    wait_until(lambda: sum(map(len, stream.came)) == full, "a full window")
+    for _ in range(3):
+        ask(quick, Beat())
+    assert sum(map(len, stream.came)) == full
+
+
+def test_a_relay_that_is_killed_is_named(behind: Sequence[relays.Open]) -> None:
+    relay = stream_of(behind[1]).relay
+    os.killpg(server_pid(relay.channel), signal.SIGKILL)
+    for each in behind[1:]:
+        with pytest.raises(NodeError, match="its relay node0 is lost"):
+            ask(each, Beat())
+    ask(behind[0], Beat())  # its own channel is another
+
+
+def test_a_relay_that_is_silent_is_lost(
+    open_nodes: Callable[[int], list[relays.Open]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relayed, "HEAD_PATIENCE_SECONDS", 3.0)
+    opened = open_nodes(2)
+    relays.hand_over(opened, LOCAL, print)
+    pid = server_pid(stream_of(opened[1]).relay.channel)
+    os.killpg(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(NodeError, match="its relay node0 is lost: no word for 3 s"):
+            ask(opened[1], Beat())
+    finally:
+        os.killpg(pid, signal.SIGCONT)
+
+
+def test_a_node_whose_server_ends_is_lost_alone(
+    open_nodes: Callable[[int], list[relays.Open]],
+) -> None:
+    opened = open_nodes(3)
+    pid = server_pid(opened[1].channel)
+    relays.hand_over(opened, LOCAL, print)
+    os.killpg(pid, signal.SIGKILL)
+    with pytest.raises(NodeError, match="its relay lost it"):
+        ask(opened[1], Beat())
+    ask(opened[2], Beat())
+
+
+def test_the_relay_goes_with_the_last_node_behind_it(behind: Sequence[relays.Open]) -> None:
+    channel = stream_of(behind[1]).relay.channel
+    process = cast("ProcessChannel", channel.channel).process
+    assert process is not None
+    behind[1].channel.connection.close()
+    assert process.poll() is None
+    behind[2].channel.connection.close()
+    assert process.wait(PATIENCE) == 0
+
+
+def test_a_node_that_the_relay_does_not_reach_stays_as_it_is(
+    open_nodes: Callable[[int], list[relays.Open]],
+) -> None:
+    opened = open_nodes(3)
+    opened[2] = replace(opened[2], node=node_of(2, "192.0.2.1"))  # nobody has this address
+    said: list[str] = []
+    unroutable = opened[2].addresses
+    assert unroutable == ("192.0.2.1",)
+    relays.hand_over(opened, LOCAL, said.append)
+    assert sum(map(is_relayed, opened)) == 1
+    assert said[1] == "1 node of 2 cannot be reached through another one:"
+    assert "does not reach it" in said[2]
+    for each in opened:
+        ask(each, Beat())
+
+
+def test_a_relay_that_leads_elsewhere_is_found_out(
+    open_nodes: Callable[[int], list[relays.Open]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It connects the head with another node than the one that it wants: they stay as they are."""
+    opened = open_nodes(3)
+    honest = relays.Switch.open_door
+    found: dict[int, Any] = {}
+    all_open = threading.Barrier(2)
+
+    def crossed(self: relays.Switch, each: relays.Open) -> Any:
+        found[each.node.index] = honest(self, each)
+        all_open.wait(PATIENCE)
+        [other] = [place for index, place in found.items() if index != each.node.index]
+        return found[each.node.index].replace(port=other.port)
+
+    monkeypatch.setattr(relays.Switch, "open_door", crossed)
+    said: list[str] = []
+    relays.hand_over(opened, LOCAL, said.append)
+    assert not any(map(is_relayed, opened))
+    assert "certificate" in "\n".join(said)
+    for each in opened:
+        ask(each, Beat())
+
+
+def test_a_second_hand_over_leaves_those_that_are_behind_a_relay(
+    behind: Sequence[relays.Open],
+) -> None:
+    streams = [stream_of(each) for each in behind[1:]]
+    relays.hand_over(behind, LOCAL, print)
+    assert [stream_of(each) for each in behind[1:]] == streams
+
+
+def test_neighbours_are_behind_one_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relays, "BEHIND", 2)
+    channel = cast("Any", SimpleNamespace(connection=SimpleNamespace(address="")))
+    opened = [relays.Open(node_of(at, f"10.0.{at % 2}.{at}"), channel) for at in range(6)]
+    numbers = [[each.node.index for each in group] for group in relays.groups(opened)]
+    assert numbers == [[0, 2, 4], [1, 3, 5]]
+    sizes = [len(group) for group in relays.groups(opened[:5])]
+    assert sizes == [2, 3]
+
+
+# -- the door -----------------------------------------------------------------------------------
+
+
+class Knocking:
+    """A door as a node has it, and ways to call there."""
+
+    def __init__(self, seconds: float = PATIENCE) -> None:
+        self.authority = Authority()
+        request = OpenDoor(
+            identity=self.authority.identity("node-1"),
+            authority=self.authority.certificate,
+            seconds=seconds,
+        )
+        listener = doors.listen(avoid=0)
+        assert listener is not None
+        self.door = doors.Door(request, listener)
+
+    def call(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.door.port), PATIENCE)
+
+    def prove(self, identity: str, name: str = "node-1") -> None:
+        """Do what the head does, with this certificate; read until the door hangs up."""
+        mine = Sealed(context(identity, self.authority.certificate, calls=True), name)
+        with self.call() as caller:
+            mine.open(b"")
+            caller.sendall(mine.due())
+            while not mine.proved:
+                mine.open(some(caller))
+                caller.sendall(mine.due())
+            caller.sendall(mine.seal(b"it is me"))
+            mine.open(some(caller))
+
+    def come(self) -> socket.socket:
+        """Come in as the head."""
+        head = self.authority.identity("head", calls=True)
+
+        def prove() -> None:
+            with contextlib.suppress(OSError):  # the end of the test
+                self.prove(head)
+
+        threading.Thread(target=prove, daemon=True).start()
+        return self.door.come_in()
+
+
+def some(caller: socket.socket) -> bytes:
+    data = caller.recv(1 << 16)
+    if not data:
+        raise ConnectionResetError
+    return data
+
+
+def test_nobody_but_the_head_comes_in() -> None:
+    knocking = Knocking()
+    other, door = Authority(), knocking.door
+    with knocking.call() as silent, knocking.call() as loud:
+        loud.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+        for stranger in (
+            other.identity("head", calls=True),  # signed by somebody else
+            knocking.authority.identity("node-2"),  # another node of the job
+        ):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                knocking.prove(stranger)
+        with pytest.raises(ssl.SSLCertVerificationError):  # the head would see another node
+            knocking.prove(knocking.authority.identity("head", calls=True), "node-2")
+        assert not door.came.is_set()
+        way = knocking.come()
+        assert way.recv(100) == b"it is me"
+        with pytest.raises(OSError):
+            knocking.call()
+        silent.settimeout(0)
+    way.close()
+
+
+def test_a_crowd_of_strangers_is_sent_away_and_the_head_comes_in_later() -> None:
+    knocking = Knocking()
+    crowd = [knocking.call() for _ in range(doors.STRANGERS + 4)]
+    poll = select.poll()
+    for each in crowd:
+        poll.register(each, select.POLLIN)
+    wait_until(lambda: len(poll.poll(0)) == 4, "the last ones being sent away")
+    for each in crowd:
+        each.close()
+    wait_until(lambda: knocking.door.places._value == doors.STRANGERS, "room at the door")
+    assert knocking.come().recv(100) == b"it is me"
+
+
+def test_a_door_is_closed_when_it_is_time() -> None:
+    knocking = Knocking(seconds=0.2)
+    began = time.monotonic()
+    wait_until(lambda: knocking.door.listener.fileno() < 0, "the end of the door")
+    assert time.monotonic() - began >= 0.1
+    with pytest.raises(OSError):
+        knocking.call()
