@@ -99,9 +99,15 @@ def test_a_job_behind_a_relay_that_is_killed(head: Head) -> None:
     cluster.exec(0, ["kill", "-KILL", relay])
     command.wait_for(r"node 1 .*is back")
     assert established(1, *ssh)
+    os.kill(command.process.pid, signal.SIGKILL)
+    command.finish()
+    attached = head.command("orchestrator", "attach")
+    attached.wait_for("1 node is followed through 1 other")
+    attached.wait_for(r"node1 rank1 \| line")
+    assert not established(1, *ssh)
     (head.directory / "stop").touch()
-    assert command.finish() == 0, command.text
-    assert all(numbered(head, node, node) for node in (0, 1)), command.text
+    assert attached.finish() == 0, attached.text
+    assert all(numbered(head, node, node) for node in (0, 1)), attached.text
 
 
 def test_a_killed_head_and_an_attach_that_goes_on(head: Head) -> None:

@@ -147,6 +147,12 @@ class RelayChannel:
         self.name = name
         self.channel = channel
         self.streams: dict[int, RelayedStream] = {}
+        self.filling = True  # more nodes may come
+
+    def full(self) -> None:
+        """Know that no more nodes come: the relay goes with the last one."""
+        self.filling = False
+        self._go_if_unneeded()
 
     def add(self, node: int, sealed: Sealed) -> RelayedStream:
         stream = self.streams[node] = RelayedStream(self, node, sealed)
@@ -194,6 +200,9 @@ class RelayChannel:
             return
         with contextlib.suppress(OSError):
             self.send(Load(node, 0, True, b""))
-        if not self.streams:
+        self._go_if_unneeded()
+
+    def _go_if_unneeded(self) -> None:
+        if not self.streams and not self.filling:
             self.channel.close()
             self.channel.connection.close()

@@ -133,8 +133,7 @@ class Switch:
         entered = fleet.everywhere(
             list(zip(entering, doors, strict=True)), lambda pair: pair[0].come_in(pair[1])
         )
-        if not channel.streams:
-            channel.channel.connection.close()
+        channel.full()
         return [(node, error.what) for node, error in fleet.failures(behind, entered)]
 
     def open_door(self, each: Open) -> Place:

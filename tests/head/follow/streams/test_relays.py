@@ -213,6 +213,38 @@ def test_a_relay_that_leads_elsewhere_is_found_out(
         ask(each, Beat())
 
 
+def test_the_first_that_does_not_come_in_takes_no_other_with_it(
+    open_nodes: Callable[[int], list[relays.Open]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The relay stays while others are on their way."""
+    opened = open_nodes(3)
+    first_is_over = threading.Event()
+    meet = RelayedStream.meet
+
+    def one_fails(self: RelayedStream, seconds: float) -> None:
+        if self.node == 1:
+            self.close()
+            first_is_over.set()
+            raise OSError("it does not come")
+        first_is_over.wait(PATIENCE)
+        self.relay.streams[self.node] = self
+        meet(self, seconds)
+
+    monkeypatch.setattr(RelayedStream, "meet", one_fails)
+    add = relayed.RelayChannel.add
+
+    def added(self: relayed.RelayChannel, node: int, sealed: Sealed) -> RelayedStream:
+        stream = add(self, node, sealed)
+        if node == 2:
+            del self.streams[node]  # as where it is not that far
+        return stream
+
+    monkeypatch.setattr(relayed.RelayChannel, "add", added)
+    relays.hand_over(opened, LOCAL, print)
+    assert [is_relayed(each) for each in opened] == [False, False, True]
+    ask(opened[2], Beat())
+
+
 def test_a_second_hand_over_leaves_those_that_are_behind_a_relay(
     behind: Sequence[relays.Open],
 ) -> None:
