@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -100,6 +101,33 @@ def test_a_port_that_cannot_be_listened_at_is_left_to_torchrun(
     listening = fast_torchrun.listen(of_node_0(port, 64))
     assert listening is not None
     os.close(listening)
+
+
+@pytest.mark.parametrize(
+    ("version", "can"),
+    [
+        ("__version__ = '2.13.0+cpu'", True),
+        ("from typing import Optional\n__version__ = '2.8.0a0+5228986c39.nv25.5'", True),
+        ("__version__ = '10.0.1'", True),
+        ("__version__ = '2.7.1'", False),
+        ("__version__ = '2.4.0'", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_an_older_store_opens_its_port_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, can: bool
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").touch()
+    if version is not None:
+        (tmp_path / "torch/version.py").write_text(version)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    [port] = free_ports(1)
+    listening = fast_torchrun.listen(of_node_0(port))
+    assert (listening is not None) == can
+    if listening is not None:
+        os.close(listening)
 
 
 def test_torchrun_asks_no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ PATIENCE_SECONDS = 60.0
 # Between two tries, at least and at most: 1,024 nodes are 200,000 packets a second at the least.
 TRY_SECONDS = (0.005, 0.25)
 SHARE_OF_WAIT = 0.05  # of the time waited so far, until the next try
+TAKES_A_DESCRIPTOR = (2, 8)  # torch's store, since then; from 2.4 on it had refused one
 OUT_OF_THE_WAY = 100  # a descriptor's number, or a higher one
 QUEUE = "/proc/sys/net/core/somaxconn"  # how many connections may wait until they are accepted
 STATIC = "torch.distributed.elastic.rendezvous.static_tcp_rendezvous"
@@ -59,6 +60,8 @@ def listen(given: dict[str, str]) -> int | None:
     family = socket.AF_INET6 if dual else socket.AF_INET
     address = ("", int(given["--master-port"]))
     try:
+        if torch_version() < TAKES_A_DESCRIPTOR:
+            return None
         with open(QUEUE, encoding="ascii") as file:
             room = int(file.read())
         if 2 * int(given["--nnodes"]) > room:
@@ -69,6 +72,16 @@ def listen(given: dict[str, str]) -> int | None:
             return fcntl.fcntl(server, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
     except (OSError, ValueError):
         return None  # torchrun will try, and say what is wrong
+
+
+def torch_version() -> tuple[int, ...]:
+    """Return the first two numbers of torch's version, as its file has them, without an import."""
+    found = importlib.machinery.PathFinder.find_spec("torch")
+    if found is None or not found.origin:
+        return ()
+    with open(os.path.join(os.path.dirname(found.origin), "version.py"), encoding="utf-8") as file:
+        version = file.read().partition("__version__ = ")[2].lstrip("'\"")
+    return tuple(int(number) for number in version.split(".")[:2])
 
 
 def begin_path_here() -> None:
