@@ -290,16 +290,6 @@ def test_logins_do_without_the_parts_of_paramiko_that_nobody_uses() -> None:
     assert not loaded & {"asyncio", "unittest.mock", "invoke.tasks"}
 
 
-def test_the_head_never_loads_torch() -> None:
-    """It is not installed there; only the engine and the programs of the user need it."""
-    names = [".".join(path.with_suffix("").relative_to(ROOT).parts) for path in FILES]
-    own = (".engine", ".distributed", "__main__")
-    names = [name for name in names if not any(word in name for word in own)]
-    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\n"
-    code += "assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code, *names], check=True)
-
-
 # -- one way to the terminal -------------------------------------------------------------------
 
 # Who may write there: these clean what they write, or write nothing but words of our own.

@@ -5,7 +5,6 @@ Shipped to the nodes: the standard library alone, and Python 3.9.
 
 from __future__ import annotations
 
-import ipaddress
 import itertools
 import os
 import re
@@ -131,6 +130,8 @@ def out_of_url(host: str) -> str:
 
 def is_this_machine(host: str, more: Collection[str] = ()) -> bool:
     """Tell whether a Host header is an address or a name of this machine: no DNS rebinding."""
+    import ipaddress  # not for a node's server
+
     name = host.strip().lower()
     if name.startswith("["):
         name = name[1:].partition("]")[0]
@@ -147,6 +148,8 @@ def is_this_machine(host: str, more: Collection[str] = ()) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Tell whether only this machine reaches an address or name."""
+    import ipaddress
+
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import stat
 import sys
 import zlib
@@ -77,6 +76,8 @@ def ask(nonce):
 
 def provide(packed, checksum, library):
     """Unpack the library; what is there of it is damaged, or somebody else was faster."""
+    import shutil  # 4 ms, and seldom needed
+
     new, damaged = hidden(library), hidden(library)
     try:
         unpack(json.loads(zlib.decompress(packed).decode("ascii")), new)
@@ -112,16 +113,28 @@ def is_sound(library, checksum):
                 status = os.lstat(path)
                 if not stat.S_ISDIR(status.st_mode) or others(status):
                     return False
-            for path in [os.path.join(directory, name) for name in files]:
-                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-                with open(descriptor, "rb") as file:
-                    if others(os.fstat(descriptor)):
-                        return False
-                    name = os.path.relpath(path, library).encode("utf-8")
-                    total += zlib.crc32(file.read(), zlib.crc32(name))
+            below = directory[len(library) + 1 :] + "/" if directory != library else ""
+            for name in files:
+                data = content(os.path.join(directory, name))
+                if data is None:
+                    return False
+                total += zlib.crc32(data, zlib.crc32((below + name).encode("utf-8")))
     except OSError:
         return False
     return total == checksum
+
+
+def content(path):
+    """Return what is in a file that nobody else may write; without the objects of open(), 20 us."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(descriptor)
+        if others(status):
+            return None
+        data = os.read(descriptor, status.st_size)
+        return data if len(data) == status.st_size else None
+    finally:
+        os.close(descriptor)
 
 
 def unpack(files, new):

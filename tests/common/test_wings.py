@@ -16,6 +16,7 @@ from tests.launching import BIN, Command
 
 HOUSE = Path(orchestrator.__file__).parent
 OF_WINGS = ("jinja2", "textual", "starlette", "uvicorn", "torch")
+ALONE = ("__main__", "fast_torchrun")  # run, never imported
 # What Python runs first: as if these packages were not installed.
 WITHOUT = f"""
 import sys
@@ -33,14 +34,28 @@ def without(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": f"{tmp_path}:{HOUSE.parent}"}
 
 
-def test_the_core_is_imported_without_what_its_wings_need(without: dict[str, str]) -> None:
-    paths = (path.relative_to(HOUSE.parent) for path in HOUSE.rglob("*.py"))
-    core = [path for path in paths if path.parts[1] not in ("views", "engine", "distributed.py")]
-    names = [".".join(path.with_suffix("").parts) for path in core]
-    names = [name for name in names if not name.endswith(("__main__", "fast_torchrun"))]
-    assert len(names) > 200
-    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
-    subprocess.run([sys.executable, "-c", code, *names], env=without, check=True)
+IMPORT = """
+import importlib, sys
+wing = sys.argv.index("views")
+for name in sys.argv[1:wing]: importlib.import_module(name)
+del sys.meta_path[0]
+for name in sys.argv[wing + 1:]: importlib.import_module(name)
+assert "torch" not in sys.modules
+"""
+
+
+def test_the_core_is_imported_without_what_its_wings_need_and_views_without_torch(
+    without: dict[str, str],
+) -> None:
+    """A head has no torch: only the engine and the programs of the user need it."""
+    core, views = [], []
+    for path in HOUSE.rglob("*.py"):
+        parts = path.relative_to(HOUSE.parent).with_suffix("").parts
+        if parts[1] not in ("engine", "distributed") and parts[-1] not in ALONE:
+            (views if parts[1] == "views" else core).append(".".join(parts))
+    assert len(core) > 200 and len(views) > 20
+    words = [sys.executable, "-c", IMPORT, *core, "views", *views]
+    subprocess.run(words, env=without, check=True)
 
 
 def test_the_dashboard_says_what_is_missing(without: dict[str, str], tmp_path: Path) -> None:

@@ -158,8 +158,7 @@ class NodeChannel:
         install = f"{installer()}\ninstall({ours.digest!r}, {ours.checksum}, {self.nonce!r})\n"
         install = install.ljust(MORE_THAN_A_BLOCK_BYTES, "\n")
         with contextlib.suppress(NodeError):  # it left at once; begin() hears why
-            first = server_command.preamble(environment)
-            self._send(first + install.encode() + b"\0")
+            self._send(server_command.preamble(environment) + server_command.sized(install))
 
     def begin(self, timeout: float) -> None:
         """Wait for the server's greeting, and send it the library if it has none."""

@@ -57,6 +57,8 @@ READ_PROGRAM = (
     f'f.readline(9).strip()==b"{FIRST}"or sys.exit(print("{TAKEN}"));'
     'exec(b"".join(iter(lambda:f.read(1)or exit(9),bytes(1))))'
 )
+# Comes first: what follows it is as long as this says, and is not read byte by byte, 6 ms.
+READ_SIZED = "d=b''\nwhile len(d)<{size}:d+=f.read({size}-len(d))or exit(9)\nexec(d)\0"
 # Runs the script that comes first on standard input, in a line, because csh takes no long words.
 # bash is what activation scripts are written for.
 ACTIVATED = (
@@ -244,6 +246,12 @@ def preamble(environment: Environment) -> bytes:
     """Return what goes before our program on standard input."""
     script = encoded(ACTIVATE).encode() + b"\n"
     return (FIRST_LINE + script if environment.activate else b"") + FIRST_LINE
+
+
+def sized(program: str) -> bytes:
+    """Return our program as READ_PROGRAM reads it."""
+    data = program.encode()
+    return READ_SIZED.format(size=len(data)).encode() + data
 
 
 def encoded(text: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import select
-import subprocess
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -22,8 +21,8 @@ from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.timing import SERVER_PATIENCE
 
 if TYPE_CHECKING:
-    import select
     import socket
+    import subprocess
 
     from orchestrator.node.job.hang import Activity
     from orchestrator.node.server.stream import FileStreamer

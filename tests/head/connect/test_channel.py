@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from termios import FIONREAD
 
 import pytest
 
@@ -20,7 +22,7 @@ from orchestrator.head.connect import beats, channel, server_command
 from orchestrator.head.connect import reach as reaching
 from orchestrator.head.connect.channel import NodeChannel, library
 from orchestrator.head.connect.reach import ask_once, open_channel, reach
-from orchestrator.head.connect.server_command import READ_PROGRAM, quote
+from orchestrator.head.connect.server_command import FIRST_LINE, READ_PROGRAM, quote, sized
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
 from orchestrator.head.nodes.environment import Environment
@@ -69,6 +71,22 @@ def test_any_login_shell_takes_a_quoted_word_as_it_is() -> None:
             command = f"exec /usr/bin/printf '<%s>' {quote(word)}"
             run = subprocess.run([shell, "-c", command], stdout=subprocess.PIPE, check=False)
             assert run.stdout.decode() == f"<{word}>", shell
+
+
+def test_a_program_may_come_in_pieces_and_what_follows_it_is_left() -> None:
+    """As a link brings it, and a pipe of 64 KB."""
+    program = f"print({'é' * 99_000!r} == 99_000 * 'é', f.read(4))"
+    data = FIRST_LINE + sized(program) + b"next"
+    words = [sys.executable, "-Xutf8", "-c", READ_PROGRAM]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reading:
+        assert reading.stdin is not None and reading.stdout is not None
+        for begin in range(0, len(data), 70_000):
+            reading.stdin.write(data[begin : begin + 70_000])
+            reading.stdin.flush()
+            while any(fcntl.ioctl(reading.stdin, FIONREAD, bytes(4))):
+                assert reading.poll() is None
+                time.sleep(0.001)
+        assert reading.stdout.read() == b"True b'next'\n"
 
 
 @pytest.mark.parametrize(
