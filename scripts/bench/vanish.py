@@ -91,6 +91,7 @@ class Bench:
     def __init__(self, cluster: NetnsCluster, work: Path, dice: random.Random) -> None:
         self.cluster, self.dice = cluster, dice
         self.head = Head(cluster, work)
+        self.patience = max(10, cluster.size // 2)  # all share this machine's processors
         self.took = dict.fromkeys(PHASES, 1.0)  # seconds of a phase, as the last one took
         self.calm()
 
@@ -111,7 +112,7 @@ class Bench:
     def launch(self) -> Command:
         return self.head.launch(
             *("--no-torchrun", "--sync", "off", "--grace", "1", "--name", "vanish"),
-            *("--node-loss-timeout", f"{LEASE:g}", "--connect-timeout", "30"),
+            *("--node-loss-timeout", f"{LEASE:g}", "--connect-timeout", str(self.patience)),
             *("sleep", "1000"),
         )
 
