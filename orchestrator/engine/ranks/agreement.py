@@ -111,7 +111,8 @@ def hash_there(value: Tensor) -> Tensor:
     data = value.detach().contiguous().reshape(-1).view(torch.uint8)
     total = torch.zeros((), dtype=torch.int64, device=data.device)
     for piece in numbers_of(data):
-        total = total * BETWEEN_PIECES + (piece * odd_numbers(piece.device)[: piece.numel()]).sum()
+        odd = odd_numbers(piece.device, 1 << max(piece.numel() - 1, 1023).bit_length())
+        total = total * BETWEEN_PIECES + (piece * odd[: piece.numel()]).sum()
     return total
 
 
@@ -122,10 +123,11 @@ def numbers_of(data: Tensor) -> Sequence[Tensor]:
 
 
 @functools.cache
-def odd_numbers(device: torch.device) -> Tensor:
+def odd_numbers(device: torch.device, count: int) -> Tensor:
+    """Return the first `count`, always the same ones; all of them would cost each rank 30 ms."""
     generator = torch.Generator().manual_seed(0)
-    numbers = torch.randint(-(1 << 62), 1 << 62, (NUMBERS_AT_ONCE,), generator=generator) * 2 + 1
-    return numbers.to(device)
+    numbers = torch.randint(-(1 << 62), 1 << 62, (count,), generator=generator)
+    return numbers.mul_(2).add_(1).to(device)
 
 
 # -- tensors that have not changed since they were copied ------------------------------------------

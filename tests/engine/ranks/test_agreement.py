@@ -39,6 +39,15 @@ def test_a_hash_sees_places_pieces_and_every_dtype(monkeypatch: pytest.MonkeyPat
         assert agreement.hash_of(torch.ones((), dtype=dtype)) != 0
 
 
+def test_a_small_tensor_needs_few_weights_and_they_are_the_first_of_all() -> None:
+    few, many = (agreement.odd_numbers(torch.device("cpu"), count) for count in (1 << 10, 1 << 14))
+    assert torch.equal(few, many[: 1 << 10]) and bool((many % 2 == 1).all())
+    agreement.odd_numbers.cache_clear()
+    for numel in (1, 1024, 1025, 5000):
+        agreement.hash_of(torch.zeros(numel, dtype=torch.int64))
+    assert agreement.odd_numbers.cache_info().currsize == 3  # of 1024, 2048 and 8192
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
