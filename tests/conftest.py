@@ -23,7 +23,7 @@ import pytest
 from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces, require_sshd
-from tests.gears import EXAMPLES, FIRST_GEAR_SHARE, dealt, gear, none_in_first_gear
+from tests.gears import EXAMPLES, SHARE, dealt, gear, none_in_first_gear
 from tests.launching import Head
 from tests.rows import as_one
 
@@ -40,7 +40,7 @@ os.environ["ORCHESTRATOR_HOME"] = tempfile.mkdtemp(prefix="orch-tests-")
 atexit.register(shutil.rmtree, os.environ["ORCHESTRATOR_HOME"], ignore_errors=True)
 # How long one example takes says nothing on a machine that does other work.
 # The same examples in every run: a suite that is red by chance helps nobody.
-for name, share in (("first gear", FIRST_GEAR_SHARE), ("all", 1)):
+for name, share in (("gear", SHARE), ("all", 1)):
     hypothesis.settings.register_profile(
         name, max_examples=EXAMPLES // share, deadline=None, derandomize=True
     )
@@ -53,7 +53,7 @@ for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    hypothesis.settings.load_profile("first gear" if config.option.markexpr == "fast" else "all")
+    hypothesis.settings.load_profile("gear" if config.option.markexpr else "all")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 
 EXAMPLES = 100  # of a property that names no number
-FIRST_GEAR_SHARE = 5  # the first gear tries one example of so many
+SHARE = 5  # the first two gears try one example of so many
 
 # Fixtures: whoever uses one of these waits for real hosts, for a job with its supervisor, for a
 # node's program or for ranks that import torch.
@@ -255,7 +255,7 @@ WHOLE_FILES = [entry for entry in (*SLOW, *LONG) if "::" not in entry]  # and wh
 
 
 def examples(number: int) -> int:
-    """How many examples of a property are tried, where the gears with clusters try `number`."""
+    """How many examples of a property are tried, where the last gear tries `number`."""
     return max(number * hypothesis.settings().max_examples // EXAMPLES, 1)
 
 

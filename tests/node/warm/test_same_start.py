@@ -10,7 +10,7 @@ from tests.node.warm.conftest import WarmNode
 from tests.node.warm.same_start import a_round
 
 MANY = int(os.environ.get("DRAWS", "40"))
-FEW = 3
+FEW = 1
 
 
 def check(node: WarmNode, seed: int) -> list[bool]:
