@@ -164,9 +164,8 @@ def fleeting(answer: Claimed) -> bool:
 def foreseen(request: Request, nodes: Sequence[Reached]) -> list[str]:
     """Say of which nodes others have what the launch wants, as it is now; take nothing."""
     wanted = [(node, wish) for node in nodes if (wish := wish_of(request, node))]
-    books = fleet.ask(
-        [node for node, _ in wanted], [ReadBook(wish=wish) for _, wish in wanted], ANSWER_SECONDS
-    )
+    requests = [ReadBook(wish=wish, programs=True) for _, wish in wanted]
+    books = fleet.ask([node for node, _ in wanted], requests, ANSWER_SECONDS)
     few: dict[str, str] = {}
     for (node, _), book in zip(wanted, books, strict=True):
         if isinstance(book, Page) and book.free < book.wants:

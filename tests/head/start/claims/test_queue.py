@@ -15,12 +15,13 @@ import pytest
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.launch import LaunchArguments, Where, moment_of
 from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.start.claims import claims
 from orchestrator.head.start.claims.claims import Occupied
 from orchestrator.head.start.claims.queue import Place, Queue, not_yet
 from orchestrator.head.start.nodes import ListedNodes, Nodes
 from orchestrator.head.start.request import resolve
 from orchestrator.protocol.facts import Policy
-from orchestrator.protocol.requests.claims import WAITING, Entry
+from orchestrator.protocol.requests.claims import WAITING, Entry, Wish
 from orchestrator.protocol.requests.start import Claim, Claimed, Page, ReadBook, Unclaim, Wait
 from orchestrator.records import experiments
 from orchestrator.records.experiment import JobRecord
@@ -141,6 +142,13 @@ def test_who_goes_on_keeps_the_rules(most: int) -> None:
     with pytest.raises(Occupied, match="the rules: your jobs have 4 already"):
         line.hold()
     assert isinstance(node.asked[-1], Unclaim)
+
+
+def test_a_dry_run_foresees_programs_on_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "wish_of", lambda *_: Wish())
+    node = SimpleNamespace(node=SimpleNamespace(name="a"), channel=Node(strangers=1))
+    (line,) = claims.foreseen(cast("Any", None), [cast("Any", node)])
+    assert "3 of 8 free" in line and "a launch would be refused" in line
 
 
 class Books:
