@@ -22,7 +22,7 @@ from orchestrator.head.commands.sweep.slot import Slot
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
 
-SWEEP, JOURNAL, SLOTS, LEADER = "sweep.json", "journal.jsonl", "slots", ".head"
+SWEEP, JOURNAL, SLOTS = "sweep.json", "journal.jsonl", "slots"
 
 
 @dataclass

@@ -20,7 +20,6 @@ VARIABLE = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 WHOLE = re.compile(r"(-?\d{1,15})\.\.(-?\d{1,15})")
 BETWEEN = re.compile(r"(uniform|log)\(([^,]+),([^,]+)\)")
 MOST_MEMBERS = 1_000_000
-WAYS = ("args", "env", "hydra")  # how a value reaches a program
 
 
 @dataclass(frozen=True)
