@@ -69,6 +69,7 @@ SLOW = [
     "tests/head/transfer/test_spread.py",
     "tests/views/dashboard/test_browser.py",
     "tests/views/report/test_browser.py",
+    "tests/views/report/test_members.py::test_it_is_drawn",
     "tests/views/dashboard/test_app.py::test_one_that_is_removed_while",
     "tests/views/dashboard/test_app.py::test_what_is_appended_is_seen",
     "tests/views/top/test_screen.py",
@@ -171,6 +172,7 @@ LONG = [
         for n in (1, 2)
     ),
     "tests/views/report/test_browser.py::test_the_charts_are_drawn[light]",
+    "tests/views/report/test_members.py::test_it_is_drawn[light]",
     "tests/engine/test_launched.py::test_the_configs_that_come_with_it_run",  # the demo runs one
     "tests/launchers/test_accelerate.py::test_the_files_for_each_node_serve_accelerate_itself",
     "tests/launchers/test_containers.py::test_kubernetes_runs",

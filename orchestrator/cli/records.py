@@ -152,7 +152,7 @@ def start_report(where: Where, experiment: str | None, as_json: bool) -> int:
 def report(
     where: Where, names: tuple[str, ...], out: Path | None, opened: bool, scaling: bool
 ) -> int:
-    """Write one HTML page of an experiment, of several, or of a sweep.
+    """Write one HTML page of experiments, or of a sweep.
 
     Curves, a map of all ranks, what happened, nodes, config, the last lines of the logs. It
     needs nothing else and can be sent to anybody.
