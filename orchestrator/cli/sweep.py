@@ -15,6 +15,7 @@ from orchestrator.cli.options import (
     arguments_from,
     color_option,
     launch_options,
+    warm_with_its_time,
 )
 from orchestrator.common.errors import UsageError
 
@@ -38,7 +39,9 @@ def spread(command: click.Command, args: Sequence[str]) -> list[str]:
     rest, words = list(args), list[str]()
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         word = rest.pop(0)
-        if word != "--grid":
+        if word == "--warm":  # may have a time, or none
+            words.append(warm_with_its_time("", rest))
+        elif word != "--grid":
             words.append(word)
             if word in valued and rest:
                 words.append(rest.pop(0))

@@ -1,0 +1,24 @@
+"""What is typed after `orchestrator sweep`, before anything is read of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.cli.sweep import spread, sweep_command
+
+TWO = ["--grid", "a=1", "--grid", "b=2"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["--grid", "a=1", "b=2", "--", "x.py"], [*TWO, "--", "x.py"]),
+        (["--metric", "loss", "--grid", "a=1", "b=2", "x.py"], ["--metric", "loss", *TWO, "x.py"]),
+        (["--warm", "--grid", "a=1", "b=2", "x.py"], ["--warm=30m", *TWO, "x.py"]),
+        (["--warm", "5m", "--grid", "a=1", "b=2", "x.py"], ["--warm=5m", *TWO, "x.py"]),
+        (["--random", "3", "a=1", "b=2", "x.py"], ["--random", "3", *TWO, "x.py"]),
+        (["--detach", "--grid", "a=1", "--jobs", "2"], ["--detach", *TWO[:2], "--jobs", "2"]),
+    ],
+)
+def test_all_variables_after_grid_are_its_own(typed: list[str], meant: list[str]) -> None:
+    assert spread(sweep_command, typed) == meant
