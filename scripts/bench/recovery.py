@@ -279,7 +279,10 @@ class Trial(UnderFire):
             end.state, end.attempts = self.head.record["state"], self.attempts
             failed = [one for one in self.head.record["attempts"] if one["state"] != "done"]
             if unexplained := len(failed) - sum(blow.attempts for blow in self.blows):
-                end.wrong.append(f"{unexplained} attempts ended between the faults")
+                why = [
+                    (one["number"], one["verdict"] and one["verdict"]["message"]) for one in failed
+                ]
+                end.wrong.append(f"{unexplained} attempts ended between the faults, of {why}")
         end.faults = [blow.kind for blow in self.blows]
         if end.state == "done":
             if self.poisoned is not None:
