@@ -68,12 +68,15 @@ class Leaf:
         self.end.sendall(frames.header(JSON, len(text)) + text)
 
     def serve(self, wanted: selectors.BaseSelector) -> None:
-        data = self.end.recv(1 << 16)
+        try:
+            data = self.end.recv(1 << 16)
+            for _, payload in self.splitter.feed(data):
+                self.answer(json.loads(payload), wanted)
+        except OSError:  # the head has hung up
+            data = b""
         if not data:
             wanted.unregister(self.end)
             self.end.close()
-        for _, payload in self.splitter.feed(data):
-            self.answer(json.loads(payload), wanted)
 
     def answer(self, asked: dict[str, Any], wanted: selectors.BaseSelector) -> None:
         number, do = asked.pop("id"), asked.pop("do")
