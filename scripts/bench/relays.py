@@ -43,7 +43,7 @@ from orchestrator.protocol.frames import JSON, Splitter
 from orchestrator.protocol.message import decode, encode
 from orchestrator.protocol.requests import follow
 from orchestrator.protocol.requests.request import Beat, Heartbeat
-from orchestrator.protocol.timing import RELAYED_BEAT
+from orchestrator.protocol.timing import HEAD_BEAT_SECONDS, RELAYED_BEAT
 from orchestrator.records.experiment import NodeRecord
 
 ROUNDS = 5
@@ -133,7 +133,8 @@ class Direct(NodeChannel):
         self.channel = cast("Any", end)
         self.rest = memoryview(b"")
         self.sending = tasks.Lock()
-        self.count, self.pending, self.patience = 0, {}, ANSWER_SECONDS
+        self.count, self.posted_at, self.pending = 0, 0.0, {}
+        self.patience = ANSWER_SECONDS
 
     def _errors(self) -> str:
         return ""
@@ -152,8 +153,12 @@ class Follower:
         tasks.WORK.start(self.run)
 
     def run(self) -> None:
+        next_beat = 0.0
         while True:
             try:
+                if time.monotonic() >= next_beat:
+                    next_beat = time.monotonic() + HEAD_BEAT_SECONDS
+                    self.channel.post(Beat())
                 self.channel.message(time.monotonic() + TURN_SECONDS, "silent")
                 self.answered += 1
             except Silent:

@@ -33,7 +33,11 @@ from orchestrator.protocol.requests.request import (
     frame_of_request,
     read_incoming,
 )
-from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS, RELAYED_PATIENCE_SECONDS
+from orchestrator.protocol.timing import (
+    HEAD_BEAT_SECONDS,
+    HEAD_PATIENCE_SECONDS,
+    RELAYED_PATIENCE_SECONDS,
+)
 from orchestrator.protocol.version import OWN
 
 HOUSE = Path(__file__).parents[2]
@@ -149,7 +153,7 @@ class NodeChannel:
         self.rest = memoryview(b"")
         self.sending = tasks.Lock()
         self.patience = HEAD_PATIENCE_SECONDS  # without a word from the server
-        self.count = 0
+        self.count, self.posted_at = 0, 0.0
         self.pending: dict[int, Request[Any]] = {}  # number -> request that is not answered yet
         self.channel: Channel = connection.run(
             server_command.command(environment, self.nonce), timeout
@@ -225,14 +229,16 @@ class NodeChannel:
 
     def _post(self, request: Request[Any]) -> int:
         self.count += 1
+        self.posted_at = time.monotonic()
         self.pending[self.count] = request
         text = json.dumps(frame_of_request(self.count, request)).encode("ascii")
         self._send(frames.header(JSON, len(text)) + text)
         return self.count
 
     def beat(self) -> None:
-        """Send a sign of life, whose answer is passed over; none where something is on its way."""
-        if self.sending.acquire(blocking=False):
+        """Send a sign of life, whose answer is passed over; none where another was not long ago."""
+        recent = time.monotonic() - self.posted_at < HEAD_BEAT_SECONDS / 2
+        if not recent and self.sending.acquire(blocking=False):
             try:
                 self._post(Beat())
             except NodeError:  # whoever needs the node hears that

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from orchestrator.common.errors import NodeError
@@ -148,6 +149,8 @@ class RelayChannel:
         self.channel = channel
         self.streams: dict[int, RelayedStream] = {}
         self.filling = True  # more nodes may come
+        self.waiting: deque[bytes] = deque()  # frames, for whoever sends
+        self.sending = threading.Lock()
 
     def full(self) -> None:
         """Know that no more nodes come: the relay goes with the last one."""
@@ -188,11 +191,25 @@ class RelayChannel:
             stream.break_off(f"its relay {self.name} is lost: {why}")
 
     def send(self, load: Load) -> None:
-        """Send to the relay; an OSError where it is lost."""
-        try:
-            self.channel.put_frame(load.frame())
-        except NodeError as error:
-            raise ConnectionResetError(f"its relay {self.name} is lost: {error.what}") from error
+        """Send to the relay; an OSError where it is lost.
+
+        Whoever comes while another sends leaves that to it: many small loads travel together.
+        """
+        self.waiting.append(load.frame())
+        while self.waiting and self.sending.acquire(blocking=False):
+            try:
+                self.channel.put_frame(b"".join(self._taken()))
+            except NodeError as error:
+                self.break_off(error.what)
+                why = f"its relay {self.name} is lost: {error.what}"
+                raise ConnectionResetError(why) from error
+            finally:
+                self.sending.release()
+
+    def _taken(self) -> Iterator[bytes]:
+        with contextlib.suppress(IndexError):
+            while True:
+                yield self.waiting.popleft()
 
     def leave(self, node: int) -> None:
         """Hang up on a node; after the last one, on the relay."""
