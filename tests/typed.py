@@ -92,7 +92,9 @@ class Typed:
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, or that of the signal that ended it, below zero."""
         if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            poll = select.poll()
+            poll.register(self._status, select.POLLIN)
+            if not poll.poll(None if timeout is None else 1000 * timeout):
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
             self.returncode = int(os.read(self._status, 16))
             os.close(self._status)

@@ -96,7 +96,7 @@ class Carrier(threading.Thread):
         self.most_alarms = STALE
         self.count = itertools.count()
         self.files: dict[int, list[tuple[Place, int]]] = {}
-        self.poll = select.epoll()
+        self.poll = select.epoll()  # closes itself where there is no room for the other one
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.poll.register(self.bell, select.EPOLLIN)
         self.asleep = False
@@ -187,10 +187,14 @@ class Threads:
 
     def add_one(self) -> None:
         """Start a thread; where no more may be started, those that run have to do."""
+        carrier = None
         try:
             carrier = Carrier()
             carrier.start()
         except (RuntimeError, OSError):  # no more threads, or files
+            if carrier is not None:
+                carrier.poll.close()
+                os.close(carrier.bell)
             if not self.carriers:
                 raise
         else:

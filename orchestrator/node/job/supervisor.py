@@ -451,6 +451,8 @@ class Supervisor:
         listener.setblocking(False)
         self.listeners.append(listener)
         self.watch(listener.fileno(), lambda: self.hear(listener))
+        with contextlib.suppress(OSError):  # it may have looked at the files before it was known
+            listener.send(b"\n")
 
     def hear(self, listener: socket.socket) -> None:
         try:

@@ -104,9 +104,12 @@ class Peers:
                 wire.connection.shutdown(socket.SHUT_WR)
             except OSError:
                 continue
-        while wires and time.monotonic() < deadline:
-            readable, _, _ = select.select(wires, [], [], deadline - time.monotonic())
-            wires = [wire for wire in wires if wire not in readable or listens(wire)]
+        while wires and (left := deadline - time.monotonic()) > 0:
+            poll = select.poll()  # select() knows no descriptor from 1024 on
+            for wire in wires:
+                poll.register(wire, select.POLLIN)
+            ready = {descriptor for descriptor, _ in poll.poll(1000 * left)}
+            wires = [wire for wire in wires if wire.fileno() not in ready or listens(wire)]
 
 
 def listens(wire: SignedConnection) -> bool:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -151,8 +152,10 @@ def test_no_more_threads_than_may_be_started(monkeypatch: pytest.MonkeyPatch) ->
         start(carrier)
 
     monkeypatch.setattr(Carrier, "start", only_one)
+    before = len(list(Path("/proc/self/fd").iterdir()))
     all_of(threads, [partial(tasks.sleep, 0.01)] * MANY)
     assert len(threads.carriers) == 1
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 2  # the thread's own
 
 
 def test_a_defect_in_a_task_is_said_and_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +259,8 @@ def test_what_blocks_has_so_many_threads_at_most(monkeypatch: pytest.MonkeyPatch
 
     all_of(Threads(2), [partial(ask, 0.2)] * MANY)  # none ends, and each has its time limit
     assert results == [0] * MANY and len(inside) == MOST
-    patient = [Threads(2).start(partial(ask, 30.0)) for _ in range(MANY)]
+    threads = Threads(2)
+    patient = [threads.start(partial(ask, 30.0)) for _ in range(MANY)]
     gate.set()
     assert all(task.join(30.0) for task in patient)
     assert results[MANY:] == [1] * MANY and len(inside) == MOST + MANY

@@ -21,11 +21,11 @@ import pytest
 from orchestrator.node.job import supervisor
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.ranks import fast_torchrun, no_torchrun
-from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.run_directory import RunDir, connect
 from orchestrator.node.job.supervisor import FAILED_GRACE_SECONDS, RankProcess, Supervisor
 from orchestrator.protocol.events import RankEnded
 from tests.node import running
-from tests.node.running import PYTHON, Job, alive, bare_spec, script, wait_until
+from tests.node.running import PATIENCE, PYTHON, Job, alive, bare_spec, script, wait_until
 
 NewJob = Callable[..., Job]
 PROMPT = 8.0  # seconds that an end may take beyond its grace, on a busy machine
@@ -120,6 +120,19 @@ def test_ranks_have_the_logins_limit_of_open_files(
     assert raised == (kept[1], kept[1])
     wait_until(lambda: job.said(f"({700 + more}, {kept[1]})"))
     job.end("enough", 0.0).close()
+    job.wait()
+
+
+def test_whoever_comes_is_told_to_look(new_job: NewJob, tmp_path: Path) -> None:
+    """It may have looked before the supervisor knew of it, and there may be no news for long."""
+    text = "import time; print('one line', flush=True); time.sleep(1000)"
+    job = new_job()
+    job.start(job.spec(script(tmp_path, text)))
+    wait_until(lambda: job.of_kind("first_output") and job.said("one line"))
+    with connect(job.run) as late:
+        late.settimeout(PATIENCE)
+        assert late.recv(1) == b"\n"
+    job.end("stopped", 0.0).close()
     job.wait()
 
 
