@@ -16,8 +16,8 @@ from orchestrator.protocol.timing import HEAD_BEAT_SECONDS
 
 
 class Beating(Protocol):
-    def beat(self) -> None:
-        """Send a sign of life; raise no error where that fails."""
+    def beat_if_quiet(self) -> None:
+        """Send a sign of life where none was sent lately; raise no error where that fails."""
 
 
 class Beats:
@@ -47,7 +47,7 @@ class Beats:
     def run(self) -> None:
         while channels := self.due():
             for channel in channels:
-                channel.beat()
+                channel.beat_if_quiet()
             del channels, channel  # one that nobody has any more goes
 
     def due(self) -> list[Beating]:

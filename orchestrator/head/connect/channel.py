@@ -236,15 +236,19 @@ class NodeChannel:
         return self.count
 
     def beat(self) -> None:
-        """Send a sign of life, whose answer is passed over; none where another was not long ago."""
-        recent = time.monotonic() - self.posted_at < HEAD_BEAT_SECONDS / 2
-        if not recent and self.sending.acquire(blocking=False):
+        """Send a sign of life, whose answer is passed over; none where something is on its way."""
+        if self.sending.acquire(blocking=False):
             try:
                 self._post(Beat())
             except NodeError:  # whoever needs the node hears that
                 beats.drop(self)
             finally:
                 self.sending.release()
+
+    def beat_if_quiet(self) -> None:
+        """Do so, unless the node has heard something not long ago."""
+        if time.monotonic() - self.posted_at > HEAD_BEAT_SECONDS / 2:
+            self.beat()
 
     def answer_of(self, answer: Answered) -> tuple[Request[Any], Message]:
         """Return the request that this answers, and the answer."""

@@ -180,6 +180,11 @@ def test_a_node_hears_from_a_head_that_is_busy_elsewhere(
         pass
     assert said.id == 1
     assert busy.ask(Beat(), 30).time > 0 and 2 not in busy.pending, "answers are skipped"
+    sent = busy.count
+    busy.beat_if_quiet()
+    assert busy.count == sent, "it has just heard something"
+    busy.beat()
+    assert busy.count == sent + 1, "whoever wants to be heard at once is"
     thread = own.thread
     busy.close()
     assert thread is not None
