@@ -13,6 +13,7 @@ import pytest
 
 from tests.clusters.netns import NetnsCluster
 from tests.launching import Head
+from tests.node.running import wait_until
 
 ALL_REDUCE = """
 import os, sys, torch, torch.distributed as dist
@@ -72,11 +73,20 @@ def test_hosts_without_ipv4(netns_cluster: Callable[..., NetnsCluster], tmp_path
     head = Head(netns_cluster(2, ipv6=True), tmp_path)
     first, second = head.cluster.addresses
     head.node_list = head.cluster.write_list([f"[{first}]:22 slots=1", f"{second.upper()} slots=1"])
-    command = head.run(head.script("sum.py", ALL_REDUCE))
+    waits = "import time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+    command = head.launch(head.script("sum.py", ALL_REDUCE + waits), str(tmp_path / "end"))
+
+    def leases() -> list[bool]:
+        events = map(json.loads, head.node_file(1, "events.jsonl").read_text().splitlines())
+        return [event["active"] for event in events if event["event"] == "lease"]
+
+    command.wait_for("sum 1 1")
+    wait_until(leases)
+    (tmp_path / "end").touch()
+    assert command.finish() == 0, command.text
     assert f"master [{first}]:" in command.text
     assert b"sum 1 0 0 2 0 2 1 " in head.log(0) and b"sum 1 1 0 2 1 2 1 " in head.log(1)
-    events = map(json.loads, head.node_file(1, "events.jsonl").read_text().splitlines())
-    assert [event["active"] for event in events if event["event"] == "lease"] == [True]
+    assert leases() == [True]
     assert head.nothing_left()
 
 

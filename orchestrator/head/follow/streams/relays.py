@@ -111,7 +111,7 @@ class Switch:
             behind = [*group[:at], *group[at + 1 :]]
             try:
                 return self.put_behind(group[at], behind)
-            except NodeError as error:
+            except OrchestratorError as error:  # the job runs, whatever it is
                 why = f"{group[at].name} cannot be its relay: {error.what}"
         return [(each, why) for each in group[1:]]
 

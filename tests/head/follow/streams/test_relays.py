@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
-from orchestrator.common.errors import NodeError
+from orchestrator.common.errors import CheckFailed, NodeError
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessChannel
@@ -186,6 +186,22 @@ def test_a_node_that_the_relay_does_not_reach_stays_as_it_is(
     assert said[1] == "1 node of 2 cannot be reached through another one:"
     assert "does not reach it" in said[2]
     for each in opened:
+        ask(each, Beat())
+
+
+def test_without_a_relay_everything_stays_as_it_is(
+    open_nodes: Callable[[int], list[relays.Open]],
+) -> None:
+    class Refusing(LocalTransport):
+        def connect(self, destination: Any, timeout: float | None = None) -> NoReturn:
+            raise CheckFailed("no more connections")
+
+    opened = open_nodes(3)
+    said: list[str] = []
+    relays.hand_over(opened, Refusing(), said.append)
+    assert "cannot be its relay: no more connections" in "\n".join(said)
+    for each in opened:
+        assert not is_relayed(each)
         ask(each, Beat())
 
 
