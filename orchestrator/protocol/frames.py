@@ -130,7 +130,7 @@ def call_frames(rank: int, number: int, kind: bytes, data: bytes) -> Iterator[by
 
 
 class Load(NamedTuple):
-    """What goes to a node through a relay, or comes from it."""
+    """Holds what goes to a node through a relay, or comes from it."""
 
     node: int
     taken: int  # bytes of the other side's, which may send as many more

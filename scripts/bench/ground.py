@@ -28,6 +28,7 @@ from tests.clusters.netns import NetnsCluster  # noqa: E402
 Cluster = NetnsCluster
 Word = str | Path  # a word of a command line
 PEERS = Path("/var/tmp/orchestrator-peers")  # not below $HOME, which is private to each host
+OWN_NETWORK = "ORCHESTRATOR_BENCH_NETWORK"  # set in the network namespace of a bench
 LIMIT = 180.0  # seconds for one run of one contender
 # The head's own /etc/hosts with the hosts' names, and the ssh_config that every ssh reads.
 HEAD = (
@@ -177,6 +178,16 @@ def our(command: str) -> list[Word]:
 def require_root() -> None:
     if os.geteuid() != 0:
         sys.exit("benchmarks run on hosts in network namespaces: run them as root")
+
+
+def require_own_network() -> None:
+    """Run again in a network namespace: no packet of others is counted, no port is taken."""
+    require_root()
+    if OWN_NETWORK not in os.environ:
+        os.environ[OWN_NETWORK] = "1"
+        lo = 'ip link set lo up && exec "$@"'
+        words = ["unshare", "--net", "sh", "-c", lo, "sh", sys.executable, *sys.argv]
+        os.execvp(words[0], words)
 
 
 # -- this machine, and how results are shown ------------------------------------------------------

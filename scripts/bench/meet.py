@@ -20,7 +20,6 @@ import select
 import signal
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,13 +29,12 @@ from typing import Any, NamedTuple
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no page of warnings about names
 
-from ground import machine, progress, require_root, show, table
+from ground import machine, progress, require_own_network, show, table
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerSpec
 from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
 from orchestrator.node.job.ranks import fast_torchrun
 
-PRIVATE = "ORCHESTRATOR_BENCH_NETWORK"  # set in the network namespace of the bench
 WAYS = ("ours", "static", "c10d")
 RECORD = struct.Struct("dddd")  # node, clock at begin and end of a part, processor seconds
 GROUP = 64  # agents in a process
@@ -95,12 +93,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one meeting")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    require_root()
-    if PRIVATE not in os.environ:  # no packet of another program is counted, no port is taken
-        os.environ[PRIVATE] = "1"
-        lo = 'ip link set lo up && exec "$@"'
-        words = ["unshare", "--net", "sh", "-c", lo, "sh", sys.executable, *sys.argv]
-        os.execvp(words[0], words)
+    require_own_network()
     gc.freeze()
     about = machine()
     results: dict[tuple[int, str], tuple[Cost, ...]] = {}

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from math import log10
 from pathlib import Path
 
-from ground import ROOT, first_line, machine, progress, require_root, show, table
+from ground import ROOT, first_line, machine, progress, require_own_network, show, table
 
 from orchestrator.local_cluster import cluster as local
 
@@ -36,7 +36,6 @@ BESIDE = ("pdsh", "clush")
 # All hosts start their Pythons on the cores of this machine.
 PATIENT = ("--connect-timeout", "300")
 TURN_SECONDS = 0.01  # between two looks at a command's processes
-PRIVATE = "ORCHESTRATOR_BENCH_NETWORK"  # set in the network namespace of the bench
 WIDTH, HEIGHT, EDGE = 720, 420, 56
 COLOURS = ("#0072b2", "#009e73", "#56b4e9", "#cc79a7", "#d55e00", "#e69f00", "#666666", "#000000")
 
@@ -83,12 +82,7 @@ def main() -> None:
     parser.add_argument("--svg", type=Path, help="where the picture of the curves goes")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    require_root()
-    if PRIVATE not in os.environ:  # no packet of another program is counted, no port is taken
-        os.environ[PRIVATE] = "1"
-        lo = 'ip link set lo up && exec "$@"'
-        words = ["unshare", "--net", "sh", "-c", lo, "sh", sys.executable, *sys.argv]
-        os.execvp(words[0], words)
+    require_own_network()
     about = f"{machine()}, {first_line('pdsh', '-V')}, {first_line('clush', '--version')}"
     results: dict[int, dict[str, list[Cost]]] = {}
     for size in options.hosts:

@@ -22,6 +22,7 @@ from orchestrator.protocol.requests.claims import (
     Taken,
     Wish,
     in_words,
+    is_gpu,
     who_has,
 )
 from orchestrator.protocol.requests.start import Claimed, Page, ReadBook
@@ -349,10 +350,6 @@ def read(visit: Visit, wish: Wish, request: ReadBook) -> Page:
                 removed=removed,
             )
         called = is_called(visit, book, some)
-
-
-def is_gpu(key: str) -> bool:
-    return not key.startswith("slot-")
 
 
 def next_of(entries: Sequence[Entry]) -> str:

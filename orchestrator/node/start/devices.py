@@ -11,7 +11,7 @@ from typing import NamedTuple
 from orchestrator.node.machine import sysfs
 from orchestrator.node.machine.gpus import amd, nvidia
 from orchestrator.protocol.facts import Card
-from orchestrator.protocol.requests.claims import VISIBLE
+from orchestrator.protocol.requests.claims import SLOT, VISIBLE
 
 MOST_CHOICES = 16  # GPUs of which all ways to choose are compared
 NOWHERE = -1  # the NUMA node of what is known of none
@@ -70,7 +70,7 @@ def cpus_of_ranks(ranks: int, environ: Mapping[str, str], root: str = "") -> tup
 
 
 def slots(count: int) -> list[Device]:
-    return [Device(key=f"slot-{index}", name=f"slot {index}") for index in range(count)]
+    return [Device(key=f"{SLOT}{index}", name=f"slot {index}") for index in range(count)]
 
 
 def visible(devices: Sequence[Device], named: str) -> list[Device]:

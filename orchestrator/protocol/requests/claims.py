@@ -32,6 +32,14 @@ class Wish(Message):
     resumes: bool = False  # the job is started again by itself, wherever it was ended
 
 
+SLOT = "slot-"  # how the key of a slot begins, where a machine has no GPUs
+
+
+def is_gpu(key: str) -> bool:
+    """Tell whether what is held by this key is a GPU."""
+    return not key.startswith(SLOT)
+
+
 class Entry(Message):
     """One line of a machine's book: a job that runs or is about to, or a launch that waits."""
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.common.errors import NodeError, OrchestratorError
-from orchestrator.common.text import plural
+from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
@@ -31,8 +31,6 @@ DOOR_SECONDS = 30.0  # that a node waits for its relay
 CALL_SECONDS = 5.0
 MEET_SECONDS = 10.0
 ANSWER_SECONDS = 15.0
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

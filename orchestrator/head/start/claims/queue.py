@@ -30,7 +30,7 @@ from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.planning import Prepared, prepare
 from orchestrator.head.start.request import Request
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.claims import NO_ENTRIES, WAITING, Entry, Wish, clock
+from orchestrator.protocol.requests.claims import NO_ENTRIES, WAITING, Entry, Wish, clock, is_gpu
 from orchestrator.protocol.requests.request import Request as Question
 from orchestrator.protocol.requests.start import Claim, Page, ReadBook, Unclaim, Wait
 from orchestrator.records import experiments
@@ -259,7 +259,7 @@ class Queue:
         ]
         us = {one.user for one, _ in known if one.id == self.mine.id}
         keys = [key for one, leaves in known if leaves and one.user in us for key in one.keys]
-        return sum(not key.startswith("slot-") for key in keys)
+        return sum(map(is_gpu, keys))
 
     def ask_for_way(self, machines: Sequence[Machine]) -> None:
         """Ask jobs of lower priority to make way, where that is wanted and would be enough.
