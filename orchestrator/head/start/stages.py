@@ -52,6 +52,7 @@ from orchestrator.head.start.recovery.gather import (
 )
 from orchestrator.head.start.recovery.spares import Latecomers
 from orchestrator.head.start.request import Request
+from orchestrator.head.transfer.fetch import gaps
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import End
 from orchestrator.protocol.requests.machine import PortWish
@@ -264,7 +265,7 @@ def launch_again(job: Again, say: Say) -> Running | JobRecord:
         gathered = None
         try:
             gathered = gathering.run()
-            bring_last_lines(experiment, ended, gathered, say)
+            bring_what_is_lacking(experiment, ended, gathered, say)
             bring_saved(job, ended, gathered, say)
             return start_again(experiment, ended, gathered, say)
         except NotBack as error:
@@ -284,13 +285,25 @@ def launch_again(job: Again, say: Say) -> Running | JobRecord:
         ended = gathering.record = final
 
 
-def bring_last_lines(
+def bring_what_is_lacking(
     experiment: Experiment, ended: JobRecord, gathered: Gathered, say: Say
 ) -> None:
-    """Let the logs here be as those of nodes that are back, before more is written into them."""
+    """Let logs and metrics here be as those of nodes that are back, before more is written."""
     there = {node.name: gathered.channels[node.index] for node in gathered.nodes}
     back = [node for node in ended.lost if node.name in there]
     last_lines.bring(experiment, ended, back, lambda node: there[node.name], say)
+    outputs, latest = experiment.path / "outputs", {one.job for one in ended.latest}
+    wanted = gaps.lacking(outputs) if back else ()
+
+    def bring_metrics(node: NodeRecord) -> None:
+        channel, part = there[node.name], ended.first_part(node)
+        left = last_lines.last_part(ended, node)
+        if left is not None and left[0] in latest:
+            gaps.extend(channel, part, outputs)
+        elif wanted:
+            gaps.fill(channel, part, outputs, wanted)
+
+    fleet.everywhere(back, bring_metrics)
 
 
 def bring_saved(job: Again, ended: JobRecord, gathered: Gathered, say: Say) -> None:

@@ -11,16 +11,18 @@ import pytest
 
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import Declined
-from orchestrator.head.follow.restarts import Restarts, failures
+from orchestrator.head.follow.restarts import Restarts, ended, failures
 from orchestrator.head.follow.streams.node_logs import NodeLogs
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.head.start import stages
 from orchestrator.head.start.record import failed_to_start, not_started, with_line
 from orchestrator.head.start.recovery.gather import Gathered, parts_of
+from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests.request import Nothing
 from orchestrator.protocol.requests.start import Start, StartedHere, WarmStart
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NOT_STARTED, RESIZED, Experiment, JobRecord, NodeRecord
+from tests.head.follow.streams.test_last_lines import NODES, Streaming, there
 from tests.head.start.recovery.test_gather import Asking, gathering, record
 from tests.records.one_node import NODE
 
@@ -28,6 +30,11 @@ from tests.records.one_node import NODE
 @pytest.fixture(autouse=True)
 def own_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Experiment:
+    return experiments.create(tmp_path / "experiments", "run")
 
 
 def resized() -> JobRecord:
@@ -190,3 +197,30 @@ def test_who_answers_neither_its_start_nor_its_end_may_have_started(
     marked = replace(job, nodes=stages.with_doubts(job.nodes, results))
     failed = not_started(marked, NodeError("1 of 2 nodes cannot be used"))
     assert [node.state for node in failed.nodes] == [NOT_STARTED, state]
+
+
+@pytest.mark.parametrize("away_for", [1, 2])  # attempts
+def test_what_a_node_alone_measured_is_here_before_it_goes_on(
+    place: Experiment, away_for: int
+) -> None:
+    """It comes back as another rank; by the end of the job its disk may be lost."""
+    there("run-1", 1)
+    outputs, its_own = place.path / "outputs", Path(RunDir("run-1", 1).path, "experiment/outputs")
+    for directory, steps in ((outputs, (1, 2)), (its_own, (1, 2, 3, 4))):
+        directory.mkdir(parents=True, exist_ok=True)
+        text = "".join(f'{{"step": {step}}}\n' for step in steps)
+        (directory / "rank_01_metrics.jsonl").write_text(text)
+    job = JobRecord("run-1", str(place.path), "lost", ["x"], NODES, 0.0, ended=1.0)
+    lost = [NODES[0], replace(NODES[1], state="lost")]
+    job = replace(job, attempts=[replace(ended(place, job), ran=9.0)], nodes=lost)
+    if away_for == 2:  # another has taken the steps that were taken again
+        with (outputs / "rank_01_metrics.jsonl").open("a") as file:
+            file.write('{"step": 4, "new": 1}\n')
+        only = replace(job.attempts[0], job="run-1.2", nodes=["a"], log_before=[0])
+        job = replace(job, attempts=[*job.attempts, only], nodes=NODES[:1], spares=lost[1:])
+    back = replace(NODES[1], index=0, first_job="run-1", first_node=1)
+    gathered = Gathered([back], [cast("Any", Streaming())])
+    stages.bring_what_is_lacking(place, job, gathered, lambda _: None)
+    lines = (outputs / "rank_01_metrics.jsonl").read_text().splitlines()
+    new = ', "new": 1' * (away_for == 2)
+    assert lines == [*(f'{{"step": {step}}}' for step in (1, 2, 3)), f'{{"step": 4{new}}}']

@@ -1,8 +1,9 @@
-"""Fills gaps in the metrics at home, once a job is over, from nodes that its ranks have left.
+"""Fills gaps in the metrics at home from nodes that their ranks have left.
 
 What a rank measured in the seconds before its node was lost nobody could ask for, and another node
 went on behind it. Where that one answers again, the lines of steps that are missing here are taken;
-what is here stays as it is.
+what is here stays as it is. That is when it joins a further attempt, as its disk may be lost by the
+end of the job, and else at that end.
 """
 
 from __future__ import annotations
@@ -18,18 +19,22 @@ from orchestrator.common import files
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.transfer.fetch.growing import step_of
-from orchestrator.protocol.requests.transfer import Output, Outputs
+from orchestrator.protocol.requests.transfer import Output, OutputFile, Outputs
 from orchestrator.records.metrics import trainers
 
 LARGEST_BYTES = 64 << 20
+LATEST_BYTES = 1 << 20  # thousands of lines; those of minutes may be missing
 ANSWER_SECONDS = 10.0
 MERGING = threading.Lock()  # two nodes may have lines of one rank
 
 
 def lacking(outputs: Path) -> set[str]:
     """Return the names of the files of metrics here in which steps are missing."""
-    paths = [path for found in trainers.measured(outputs).values() for path in found.values()]
-    return {path.name for path in paths if has_gap(path)}
+    return {path.name for path in measured(outputs) if has_gap(path)}
+
+
+def measured(outputs: Path) -> list[Path]:
+    return [path for found in trainers.measured(outputs).values() for path in found.values()]
 
 
 def has_gap(path: Path) -> bool:
@@ -49,34 +54,60 @@ def lines_of(path: Path) -> list[bytes]:
 def fill(
     channel: NodeChannel, part: tuple[str, int], outputs: Path, wanted: Collection[str]
 ) -> None:
-    """Take what one node has of these files; without it, all stays as it is."""
+    """Take what one node has of the steps that these files lack; without it, all stays as it is."""
+    take(channel, part, outputs, wanted, LARGEST_BYTES)
+
+
+def extend(channel: NodeChannel, part: tuple[str, int], outputs: Path) -> None:
+    """Take also what a node measured last of steps that no file here has reached.
+
+    The ranks that go on from an earlier step do these again, and replace them.
+    """
+    names = {path.name for path in measured(outputs)}
+    take(channel, part, outputs, names, LATEST_BYTES, beyond=True)
+
+
+def take(
+    channel: NodeChannel,
+    part: tuple[str, int],
+    outputs: Path,
+    wanted: Collection[str],
+    most: int,
+    *,
+    beyond: bool = False,
+) -> None:
     job, node = part
     with contextlib.suppress(OrchestratorError, OSError):
         listing = channel.ask(Outputs(job=job, node=node), ANSWER_SECONDS)
         for file in listing.files:
             if file.kind == "file" and file.path in wanted and file.size <= LARGEST_BYTES:
-                theirs = fetched(channel, listing.place, file.path)
+                theirs = fetched(channel, listing.place, file, most)
                 with MERGING:
                     ours = lines_of(outputs / file.path)
-                    if (merged := with_lines(ours, theirs)) != ours:
+                    if (merged := with_lines(ours, theirs, beyond=beyond)) != ours:
                         files.replace(outputs / file.path, b"".join(merged))
 
 
-def fetched(channel: NodeChannel, place: str, path: str) -> list[bytes]:
-    data = bytearray()
-    while len(data) <= LARGEST_BYTES:
-        request = Output(place=place, path=path, offset=len(data))
+def fetched(channel: NodeChannel, place: str, file: OutputFile, most: int) -> list[bytes]:
+    """Return the last lines of a file, of so many bytes."""
+    data, begin = bytearray(), max(0, file.size - most)
+    while len(data) <= most:
+        request = Output(place=place, path=file.path, offset=begin + len(data))
         piece = channel.ask(request, ANSWER_SECONDS).data
         if not piece:
             break
         data += piece
-    return bytes(data).splitlines(keepends=True)
+    lines = bytes(data).splitlines(keepends=True)
+    return lines[1:] if begin else lines
 
 
-def with_lines(ours: list[bytes], theirs: list[bytes]) -> list[bytes]:
-    """Return our lines with theirs of the steps that we have not, each at its place. Pure."""
+def with_lines(ours: list[bytes], theirs: list[bytes], *, beyond: bool = False) -> list[bytes]:
+    """Return our lines with theirs of the steps that we have not, each at its place. Pure.
+
+    `beyond`: also of steps after our last one.
+    """
     known = {step_of(line) for line in ours}
-    last = max(known, default=-math.inf)
+    last = math.inf if beyond else max(known, default=-math.inf)
     whole = [(step_of(line), line) for line in theirs if line.endswith(b"\n")]
     new = [each for each in whole if each[0] not in known and math.isfinite(each[0])]
     rest = sorted((each for each in new if each[0] < last), key=lambda each: each[0])
@@ -85,4 +116,4 @@ def with_lines(ours: list[bytes], theirs: list[bytes]) -> list[bytes]:
         while rest and rest[0][0] < step_of(line):
             merged.append(rest.pop(0)[1])
         merged.append(line)
-    return merged
+    return merged + [line for _, line in rest]
