@@ -68,12 +68,18 @@ class NodeRecord:
     first_node: int = 0
     log_before: int = 0
     ranks_before: int = 0
+    runs: str = ""  # names its directory for jobs: of this login, on this machine
 
     @property
     def place(self) -> list[Any]:
         """Return how it is reached, and what runs there, as earlier versions signed it, too."""
         known = [self.index, self.host, self.user, self.port, self.address, self.python]
         return known + [way for way in (self.activate, self.wrap) if way]
+
+    @property
+    def in_doubt(self) -> bool:
+        """Tell whether its part was to begin, and nobody has heard that it has."""
+        return self.state in ("starting", "lost") and not self.times
 
 
 @dataclass(frozen=True)

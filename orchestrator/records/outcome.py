@@ -92,10 +92,13 @@ class Receipt:
     fix: str = ""  # of the error
     experiment: str = ""  # its directory, where nothing was ended, only shown
     known: bool = True  # else the node has neither files nor processes of it, for this login
+    runs: str = ""  # names the directory for jobs there: of this login, on this machine
+    began: bool = True  # else its part never began there, and never will
 
     @property
     def proved(self) -> bool:
-        return self.known and not (self.error or self.left or self.doubtful or self.gpu_memory)
+        told = self.known or not self.began
+        return told and not (self.error or self.left or self.doubtful or self.gpu_memory)
 
 
 @dataclass(frozen=True)

@@ -337,6 +337,49 @@ def test_a_node_that_is_lost_for_good(
     assert head.nothing_left()
 
 
+HOOK = """
+test "$NODE_RANK" = 1 || mkfifo {here}/go
+touch {here}/hooked
+test "$NODE_RANK" = 1 || read < {here}/go
+"""
+
+
+@pytest.mark.parametrize("how", ["link", "power"])
+def test_a_node_that_vanishes_before_its_start_is_proved_once_it_is_back(
+    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path, how: str
+) -> None:
+    """Its part never began: this login would find its files, and the machine is the same."""
+    cluster = netns_cluster(2)
+    head = Head(cluster, tmp_path)
+    hook = head.script("hook.sh", HOOK.format(here=cluster.home_path))
+    terms = ("--hook", hook, "--no-torchrun", "--node-loss-timeout", "3", "--sync", "off")
+    command = head.launch(*terms, "sleep", LONG)
+    hooked = [cluster.home(node) / "hooked" for node in range(2)]
+    deadline = time.monotonic() + PATIENCE
+    while not all(path.exists() for path in hooked):
+        assert command.process.poll() is None and time.monotonic() < deadline, command.text
+        time.sleep(0.05)
+    # A login takes longer than the hook's answer, which is on its way.
+    there = head.command("orchestrator", "exec", "--", "true")
+    assert there.finish() == 0, there.text
+    cluster.cut(1) if how == "link" else cluster.power_off(1)
+    (cluster.home(0) / "go").write_text("\n")
+    assert command.finish() == 4, command.text
+    assert "what it may have started there ends by itself" in command.text
+    assert [node["state"] for node in head.record["nodes"]] == ["not started", "lost"]
+    away = head.command("orchestrator", "stop", "--now")
+    assert away.finish() == 4, away.text
+    assert "NOT ENDED" in away.text and "if it began there, its supervisor will end" in away.text
+    cluster.restore(1) if how == "link" else cluster.power_on(1)
+    back = head.command("orchestrator", "stop", "--now")
+    assert back.finish() == 0, back.text
+    assert "it never began there, and never will" in back.text
+    assert [receipt["began"] for receipt in head.record["receipts"].values()] == [False]
+    assert head.nothing_left() and sleepers(cluster) == 0
+    again = head.command("orchestrator", "stop")
+    assert again.finish() == 0 and "has ended already (failed)" in again.text
+
+
 @pytest.mark.parametrize("moment", ["logs in", "ready"])
 def test_a_terminal_that_is_closed_leaves_the_job(head: Head, moment: str) -> None:
     """Also while the job is just being started: it has a head, which goes on in the background."""

@@ -40,15 +40,22 @@ def stop_job(
     started = time.monotonic()
     results = fleet.everywhere(nodes, stop)
     proofs = receipts_of([node.name for node in nodes], results, started, record.job)
-    then = f"; {meanwhile(record)}; then `orchestrator stop` again proves it"
+    then = "then `orchestrator stop` again proves it"
     return [
-        replace(receipt, error=receipt.error + then) if receipt.error else receipt
-        for receipt in proofs
+        replace(receipt, error=f"{receipt.error}; {meanwhile(record, node)}; {then}")
+        if receipt.error
+        else receipt
+        for receipt, node in zip(proofs, nodes, strict=True)
     ]
 
 
-def meanwhile(record: JobRecord) -> str:
+def meanwhile(record: JobRecord, node: NodeRecord) -> str:
     """Say what becomes of the job on a node that cannot be asked to end it."""
+    doubt = "if it began there, " if node.in_doubt else ""
+    return f"{doubt}{by_itself(record)}"
+
+
+def by_itself(record: JobRecord) -> str:
     if len(record.nodes) == 1:
         return "the job continues there until it can be reached"
     if record.launch.on_node_loss == "wait":
@@ -159,6 +166,8 @@ def described(receipt: Receipt) -> str:
     if receipt.error:
         return f"NOT ENDED: {receipt.error}"
     whose = f"{receipt.user}'s {receipt.job}" if receipt.user else receipt.job
+    if not receipt.began:
+        return f"{whose}: it never began there, and never will; nothing left"
     if not receipt.known:
         return (
             f"{whose}: NOTHING IS KNOWN of it there, so nothing is proved: another login started"
@@ -188,6 +197,18 @@ def described(receipt: Receipt) -> str:
     return f"{whose}: {'; '.join(parts)}"
 
 
+def never_began(receipt: Receipt, node: NodeRecord | None) -> bool:
+    """Tell whether a login that knows nothing of a job proves that its part never began there.
+
+    It does if its start went out and was never answered: the directory of the part is made first.
+    The directory for jobs has to be the one that the launch found, on the same machine.
+    """
+    if node is None or receipt.known or receipt.error:
+        return False
+    same = bool(node.runs) and receipt.runs == node.runs
+    return node.state == NOT_STARTED or (node.in_doubt and same)
+
+
 def conclude(experiment: Experiment, receipts: list[Receipt]) -> tuple[list[Receipt], str]:
     """Write the receipts, and the end of a job that no head follows, into job.json.
 
@@ -200,8 +221,8 @@ def conclude(experiment: Experiment, receipts: list[Receipt]) -> tuple[list[Rece
             return receipts, f"another head holds {experiment.name}"
         time.sleep(0.05)
     record = experiment.read_record()
-    idle = {node.name for node in record.nodes if node.state == NOT_STARTED}
-    receipts = [replace(r, known=r.known or r.node in idle) for r in receipts]
+    places = {node.name: node for node in record.nodes}
+    receipts = [replace(r, began=not never_began(r, places.get(r.node))) for r in receipts]
     over = {receipt.node for receipt in receipts if receipt.proved}
     nodes = [replace(node, state="ended") if node.name in over else node for node in record.nodes]
     kept = {**record.receipts, **{receipt.node: receipt for receipt in receipts}}

@@ -55,6 +55,7 @@ class NodePlan:
     agent: tuple[str, ...]  # torchrun, as the supervisor starts it, up to what `placed` adds
     placed: tuple[tuple[str, str], ...] = ()  # fields of the spec, and its options for them
     library: str = ""  # where this package is on the node
+    runs: str = ""  # names its directory for jobs
     unset: tuple[str, ...] = ()  # variables that the hook removed from the environment
     program: tuple[str, ...] = ()  # how torchrun's command line names the program
     paste: tuple[str, ...] = ()  # the same job without a supervisor, for a shell

@@ -337,6 +337,7 @@ class Draft:
             program=program,
             paste=paste,
             library=facts.library,
+            runs=facts.runs,
             wish=wishes.of(probed, self.config, count, self.user_env),
         )
 

@@ -78,6 +78,7 @@ def node_record(node: NodePlan) -> NodeRecord:
         nproc=node.nproc,
         activate=needed_by_python(node.node.activate),
         wrap=node.node.wrap,
+        runs=node.runs,
     )
 
 

@@ -24,6 +24,7 @@ from orchestrator.node.job.run_directory import (
     connect,
     connect_in,
     note_stop_of_all,
+    runs_here,
 )
 from orchestrator.node.server.ports import port_is_free
 from orchestrator.protocol import control
@@ -314,6 +315,7 @@ def receipt(run: RunDir, stopped: Stopped, ended: Ended | None) -> StopReceipt:
         job=run.job,
         node=run.node,
         known=stopped.known,
+        runs=runs_here(),
         ended=names,
         killed=killed,
         left=tuple(sorted(left)),

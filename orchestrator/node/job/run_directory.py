@@ -7,6 +7,7 @@ path because nodes may share a home directory.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -171,6 +172,12 @@ def machine() -> str:
             return f"{socket.gethostname()} {file.read(64).strip()}"
     except (OSError, ValueError):
         return socket.gethostname()
+
+
+def runs_here() -> str:
+    """Name this user's directory for jobs on this machine, the same after a reboot."""
+    of = f"{os.getuid()} {home()} {machine()}"
+    return hashlib.sha256(os.fsencode(of)).hexdigest()[:16]
 
 
 def all_runs() -> Iterator[RunDir]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator.common.program import program_at
 from orchestrator.node.job import job_processes
-from orchestrator.node.job.run_directory import RunDir, all_runs, connect, home
+from orchestrator.node.job.run_directory import RunDir, all_runs, connect, home, runs_here
 from orchestrator.node.machine import disks, network, software, sysfs
 from orchestrator.node.machine.gpus import amd, nvidia, policy
 from orchestrator.protocol.events import Ended
@@ -63,6 +63,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         **{name: facts.get(name, ()) for name in LISTS},
         **(software.accelerate() if request.accelerate else {}),
         "hostname": socket.gethostname(),
+        "runs": runs_here(),
         "boot": sysfs.text(f"{root}/proc/sys/kernel/random/boot_id"),
         "network": network_space(),
         "user": os.environ.get("USER") or os.environ.get("LOGNAME") or str(os.getuid()),

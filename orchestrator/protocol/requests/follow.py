@@ -67,6 +67,7 @@ class StopReceipt(Message):
     doubtful: dict[int, str] = NOBODY
     experiment: str = ""  # its directory, where that was only shown which must end
     known: bool = True  # else this login has neither files nor processes of it: no proof at all
+    runs: str = ""  # names the directory for jobs: of this user, on this machine
 
 
 class End(Request[Nothing], do="end"):

@@ -79,6 +79,7 @@ class Probed(Message):
     missing_modules: tuple[str, ...] = ()  # of those that were asked for
     missing_paths: tuple[str, ...] = ()
     policy: Policy = Policy()
+    runs: str = ""  # names the directory for jobs: of this user, on this machine
 
 
 class Probe(Request[Probed], do="probe"):

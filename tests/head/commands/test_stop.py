@@ -17,6 +17,8 @@ from orchestrator.head.follow.stop import Receipt, to_text
 from orchestrator.head.nodes.node_list import Node, parse_nodes
 from orchestrator.head.status import containers
 from orchestrator.protocol.requests.follow import StopReceipt, StopReceipts
+from orchestrator.records.experiment import NOT_STARTED, NodeRecord
+from tests.records.one_node import NODE
 
 
 @pytest.mark.parametrize("grace", [math.inf, 1e10, math.nan, -1.0])
@@ -58,6 +60,26 @@ def test_what_nobody_can_tell_is_no_proof(capsys: pytest.CaptureFixture[str]) ->
     assert stop.show_receipts([receipt], as_json=False) == 1
     assert "CANNOT BE TOLD" in (said := capsys.readouterr().out) and "9 (sh)" in said
     assert stop.show_receipts([replace(receipt, doubtful={})], as_json=False) == 0
+
+
+@pytest.mark.parametrize(
+    ("node", "proved"),
+    [
+        (replace(NODE, state="lost", runs="here"), True),
+        (replace(NODE, state="starting", runs="here"), True),  # its head was killed meanwhile
+        (replace(NODE, state="lost", runs="elsewhere"), False),  # another machine's by now
+        (replace(NODE, state="lost"), False),
+        (replace(NODE, state="lost", runs="here", times={"supervisor": 1.0}), False),
+        (replace(NODE, state="running", runs="here"), False),  # who has removed its files?
+        (replace(NODE, state=NOT_STARTED), True),
+    ],
+)
+def test_what_never_began_leaves_nothing_to_be_known(node: NodeRecord, *, proved: bool) -> None:
+    receipt = Receipt("a", "lm", known=False, runs="here")
+    began = not stop.stopping.never_began(receipt, node)
+    assert replace(receipt, began=began).proved is proved
+    away = replace(receipt, error="it does not answer")
+    assert not stop.stopping.never_began(away, node)
 
 
 def test_many_nodes_that_ended_alike_share_a_receipt() -> None:

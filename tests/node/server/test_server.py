@@ -24,7 +24,7 @@ from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel, library
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.node.job import job_processes
-from orchestrator.node.job.run_directory import RunDir, connect, note_stop_of_all
+from orchestrator.node.job.run_directory import RunDir, connect, note_stop_of_all, runs_here
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.start import start as node_start
 from orchestrator.protocol.requests.follow import (
@@ -546,7 +546,7 @@ def test_an_end_with_its_receipt(new_link: NewLink, new_job: NewJob, tmp_path: P
     receipt = link.ask(Stop(**who, why="enough", grace=10.0, wait=20.0), PATIENCE)
     proved = {"killed": {}, "left": (), "gpu_memory": {}, "gpu_unknown": "", "port": None}
     changing = {"ended": receipt.ended, "took": receipt.took}
-    assert receipt == StopReceipt(**who, **proved, **changing)
+    assert receipt == StopReceipt(**who, **proved, **changing, runs=runs_here())
     assert sorted(receipt.ended) == sorted(job_pids)
     assert job.wait()["why"] == "enough"
     # Again, when it is over: the same receipt, and nothing happens.
