@@ -484,6 +484,11 @@ class Launch:
         return (*kinds, "own") if self.no_torchrun else kinds
 
     @property
+    def ranks_know_hosts(self) -> bool:
+        """Tell whether ranks get variables that name all nodes."""
+        return "slurm" in self.variables_of_ranks
+
+    @property
     def epilog_seconds(self) -> float:
         """Return how long a node may take after its last rank."""
         return self.prolog_timeout if self.epilog else 0.0

@@ -62,7 +62,7 @@ class Placement(Message):
     supervisors_port: int = 0  # which listens here; 0: there are no others, or it cannot
     token: str = ""  # known to the supervisors alone
     attempt: Optional[Attempt] = None
-    hosts: tuple[str, ...] = ()  # addresses of all nodes, in order
+    hosts: tuple[str, ...] = ()  # addresses of all nodes, in order, if ranks are told them
     limit: float = 0.0  # seconds that are left to the job; 0: as many as it wants
 
 
@@ -95,7 +95,7 @@ class Spec(Message):
     attempt: Optional[Attempt] = None
     version: Version = Version()  # of the supervisor
     rank_env: tuple[str, ...] = ()  # variables of ranks beside torchrun's: slurm, mpi, own
-    hosts: tuple[str, ...] = ()  # addresses of all nodes, in order
+    hosts: tuple[str, ...] = ()  # addresses of all nodes, in order, if ranks are told them
     machine: str = ""  # that it was started on: others may share its home
     wish: Optional[Wish] = None  # the GPUs or slots to be held for it; None: it asks for none
     claim: str = ""  # the path of its entry in the machine's book; nothing: it holds nothing

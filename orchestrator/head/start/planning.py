@@ -148,6 +148,8 @@ def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
         limit=parse_seconds("--time-limit", launch.time_limit) if launch.time_limit else 0.0,
     )
     most = launch.max_restarts
+    # Told to each of 1,024 nodes, they are 14 MB.
+    hosts = tuple(each.address for each in plan.nodes) if launch.ranks_know_hosts else ()
     return [
         Spec(
             job=plan.job,
@@ -161,7 +163,7 @@ def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
             fresh=request.fresh,
             rank_env=launch.variables_of_ranks,
             numa_binding=launch.numa_binding == "node",
-            hosts=tuple(each.address for each in plan.nodes),
+            hosts=hosts,
             agent=node.agent,
             placed=node.placed,
             master=plan.master_address,

@@ -356,6 +356,8 @@ def places(starting: JobRecord, ports: TakenPorts) -> list[Placement]:
     token, master = secrets.token_hex(32), starting.nodes[0].address
     nproc = {node.name: node.nproc for node in (*starting.nodes, *starting.spares)}
     limit = left_of(starting)
+    known = starting.nodes if starting.launch.ranks_know_hosts else ()
+    hosts = tuple(node.address for node in known)
     return [
         Placement(
             job=starting.job,
@@ -367,7 +369,7 @@ def places(starting: JobRecord, ports: TakenPorts) -> list[Placement]:
             supervisors=master,
             supervisors_port=ports.peers_port,
             token=token,
-            hosts=tuple(each.address for each in starting.nodes),
+            hosts=hosts,
             limit=limit,
             attempt=Attempt(
                 number=len(starting.attempts) + 1,

@@ -19,7 +19,7 @@ from orchestrator.head.start.record import failed_to_start, not_started, with_li
 from orchestrator.head.start.recovery.gather import Gathered, parts_of
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests.request import Nothing
-from orchestrator.protocol.requests.start import Start, StartedHere, WarmStart
+from orchestrator.protocol.requests.start import Start, StartedHere, TakenPorts, WarmStart
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NOT_STARTED, RESIZED, Experiment, JobRecord, NodeRecord
 from tests.head.follow.streams.test_last_lines import NODES, Streaming, there
@@ -119,6 +119,20 @@ def test_its_record_is_still_that_of_this_login(
     final = stages.launch_again(stages.Again(place, job, cast(Any, None), {}), said.append)
     assert isinstance(final, JobRecord) and final.over and len(final.attempts) == 3
     assert place.is_launched_here(place.read_record()), said
+
+
+@pytest.mark.parametrize(("rank_env", "told"), [("", ()), ("slurm", ("a", "c")), ("mpi", ())])
+def test_only_ranks_that_are_told_all_nodes_cost_a_line_for_each(
+    rank_env: str, told: tuple[str, ...]
+) -> None:
+    job = record("ac")
+    job = replace(
+        job,
+        launch=replace(job.launch, rank_env=rank_env),
+        nodes=[replace(node, address=node.name) for node in job.nodes],
+    )
+    found = stages.places(job, TakenPorts(port=29500, peers_port=1))
+    assert [place.hosts for place in found] == [told, told]
 
 
 @pytest.mark.parametrize(
