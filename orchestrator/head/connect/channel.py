@@ -207,9 +207,14 @@ class NodeChannel:
         """Ask and wait for the answer; for as long as nobody streams."""
         return self.wait_for(self.post(request), request, timeout)
 
-    def wait_for(self, number: int, request: Request[A], timeout: float) -> A:
-        """Wait for the answer to a request; answers to earlier ones are passed over."""
-        deadline = time.monotonic() + timeout
+    def wait_for(
+        self, number: int, request: Request[A], timeout: float, since: float | None = None
+    ) -> A:
+        """Wait for the answer to a request; answers to earlier ones are passed over.
+
+        The time counts from `since`, or from now.
+        """
+        deadline = (time.monotonic() if since is None else since) + timeout
         silence = f"it does not answer ({request.do}) within {timeout:.0f} s; {HANGS}"
         while True:
             answer = self.message(deadline, silence)
@@ -304,7 +309,7 @@ class NodeChannel:
         return data
 
     def _receive(self, timeout: float, silence: str) -> bytes:
-        self.channel.settimeout(max(0.01, timeout))
+        self.channel.settimeout(max(0.0, timeout))
         try:
             return self.channel.recv(READ_BYTES)
         except TimeoutError:

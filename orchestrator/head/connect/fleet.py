@@ -1,10 +1,11 @@
-"""Do the same work for all nodes at once, each in a task; name every failure in one table."""
+"""Ask all nodes, or do the same work for all at once; name every failure in one table."""
 
 from __future__ import annotations
 
 import errno
 import os
 import resource
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
@@ -91,9 +92,7 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
 
     def run(index: int, item: T) -> None:
         try:
-            results[index] = work(item)
-        except OrchestratorError as error:
-            results[index] = error
+            results[index] = attempt(partial(work, item))
         except BaseException as error:  # noqa: BLE001  a defect of ours: raised again in the caller
             if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
                 crashes.append(error)
@@ -181,8 +180,34 @@ def ask(
     reached: Sequence[Answering], requests: Sequence[Request[A]], timeout: float
 ) -> list[A | OrchestratorError]:
     """Ask each node its own request; return its answer or its error, in order."""
-    pairs = list(zip(reached, requests, strict=True))
-    return everywhere(pairs, lambda pair: pair[0].channel.ask(pair[1], timeout))
+    return ask_channels([node.channel for node in reached], requests, timeout)
+
+
+def ask_channels(
+    channels: Sequence[NodeChannel], requests: Sequence[Request[A]], timeout: float
+) -> list[A | OrchestratorError]:
+    """Do so over open channels.
+
+    All questions are out before the first answer is waited for: the nodes answer at once, and
+    whoever asks thousands needs no task for each.
+    """
+    pairs = list(zip(channels, requests, strict=True))
+    numbers = [attempt(partial(channel.post, request)) for channel, request in pairs]
+    since = time.monotonic()
+    return [
+        number
+        if isinstance(number, OrchestratorError)
+        else attempt(partial(channel.wait_for, number, request, timeout, since))
+        for number, (channel, request) in zip(numbers, pairs, strict=True)
+    ]
+
+
+def attempt(work: Callable[[], R]) -> R | OrchestratorError:
+    """Return what it returns, or the error that it raises."""
+    try:
+        return work()
+    except OrchestratorError as error:
+        return error
 
 
 def ask_all(

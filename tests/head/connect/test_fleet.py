@@ -1,11 +1,28 @@
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
 
 from orchestrator.common.errors import NodeError
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import NodeChannel, Silent
 from orchestrator.head.connect.fleet import failure_table
+from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.subprocess_transport import ProcessChannel, ProcessConnection
 from orchestrator.head.nodes.node_list import Node
+from orchestrator.node.machine.reachability import ARRIVED, BULK_BYTES
+from orchestrator.protocol.requests.machine import Dial, Dialed
+from orchestrator.protocol.requests.request import Beat
+from tests.node.running import PATIENCE
 
 
 def test_every_node_that_failed_is_named_with_its_fix() -> None:
@@ -86,3 +103,56 @@ def test_what_opens_more_files_than_this_process_may_fails_in_words() -> None:
     connected = [line for line in said[2:] if line.isdigit()]
     refused = [line for line in said[2:] if line == "no more files may be opened here"]
     assert connected and len(connected) + len(refused) == 100
+
+
+@pytest.fixture
+def channels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[NodeChannel]]:
+    """Three nodes: servers of this machine."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    here = Node("here", python=sys.executable)
+    opened = [open_channel(ProcessConnection((), ""), here, PATIENCE) for _ in range(3)]
+    yield opened
+    for each in opened:
+        each.connection.close()
+
+
+def answer_together(listener: socket.socket, count: int) -> None:
+    """Say the word to callers once all have called."""
+    callers = [listener.accept()[0] for _ in range(count)]
+    for caller in callers:
+        with caller:
+            caller.sendall(b"word")
+            left = BULK_BYTES
+            while left:
+                left -= len(caller.recv(left))
+            caller.sendall(ARRIVED)
+
+
+def test_all_nodes_are_at_work_on_their_answers_at_once(channels: list[NodeChannel]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(
+            target=answer_together, args=(listener, len(channels)), daemon=True
+        ).start()
+        place = ("127.0.0.1", listener.getsockname()[1], "word")
+        dial = Dial(places=(place,), seconds=PATIENCE)
+        answers = fleet.ask_channels(channels, [dial] * len(channels), 2 * PATIENCE)
+    assert not fleet.failures([Node("here")] * len(answers), answers)
+    assert [cast("Dialed", answer).answers for answer in answers] == [("",)] * len(channels)
+
+
+def test_nodes_that_are_silent_take_no_answer_from_those_after_them(
+    channels: list[NodeChannel],
+) -> None:
+    """All have the same time, whoever is waited for first."""
+    silent, quick, closed = channels
+    process = cast("ProcessChannel", silent.channel).process
+    assert process is not None
+    closed.channel.close()
+    os.killpg(process.pid, signal.SIGSTOP)
+    try:
+        answers = fleet.ask_channels(channels, [Beat()] * 3, 3.0)
+    finally:
+        os.killpg(process.pid, signal.SIGCONT)
+    assert [type(answer) for answer in answers] == [Silent, Beat.answer, NodeError]
+    assert "within 3 s" in str(answers[0])
+    assert quick.ask(Beat(), PATIENCE)

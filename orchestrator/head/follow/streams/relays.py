@@ -116,7 +116,7 @@ class Switch:
     def put_behind(self, relay: Open, behind: Sequence[Open]) -> list[tuple[Open, str]]:
         channel = RelayChannel(relay.name, serving(self.transport, relay.node))
         try:
-            doors = fleet.everywhere(behind, self.open_door)
+            doors = self.open_doors(behind)
             places = [place for place in doors if isinstance(place, Place)]
             request = Relay(places=tuple(places), seconds=CALL_SECONDS)
             answer = channel.channel.ask(request, 2 * CALL_SECONDS + ANSWER_SECONDS)
@@ -134,15 +134,23 @@ class Switch:
         channel.full()
         return [(node, error.what) for node, error in fleet.failures(behind, entered)]
 
-    def open_door(self, each: Open) -> Place:
-        number = each.node.index
-        request = OpenDoor(
-            identity=self.authority.identity(name_of(number)),
-            authority=self.authority.certificate,
-            seconds=DOOR_SECONDS,
-        )
-        door = each.channel.ask(request, ANSWER_SECONDS)
-        return Place(number=number, addresses=each.addresses, port=door.port)
+    def open_doors(self, behind: Sequence[Open]) -> list[Place | OrchestratorError]:
+        """Have nodes open their doors; return where each one is, or why there is none."""
+        requests = [
+            OpenDoor(
+                identity=self.authority.identity(name_of(each.node.index)),
+                authority=self.authority.certificate,
+                seconds=DOOR_SECONDS,
+            )
+            for each in behind
+        ]
+        doors = fleet.ask(behind, requests, ANSWER_SECONDS)
+        return [
+            door
+            if isinstance(door, OrchestratorError)
+            else Place(number=each.node.index, addresses=each.addresses, port=door.port)
+            for each, door in zip(behind, doors, strict=True)
+        ]
 
 
 @dataclass(frozen=True)

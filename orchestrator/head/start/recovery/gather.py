@@ -55,8 +55,7 @@ class Gathered:
 
     def ask(self, requests: Sequence[Request[A]], timeout: float) -> list[A]:
         """Ask each node its own request; one error names every node that failed."""
-        pairs = list(zip(self.channels, requests, strict=True))
-        results = fleet.everywhere(pairs, lambda pair: pair[0].ask(pair[1], timeout))
+        results = fleet.ask_channels(self.channels, requests, timeout)
         return all_answers(self.nodes, results)
 
 

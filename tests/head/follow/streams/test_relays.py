@@ -210,17 +210,13 @@ def test_a_relay_that_leads_elsewhere_is_found_out(
 ) -> None:
     """It connects the head with another node than the one that it wants: they stay as they are."""
     opened = open_nodes(3)
-    honest = relays.Switch.open_door
-    found: dict[int, Any] = {}
-    all_open = threading.Barrier(2)
+    honest = relays.Switch.open_doors
 
-    def crossed(self: relays.Switch, each: relays.Open) -> Any:
-        found[each.node.index] = honest(self, each)
-        all_open.wait(PATIENCE)
-        [other] = [place for index, place in found.items() if index != each.node.index]
-        return found[each.node.index].replace(port=other.port)
+    def crossed(self: relays.Switch, behind: Sequence[relays.Open]) -> Any:
+        one, other = cast("Any", honest(self, behind))
+        return [one.replace(port=other.port), other.replace(port=one.port)]
 
-    monkeypatch.setattr(relays.Switch, "open_door", crossed)
+    monkeypatch.setattr(relays.Switch, "open_doors", crossed)
     said: list[str] = []
     relays.hand_over(opened, LOCAL, said.append)
     assert not any(map(is_relayed, opened))
