@@ -45,6 +45,39 @@ def packed(entries: Iterable[Entry]) -> bytes:
     return b"\0".join(fields)
 
 
+GONE = b"-"  # the kind of a path that a difference takes away
+
+
+def difference(before: bytes, after: bytes) -> bytes:
+    """Return what makes one packed list of another: the entries that come, the paths that go."""
+    old, new = set(_rows(before)), set(_rows(after))
+    gone = {path for path, *_ in old} - {path for path, *_ in new}
+    come = [*(new - old), *((path, GONE, b"", b"", b"") for path in gone)]
+    return _joined(come)
+
+
+def applied(before: bytes, change: bytes) -> bytes:
+    """Return the packed list that a difference makes of another; its digest is to be compared."""
+    rows = {row[0]: row for row in _rows(before)}
+    for row in _rows(change):
+        if row[1] == GONE:
+            rows.pop(row[0], None)
+        else:
+            rows[row[0]] = row
+    return _joined(rows.values())
+
+
+def _rows(listing: bytes) -> Iterator[tuple[bytes, ...]]:
+    fields = listing.split(b"\0")
+    if fields.pop() or len(fields) % FIELDS:
+        raise Nonsense("no list of files")
+    return zip(*(fields[column::FIELDS] for column in range(FIELDS)))  # noqa: B905  3.9
+
+
+def _joined(rows: Iterable[tuple[bytes, ...]]) -> bytes:
+    return b"\0".join([*itertools.chain.from_iterable(sorted(rows)), b""])
+
+
 def digest_of(listing: bytes) -> str:
     """Return the name of the packed list."""
     return hashlib.sha256(listing).hexdigest()
@@ -54,11 +87,9 @@ def unpacked(listing: bytes) -> tuple[Entry, ...]:
     """Read a list from another machine; Nonsense where a path would lead out of the directory."""
     if len(listing) > LARGEST_LIST_BYTES:
         raise Nonsense(f"a list of {len(listing)} bytes")
-    fields = listing.split(b"\0")
-    if fields.pop() or len(fields) % FIELDS or len(fields) > FIELDS * MOST_ENTRIES:
+    if listing.count(b"\0") > FIELDS * MOST_ENTRIES:
         raise Nonsense("no list of files")
-    rows = zip(*(fields[column::FIELDS] for column in range(FIELDS)))  # noqa: B905  3.9
-    entries = tuple(_entry(*row) for row in rows)
+    entries = tuple(_entry(*row) for row in _rows(listing))
     _refuse_nested(entries)
     return entries
 

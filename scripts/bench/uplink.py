@@ -6,7 +6,8 @@
 The nodes are network namespaces of this machine with an sshd each; `tc tbf` limits what leaves the
 head. Nothing is on the nodes before. Our connections are open, and `with logins` has the whole
 process. The bytes are those of the head's link; `head` is the processor time of our process, or of
-all rsyncs and sshs there. With `--one-edit` each is repeated after one file was changed.
+all rsyncs and sshs there. With `--one-edit` each is repeated after one file was changed; then
+once more where our head does not know which list of files the nodes have.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from tests.clusters.netns import NetnsCluster
 
 FANOUT = {"from the head alone": "off", "from node to node": "auto"}
 WAYS = (*FANOUT, "rsync", "clush")
+WHOLE = "one edit, whole list"  # nobody knows which list the nodes have
+EDITS = ("one edit", WHOLE)
 COPIES = "copies"  # in each home
 
 
@@ -103,9 +106,12 @@ def measure(
                 for node in range(count):
                     shutil.rmtree(cluster.run_home(node) / "code", ignore_errors=True)
                     shutil.rmtree(cluster.home(node) / COPIES, ignore_errors=True)
-                for what in ("first", "one edit") if options.one_edit else ("first",):
-                    if what == "one edit":
-                        (tree / "0/file_0.py").write_text(f"edit {turn} {way}")
+                for what in ("first", *EDITS) if options.one_edit else ("first",):
+                    if what in EDITS:
+                        (tree / "0/file_0.py").write_text(f"{what} {turn} {way}")
+                    if what == WHOLE:
+                        for note in (place / "cache").rglob("*.list"):
+                            note.unlink()
                     progress(f"{count} nodes, round {turn}: {way}, {what}")
                     costs = samples.setdefault((way, what), [])
                     try:

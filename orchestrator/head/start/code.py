@@ -29,7 +29,7 @@ from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.nodes import Nodes, reach_all
 from orchestrator.head.start.request import Request
-from orchestrator.head.transfer.code import shared
+from orchestrator.head.transfer.code import former, shared
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import TRIES, Limits, Scan, changing
 from orchestrator.head.transfer.send import Sent
@@ -346,13 +346,14 @@ def send(
     progress = Progress("sending the code", tree.size * len(nodes))
     seen = progress.add if shown else lambda _: None
     passing_on = PassingOn.of(request.config.sync.fanout)
-    places = [Place(kind=STORE)] * len(nodes)
+    places, before = [Place(kind=STORE)] * len(nodes), former.read(tree.directory)
     try:
-        results = send_to_all(peers(nodes), places, tree, seen, passing_on, say)
+        results = send_to_all(peers(nodes), places, tree, seen, passing_on, say, before)
     finally:
         progress.clear()
     if changed := first_failed(results):
         raise Changed(changed)
+    former.keep(tree)
     return results
 
 

@@ -26,12 +26,16 @@ def cache() -> Path:
     return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "orchestrator"
 
 
+def note_of(directory: bytes, kind: str) -> Path:
+    """Return the file with what is remembered of a directory."""
+    return cache() / "trees" / f"{hashlib.sha256(directory).hexdigest()[:32]}.{kind}"
+
+
 class Index:
     """The digests of one directory's files, as they were when they were last read."""
 
     def __init__(self, directory: bytes) -> None:
-        name = hashlib.sha256(directory).hexdigest()[:32]
-        self.path = cache() / "trees" / f"{name}.json"
+        self.path = note_of(directory, "json")
         self.known: dict[str, Known] = {}
         self.seen: dict[str, Known] = {}
         with contextlib.suppress(OSError, ValueError, TypeError):

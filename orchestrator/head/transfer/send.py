@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import NodeError
+from orchestrator.head.connect.channel import Declined
 from orchestrator.head.transfer.contents import Batch, Contents, Starts
 from orchestrator.head.transfer.peer import Peer
 from orchestrator.head.transfer.tree import Sums, Tree
-from orchestrator.protocol.manifest import FILE, numbers_in
+from orchestrator.protocol.manifest import FILE, difference, digest_of, numbers_in
 from orchestrator.protocol.message import Nonsense
 from orchestrator.protocol.requests import transfer
+from orchestrator.protocol.requests.request import LACKING
 from orchestrator.protocol.requests.transfer import Begun, Lacking, Offer, Place, Taken
 
 if TYPE_CHECKING:
@@ -50,12 +52,22 @@ class Sent:
 class Outbox:
     """Holds what several nodes are sent: those that lack the same share its batches."""
 
-    def __init__(self, tree: Tree, sums: Sums | None = None) -> None:
+    def __init__(self, tree: Tree, before: bytes = b"", sums: Sums | None = None) -> None:
+        """Hold a tree; `before` is the list that the stores of the nodes may have already."""
         self.tree, self.sums = tree, sums or Sums(tree)
         self.packed = zlib.compress(tree.listing, 1)
+        self.before, self.change = "", b""
+        if before:
+            self.before = digest_of(before)
+            self.change = zlib.compress(difference(before, tree.listing), 1)
         self.lock = threading.Lock()  # of the contents
         self.contents: dict[tuple[tuple[int, int], ...], Contents] = {}
         self.pool: ThreadPoolExecutor | None = None
+
+    @property
+    def list_bytes(self) -> int:
+        """Return how much of the list goes to a node that has the one before, if there is one."""
+        return len(self.change or self.packed)
 
     def contents_from(self, starts: Starts) -> Contents:
         from concurrent.futures import ThreadPoolExecutor  # brings logging: 5 ms
@@ -94,8 +106,10 @@ class Sender:
     def offer(self, *, dry_run: bool = False, seconds: float = COMPARE_SECONDS) -> Lacking:
         """Send the list, and hear what is lacking, which is checked."""
         entries = self.outbox.tree.entries
-        self.peer.open.put(self.outbox.packed, PUT_SECONDS)
-        lacking = self.peer.open.ask(Offer(into=self.into, dry_run=dry_run), seconds)
+        lacking = self.offer_change(dry_run=dry_run, seconds=seconds)
+        if lacking is None:
+            self.peer.open.put(self.outbox.packed, PUT_SECONDS)
+            lacking = self.peer.open.ask(Offer(into=self.into, dry_run=dry_run), seconds)
         try:
             numbers = list(numbers_in(lacking.ranges, len(entries)))
         except Nonsense:
@@ -109,6 +123,20 @@ class Sender:
         self.lacking = lacking
         self.lacked = set(numbers) if self.lacked is None else self.lacked
         return lacking
+
+    def offer_change(self, *, dry_run: bool, seconds: float) -> Lacking | None:
+        """Send what is other in the list; None where the node has not the one before."""
+        if not self.outbox.before:
+            return None
+        before, after = self.outbox.before, self.outbox.tree.digest
+        offer = Offer(into=self.into, dry_run=dry_run, before=before, after=after)
+        self.peer.open.put(self.outbox.change, PUT_SECONDS)
+        try:
+            return self.peer.open.ask(offer, seconds)
+        except Declined as error:
+            if error.kind != LACKING:
+                raise
+            return None
 
     def took(self, taken: Taken) -> None:
         """Note what has come to the node from another one."""

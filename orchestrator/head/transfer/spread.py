@@ -85,12 +85,14 @@ def send_to_all(
     seen: Seen = lambda _: None,
     passing_on: PassingOn = NEVER,
     say: Say = lambda _: None,
+    before: bytes = b"",
 ) -> list[Sent | OrchestratorError]:
     """Send a tree to nodes; return what each lacked, or its error. seen() hears of the bytes.
 
-    The tree has all checksums, or nodes do not pass it on.
+    The tree has all checksums, or nodes do not pass it on. `before` is the list of a tree that
+    their stores may have.
     """
-    outbox = Outbox(tree)
+    outbox = Outbox(tree, before)
     pairs = zip(peers, places, strict=True)
     senders = [Sender(outbox, peer, into, seen) for peer, into in pairs]
     try:
@@ -109,7 +111,7 @@ def send(
     fleet.everywhere(senders[:WIDTH], lambda sender: sender.lacking or sender.offer())
     lacked = set[int]().union(*(sender.numbers() for sender in senders))
     size = sum(tree.entries[number].size for number in lacked)
-    if not passing_on.pays(count, size + len(senders[0].outbox.packed)):
+    if not passing_on.pays(count, size + senders[0].outbox.list_bytes):
         return fleet.everywhere(senders, Sender.go)
     served = ServedFromHere(say, "they are sent from here")
     results = Spread(senders, served).run()

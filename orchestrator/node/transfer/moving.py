@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import zlib
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from orchestrator.node.transfer.directory import Directory
 from orchestrator.node.transfer.receive import Incoming, Target, unzip
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import LARGEST_LIST_BYTES, Entry
+from orchestrator.protocol.requests.request import LACKING
 from orchestrator.protocol.requests.transfer import (
     HANDED,
     LARGEST_BATCH_BYTES,
@@ -116,8 +118,24 @@ class Moving(RoomState):
         """Say what is lacking of the files that are offered."""
         if self.offered is not None:
             self.offered.abandon()
-        self.offered = self.begin(request.into, unzip(packed, LARGEST_LIST_BYTES))
+        listing = unzip(packed, LARGEST_LIST_BYTES)
+        if request.before:
+            listing = self.changed(request, listing)
+        self.offered = self.begin(request.into, listing)
         return self.offered.compare(dry_run=request.dry_run)
+
+    def changed(self, request: Offer, change: bytes) -> bytes:
+        """Return the list that a difference makes of the one that the store has."""
+        from orchestrator.node.transfer.code.checkout import CodeVisit
+        from orchestrator.node.transfer.code.store import Incomplete
+
+        with contextlib.suppress(Incomplete):
+            listing = manifest.applied(
+                self.visit.of(CodeVisit).store.listing(request.before), change
+            )
+            if manifest.digest_of(listing) == request.after:
+                return listing
+        raise Refusal("the list before is not here", LACKING)
 
     def contents(self, request: Contents, packed: bytes | bytearray) -> Written:
         """Write what came; the answer to the last request says that all is written."""

@@ -71,11 +71,14 @@ class Lacking(Message):
 class Offer(Request[Lacking], do="offer"):
     """Compare what is here with the manifest, packed in the pieces before, and say what is lacking.
 
-    Directories and links are made at once.
+    Directories and links are made at once. With `before`, the pieces say how the manifest differs
+    from one that a store has; refused as LACKING where it has not, or another one comes of it.
     """
 
     into: Place
     dry_run: bool = False  # make nothing
+    before: str = ""  # the digest of the former manifest,
+    after: str = ""  # and of this one
 
 
 class Written(Message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,10 +19,11 @@ from orchestrator.head.connect.reach import Reached, open_channel
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.transfer import contents
-from orchestrator.head.transfer.code import shared
+from orchestrator.head.transfer.code import former, shared
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import Limits, Scan
 from orchestrator.head.transfer.contents import Batch, Contents
+from orchestrator.head.transfer.index import note_of
 from orchestrator.head.transfer.send import Outbox, Sent
 from orchestrator.head.transfer.spread import NEVER, PassingOn, first_failed, peers, send_to_all
 from orchestrator.head.transfer.tree import Tree
@@ -108,6 +110,44 @@ def test_each_node_gets_what_it_lacks(work: Path, nodes: list[Reached]) -> None:
         assert (checked.tree, checked.differ) == (edited.digest, ())
         for name, content in {**FILES, "a.py": b"a = 2\n"}.items():
             assert (Path(checked.workdir) / name).read_bytes() == content
+
+
+def test_of_a_list_that_a_node_has_only_what_is_other_goes(
+    work: Path, nodes: list[Reached], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that has not the list before, or another one, is sent the whole."""
+    tree = scan(work)
+    assert send_tree(nodes[:1], tree) == [(tree.files, tree.size)]
+    (work / "a.py").write_bytes(b"a = 2\n")
+    (work / "many/7").unlink()
+    edited = scan(work)
+    put: list[tuple[NodeChannel, int]] = []
+    real = NodeChannel.put
+
+    def spy(self: NodeChannel, data: bytes, timeout: float) -> None:
+        put.append((self, len(data)))
+        real(self, data, timeout)
+
+    monkeypatch.setattr(NodeChannel, "put", spy)
+    places = [Place(kind=STORE)] * 2
+    results = send_to_all(peers(nodes), places, edited, before=tree.listing)
+    assert [isinstance(sent, Sent) and sent.files for sent in results] == [1, edited.files]
+    whole, (first, second) = (
+        len(zlib.compress(edited.listing, 1)),
+        [[size for channel, size in put if channel is node.channel] for node in nodes],
+    )
+    assert first[0] < 200 < whole and second[:2] == [first[0], whole]
+    for node in nodes:
+        assert check_out(node.channel, edited).tree == edited.digest
+
+
+def test_the_list_that_was_sent_last_is_remembered(work: Path) -> None:
+    tree = scan(work)
+    assert former.read(tree.directory) == b""
+    former.keep(tree)
+    assert former.read(tree.directory) == tree.listing
+    note_of(tree.directory, former.KIND).write_bytes(b"damaged")
+    assert former.read(tree.directory) == b""
 
 
 def test_what_arrived_before_a_cut_stays(

@@ -195,7 +195,11 @@ class Store:
                 os.unlink(path)
 
     def tree(self, digest: str) -> tuple[Entry, ...]:
-        """Return the list of a tree that was here."""
+        """Return the entries of a tree that was here."""
+        return manifest.unpacked(self.listing(digest))
+
+    def listing(self, digest: str) -> bytes:
+        """Return the packed list of a tree that was here."""
         path = self._tree(digest)
         try:
             with files.open_plain(os.fsdecode(path)) as file:
@@ -208,7 +212,7 @@ class Store:
         if manifest.digest_of(listing) != digest:
             os.unlink(path)
             raise Incomplete(digest)
-        return manifest.unpacked(listing)
+        return listing
 
     def _tree(self, digest: str) -> bytes:
         if not manifest.HEXADECIMAL.fullmatch(digest.encode()):
