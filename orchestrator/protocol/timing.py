@@ -13,8 +13,9 @@ SERVER_BEAT = 1.0  # the node's server says something so often,
 HEAD_PATIENCE_SECONDS = 8.0  # and is lost to the head after so long without a word
 HEAD_BEAT_SECONDS = 10.0  # the head asks for the time so often,
 SERVER_PATIENCE = 60.0  # and the server leaves a head that is silent for so long
+LOOK_SECONDS = 2.0  # between two questions of the head's what has grown on a node
 # Through a relay: it knows from the kernel's own signs of life whether the node is there.
-RELAYED_BEAT = 20.0
+RELAYED_BEAT = 20.0  # either end says something so often
 RELAYED_PATIENCE_SECONDS = 50.0
 
 # -- the end of a job --

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -30,10 +31,11 @@ from ground import machine, progress, table
 
 from orchestrator.head.connect import fleet, tasks
 from orchestrator.head.connect.beats import beats
-from orchestrator.head.connect.channel import NodeChannel, Silent
+from orchestrator.head.connect.channel import DIRECT, NodeChannel
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.follow.streams import relays
-from orchestrator.head.follow.streams.follower import TURN_SECONDS
+from orchestrator.head.follow.streams.follower import Connected, Lost, News, NodeFollower
+from orchestrator.head.follow.streams.node_logs import AppendOnly, NodeLogs
 from orchestrator.head.follow.streams.relayed import RelayedConnection
 from orchestrator.node.follow.relay.door import Door
 from orchestrator.node.peers.peers import listen
@@ -43,10 +45,13 @@ from orchestrator.protocol.frames import JSON, Splitter
 from orchestrator.protocol.message import decode, encode
 from orchestrator.protocol.requests import follow
 from orchestrator.protocol.requests.request import Beat, Heartbeat
-from orchestrator.protocol.timing import HEAD_BEAT_SECONDS, RELAYED_BEAT
+from orchestrator.protocol.requests.transfer import OutputFiles, Outputs
+from orchestrator.protocol.timing import RELAYED_BEAT
+from orchestrator.records import experiments
 from orchestrator.records.experiment import NodeRecord
 
 ROUNDS = 5
+SETTLE_SECONDS = 30.0  # until nodes that write nothing are seldom asked for it
 REST_SECONDS = 30.0
 ANSWER_SECONDS = 60.0
 
@@ -80,7 +85,11 @@ class Leaf:
 
     def answer(self, asked: dict[str, Any], wanted: selectors.BaseSelector) -> None:
         number, do = asked.pop("id"), asked.pop("do")
-        said: dict[str, Any] = {"time": time.time()} if do == Beat.do else {}
+        said: dict[str, Any] = {}
+        if do in (Beat.do, follow.Follow.do):
+            said = {"time": time.time()}
+        elif do == Outputs.do:
+            said = encode(OutputFiles(files=(), place=""))
         if do == follow.OpenDoor.do:
             listener = listen(avoid=0)
             assert listener is not None
@@ -134,7 +143,7 @@ class Direct(NodeChannel):
         self.rest = memoryview(b"")
         self.sending = tasks.Lock()
         self.count, self.posted_at, self.pending = 0, 0.0, {}
-        self.patience = ANSWER_SECONDS
+        self.pace = DIRECT
 
     def _errors(self) -> str:
         return ""
@@ -144,27 +153,11 @@ def of_leaf(index: int) -> NodeRecord:
     return NodeRecord(index, f"leaf{index}", "localhost", None, None, "127.0.0.1", "", index, 1)
 
 
-class Follower:
-    """Reads a channel as a job's follower does, until it ends."""
+class Shared(AppendOnly):
+    """A log of all nodes, as nothing is written: two files for each are more than some limits."""
 
-    def __init__(self, channel: NodeChannel) -> None:
-        self.channel = channel
-        self.answered = 0
-        tasks.WORK.start(self.run)
-
-    def run(self) -> None:
-        next_beat = 0.0
-        while True:
-            try:
-                if time.monotonic() >= next_beat:
-                    next_beat = time.monotonic() + HEAD_BEAT_SECONDS
-                    self.channel.post(Beat())
-                self.channel.message(time.monotonic() + TURN_SECONDS, "silent")
-                self.answered += 1
-            except Silent:
-                continue
-            except Exception:  # noqa: BLE001  the end of the bench
-                return
+    def close(self) -> None:
+        pass
 
 
 @contextmanager
@@ -194,18 +187,15 @@ def measure(count: int, in_a_process: int) -> list[str]:
         progress(f"{len(behind)} are behind {count - len(behind)} relays")
         rounds = sorted(gather(behind) for _ in range(ROUNDS))
         wall, head = rounds[ROUNDS // 2]
-        rest = at_rest(behind)
-        size = memory_mb("VmRSS"), memory_mb("VmHWM")
-        for each in behind:
-            each.channel.connection.close()
+        rest, size, most = at_rest(behind)
     return [
         *(f"{count:,}", f"{count - len(behind):,}", f"{over[0]:.1f} s", f"{over[1]:.1f} s"),
         *(
             f"{wall:.2f} s",
             f"{head:.2f} s",
             f"{rest:.0%}",
-            f"{size[0]:.0f} MB",
-            f"{size[1]:.0f} MB",
+            f"{size:.0f} MB",
+            f"{most:.0f} MB",
         ),
     ]
 
@@ -218,16 +208,34 @@ def gather(opened: Sequence[relays.Open]) -> tuple[float, float]:
     return time.monotonic() - began, time.process_time() - spent
 
 
-def at_rest(opened: Sequence[relays.Open]) -> float:
-    """Follow all nodes while nothing happens: the part of a core that this takes."""
-    followers = [Follower(each.channel) for each in opened]
-    for each in opened:
+def at_rest(opened: Sequence[relays.Open]) -> tuple[float, float, float]:
+    """Follow all nodes at rest: the part of a core, the memory, and what it was at most."""
+    experiment = experiments.create(Path(tempfile.mkdtemp()), "rest")
+    files = (experiment.log(opened[0].node), experiment.ranks(opened[0].node))
+    logs = NodeLogs(*map(Shared, files))
+    news: Counter[type[News]] = Counter()
+    followers = [
+        NodeFollower(
+            *(LocalTransport(), "job", each.node, experiment),
+            *(lambda item: news.update([type(item)]), each.channel),
+            logs=logs,
+        )
+        for each in opened
+    ]
+    for follower, each in zip(followers, opened, strict=True):
         beats.keep(each.channel)
+        follower.start()
+    while news[Connected] < len(opened):
+        time.sleep(0.1)
+    time.sleep(SETTLE_SECONDS)
     spent, began = time.process_time(), time.monotonic()
     time.sleep(REST_SECONDS)
     used = (time.process_time() - spent) / (time.monotonic() - began)
-    progress(f"{sum(each.answered for each in followers)} words came at rest")
-    return used
+    size = memory_mb("VmRSS"), memory_mb("VmHWM")
+    assert not news[Lost], f"{news[Lost]} nodes were lost at rest"
+    for follower in followers:
+        follower.close()
+    return used, *size
 
 
 def memory_mb(field: str) -> float:

@@ -36,6 +36,8 @@ from orchestrator.protocol.requests.request import (
 from orchestrator.protocol.timing import (
     HEAD_BEAT_SECONDS,
     HEAD_PATIENCE_SECONDS,
+    LOOK_SECONDS,
+    RELAYED_BEAT,
     RELAYED_PATIENCE_SECONDS,
 )
 from orchestrator.protocol.version import OWN
@@ -139,6 +141,18 @@ class NotActive(NodeError):
     """The node is there, and its environment cannot be activated."""
 
 
+class Pace(NamedTuple):
+    """How often the two ends of a channel hear from each other, in seconds."""
+
+    beat: float  # between two signs of life of the head's
+    look: float  # between two questions what has grown on a node where nothing grows
+    patience: float  # without a word from the server
+
+
+DIRECT = Pace(HEAD_BEAT_SECONDS, LOOK_SECONDS, HEAD_PATIENCE_SECONDS)
+RELAYED = Pace(RELAYED_BEAT, RELAYED_BEAT, RELAYED_PATIENCE_SECONDS)
+
+
 def nonsense(error: Nonsense) -> NodeError:
     return NodeError(f"the node broke the protocol: {error}")
 
@@ -152,7 +166,7 @@ class NodeChannel:
         self.nonce = f"orchestrator-{secrets.token_hex(8)}"
         self.rest = memoryview(b"")
         self.sending = tasks.Lock()
-        self.patience = HEAD_PATIENCE_SECONDS  # without a word from the server
+        self.pace = DIRECT
         self.count, self.posted_at = 0, 0.0
         self.pending: dict[int, Request[Any]] = {}  # number -> request that is not answered yet
         self.channel: Channel = connection.run(
@@ -252,7 +266,7 @@ class NodeChannel:
 
     def beat_if_quiet(self) -> None:
         """Do so, unless the node has heard something not long ago."""
-        if time.monotonic() - self.posted_at > HEAD_BEAT_SECONDS / 2:
+        if time.monotonic() - self.posted_at > self.pace.beat:
             self.beat()
 
     def answer_of(self, answer: Answered) -> tuple[Request[Any], Message]:
@@ -346,7 +360,7 @@ class NodeChannel:
     def change_ways(self, connection: Connection, channel: Channel) -> None:
         """Go on by way of a relay; the server does so after its last answer."""
         self.connection, self.channel = connection, channel
-        self.patience = RELAYED_PATIENCE_SECONDS
+        self.pace = RELAYED
 
     def close(self) -> None:
         beats.drop(self)

@@ -50,7 +50,6 @@ from orchestrator.protocol.requests.request import (
 from orchestrator.protocol.requests.start import Wanted
 from orchestrator.protocol.requests.transfer import WrittenPlace
 from orchestrator.protocol.timing import (
-    HEAD_BEAT_SECONDS,
     HEAD_PATIENCE_SECONDS,
     SERVER_PATIENCE,
     SWEEP_PATIENCE_SECONDS,
@@ -60,7 +59,6 @@ from orchestrator.records.experiment import Experiment, NodeRecord
 CLOCK_READS = 3  # the shortest round trip of these tells best
 RETRY_TIMEOUT_SECONDS = 5.0
 BEATS_IN_PATIENCE = 4
-TURN_SECONDS = 4.0  # without a word, between two looks at what is due
 GIVE_SECONDS = 2.0
 LONGEST_EVENT_BYTES = 1 << 24
 
@@ -239,7 +237,7 @@ class NodeFollower:
 
     def _begin(self, channel: NodeChannel) -> None:
         self.event_rest = b""
-        self.growing.begin()
+        self.growing.begin(channel.pace.look)
         for _ in range(CLOCK_READS):
             sent = time.monotonic()
             answer = channel.ask(Beat(), HEAD_PATIENCE_SECONDS)
@@ -258,7 +256,8 @@ class NodeFollower:
         self.post(Connected(self.node.index, self.clock.offset))
 
     def _stream(self, channel: NodeChannel) -> None:
-        silence = f"no word for {channel.patience:.0f} s"
+        patience = channel.pace.patience
+        silence = f"no word for {patience:.0f} s"
         self.heard_at = time.monotonic()
         while True:
             self._beat(channel)
@@ -267,13 +266,13 @@ class NodeFollower:
             if question is not None:
                 channel.post(question)
             try:
-                kind, size = channel.header(time.monotonic() + TURN_SECONDS, silence)
+                kind, size = channel.header(self._due(patience), silence)
             except Silent:
-                if time.monotonic() - self.heard_at < channel.patience:
+                if time.monotonic() - self.heard_at < patience:
                     continue
                 raise
             self.heard_at = time.monotonic()
-            deadline = self.heard_at + 2 * channel.patience
+            deadline = self.heard_at + 2 * patience
             if kind in (LOG, RANKS):
                 self._append(channel, self.text if kind == LOG else self.ranks, size)
                 continue
@@ -293,11 +292,15 @@ class NodeFollower:
             elif isinstance(message, Refused):
                 self.growing.refused(channel.pending.pop(message.id, None))
 
+    def _due(self, patience: float) -> float:
+        """Return until when there is nothing to do unless the node says something."""
+        return min(*(self.next_beat, self.growing.due, self.printed.due), self.heard_at + patience)
+
     def _beat(self, channel: NodeChannel) -> None:
         """Send a sign of life: the server leaves when it hears nothing for a minute."""
         if time.monotonic() >= self.next_beat:
             patience = self.patience or SERVER_PATIENCE
-            self.next_beat = time.monotonic() + min(HEAD_BEAT_SECONDS, patience / BEATS_IN_PATIENCE)
+            self.next_beat = time.monotonic() + min(channel.pace.beat, patience / BEATS_IN_PATIENCE)
             sent = time.monotonic()
             self.beats[channel.post(Beat())] = sent
 
@@ -313,16 +316,18 @@ class NodeFollower:
                 self.post(ClockRead(self.node.index, self.clock.offset))
 
     def _append(self, channel: NodeChannel, file: AppendOnly, size: int) -> None:
-        silence = f"no word for {channel.patience:.0f} s"
-        head = channel.exactly(OFFSET.size, time.monotonic() + channel.patience, silence)
+        patience = channel.pace.patience
+        silence = f"no word for {patience:.0f} s"
+        head = channel.exactly(OFFSET.size, time.monotonic() + patience, silence)
         (offset,) = OFFSET.unpack(head)
         if offset != file.size:
             raise NodeError(f"it sent bytes from {offset} on, {file.size} are here")
         size -= OFFSET.size
         while size:
-            data = channel.some(size, time.monotonic() + channel.patience, silence)
+            data = channel.some(size, time.monotonic() + patience, silence)
             self._keep(channel, file, data)
             size -= len(data)
+        self.printed.grew()
         self.post(Grew(self.node.index))
 
     def _keep(self, channel: NodeChannel, file: AppendOnly, data: memoryview) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import time
@@ -59,7 +60,8 @@ class Printed:
         self.tellers: dict[str, Teller] = {}
         self.lost: LostLoss | None = None
         self.learn(log)
-        self.next_look = 0.0
+        self.looked = 0.0
+        self.due = math.inf  # the next look, where there is more
 
     def learn(self, log: LogFile) -> None:
         """Learn how the program counts from its first lines: an epoch 2 alone is ambiguous."""
@@ -74,12 +76,15 @@ class Printed:
         }
         self.lost = None  # whoever read that has told of it
 
+    def grew(self) -> None:
+        self.due = self.looked + LOOK_SECONDS
+
     def check(self, offset: float, *, last: bool = False) -> None:
         """Write down what is new; `offset`: the node's clock minus ours."""
         now = time.monotonic()
-        if not last and now < self.next_look:
+        if not last and now < self.due:
             return
-        self.next_look = now + LOOK_SECONDS
+        self.looked, self.due = now, math.inf
         if not self.reader.behind() or trainers.measured(self.outputs):
             return
         self.reader.skip_near_end(MOST_BYTES)

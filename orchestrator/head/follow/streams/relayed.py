@@ -27,7 +27,7 @@ class RelayedStream:
     def __init__(self, relay: RelayChannel, node: int, sealed: Sealed) -> None:
         self.relay, self.node, self.sealed = relay, node, sealed
         self.changed = tasks.Condition()
-        self.came: deque[bytes] = deque()
+        self.came: list[bytes] = []
         self.rest = memoryview(b"")
         self.window = WINDOW_BYTES  # that the relay still takes
         self.taken = 0  # since the relay was told last
@@ -93,7 +93,7 @@ class RelayedStream:
         """Wait for what the relay brings next, and let it bring as many bytes more."""
         with self.changed:
             self._wait(lambda: bool(self.came))
-            data = self.came.popleft()
+            data = self.came.pop(0)
         self.taken += len(data)
         if self.taken >= TAKEN_BYTES:
             self.relay.send(Load(self.node, self.taken, False, b""))

@@ -21,7 +21,6 @@ import math
 import os
 import re
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -41,10 +40,10 @@ from orchestrator.protocol.requests.transfer import (
     OutputSum,
     SumOutput,
 )
+from orchestrator.protocol.timing import LOOK_SECONDS
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.metrics import trainers
 
-LOOK_SECONDS = 2.0  # between two questions what has grown
 SEAM_BYTES = 512  # more than a line of metrics, which has its time
 READ_AND_WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 GROWS = re.compile(r".*\.(jsonl|csv|tsv)|(.*/)?[^/]*tfevents[^/]*|profile/.*")
@@ -66,8 +65,9 @@ class GrowingFiles:
         self.seams: dict[str, bytes] = {}  # the last bytes that were taken of a continued file
         self.foreign: set[str] = set()  # paths that hold something else here
         self.next_look = 0.0
+        self.pause = self.longest = LOOK_SECONDS  # between two looks
         self.asked = False
-        self.questions: deque[Request[Any]] = deque()
+        self.questions: list[Request[Any]] = []
 
     def is_continued(self, path: str) -> bool:
         """Tell whether it holds the metrics of a rank of this node since an earlier attempt."""
@@ -89,20 +89,31 @@ class GrowingFiles:
             except Declined:
                 self.refused(question)
 
-    def begin(self) -> None:
-        """Begin anew, after a connection that broke with a question on its way."""
+    def begin(self, longest: float = LOOK_SECONDS) -> None:
+        """Begin anew, after a connection that broke with a question on its way.
+
+        Where nothing grows, the pause between two looks does, up to the longest.
+        """
         self.questions.clear()
+        self.pause, self.longest = LOOK_SECONDS, longest
         self.asked, self.next_look = False, time.monotonic() + LOOK_SECONDS
+
+    @property
+    def due(self) -> float:
+        """Return when there is something to ask."""
+        return math.inf if self.asked else 0.0 if self.questions else self.next_look
 
     def question(self) -> Request[Any] | None:
         """Return what is to be asked next, if it is time and nothing is on its way."""
-        if self.asked:
+        now = time.monotonic()
+        if now < self.due:
             return None
-        if not self.questions and time.monotonic() >= self.next_look:
-            self.next_look = time.monotonic() + LOOK_SECONDS
+        if not self.questions:
+            self.next_look = now + self.pause
+            self.pause = min(2 * self.pause, self.longest)
             self.questions.append(self.listing)
         self.asked = bool(self.questions)
-        return self.questions.popleft() if self.questions else None
+        return self.questions.pop(0) if self.questions else None
 
     def refused(self, request: Request[Any] | None) -> None:
         if isinstance(request, (Outputs, Output, SumOutput)):
@@ -114,6 +125,8 @@ class GrowingFiles:
             if isinstance(answer, OutputFiles):
                 self._look(answer)
             elif isinstance(request, Output) and isinstance(answer, OutputPiece):
+                self.pause = LOOK_SECONDS
+                self.next_look = min(self.next_look, time.monotonic() + LOOK_SECONDS)
                 self._take(request, answer.data)
             elif isinstance(request, SumOutput) and isinstance(answer, OutputSum):
                 self._compare(request, answer)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import DIRECT, Pace, Silent
 from orchestrator.head.follow.streams import follower as following
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.node_logs import open_logs
 from orchestrator.protocol.requests.follow import Stop
+from orchestrator.protocol.requests.request import Beat
+from orchestrator.protocol.requests.transfer import Outputs
 from orchestrator.protocol.timing import HEAD_BEAT_SECONDS
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NodeRecord
@@ -49,7 +52,42 @@ def test_a_head_beats_as_often_as_the_node_expects(
         assert follower.next_beat == now + beat
 
 
+class Quiet:
+    """A node that says nothing; time goes by where something is waited for."""
+
+    pace = Pace(beat=10.0, look=3.0, patience=25.0)
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.posted: list[tuple[float, type]] = []
+
+    def post(self, request: Any) -> int:
+        self.posted.append((self.now - 1000.0, type(request)))
+        return len(self.posted)
+
+    def header(self, deadline: float, silence: str) -> NoReturn:
+        assert deadline > self.now, "it would run in circles"
+        self.now = deadline
+        raise Silent(silence)
+
+
+def test_a_follower_wakes_when_something_is_due_and_loses_who_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = cast("Any", Quiet())
+    monkeypatch.setattr(following.time, "monotonic", lambda: channel.now)
+    directory = experiments.create(tmp_path, "run")
+    follower = NodeFollower(cast("Any", None), "run-1", NODES[0], directory, print)
+    follower.growing.begin(channel.pace.look)
+    with pytest.raises(Silent, match="no word for 25 s"):
+        follower._stream(channel)
+    assert channel.posted == [(0.0, Beat), (2.0, Outputs), (10.0, Beat), (20.0, Beat)]
+    assert channel.now == 1025.0
+
+
 class Beats:
+    pace = DIRECT
+
     def post(self, request: object) -> int:
         return 1
 

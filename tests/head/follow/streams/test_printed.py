@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from orchestrator.head.follow.streams import printed
 from orchestrator.head.follow.streams.printed import LostLoss, Printed
@@ -43,6 +46,27 @@ def test_each_rank_that_tells_its_steps_has_a_file(tmp_path: Path) -> None:
     assert Printed(log, tmp_path).lost is None, "the head before has said so"
     assert lines(tmp_path, 1) == [{"rank": 1, "step": 4, "steps": 8, "loss": 0.25}]
     assert list(trainers.every(tmp_path / "outputs")[1]) == [0, 1]
+
+
+def test_a_log_is_looked_at_when_it_has_grown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(printed.time, "monotonic", lambda: now)
+    log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
+    reading = Printed(log, tmp_path)
+    assert reading.due == math.inf
+    for step in (1, 2):
+        append(log, "0", f"step {step} loss 1\n")
+        reading.grew()
+        reading.check(0.0)
+        if step == 2:
+            assert len(lines(tmp_path, 0)) == 1, "too early"
+            assert reading.due == now + printed.LOOK_SECONDS
+            now = reading.due
+            reading.check(0.0)
+        assert len(lines(tmp_path, 0)) == step
+        assert reading.due == math.inf
 
 
 def test_a_program_that_measures_by_itself_is_believed(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from orchestrator.common.errors import CheckFailed, NodeError
-from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.channel import DIRECT, RELAYED, NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessChannel
 from orchestrator.head.follow.streams import relayed, relays
@@ -92,6 +92,10 @@ def sha(data: bytes) -> str:
 
 def ask(each: relays.Open, request: Request[Any]) -> Message:
     return cast("Message", each.channel.ask(request, PATIENCE))
+
+
+def test_who_is_behind_a_relay_is_asked_less_often(behind: Sequence[relays.Open]) -> None:
+    assert [each.channel.pace for each in behind] == [DIRECT, RELAYED, RELAYED]
 
 
 def test_what_is_large_passes_in_both_directions(
