@@ -15,6 +15,7 @@ import json
 import os
 import resource
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -32,11 +33,11 @@ from ground import machine, progress, table
 from orchestrator.head.connect import fleet, tasks
 from orchestrator.head.connect.beats import beats
 from orchestrator.head.connect.channel import DIRECT, NodeChannel
-from orchestrator.head.connect.subprocess_transport import LocalTransport
+from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessChannel
 from orchestrator.head.follow.streams import relays
 from orchestrator.head.follow.streams.follower import Connected, Lost, News, NodeFollower
 from orchestrator.head.follow.streams.node_logs import AppendOnly, NodeLogs
-from orchestrator.head.follow.streams.relayed import RelayedConnection
+from orchestrator.head.follow.streams.relayed import RelayedConnection, RelayedStream
 from orchestrator.node.follow.relay.door import Door
 from orchestrator.node.peers.peers import listen
 from orchestrator.node.server.visit import Refusal
@@ -187,7 +188,7 @@ def measure(count: int, in_a_process: int) -> list[str]:
         progress(f"{len(behind)} are behind {count - len(behind)} relays")
         rounds = sorted(gather(behind) for _ in range(ROUNDS))
         wall, head = rounds[ROUNDS // 2]
-        rest, size, most = at_rest(behind)
+        rest, size, most, lost = at_rest(behind)
     return [
         *(f"{count:,}", f"{count - len(behind):,}", f"{over[0]:.1f} s", f"{over[1]:.1f} s"),
         *(
@@ -196,6 +197,7 @@ def measure(count: int, in_a_process: int) -> list[str]:
             f"{rest:.0%}",
             f"{size:.0f} MB",
             f"{most:.0f} MB",
+            f"{lost:.1f} s",
         ),
     ]
 
@@ -208,7 +210,7 @@ def gather(opened: Sequence[relays.Open]) -> tuple[float, float]:
     return time.monotonic() - began, time.process_time() - spent
 
 
-def at_rest(opened: Sequence[relays.Open]) -> tuple[float, float, float]:
+def at_rest(opened: Sequence[relays.Open]) -> tuple[float, float, float, float]:
     """Follow all nodes at rest: the part of a core, the memory, and what it was at most."""
     experiment = experiments.create(Path(tempfile.mkdtemp()), "rest")
     files = (experiment.log(opened[0].node), experiment.ranks(opened[0].node))
@@ -233,9 +235,25 @@ def at_rest(opened: Sequence[relays.Open]) -> tuple[float, float, float]:
     used = (time.process_time() - spent) / (time.monotonic() - began)
     size = memory_mb("VmRSS"), memory_mb("VmHWM")
     assert not news[Lost], f"{news[Lost]} nodes were lost at rest"
+    seconds = until_lost(opened[0], news)
     for follower in followers:
         follower.close()
-    return used, *size
+    return used, *size, seconds
+
+
+def until_lost(behind: relays.Open, news: Counter[type[News]]) -> float:
+    """Stop a relay as it stands: the seconds until all followers of those behind it know."""
+    relay = cast("RelayedStream", behind.channel.channel).relay
+    process = cast("ProcessChannel", relay.channel.channel).process
+    assert process is not None
+    count, began = len(relay.streams), time.monotonic()
+    os.killpg(process.pid, signal.SIGSTOP)
+    try:
+        while news[Lost] < count:
+            time.sleep(0.01)
+        return time.monotonic() - began
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def memory_mb(field: str) -> float:
@@ -257,7 +275,7 @@ def main() -> None:
         be_leaves(options.be[0], int(options.be[1]))
         return
     heading = ["nodes", "relays", "handed over", "head", "all asked", "head", "at rest", "memory",
-               "at most"]  # fmt: skip
+               "at most", "relay lost"]  # fmt: skip
     rows = [measure(count, options.in_a_process) for count in options.leaves]
     print(f"{machine()}\n\n{table(heading, rows)}")
 

@@ -7,18 +7,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from functools import partial
+from typing import NoReturn, TypeVar
 
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import tasks
-from orchestrator.head.connect.channel import NodeChannel, read_message
+from orchestrator.head.connect.channel import NodeChannel, Silent, read_message
 from orchestrator.node.follow.relay.sealed import Sealed
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import CARRIED, CARRIED_CHUNK_BYTES, JSON, WINDOW_BYTES, Load
 from orchestrator.protocol.requests.request import Answered
-from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS
+from orchestrator.protocol.timing import RELAY_PATIENCE_SECONDS
 
 TAKEN_BYTES = WINDOW_BYTES // 4  # before the relay hears that it may send as many more
+
+T = TypeVar("T")
 
 
 class RelayedStream:
@@ -168,10 +171,8 @@ class RelayChannel:
     def read(self) -> None:
         try:
             while True:
-                silence = f"no word for {HEAD_PATIENCE_SECONDS:.0f} s"
-                deadline = time.monotonic() + HEAD_PATIENCE_SECONDS
-                kind, size = self.channel.header(deadline, silence)
-                data = self.channel.exactly(size, deadline, silence)
+                kind, size = self.patiently(self.channel.header)
+                data = self.patiently(partial(self.channel.exactly, size))
                 if kind == CARRIED:
                     self.deliver(frames.load(data))
                 elif kind == JSON and isinstance(message := read_message(data), Answered):
@@ -179,16 +180,33 @@ class RelayChannel:
         except NodeError as error:
             self.break_off(error.what)
 
+    def patiently(self, read: Callable[[float, str], T]) -> T:
+        """Read until a deadline, as often as it takes while any bytes come.
+
+        Silence is waited for twice: what has come may lie here, where this process was late itself.
+        """
+        silences = 0
+        while True:
+            before = len(self.channel.rest)
+            deadline = time.monotonic() + RELAY_PATIENCE_SECONDS / 2
+            try:
+                return read(deadline, f"no word for {RELAY_PATIENCE_SECONDS:.0f} s")
+            except Silent:
+                silences = 0 if len(self.channel.rest) > before else silences + 1
+                if silences == 2:
+                    raise
+
     def deliver(self, load: Load) -> None:
         stream = self.streams.get(load.node)
         if stream is not None:
             stream.deliver(load)
 
     def break_off(self, why: str) -> None:
-        """Let everybody behind this relay know that it is lost."""
-        self.channel.connection.close()
-        for stream in list(self.streams.values()):
+        """Let everybody behind this relay know that it is lost, before anything else that waits."""
+        behind, self.streams = list(self.streams.values()), {}  # they hang up on nobody any more
+        for stream in behind:
             stream.break_off(f"its relay {self.name} is lost: {why}")
+        self.channel.connection.close()
 
     def send(self, load: Load) -> None:
         """Send to the relay; an OSError where it is lost.

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from orchestrator.common.errors import CheckFailed, NodeError
-from orchestrator.head.connect.channel import DIRECT, RELAYED, NodeChannel
+from orchestrator.head.connect.channel import DIRECT, RELAYED, NodeChannel, Silent
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessChannel
 from orchestrator.head.follow.streams import relayed, relays
@@ -33,6 +33,7 @@ from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import OpenDoor
 from orchestrator.protocol.requests.request import Beat, Request
 from orchestrator.protocol.requests.transfer import Files, Output
+from orchestrator.protocol.timing import RELAY_PATIENCE_SECONDS, SERVER_BEAT
 from orchestrator.records.experiment import NodeRecord
 from tests.node.running import PATIENCE, wait_until
 
@@ -140,19 +141,42 @@ def test_a_relay_that_is_killed_is_named(behind: Sequence[relays.Open]) -> None:
     ask(behind[0], Beat())  # its own channel is another
 
 
-def test_a_relay_that_is_silent_is_lost(
-    open_nodes: Callable[[int], list[relays.Open]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(relayed, "HEAD_PATIENCE_SECONDS", 3.0)
-    opened = open_nodes(2)
-    relays.hand_over(opened, LOCAL, print)
-    pid = server_pid(stream_of(opened[1]).relay.channel)
+def test_a_relay_that_is_silent_is_lost(behind: Sequence[relays.Open]) -> None:
+    """It has three beats for a word, and all behind it hear of its end at once."""
+    assert RELAY_PATIENCE_SECONDS >= 3 * SERVER_BEAT
+    pid = server_pid(stream_of(behind[1]).relay.channel)
     os.killpg(pid, signal.SIGSTOP)
     try:
-        with pytest.raises(NodeError, match="its relay node0 is lost: no word for 3 s"):
-            ask(opened[1], Beat())
+        for each in behind[1:]:
+            with pytest.raises(NodeError, match="its relay node0 is lost: no word for 3 s"):
+                ask(each, Beat())
     finally:
         os.killpg(pid, signal.SIGCONT)
+
+
+class Reading:
+    """The head's channel to a relay, from which bytes come as they are listed; 0: none in time."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes, self.rest = list(sizes), b""
+
+    def read(self, deadline: float, silence: str) -> bytes:
+        self.rest += bytes(self.sizes.pop(0))
+        if len(self.rest) < 4:
+            raise Silent(silence)
+        return self.rest
+
+
+@pytest.mark.parametrize("sizes", [(4,), (0, 4), (0, 1, 0, 1, 0, 2), (1, 1, 1, 1)])
+def test_a_relay_whose_bytes_come_slowly_is_not_lost(sizes: Sequence[int]) -> None:
+    """Nor is one whose word lies here while the head was held up for longer than it waits."""
+    channel = Reading(*sizes)
+    relay = relayed.RelayChannel("node0", cast("Any", channel))
+    assert relay.patiently(channel.read) == bytes(4)
+    channel = Reading(3, 0, 0, 1)
+    relay = relayed.RelayChannel("node0", cast("Any", channel))
+    with pytest.raises(Silent):
+        relay.patiently(channel.read)
 
 
 def test_a_node_whose_server_ends_is_lost_alone(
