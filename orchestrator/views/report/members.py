@@ -15,7 +15,7 @@ from orchestrator.head.commands.sweep.journal import Journal
 from orchestrator.records.metrics.curves import Curve
 from orchestrator.views.report.charts import Chart, Line
 
-WIDTH, HEIGHT, EDGE = 1000, 320, 60  # of the picture, and what is beside its first and last axis
+WIDTH, EDGE = 1000, 60  # of the picture, and what is beside its first and last axis
 TOP, BOTTOM = 34, 300  # of an axis
 MOST_AXES, MOST_LABELS, LONGEST_LABEL = 10, 12, 16
 MOST_MEMBERS = 1000  # on a page: those that are worse have no line there, and no row

@@ -47,7 +47,7 @@ class Found:
         notes: Mapping[int, Notes],
     ) -> None:
         self.search, self.whole, self.sources, self.here = search, whole, sources, here
-        self.members, self.all_notes = search.members, notes
+        self.members = search.members
         self.alike = search.is_alike(whole)
         self.notes = notes[self.members.shard if self.alike else 0]
         self.layout = "" if self.alike else whole.layout  # of the ranks that kept it, if another

@@ -27,7 +27,6 @@ class JobLine:
         self.experiment = job.experiment.path
         self.steps = progress.all_steps(self.experiment, job.record)
         self.known = progress.Progress()
-        self.first_step: int | None = None
         self.next = 0.0
         self.keys = "d detach" if in_foreground() else ""
 
