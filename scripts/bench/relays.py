@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -125,7 +125,8 @@ def be_leaves(path: str, count: int) -> None:
         for leaf in leaves:
             if now >= leaf.next_beat and leaf.end.fileno() >= 0:
                 leaf.next_beat = now + RELAYED_BEAT
-                leaf.say(encode(Heartbeat(beat=time.time())))
+                with suppress(OSError):  # the head has hung up, which is heard when it is read
+                    leaf.say(encode(Heartbeat(beat=time.time())))
 
 
 # -- the head -----------------------------------------------------------------------------------

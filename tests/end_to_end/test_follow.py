@@ -77,7 +77,8 @@ def test_a_link_that_is_cut_for_a_while(
         assert same_bytes(head, node) and numbered(head, node, node)
 
 
-def test_a_job_behind_a_relay_that_is_killed(head: Head) -> None:
+@pytest.mark.parametrize("sent", ["KILL", "STOP"])
+def test_a_job_behind_a_relay_that_ends_or_falls_silent(head: Head, sent: str) -> None:
     """A further attempt starts through the relay; after its end nodes are reached as before."""
     cluster = head.cluster
     if not isinstance(cluster, NetnsCluster):
@@ -96,8 +97,10 @@ def test_a_job_behind_a_relay_that_is_killed(head: Head) -> None:
     assert not established(1, *ssh)
     address = cluster.addresses[1]
     [relay] = re.findall(rf"{re.escape(address)}:\d+ .*pid=(\d+)", established(0, "dst", address))
-    cluster.exec(0, ["kill", "-KILL", relay])
+    cluster.exec(0, ["kill", f"-{sent}", relay])
     command.wait_for(r"node 1 .*is back")
+    if sent == "STOP":
+        cluster.exec(0, ["kill", "-KILL", relay])
     assert established(1, *ssh)
     os.kill(command.process.pid, signal.SIGKILL)
     command.finish()
