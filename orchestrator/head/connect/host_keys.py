@@ -262,23 +262,25 @@ def _run_command(destination: Destination, name: str, key: paramiko.PKey | None)
         re.sub("%(.)", lambda match: values[match[1]], word)
         for word in destination.known_hosts_command
     ]
+    run = functools.partial(
+        subprocess.run,
+        words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=COMMAND_SECONDS,
+        check=False,
+    )
     try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=COMMAND_SECONDS,
-            check=False,
-        )
-    except OSError:  # ssh, too, does without a program that it cannot start
-        return KnownHosts("", "")
-    except subprocess.TimeoutExpired:
+        done = tasks.aside(run, COMMAND_SECONDS)
+    except (subprocess.TimeoutExpired, TimeoutError):
         raise NodeError(
             f"the KnownHostsCommand for it does not answer within {COMMAND_SECONDS:.0f} s",
             f"try it: {' '.join(words)}",
         ) from None
+    except OSError:  # ssh, too, does without a program that it cannot start
+        return KnownHosts("", "")
     if done.returncode != 0:
         raise NodeError(
             f"the KnownHostsCommand for it fails (exit code {done.returncode}: "

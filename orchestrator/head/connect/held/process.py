@@ -25,6 +25,7 @@ from orchestrator.common import files, interrupt
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.head.connect import fleet, host_keys, ssh_config, tasks
 from orchestrator.head.connect.held import wire
+from orchestrator.head.connect.held.control import PATIENCE_SECONDS
 from orchestrator.head.connect.held.transport import LOST
 from orchestrator.head.connect.host_keys import paramiko
 from orchestrator.head.connect.ssh import (
@@ -101,7 +102,7 @@ class HeldConnections:
                 except OSError:  # too many open files: the command logs in by itself
                     time.sleep(0.1)
                     continue
-                tasks.WORK.start(partial(self.answer, tasks.Socket.of(sock)))
+                tasks.STREAMS.start(partial(self.answer, tasks.Socket.of(sock)))
             if time.monotonic() - checked >= TICK_SECONDS:
                 checked = time.monotonic()
                 if self.is_over():
@@ -169,7 +170,9 @@ class HeldConnections:
             elif request.get("program") != PROGRAM:
                 return
             elif do == "hold":
-                wire.send(sock, self.state(self.hold(request)))
+                # An ssh_config may have commands run (Match exec).
+                keys = tasks.aside(partial(self.hold, request), PATIENCE_SECONDS)
+                wire.send(sock, self.state(keys))
             elif do == "session":
                 self.run_in_session(sock, request)
                 return
@@ -338,8 +341,8 @@ def copy_streams(
         channel.close()
         hang_up(stderr, socket.SHUT_RDWR)  # a writer there may wait for the command
 
-    inward = tasks.WORK.start(bring_input)
-    errors = tasks.WORK.start(lambda: copy(channel.recv_stderr, stderr))
+    inward = tasks.STREAMS.start(bring_input)
+    errors = tasks.STREAMS.start(lambda: copy(channel.recv_stderr, stderr))
     copy(channel.recv, both)
     errors.join()
     code = channel.recv_exit_status()
@@ -380,6 +383,9 @@ def hold_connections(idle: float, ready: Callable[[], None], patience: float) ->
         listener.listen(WAITING)
         path = wire.directory() / wire.name()
         fleet.raise_limit()
+        # Sessions block nowhere. In other threads than what reads the connections they would be
+        # woken across at each packet: 50 switches a session, and half as much processor again.
+        tasks.STREAMS.most = 1
         holder = HeldConnections(listener, path, held, idle, patience)
         interrupt.undo_with(holder.remove_socket)
         ready()
