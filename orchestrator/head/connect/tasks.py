@@ -8,6 +8,7 @@ Without greenlet, which needs a compiled part, each task has a thread of its own
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import heapq
@@ -25,6 +26,7 @@ from typing import Any, Generic, TypeVar
 STALE = 1000  # alarms of waits that have ended, before they are looked for
 PAUSE_SECONDS = 0.001  # between two looks at a lock that is held, at first
 LONGEST_PAUSE_SECONDS = 0.01
+STILL_SECONDS = 1.0  # for threads to stand still at the end of the process
 
 T = TypeVar("T")
 
@@ -160,12 +162,35 @@ class Threads:
         self.most = most
         self.begin_anew()
         os.register_at_fork(after_in_child=self.begin_anew)
+        atexit.register(self.stand_still)
 
     def begin_anew(self) -> None:
         """Know no thread: those of the process that forked this one are not here."""
         self.carriers: deque[Carrier] = deque()  # whose turn it is comes first
         self.idle: list[Carrier] = []
         self.changing = threading.Lock()
+
+    def stand_still(self) -> None:
+        """Carry no task any further: libraries of C are about to free what these use.
+
+        OpenSSL does so as a process ends, also while another thread encrypts.
+        """
+        threads = [
+            carrier for carrier in self.carriers if carrier is not threading.current_thread()
+        ]
+        still = threading.Semaphore(0)
+
+        def stand() -> None:
+            still.release()
+            never = threading.Lock()
+            never.acquire()
+            never.acquire()
+
+        for carrier in threads:
+            carrier.soon(stand)
+        deadline = time.monotonic() + STILL_SECONDS
+        for _ in threads:
+            still.acquire(timeout=max(0.0, deadline - time.monotonic()))
 
     def start(self, work: Callable[[], object]) -> Task:
         """Begin a task; up to so many at once have a thread each."""

@@ -278,3 +278,30 @@ def test_a_thread_that_cannot_begin_leaves_its_place(monkeypatch: pytest.MonkeyP
         with pytest.raises(RuntimeError):
             tasks.aside(int, 1.0)
     assert tasks.aside(lambda: 7, 1.0) == 7
+
+
+def test_no_task_goes_on_while_the_process_ends() -> None:
+    """OpenSSL frees then what a task encrypts with, and the process would be aborted."""
+    code = """
+import atexit, time
+turns = []
+def look():
+    before = len(turns)
+    time.sleep(0.05)
+    print(before, len(turns) - before)
+atexit.register(look)  # it is called after those that are registered later
+from orchestrator.head.connect import tasks
+def work():
+    while True:
+        turns.append(0)
+        tasks.sleep(0.0001)
+for threads in (tasks.WORK, tasks.STREAMS):
+    threads.start(work)
+    threads.start(work)
+while len(turns) < 100:
+    time.sleep(0.001)
+"""
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, check=True, timeout=60, capture_output=True, text=True)
+    before, after = map(int, done.stdout.split())
+    assert before >= 100 and after == 0
