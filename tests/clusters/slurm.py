@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.clusters.require import lacking
+from tests.free_ports import free_ports
 
 PACKAGES = "apt-get install slurm-wlm munge"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -165,16 +166,6 @@ class Slurm:
 
     def controller_log(self) -> str:
         return (self.directory / "slurmctld.log").read_text()[-3000:]
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports = [int(one.getsockname()[1]) for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 def of_directory(directory: Path) -> list[int]:

@@ -13,7 +13,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
+
+from tests.free_ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 NAME = "run_20260101_000000"
@@ -96,9 +97,7 @@ def forking() -> subprocess.Popen[str]:
 def start(job: Job) -> list[int]:
     job.path.mkdir(parents=True, exist_ok=True)
     (job.path / "spec.json").write_text(json.dumps({"config": job.config}))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     pids: list[int] = []
     for node, local_world in enumerate(job.nodes):
         for local in range(local_world):

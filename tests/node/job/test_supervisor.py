@@ -24,6 +24,7 @@ from orchestrator.node.job.ranks import fast_torchrun, no_torchrun
 from orchestrator.node.job.run_directory import RunDir, connect
 from orchestrator.node.job.supervisor import FAILED_GRACE_SECONDS, RankProcess, Supervisor
 from orchestrator.protocol.events import RankEnded
+from tests.free_ports import free_ports
 from tests.node import running
 from tests.node.running import PATIENCE, PYTHON, Job, alive, bare_spec, script, wait_until
 
@@ -46,10 +47,7 @@ def torchrun(start: str, port: int, nproc: int) -> list[str]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-        return number
+    return free_ports(1)[0]
 
 
 # -- a job that goes well ---------------------------------------------------------------------
