@@ -420,19 +420,19 @@ def start_all(
 
 
 class InDoubt(NodeError):
-    """Raised for a node that answered neither its start nor its end: it may have started."""
+    """Raised for a node that has started or may have, and that did not answer its end."""
 
 
 def in_doubt(
     started: StartedHere | OrchestratorError, ended: Message | OrchestratorError
 ) -> StartedHere | OrchestratorError:
     """Say so where a node may have started its part of a job that did not start."""
-    if not isinstance(started, NodeError) or not isinstance(ended, OrchestratorError):
-        return started
-    if isinstance(started, Declined):  # it has answered
+    if not isinstance(ended, OrchestratorError) or isinstance(started, Declined):
+        return started  # its end was heard there, or nothing has begun
+    if isinstance(started, OrchestratorError) and not isinstance(started, NodeError):
         return started
     return InDoubt(
-        started.what,
+        started.what if isinstance(started, NodeError) else ended.what,
         "what it may have started there ends by itself: when it answers again, `orchestrator stop`"
         " proves that",
     )

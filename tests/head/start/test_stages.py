@@ -186,12 +186,11 @@ def test_a_line_between_attempts_and_bytes_as_they_were(tmp_path: Path) -> None:
         (NodeError("silent"), NodeError("silent"), "lost"),
         (NodeError("silent"), Nothing(), NOT_STARTED),  # it has ended what it had, or has none
         (Declined("full"), NodeError("silent"), NOT_STARTED),
-        (StartedHere(supervisor=1, shared=True, run="/r"), NodeError("silent"), NOT_STARTED),
+        (StartedHere(supervisor=1, shared=True, run="/r"), NodeError("silent"), "lost"),
+        (StartedHere(supervisor=1, shared=True, run="/r"), Nothing(), NOT_STARTED),
     ],
 )
-def test_who_answers_neither_its_start_nor_its_end_may_have_started(
-    started: Any, ended: Any, state: str
-) -> None:
+def test_who_does_not_answer_its_end_may_have_started(started: Any, ended: Any, state: str) -> None:
     """A link that was cut: a stop asks that node, too."""
 
     class Channel:
