@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import zlib
@@ -57,9 +58,9 @@ class Outbox:
         self.tree, self.sums = tree, sums or Sums(tree)
         self.packed = zlib.compress(tree.listing, 1)
         self.before, self.change = "", b""
-        if before:
-            self.before = digest_of(before)
-            self.change = zlib.compress(difference(before, tree.listing), 1)
+        with contextlib.suppress(Nonsense):  # the list of another version
+            self.change = zlib.compress(difference(before, tree.listing), 1) if before else b""
+            self.before = digest_of(before) if before else ""
         self.lock = threading.Lock()  # of the contents
         self.contents: dict[tuple[tuple[int, int], ...], Contents] = {}
         self.pool: ThreadPoolExecutor | None = None

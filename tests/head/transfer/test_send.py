@@ -141,6 +141,13 @@ def test_of_a_list_that_a_node_has_only_what_is_other_goes(
         assert check_out(node.channel, edited).tree == edited.digest
 
 
+def test_a_list_before_that_is_none_is_left_out(work: Path, nodes: list[Reached]) -> None:
+    tree = scan(work)
+    places = [Place(kind=STORE)]
+    (sent,) = send_to_all(peers(nodes[:1]), places, tree, before=b"of another version")
+    assert isinstance(sent, Sent) and sent.files == tree.files
+
+
 def test_the_list_that_was_sent_last_is_remembered(work: Path) -> None:
     tree = scan(work)
     assert former.read(tree.directory) == b""
