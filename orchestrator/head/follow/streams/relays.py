@@ -57,14 +57,16 @@ def hand_over(opened: Sequence[Open], transport: Transport, say: Say) -> None:
     switch = Switch(transport, Authority())
     every = list(groups(direct))
     failed: list[tuple[Open, str]] = []
+    used: list[int] = []  # how many nodes are behind each relay
     for at in range(0, len(every), AT_ONCE):
-        for result in fleet.everywhere(every[at : at + AT_ONCE], switch.hand_over):
-            failed += as_failed(result)
-    total = sum(len(each) - 1 for each in every)
-    behind = total - len(failed)
+        some = every[at : at + AT_ONCE]
+        for group, result in zip(some, fleet.everywhere(some, switch.hand_over), strict=True):
+            failed += (left := as_failed(result))
+            used += [len(group) - 1 - len(left)] if len(left) < len(group) - 1 else []
+    behind, total = sum(used), sum(used) + len(failed)
     if behind:
         verb = "is" if behind == 1 else "are"
-        say(f"{plural(behind, 'node')} {verb} followed through {plural(len(every), 'other')}")
+        say(f"{plural(behind, 'node')} {verb} followed through {plural(len(used), 'other')}")
     if failed:
         say(f"{plural(len(failed), 'node')} of {total} cannot be reached through another one:")
         for line in fleet.reasons((node.name, why, "") for node, why in failed):

@@ -233,6 +233,30 @@ def test_without_a_relay_everything_stays_as_it_is(
         ask(each, Beat())
 
 
+def test_a_group_without_a_relay_counts_as_none(
+    open_nodes: Callable[[int], list[relays.Open]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(LocalTransport):
+        def connect(self, destination: Any, timeout: float | None = None) -> NoReturn:
+            raise CheckFailed("no more connections")
+
+    monkeypatch.setattr(relays, "BEHIND", 1)
+    opened = open_nodes(4)
+    honest = relays.serving
+    refused = {opened[2].name, opened[3].name}  # the second group
+
+    def serve(transport: Any, node: NodeRecord) -> NodeChannel:
+        return honest(Refusing() if node.name in refused else transport, node)
+
+    monkeypatch.setattr(relays, "serving", serve)
+    said: list[str] = []
+    relays.hand_over(opened, LOCAL, said.append)
+    assert said[:2] == [
+        "1 node is followed through 1 other",
+        "1 node of 2 cannot be reached through another one:",
+    ]
+
+
 def test_a_relay_that_leads_elsewhere_is_found_out(
     open_nodes: Callable[[int], list[relays.Open]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
