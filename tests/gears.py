@@ -136,6 +136,7 @@ LONG = [
     ),
     "tests/end_to_end/test_end.py::test_a_failure_among_ranks_that_ignore_sigterm",
     "tests/end_to_end/test_end.py::test_a_terminal_that_is_closed_leaves_the_job[ready]",
+    "tests/end_to_end/test_end.py::test_who_vanishes_before_its_start_is_proved_once_it_is_back[power]",
     "tests/end_to_end/test_end.py::test_ctrl_c_once_asks",  # test_launched.py has it of the engine
     "tests/end_to_end/test_hang.py::test_a_master_port_that_is_closed",
     *(

@@ -345,7 +345,7 @@ test "$NODE_RANK" = 1 || read < {here}/go
 
 
 @pytest.mark.parametrize("how", ["link", "power"])
-def test_a_node_that_vanishes_before_its_start_is_proved_once_it_is_back(
+def test_who_vanishes_before_its_start_is_proved_once_it_is_back(
     netns_cluster: Callable[..., NetnsCluster], tmp_path: Path, how: str
 ) -> None:
     """Its part never began: this login would find its files, and the machine is the same."""

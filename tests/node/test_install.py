@@ -47,6 +47,8 @@ class Pipes:
     def sendall(self, data: bytes) -> None:
         assert self.shell.stdin
         self.sent += len(data)
+        if self.shell.stdin.closed:
+            raise BrokenPipeError("it was closed")
         self.shell.stdin.write(data)
         self.shell.stdin.flush()
 
