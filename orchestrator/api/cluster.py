@@ -22,7 +22,7 @@ from orchestrator.api.functions import check_callable, pack
 from orchestrator.api.job import CALLED, Job
 from orchestrator.api.options import Options, StrPath
 from orchestrator.common.errors import OrchestratorError, UsageError, import_optional, nearest
-from orchestrator.config.launch import Launch, LaunchArguments, Where, options_of
+from orchestrator.config.launch import Launch, LaunchArguments, Where, options_of, said_by_shell
 from orchestrator.head.background.process import INTERRUPT, Background
 from orchestrator.head.commands import launching
 from orchestrator.records import experiments
@@ -56,8 +56,9 @@ class Cluster:
     what each returned; attach() finds a job again. At the end of a `with` block its jobs are
     waited for, or stopped where an exception leaves the block.
 
-    nodes: the node list; without it node_ip_list.txt, or the Slurm allocation this runs in.
-    ssh_config: an ssh_config to use in place of yours.
+    nodes: the node list; without it that of $ORCHESTRATOR_NODES, the Slurm allocation this runs in,
+        or node_ip_list.txt.
+    ssh_config: an ssh_config to use in place of yours, or $ORCHESTRATOR_SSH_CONFIG.
     experiments: the directory that holds all experiments.
 
     The other arguments are options of every job; those of launch() win over them:
@@ -73,6 +74,8 @@ class Cluster:
         **options: Unpack[Options],
     ) -> None:
         check_names(options)
+        nodes = said_by_shell(Where, "nodes") if nodes is None else nodes
+        ssh_config = said_by_shell(Where, "ssh_config") if ssh_config is None else ssh_config
         self._where = Where(
             nodes=None if nodes is None else absolute(nodes),
             ssh_config=None if ssh_config is None else absolute(ssh_config),

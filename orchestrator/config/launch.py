@@ -76,6 +76,11 @@ def options_of(kind: type[Any]) -> dict[str, Option]:
     return {item.name: item.metadata["option"] for item in fields if "option" in item.metadata}
 
 
+def said_by_shell(kind: type[Any], name: str) -> str | None:
+    """Return what the environment says of an option, for all commands and programs of a shell."""
+    return os.environ.get(options_of(kind)[name].variable) or None
+
+
 def counts(nnodes: str | int | None) -> tuple[int, int] | None:
     """Read N or MIN:MAX, as torchrun's --nnodes."""
     if nnodes is None:

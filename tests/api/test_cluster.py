@@ -127,6 +127,21 @@ def test_a_directory_that_was_removed(tmp_path: Path, monkeypatch: pytest.Monkey
             asks()
 
 
+def test_what_a_shell_says_of_nodes_holds_for_its_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "few.txt").write_text("one.invalid\n")
+    monkeypatch.setenv("ORCHESTRATOR_NODES", str(tmp_path / "few.txt"))
+    monkeypatch.setenv("ORCHESTRATOR_SSH_CONFIG", str(tmp_path / "no_config"))
+    assert repr(Cluster()) == f"<Cluster {tmp_path / 'few.txt'}>"
+    assert repr(Cluster(tmp_path / "other.txt")) == f"<Cluster {tmp_path / 'other.txt'}>"
+    with pytest.raises(UsageError, match="no_config"):
+        Cluster().nodes()
+    own = tmp_path / "own_config"
+    with pytest.raises(UsageError, match="own_config"):
+        Cluster(ssh_config=own).nodes()
+
+
 def test_modules_of_the_program_do_not_get_into_our_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
