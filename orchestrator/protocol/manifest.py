@@ -37,12 +37,10 @@ class Entry(NamedTuple):
 
 def packed(entries: Iterable[Entry]) -> bytes:
     """Return the list as bytes: sorted, five fields each, which zeros end."""
-    fields: list[bytes] = []
-    for path, kind, mode, size, value, time in sorted(entries):
-        numbers = b"%o %d" % (mode, time) if time else b"%o" % mode
-        fields += (path, kind, numbers, b"%d" % size, value)
-    fields.append(b"")
-    return b"\0".join(fields)
+    return _joined(
+        (path, kind, b"%o %d" % (mode, time) if time else b"%o" % mode, b"%d" % size, value)
+        for path, kind, mode, size, value, time in entries
+    )
 
 
 GONE = b"-"  # the kind of a path that a difference takes away

@@ -17,9 +17,7 @@ LOOK_SECONDS = 2.0  # between two questions of the head's what has grown on a no
 # Through a relay: it knows from the kernel's own signs of life whether the node is there.
 RELAYED_BEAT = 20.0  # either end says something so often
 RELAYED_PATIENCE_SECONDS = 50.0
-RELAY_PATIENCE_SECONDS = (
-    3.0  # without a byte from a relay: what it carries to others is all it does
-)
+RELAY_PATIENCE_SECONDS = 3.0  # without a byte from the relay itself, which only carries
 
 # -- the end of a job --
 HEARSAY_SECONDS = 0.3  # what fails by itself in this time says so, before it is ended for another

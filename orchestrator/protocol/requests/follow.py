@@ -290,7 +290,7 @@ class Unreached(Message):
 
 
 class Relayed(Message):
-    """What is said to the other nodes is passed on from here on, and what they say."""
+    """Names the nodes that a relay does not reach; from here on it carries what others say."""
 
     unreached: tuple[Unreached, ...]
 

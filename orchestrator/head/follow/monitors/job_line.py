@@ -19,7 +19,7 @@ Part = tuple[str, str, int]  # a text, its style, and its weight: the heaviest i
 
 
 class JobLine:
-    """Writes the line of one attempt, for a terminal of so many columns; called by its thread."""
+    """Writes the line of one attempt, as wide as the terminal is."""
 
     def __init__(self, job: FollowedJob) -> None:
         self.job = job

@@ -51,31 +51,27 @@ def lines_of(path: Path) -> list[bytes]:
         return []
 
 
-def fill(
-    channel: NodeChannel, part: tuple[str, int], outputs: Path, wanted: Collection[str]
-) -> None:
-    """Take what one node has of the steps that these files lack; without it, all stays as it is."""
-    take(channel, part, outputs, wanted, LARGEST_BYTES)
-
-
 def extend(channel: NodeChannel, part: tuple[str, int], outputs: Path) -> None:
     """Take also what a node measured last of steps that no file here has reached.
 
     The ranks that go on from an earlier step do these again, and replace them.
     """
-    names = {path.name for path in measured(outputs)}
-    take(channel, part, outputs, names, LATEST_BYTES, beyond=True)
+    fill(channel, part, outputs, {path.name for path in measured(outputs)}, beyond=True)
 
 
-def take(
+def fill(
     channel: NodeChannel,
     part: tuple[str, int],
     outputs: Path,
     wanted: Collection[str],
-    most: int,
     *,
     beyond: bool = False,
 ) -> None:
+    """Take what one node has of the steps that these files lack; without it, all stays as it is.
+
+    `beyond`: also of steps after the last one here, which stand in its last lines.
+    """
+    most = LATEST_BYTES if beyond else LARGEST_BYTES
     job, node = part
     with contextlib.suppress(OrchestratorError, OSError):
         listing = channel.ask(Outputs(job=job, node=node), ANSWER_SECONDS)

@@ -41,6 +41,11 @@ LOCAL = LocalTransport()
 BIG = os.urandom(WINDOW_BYTES * 3)
 
 
+class Refusing(LocalTransport):
+    def connect(self, destination: Any, timeout: float | None = None) -> NoReturn:
+        raise CheckFailed("no more connections")
+
+
 def node_of(index: int, address: str = "127.0.0.1") -> NodeRecord:
     return NodeRecord(index, f"node{index}", "localhost", None, None, address, "", index, 1)
 
@@ -220,10 +225,6 @@ def test_a_node_that_the_relay_does_not_reach_stays_as_it_is(
 def test_without_a_relay_everything_stays_as_it_is(
     open_nodes: Callable[[int], list[relays.Open]],
 ) -> None:
-    class Refusing(LocalTransport):
-        def connect(self, destination: Any, timeout: float | None = None) -> NoReturn:
-            raise CheckFailed("no more connections")
-
     opened = open_nodes(3)
     said: list[str] = []
     relays.hand_over(opened, Refusing(), said.append)
@@ -236,10 +237,6 @@ def test_without_a_relay_everything_stays_as_it_is(
 def test_a_group_without_a_relay_counts_as_none(
     open_nodes: Callable[[int], list[relays.Open]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Refusing(LocalTransport):
-        def connect(self, destination: Any, timeout: float | None = None) -> NoReturn:
-            raise CheckFailed("no more connections")
-
     monkeypatch.setattr(relays, "BEHIND", 1)
     opened = open_nodes(4)
     honest = relays.serving
