@@ -167,15 +167,18 @@ class LoopbackCluster:
         )
 
     def _spawn(self, i: int) -> None:
-        node = self.nodes[i]
-        config = str(node.directory / "sshd_config")
         self._listeners[i] = subprocess.Popen(
-            [self._program, "-D", "-f", config, "-E", str(node.log), *self._options],
+            self.listener(self.nodes[i]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+    def listener(self, node: LoopbackNode) -> list[str]:
+        """Return the command of a node's sshd."""
+        config = str(node.directory / "sshd_config")
+        return [self._program, "-D", "-f", config, "-E", str(node.log), *self._options]
 
     def _await(self, i: int) -> None:
         node = self.nodes[i]

@@ -35,6 +35,7 @@ LIMIT_SECONDS = 300.0
 BESIDE = ("pdsh", "clush")
 # All hosts start their Pythons on the cores of this machine.
 PATIENT = ("--connect-timeout", "300")
+OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 TURN_SECONDS = 0.01  # between two looks at a command's processes
 WIDTH, HEIGHT, EDGE = 720, 420, 56
 COLOURS = ("#0072b2", "#009e73", "#56b4e9", "#cc79a7", "#d55e00", "#e69f00", "#666666", "#000000")
@@ -61,6 +62,10 @@ class Hosts(local.LoopbackCluster):
 
     def environment(self, node: local.LoopbackNode) -> dict[str, str]:
         return super().environment(self.nodes[0])
+
+    def listener(self, node: local.LoopbackNode) -> list[str]:
+        """Give it PIDs of its own: who looks for a job's processes sees those of one host."""
+        return [*OWN_PIDS, *super().listener(node)]
 
     @property
     def head_environment(self) -> dict[str, str]:
