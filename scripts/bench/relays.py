@@ -67,24 +67,37 @@ class Leaf:
         self.end = end
         self.splitter = Splitter()
         self.door: Door | None = None
+        self.way: socket.socket | None = None  # on which it goes on
         self.next_beat = time.monotonic() + RELAYED_BEAT
 
-    def say(self, message: dict[str, Any]) -> None:
-        text = json.dumps(message).encode("ascii")
-        self.end.sendall(frames.header(JSON, len(text)) + text)
+    def say(self, *messages: dict[str, Any]) -> None:
+        texts = [json.dumps(message).encode("ascii") for message in messages]
+        self.end.sendall(b"".join(frames.header(JSON, len(text)) + text for text in texts))
+
+    def due(self, by: float) -> list[dict[str, Any]]:
+        """Return the heartbeat, where it is due by then."""
+        if by < self.next_beat:
+            return []
+        self.next_beat = time.monotonic() + RELAYED_BEAT
+        return [encode(Heartbeat(beat=time.time()))]
 
     def serve(self, wanted: selectors.BaseSelector) -> None:
         try:
             data = self.end.recv(1 << 16)
-            for _, payload in self.splitter.feed(data):
-                self.answer(json.loads(payload), wanted)
+            asked = [json.loads(payload) for _, payload in self.splitter.feed(data)]
+            said = [self.answer(each) for each in asked]
+            if said:
+                self.say(*said, *self.due(time.monotonic() + RELAYED_BEAT / 2))
         except OSError:  # the head has hung up
             data = b""
-        if not data:
+        if self.way is not None or not data:
             wanted.unregister(self.end)
             self.end.close()
+        if self.way is not None:
+            self.end, self.door, self.way = self.way, None, None
+            wanted.register(self.end, selectors.EVENT_READ, self)
 
-    def answer(self, asked: dict[str, Any], wanted: selectors.BaseSelector) -> None:
+    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         number, do = asked.pop("id"), asked.pop("do")
         said: dict[str, Any] = {}
         if do in (Beat.do, follow.Follow.do):
@@ -97,16 +110,10 @@ class Leaf:
             self.door = Door(decode(follow.OpenDoor, asked), listener)
             said = {"port": self.door.port}
         try:
-            way = self.door.come_in() if do == follow.ComeIn.do and self.door else None
+            self.way = self.door.come_in() if do == follow.ComeIn.do and self.door else None
         except Refusal as refusal:
-            self.say({"id": number, "error": str(refusal)})
-            return
-        self.say({"id": number, "ok": said})
-        if way is not None:
-            wanted.unregister(self.end)
-            self.end.close()
-            self.end, self.door = way, None
-            wanted.register(way, selectors.EVENT_READ, self)
+            return {"id": number, "error": str(refusal)}
+        return {"id": number, "ok": said}
 
 
 def be_leaves(path: str, count: int) -> None:
@@ -123,10 +130,9 @@ def be_leaves(path: str, count: int) -> None:
             cast("Leaf", key.data).serve(wanted)
         now = time.monotonic()
         for leaf in leaves:
-            if now >= leaf.next_beat and leaf.end.fileno() >= 0:
-                leaf.next_beat = now + RELAYED_BEAT
+            if leaf.end.fileno() >= 0 and (due := leaf.due(now)):
                 with suppress(OSError):  # the head has hung up, which is heard when it is read
-                    leaf.say(encode(Heartbeat(beat=time.time())))
+                    leaf.say(*due)
 
 
 # -- the head -----------------------------------------------------------------------------------

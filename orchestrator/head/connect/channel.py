@@ -160,6 +160,8 @@ def nonsense(error: Nonsense) -> NodeError:
 class NodeChannel:
     """An open channel to one node's server. Requests are asked one at a time."""
 
+    bringer: tasks.Task | None = None  # of what comes through a relay
+
     def __init__(self, connection: Connection, environment: Environment, timeout: float) -> None:
         self.connection = connection
         self.environment = environment
@@ -243,22 +245,30 @@ class NodeChannel:
 
     def post(self, request: Request[Any]) -> int:
         """Send a request whose answer nobody waits for here; return its number."""
-        with self.sending:
-            return self._post(request)
+        return self.post_all([request])[0]
 
-    def _post(self, request: Request[Any]) -> int:
-        self.count += 1
+    def post_all(self, requests: Sequence[Request[Any]]) -> list[int]:
+        """Send requests in one piece; return their numbers."""
+        with self.sending:
+            return self._post(requests)
+
+    def _post(self, requests: Sequence[Request[Any]]) -> list[int]:
         self.posted_at = time.monotonic()
-        self.pending[self.count] = request
-        text = json.dumps(frame_of_request(self.count, request)).encode("ascii")
-        self._send(frames.header(JSON, len(text)) + text)
-        return self.count
+        numbers, piece = [], b""
+        for request in requests:
+            self.count += 1
+            self.pending[self.count] = request
+            text = json.dumps(frame_of_request(self.count, request)).encode("ascii")
+            piece += frames.header(JSON, len(text)) + text
+            numbers.append(self.count)
+        self._send(piece)
+        return numbers
 
     def beat(self) -> None:
         """Send a sign of life, whose answer is passed over; none where something is on its way."""
         if self.sending.acquire(blocking=False):
             try:
-                self._post(Beat())
+                self._post([Beat()])
             except NodeError:  # whoever needs the node hears that
                 beats.drop(self)
             finally:
@@ -357,9 +367,11 @@ class NodeChannel:
             reason = str(error) or "it takes no more bytes: is the link to it cut?"
             raise NodeError(f"the connection broke ({reason})") from error
 
-    def change_ways(self, connection: Connection, channel: Channel) -> None:
+    def change_ways(
+        self, connection: Connection, channel: Channel, bringer: tasks.Task | None
+    ) -> None:
         """Go on by way of a relay; the server does so after its last answer."""
-        self.connection, self.channel = connection, channel
+        self.connection, self.channel, self.bringer = connection, channel, bringer
         self.pace = RELAYED
 
     def close(self) -> None:

@@ -192,23 +192,32 @@ class Threads:
         for _ in threads:
             still.acquire(timeout=max(0.0, deadline - time.monotonic()))
 
-    def start(self, work: Callable[[], object]) -> Task:
-        """Begin a task; up to so many at once have a thread each."""
+    def start(self, work: Callable[[], object], beside: Task | None = None) -> Task:
+        """Begin a task; up to so many at once have a thread each.
+
+        One that another one wakes goes `beside` that, in its thread: to be woken costs less there.
+        """
         task = Task(work)
         if switching() is None:
             threading.Thread(target=task.run, daemon=True).start()
             return task
         with self.changing:
-            if self.idle:
-                carrier = self.idle.pop()
-            else:
-                if len(self.carriers) < self.most:
-                    self.add_one()
-                carrier = self.carriers[0]
-                self.carriers.rotate(-1)
+            carrier = task.carrier = (beside and beside.carrier) or self.next()
             carrier.load += 1
+            if carrier in self.idle:
+                self.idle.remove(carrier)
         carrier.soon(lambda: carrier.begin(lambda: self.carry(carrier, task)))
         return task
+
+    def next(self) -> Carrier:
+        """Return the thread for another task: one without any, or the one whose turn it is."""
+        if self.idle:
+            return self.idle[-1]
+        if len(self.carriers) < self.most:
+            self.add_one()
+        carrier = self.carriers[0]
+        self.carriers.rotate(-1)
+        return carrier
 
     def add_one(self) -> None:
         """Start a thread; where no more may be started, those that run have to do."""
@@ -238,6 +247,7 @@ class Task:
 
     def __init__(self, work: Callable[[], object]) -> None:
         self.work = work
+        self.carrier: Carrier | None = None  # the thread that carries it
         self.over = Event()
 
     def run(self) -> None:

@@ -181,4 +181,4 @@ def relay(visit: Visit, request: Relay) -> Relayed:
     from orchestrator.node.follow.relay.lines import Lines
 
     lines = visit.passing[CARRIED] = Lines()
-    return Relayed(unreached=lines.call(request.places, request.seconds))
+    return Relayed(unreached=lines.call(request))

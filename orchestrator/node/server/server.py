@@ -133,8 +133,11 @@ class ChannelServer:
             self.next_beat = time.monotonic() + SERVER_BEAT
             self.visit.beat()
             if not self.waiting and self.next_beat >= self.next_word:
-                self.next_word = self.next_beat + self.word_seconds
-                self.send_message(self.heartbeat())
+                self.say_word()
+
+    def say_word(self) -> None:
+        self.next_word = time.monotonic() + SERVER_BEAT + self.word_seconds
+        self.send_message(self.heartbeat())
 
     def heartbeat(self) -> Heartbeat:
         if self.visit.activity is None:
@@ -159,6 +162,8 @@ class ChannelServer:
                 self.visit.passing[kind].deliver(payload, self.send)
             else:
                 raise Nonsense(f"a head sends no frame {kind.decode()}")
+        if self.waiting and self.next_word - self.heard < self.word_seconds / 2:
+            self.say_word()  # what is due soon costs little together with an answer
         return bool(data)
 
     def serve(self, payload: bytes) -> None:

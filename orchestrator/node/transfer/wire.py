@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.node.peers.signed_connection import Broken, Signature
+from orchestrator.node.peers.signed_connection import AgreedSignature, Broken
 
 FRAME = struct.Struct(">cI32s")  # kind, size, signature of both and the payload
 ASK, DATA, WAIT = b"A", b"D", b"W"
@@ -28,7 +28,7 @@ class Wire:
     def __init__(self, connection: socket.socket, token: str, side: str, deadline: float) -> None:
         self.connection = connection
         self.deadline = deadline  # of all that is sent
-        self.signature = Signature(token, side)
+        self.signature = AgreedSignature(token, side)
         self.data = memoryview(b"")  # of the last frame, as far as nobody took it
         self.be_patient(QUIET_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

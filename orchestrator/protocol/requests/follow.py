@@ -263,10 +263,11 @@ class Door(Message):
 
 
 class OpenDoor(Request[Door], do="open_door"):
-    """Wait for the call of a relay, with the head behind it: both ends prove themselves by TLS."""
+    """Wait for the call of a relay, which proves itself by TLS, with the head behind it."""
 
     identity: str  # this node's certificate and its key
-    authority: str  # the certificate of who has signed it, and the head's
+    authority: str  # the certificate of who has signed it, and the relay's
+    key: str  # by which head and node sign what they say, in hexadecimal digits
     seconds: float
 
 
@@ -278,6 +279,7 @@ class Place(Message):
     """Where a node waits for the relay."""
 
     number: Count  # by which head and relay name it
+    name: str  # in its certificate
     addresses: tuple[str, ...]  # the best first
     port: Port
 
@@ -299,4 +301,6 @@ class Relay(Request[Relayed], do="relay"):
     """Call these nodes, and pass on what the head and they say to each other."""
 
     places: tuple[Place, ...]
+    identity: str  # the relay's certificate and its key
+    authority: str  # the certificate of who has signed it, and those of the nodes
     seconds: float

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -39,6 +40,30 @@ def test_each_task_waits_for_the_next_one() -> None:
     events[MANY].set()
     assert all(task.join(30.0) for task in begun) and events[0].is_set()
     assert len(threads.carriers) == MOST and not any(each.load for each in threads.carriers)
+
+
+def test_a_task_goes_beside_another_one() -> None:
+    """Even where that has ended; its thread is then not idle any more."""
+    threads = Threads(MOST)
+    where: list[int | None] = []
+
+    def note() -> None:
+        where.append(threading.get_ident())
+
+    together = threading.Barrier(MOST)
+    first = [threads.start(together.wait) for _ in range(MOST)]
+    assert all(task.join(30.0) for task in first)
+    carriers = [cast("Carrier", task.carrier).ident for task in first]
+    assert len(set(carriers)) == MOST
+    for task in first:
+        assert threads.start(note, beside=task).join(30.0)
+    assert where == carriers
+    held = threading.Event()
+    blocking = threads.start(held.wait, beside=first[1])
+    for _ in range(2 * MOST):
+        assert threads.start(note).join(30.0), "it waits behind one that blocks its thread"
+    held.set()
+    assert blocking.join(30.0)
 
 
 def test_time_passes_for_all_tasks_at_once() -> None:

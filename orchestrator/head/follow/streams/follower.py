@@ -6,6 +6,7 @@ The local file's length is all the state there is: a new process goes on where a
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -109,7 +110,8 @@ class NodeFollower:
         self.beats: dict[int, float] = {}  # request -> when it was sent, monotonic
 
     def start(self) -> None:
-        self.task = tasks.WORK.start(self.run)
+        bringer = None if self.channel is None else self.channel.bringer
+        self.task = tasks.WORK.start(self.run, beside=bringer)
 
     def end(self, reason: str, grace: float) -> None:
         """Ask the node to end its part: now, or as soon as it is back."""
@@ -260,11 +262,8 @@ class NodeFollower:
         silence = f"no word for {patience:.0f} s"
         self.heard_at = time.monotonic()
         while True:
-            self._beat(channel)
             self._check_printed()
-            question = self.growing.question()
-            if question is not None:
-                channel.post(question)
+            self._ask_what_is_due(channel)
             try:
                 kind, size = channel.header(self._due(patience), silence)
             except Silent:
@@ -296,13 +295,26 @@ class NodeFollower:
         """Return until when there is nothing to do unless the node says something."""
         return min(*(self.next_beat, self.growing.due, self.printed.due), self.heard_at + patience)
 
-    def _beat(self, channel: NodeChannel) -> None:
-        """Send a sign of life: the server leaves when it hears nothing for a minute."""
-        if time.monotonic() >= self.next_beat:
+    def _ask_what_is_due(self, channel: NodeChannel, *, news: bool = True) -> None:
+        """Send a sign of life, as a server leaves a silent head, and ask what has grown.
+
+        If either is due, the other one goes along where it soon would be: together they cost
+        little more than one.
+        """
+        now = time.monotonic()
+        if now < min(self.next_beat, self.growing.due if news else math.inf):
+            return
+        soon = now + channel.pace.look / 2
+        requests: list[Request[Any]] = []
+        if self.next_beat <= soon:
             patience = self.patience or SERVER_PATIENCE
-            self.next_beat = time.monotonic() + min(channel.pace.beat, patience / BEATS_IN_PATIENCE)
-            sent = time.monotonic()
-            self.beats[channel.post(Beat())] = sent
+            self.next_beat = now + min(channel.pace.beat, patience / BEATS_IN_PATIENCE)
+            requests.append(Beat())
+        if news and (question := self.growing.question(soon)) is not None:
+            requests.append(question)
+        for number, each in zip(channel.post_all(requests), requests, strict=True):
+            if isinstance(each, Beat):
+                self.beats[number] = now
 
     def _answered(self, number: int, answer: Message) -> None:
         if isinstance(answer, Left):
@@ -335,7 +347,7 @@ class NodeFollower:
         rest = self._write(file, data)
         while rest and not self.closing.wait(1.0):
             self.post(DiskFull(self.node.index))
-            self._beat(channel)
+            self._ask_what_is_due(channel, news=False)
             rest = self._write(file, rest)
 
     def _write(self, file: AppendOnly, data: memoryview) -> memoryview:

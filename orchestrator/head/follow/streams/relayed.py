@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import tasks
 from orchestrator.head.connect.channel import NodeChannel, Silent, read_message
-from orchestrator.node.follow.relay.sealed import Sealed
+from orchestrator.node.follow.relay.signed import Signed
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import CARRIED, CARRIED_CHUNK_BYTES, JSON, WINDOW_BYTES, Load
 from orchestrator.protocol.requests.request import Answered
@@ -27,8 +27,8 @@ T = TypeVar("T")
 class RelayedStream:
     """The channel to one node behind a relay."""
 
-    def __init__(self, relay: RelayChannel, node: int, sealed: Sealed) -> None:
-        self.relay, self.node, self.sealed = relay, node, sealed
+    def __init__(self, relay: RelayChannel, node: int, signed: Signed) -> None:
+        self.relay, self.node, self.signed = relay, node, signed
         self.changed = tasks.Condition()
         self.came: list[bytes] = []
         self.rest = memoryview(b"")
@@ -55,11 +55,10 @@ class RelayedStream:
     def meet(self, seconds: float) -> None:
         """Prove each other; raise an OSError where the other end is not the node."""
         self.settimeout(seconds)
-        said = self.sealed.open(b"")
-        self._send(self.sealed.due())
-        while not self.sealed.proved:
-            said += self.sealed.open(self._brought())
-            self._send(self.sealed.due())
+        self.sendall(b"")
+        said = b""
+        while not self.signed.proved:
+            said += self.signed.open(self._brought())
         self.rest = memoryview(said)
 
     # -- as any channel --
@@ -69,12 +68,12 @@ class RelayedStream:
 
     def recv(self, nbytes: int, /) -> bytes:
         while not self.rest:
-            self.rest = memoryview(self.sealed.open(self._brought()))
+            self.rest = memoryview(self.signed.open(self._brought()))
         data, self.rest = self.rest[:nbytes], self.rest[nbytes:]
         return bytes(data)
 
     def sendall(self, s: bytes, /) -> None:
-        self._send(self.sealed.seal(s))
+        self._send(self.signed.seal(s))
 
     def recv_stderr_ready(self) -> bool:
         return False
@@ -152,6 +151,7 @@ class RelayChannel:
         self.channel = channel
         self.streams: dict[int, RelayedStream] = {}
         self.filling = True  # more nodes may come
+        self.reading: tasks.Task | None = None
         self.waiting: deque[bytes] = deque()  # frames, for whoever sends
         self.sending = threading.Lock()
 
@@ -160,13 +160,13 @@ class RelayChannel:
         self.filling = False
         self._go_if_unneeded()
 
-    def add(self, node: int, sealed: Sealed) -> RelayedStream:
-        stream = self.streams[node] = RelayedStream(self, node, sealed)
+    def add(self, node: int, signed: Signed) -> RelayedStream:
+        stream = self.streams[node] = RelayedStream(self, node, signed)
         return stream
 
     def begin(self) -> None:
         """Read what the relay brings, in a task, until it is lost or nobody needs it."""
-        tasks.STREAMS.start(self.read)
+        self.reading = tasks.WORK.start(self.read)
 
     def read(self) -> None:
         try:

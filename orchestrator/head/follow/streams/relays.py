@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +21,8 @@ from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.streams.authority import Authority
 from orchestrator.head.follow.streams.relayed import RelayChannel, RelayedConnection
-from orchestrator.node.follow.relay.sealed import Sealed, context
-from orchestrator.protocol.requests.follow import ComeIn, OpenDoor, Place, Relay
+from orchestrator.node.follow.relay.signed import KEY_BYTES, Signed
+from orchestrator.protocol.requests.follow import ComeIn, Door, OpenDoor, Place, Relay
 from orchestrator.records.experiment import NodeRecord
 
 BEHIND = 64  # nodes behind one relay
@@ -54,7 +55,7 @@ class Open:
 def hand_over(opened: Sequence[Open], transport: Transport, say: Say) -> None:
     """Reach these nodes through relays among them; those for which that fails stay as they are."""
     direct = [each for each in opened if not isinstance(each.channel.connection, RelayedConnection)]
-    switch = Switch(transport, Authority())
+    switch = Switch(transport)
     every = list(groups(direct))
     failed: list[tuple[Open, str]] = []
     used: list[int] = []  # how many nodes are behind each relay
@@ -98,11 +99,9 @@ def subnet(address: str) -> tuple[int, int]:
 class Switch:
     """Hands one group after another over, all with certificates of one authority."""
 
-    def __init__(self, transport: Transport, authority: Authority) -> None:
+    def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self.authority = authority
-        ours = authority.identity("head", calls=True)
-        self.context = context(ours, authority.certificate, calls=True)
+        self.authority = Authority()
 
     def hand_over(self, group: Sequence[Open]) -> list[tuple[Open, str]]:
         """Make a node of a group the relay of the others; return those that it does not reach."""
@@ -117,18 +116,23 @@ class Switch:
 
     def put_behind(self, relay: Open, behind: Sequence[Open]) -> list[tuple[Open, str]]:
         channel = RelayChannel(relay.name, serving(self.transport, relay.node))
+        entering = [Entering(each, channel, secrets.token_bytes(KEY_BYTES)) for each in behind]
         try:
-            doors = self.open_doors(behind)
-            places = [place for place in doors if isinstance(place, Place)]
-            request = Relay(places=tuple(places), seconds=CALL_SECONDS)
-            answer = channel.channel.ask(request, 2 * CALL_SECONDS + ANSWER_SECONDS)
+            doors = self.open_doors(entering)
+            request = Relay(
+                places=tuple(door for door in doors if isinstance(door, Place)),
+                identity=self.authority.identity("relay", calls=True),
+                authority=self.authority.certificate,
+                seconds=CALL_SECONDS,
+            )
+            answer = channel.channel.ask(request, 3 * CALL_SECONDS + ANSWER_SECONDS)
         except BaseException:
             channel.channel.connection.close()
             raise
-        unreached = {each.number: f"{relay.name} does not reach it: {each.why}"
+        unreached = {each.number: NodeError(f"{relay.name} does not reach it: {each.why}")
                      for each in answer.unreached}  # fmt: skip
-        entering = [Entering(self, channel, each, unreached.get(each.node.index, ""))
-                    for each in behind]  # fmt: skip
+        doors = [unreached.get(each.number, door)
+                 for each, door in zip(entering, doors, strict=True)]  # fmt: skip
         channel.begin()
         entered = fleet.everywhere(
             list(zip(entering, doors, strict=True)), lambda pair: pair[0].come_in(pair[1])
@@ -136,22 +140,21 @@ class Switch:
         channel.full()
         return [(node, error.what) for node, error in fleet.failures(behind, entered)]
 
-    def open_doors(self, behind: Sequence[Open]) -> list[Place | OrchestratorError]:
+    def open_doors(self, entering: Sequence[Entering]) -> list[Place | OrchestratorError]:
         """Have nodes open their doors; return where each one is, or why there is none."""
         requests = [
             OpenDoor(
-                identity=self.authority.identity(name_of(each.node.index)),
+                identity=self.authority.identity(each.certified),
                 authority=self.authority.certificate,
+                key=each.key.hex(),
                 seconds=DOOR_SECONDS,
             )
-            for each in behind
+            for each in entering
         ]
-        doors = fleet.ask(behind, requests, ANSWER_SECONDS)
+        doors = fleet.ask([each.open for each in entering], requests, ANSWER_SECONDS)
         return [
-            door
-            if isinstance(door, OrchestratorError)
-            else Place(number=each.node.index, addresses=each.addresses, port=door.port)
-            for each, door in zip(behind, doors, strict=True)
+            door if isinstance(door, OrchestratorError) else each.place(door)
+            for each, door in zip(entering, doors, strict=True)
         ]
 
 
@@ -159,31 +162,40 @@ class Switch:
 class Entering:
     """A node on its way behind a relay."""
 
-    switch: Switch
+    open: Open
     relay: RelayChannel
-    each: Open
-    unreached: str
+    key: bytes  # by which it and the head sign what they say
+
+    @property
+    def number(self) -> int:
+        return self.open.node.index
+
+    @property
+    def certified(self) -> str:
+        """Return what its certificate says."""
+        return f"node-{self.number}"
+
+    def place(self, door: Door) -> Place:
+        return Place(
+            number=self.number,
+            name=self.certified,
+            addresses=self.open.addresses,
+            port=door.port,
+        )
 
     def come_in(self, door: Place | OrchestratorError) -> None:
         """Change from SSH to the relay; an error leaves everything as it was."""
         if isinstance(door, OrchestratorError):
             raise door
-        if self.unreached:
-            raise NodeError(self.unreached)
-        number = self.each.node.index
-        channel, before = self.each.channel, self.each.channel.connection
-        stream = self.relay.add(number, Sealed(self.switch.context, name_of(number)))
+        channel, before = self.open.channel, self.open.channel.connection
+        stream = self.relay.add(self.number, Signed(self.key, calls=True))
         try:
             stream.meet(MEET_SECONDS)
             with channel.sending:  # no beat may be on its way while the ways are changed
                 channel.ask(ComeIn(), ANSWER_SECONDS)
-                channel.change_ways(RelayedConnection(stream, before.address), stream)
+                way = RelayedConnection(stream, before.address)
+                channel.change_ways(way, stream, self.relay.reading)
         except (OSError, NodeError) as error:
             stream.close()
             raise error if isinstance(error, NodeError) else NodeError(str(error)) from error
         before.close()
-
-
-def name_of(number: int) -> str:
-    """Return what a node's certificate says."""
-    return f"node-{number}"

@@ -103,10 +103,10 @@ class GrowingFiles:
         """Return when there is something to ask."""
         return math.inf if self.asked else 0.0 if self.questions else self.next_look
 
-    def question(self) -> Request[Any] | None:
-        """Return what is to be asked next, if it is time and nothing is on its way."""
+    def question(self, by: float = 0.0) -> Request[Any] | None:
+        """Return what is to be asked next, if it is time, or is `by` then, and nothing is asked."""
         now = time.monotonic()
-        if now < self.due:
+        if max(now, by) < self.due:
             return None
         if not self.questions:
             self.next_look = now + self.pause

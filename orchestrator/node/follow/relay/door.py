@@ -11,8 +11,10 @@ import select
 import socket
 import threading
 import time
+from typing import NamedTuple
 
-from orchestrator.node.follow.relay.sealed import Sealed, context
+from orchestrator.node.follow.relay.sealed import Sealed, context, some
+from orchestrator.node.follow.relay.signed import Signed
 from orchestrator.node.peers.peers import listen
 from orchestrator.node.server.ports import Ports
 from orchestrator.node.server.visit import Refusal, RoomState
@@ -49,17 +51,27 @@ class Doors(RoomState):
             self.door = None
 
 
+class Guest(NamedTuple):
+    """The connection by which the head has come in."""
+
+    caller: socket.socket
+    sealed: Sealed  # with the relay
+    signed: Signed  # with the head
+    said: bytes
+
+
 class Door:
     """A port, and who came in."""
 
     def __init__(self, request: OpenDoor, listener: socket.socket) -> None:
         self.context = context(request.identity, request.authority, calls=False)
+        self.key = bytes.fromhex(request.key)
         self.deadline = time.monotonic() + request.seconds
         self.listener = listener
         self.port = int(self.listener.getsockname()[1])
         self.places = threading.BoundedSemaphore(STRANGERS)
         self.changing = threading.Lock()
-        self.guest: tuple[socket.socket, Sealed, bytes] | None = None
+        self.guest: Guest | None = None
         self.came = threading.Event()
         threading.Thread(target=self.wait, daemon=True).start()
 
@@ -76,29 +88,26 @@ class Door:
         self.listener.close()
 
     def hear(self, caller: socket.socket) -> None:
-        """Find out whether a caller is the head."""
-        sealed, said = Sealed(self.context), b""
+        """Find out whether a caller is a relay with the head behind it."""
+        sealed, signed = Sealed(self.context), Signed(self.key, calls=False)
         try:
-            while not sealed.proved:
-                caller.settimeout(max(0.01, self.deadline - time.monotonic()))
-                data = caller.recv(READ_BYTES)
-                if not data:
-                    raise ConnectionResetError
-                said += sealed.open(data)
-                caller.sendall(sealed.due())
+            said = signed.open(sealed.agree(caller, self.deadline))
+            while not signed.proved:
+                said += signed.open(sealed.open(some(caller, self.deadline)))
+            caller.sendall(sealed.seal(signed.seal(b"")))
         except OSError:
             caller.close()
         else:
-            self.let_in(caller, sealed, said)
+            self.let_in(Guest(caller, sealed, signed, said))
         finally:
             self.places.release()
 
-    def let_in(self, caller: socket.socket, sealed: Sealed, said: bytes) -> None:
+    def let_in(self, guest: Guest) -> None:
         with self.changing:
             if self.came.is_set():
-                caller.close()
+                guest.caller.close()
                 return
-            self.guest = (caller, sealed, said)
+            self.guest = guest
             self.came.set()
         self.close()
 
@@ -106,9 +115,9 @@ class Door:
         """Have a thread carry between the head's connection and what is returned."""
         if not self.came.wait(LATE_SECONDS) or self.guest is None:
             raise Refusal("the head did not come through the relay")
-        (caller, sealed, said), self.guest = self.guest, None
+        guest, self.guest = self.guest, None
         ours, inner = socket.socketpair()
-        threading.Thread(target=carry, args=(caller, sealed, inner, said), daemon=True).start()
+        threading.Thread(target=carry, args=(guest, inner), daemon=True).start()
         return ours
 
     def close(self) -> None:
@@ -117,8 +126,9 @@ class Door:
         self.listener.close()
 
 
-def carry(outer: socket.socket, sealed: Sealed, inner: socket.socket, said: bytes) -> None:
-    """Carry between the sealed connection and the plain one until either ends."""
+def carry(guest: Guest, inner: socket.socket) -> None:
+    """Carry between the connection to the relay and the plain one until either ends."""
+    outer, sealed, signed, said = guest
     goes = b""
     with outer, inner, contextlib.suppress(OSError):
         for end in (outer, inner):
@@ -134,16 +144,16 @@ def carry(outer: socket.socket, sealed: Sealed, inner: socket.socket, said: byte
             if said and ready.get(inner.fileno(), 0) & ~select.POLLIN:
                 said = said[inner.send(said) :]
             if ready.get(outer.fileno(), 0) & ~select.POLLOUT:
-                said += sealed.open(some(outer))
+                said += signed.open(sealed.open(received(outer)))
             if ready.get(inner.fileno(), 0) & ~select.POLLOUT:
-                goes += sealed.seal(some(inner))
+                goes += sealed.seal(signed.seal(received(inner)))
 
 
 def wanted(*, reads: bool, writes: bool) -> int:
     return select.POLLIN * reads | select.POLLOUT * writes
 
 
-def some(end: socket.socket) -> bytes:
+def received(end: socket.socket) -> bytes:
     data = end.recv(READ_BYTES)
     if not data:
         raise ConnectionResetError

@@ -1,18 +1,21 @@
-"""Passes on what the head and other nodes say to each other; reads none of it, as it is sealed."""
+"""Passes on what the head and other nodes say to each other; as it is signed, it can forge none."""
 
 from __future__ import annotations
 
 import contextlib
 import select
 import socket
+import ssl
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence
 
+from orchestrator.node.follow.relay.sealed import RECORD_BYTES, Sealed, context
 from orchestrator.node.server.visit import Send
 from orchestrator.protocol.frames import CARRIED, CARRIED_CHUNK_BYTES, LOAD, WINDOW_BYTES, load
-from orchestrator.protocol.requests.follow import Place, Unreached
+from orchestrator.protocol.requests.follow import Place, Relay, Unreached
 
+READ_BYTES = CARRIED_CHUNK_BYTES - RECORD_BYTES  # with a record's begin, they fit into one load
 TAKEN_BYTES = WINDOW_BYTES // 4  # written to a node before the head hears of it
 # The kernel asks a node that is silent for signs of life: it is lost after some seven seconds.
 SIGNS_OF_LIFE = (
@@ -28,20 +31,20 @@ SIGNS_OF_LIFE = (
 class Line:
     """The connection to one node."""
 
-    def __init__(self, node: int, connection: socket.socket) -> None:
-        self.node = node
-        self.connection = connection
-        self.queue: deque[memoryview] = deque()
+    def __init__(self, node: int, connection: socket.socket, sealed: Sealed) -> None:
+        self.node, self.connection, self.sealed = node, connection, sealed
+        self.queue: deque[tuple[memoryview, int]] = deque()  # sealed; bytes of the head's in it
         self.window = WINDOW_BYTES  # that the head still takes
         self.written = 0  # since the head was told last
 
     def flush(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while self.queue:
-                sent = self.connection.send(self.queue[0])
-                self.written += sent
-                self.queue[0] = self.queue[0][sent:]
-                if not self.queue[0]:
+                rest, size = self.queue[0]
+                rest = rest[self.connection.send(rest) :]
+                self.queue[0] = (rest, size)
+                if not rest:
+                    self.written += size
                     self.queue.popleft()
 
     def tell_written(self, send: Send) -> None:
@@ -60,24 +63,25 @@ class Lines:
         self.lines: dict[int, Line] = {}  # by file descriptor
         self.of_node: dict[int, Line] = {}
 
-    def call(self, places: Sequence[Place], seconds: float) -> tuple[Unreached, ...]:
+    def call(self, request: Relay) -> tuple[Unreached, ...]:
         """Connect to nodes, all at once; return those that were not reached."""
-        reached: dict[int, socket.socket] = {}
+        ours = context(request.identity, request.authority, calls=True)
+        reached: dict[int, Line] = {}
         failed: dict[int, str] = {}
 
         def call_one(place: Place) -> None:
             try:
-                reached[place.number] = connect(place, seconds)
+                reached[place.number] = connect(place, ours, request.seconds)
             except OSError as error:
                 failed[place.number] = error.strerror or str(error)
 
-        threads = [threading.Thread(target=call_one, args=(place,)) for place in places]
+        threads = [threading.Thread(target=call_one, args=(place,)) for place in request.places]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        for node, connection in reached.items():
-            self.lines[connection.fileno()] = self.of_node[node] = Line(node, connection)
+        for node, line in reached.items():
+            self.lines[line.connection.fileno()] = self.of_node[node] = line
         return tuple(Unreached(number=node, why=why) for node, why in sorted(failed.items()))
 
     def connect(self, send: Send) -> None:
@@ -102,8 +106,8 @@ class Lines:
             return
         line.window += taken
         if data:
-            line.queue.append(memoryview(data))
             with contextlib.suppress(OSError):  # its end is on its way to us
+                line.queue.append((memoryview(line.sealed.seal(data)), len(data)))
                 line.flush()
                 line.tell_written(send)
 
@@ -117,32 +121,36 @@ class Lines:
             line.tell_written(send)
             if line.window <= 0:
                 return
-            data = line.connection.recv(min(line.window, CARRIED_CHUNK_BYTES))
+            came = line.connection.recv(min(line.window, READ_BYTES))
+            data = line.sealed.open(came)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        if not data:
+            came = data = b""
+        if not came:
             self.hang_up(line)
-        line.window -= len(data)
-        send(CARRIED, LOAD.pack(line.node, 0, not data), data)
+        if data or not came:
+            line.window -= len(data)
+            send(CARRIED, LOAD.pack(line.node, 0, not came), data)
 
     def hang_up(self, line: Line) -> None:
         del self.lines[line.connection.fileno()], self.of_node[line.node]
         line.connection.close()
 
 
-def connect(place: Place, seconds: float) -> socket.socket:
-    """Connect to a node, at the first of its addresses that answers."""
+def connect(place: Place, ours: ssl.SSLContext, seconds: float) -> Line:
+    """Connect to a node, at the first of its addresses where it answers and proves itself."""
     error = OSError("no address is known")
     for address in place.addresses:
+        sealed = Sealed(ours, place.name)
         try:
             made = socket.create_connection((address, place.port), seconds)
+            sealed.agree(made, time.monotonic() + seconds)
         except OSError as failed:
             error = failed
             continue
         for option, level, value in SIGNS_OF_LIFE:
             made.setsockopt(level, option, value)
         made.setblocking(False)
-        return made
+        return Line(place.number, made, sealed)
     raise error

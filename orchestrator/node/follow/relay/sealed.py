@@ -1,16 +1,18 @@
-"""A TLS connection whose bytes others carry: whoever carries them can delay, not read or forge.
+"""The TLS between a relay and a node behind it, over a socket that somebody else reads and writes.
 
-The head signs a certificate for each node, and one for itself, with a key that it keeps in memory.
-It sends them over SSH, so either end knows the other one before the first byte.
+The head signs a certificate for each of them with a key that it keeps in memory. It sends them over
+SSH, so either end knows the other one before the first byte.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import ssl
-import threading
+import time
 
 READ_BYTES = 1 << 17
+RECORD_BYTES = 1 << 14  # are read at once, with the last of them
 
 
 def context(identity: str, authority: str, *, calls: bool) -> ssl.SSLContext:
@@ -38,31 +40,41 @@ class Sealed:
         self.came, self.goes = ssl.MemoryBIO(), ssl.MemoryBIO()
         server = name is None
         self.tls = how.wrap_bio(self.came, self.goes, server_side=server, server_hostname=name)
-        self.turn = threading.Lock()  # OpenSSL serves one thread at a time
         self.proved = False
 
     def open(self, data: bytes) -> bytes:
         """Take what came; return what the other end says with it, perhaps nothing yet."""
         said = []
-        with self.turn:
-            self.came.write(data)
-            try:
-                if not self.proved:
-                    self.tls.do_handshake()
-                    self.proved = True
-                while piece := self.tls.read(READ_BYTES):
-                    said.append(piece)
-            except ssl.SSLWantReadError:
-                pass
+        self.came.write(data)
+        try:
+            if not self.proved:
+                self.tls.do_handshake()
+                self.proved = True
+            while piece := self.tls.read(READ_BYTES):
+                said.append(piece)
+        except ssl.SSLWantReadError:
+            pass
         return b"".join(said)
 
     def seal(self, data: bytes) -> bytes:
         """Return what has to be carried so that the other end reads this."""
-        with self.turn:
-            self.tls.write(data)
-            return self.goes.read()
+        self.tls.write(data)
+        return self.goes.read()
 
-    def due(self) -> bytes:
-        """Return what has to be carried for the agreement of the two ends."""
-        with self.turn:
-            return self.goes.read()
+    def agree(self, connection: socket.socket, deadline: float) -> bytes:
+        """Prove each other over this socket; return what the other end has said by then."""
+        said = self.open(b"")
+        connection.sendall(self.goes.read())
+        while not self.proved:
+            said += self.open(some(connection, deadline))
+            connection.sendall(self.goes.read())
+        return said
+
+
+def some(connection: socket.socket, deadline: float) -> bytes:
+    """Return what comes next, until a deadline."""
+    connection.settimeout(max(0.01, deadline - time.monotonic()))
+    data = connection.recv(READ_BYTES)
+    if not data:
+        raise ConnectionResetError("it hung up")
+    return data
