@@ -55,6 +55,8 @@ def current() -> object:
 class Place:
     """Where a task or a thread waits, once, until it is woken."""
 
+    __slots__ = ("carrier", "lock", "over", "task")
+
     def __init__(self) -> None:
         self.carrier: Carrier | None = getattr(here, "carrier", None)
         self.over = False
@@ -245,6 +247,8 @@ class Threads:
 class Task:
     """A piece of work on its way."""
 
+    __slots__ = ("carrier", "over", "work")
+
     def __init__(self, work: Callable[[], object]) -> None:
         self.work = work
         self.carrier: Carrier | None = None  # the thread that carries it
@@ -310,6 +314,8 @@ def aside(call: Callable[[], T], seconds: float) -> T:
 class Lock:
     """A lock that one task or thread holds, and which it may take again."""
 
+    __slots__ = ("depth", "lock", "owner")  # each node has some
+
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.owner: object = None
@@ -346,10 +352,17 @@ class Lock:
 
 
 class Condition:
+    __slots__ = ("lock", "waits")
+
     def __init__(self, lock: Lock | None = None) -> None:
         self.lock = lock or Lock()
-        self.acquire, self.release = self.lock.acquire, self.lock.release
         self.waits: list[Place] = []  # an empty deque has 700 bytes, and each node some of them
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        return self.lock.acquire(blocking, timeout)
+
+    def release(self) -> None:
+        self.lock.release()
 
     def __enter__(self) -> None:
         self.acquire()
@@ -409,6 +422,8 @@ APART = Room(256)  # threads of `aside`
 
 
 class Event:
+    __slots__ = ("changed", "flag")
+
     def __init__(self) -> None:
         self.changed = Condition()
         self.flag = False

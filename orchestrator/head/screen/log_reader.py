@@ -111,13 +111,13 @@ class _Records:
     def __init__(self, path: Path, offset: int) -> None:
         self._path = path
         self._position = _last_record_before(path, offset) if offset else 0
-        self._ahead: deque[tuple[int, str]] = deque()
+        self._ahead: list[tuple[int, str]] = []  # the next one last
 
     def before(self, end: int) -> Iterator[tuple[int, str]]:
         """Take the records whose offset is under `end`."""
         while True:
-            while self._ahead and self._ahead[0][0] < end:
-                yield self._ahead.popleft()
+            while self._ahead and self._ahead[-1][0] < end:
+                yield self._ahead.pop()
             if self._ahead or not self._load():
                 return
 
@@ -126,7 +126,7 @@ class _Records:
         whole = block[: block.rfind(b"\n") + 1]  # the last record may be half written yet
         self._position += len(whole)
         records = _RECORD.findall(whole.decode("ascii", "replace"))
-        self._ahead.extend((int(offset), stream) for offset, stream in records)
+        self._ahead = [(int(offset), stream) for offset, stream in reversed(records)]
         return bool(whole)
 
 
