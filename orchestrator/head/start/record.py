@@ -248,8 +248,6 @@ def failed_to_start(
     """Return the record of an attempt that came to nothing, on the nodes that it was to have."""
     nodes, spares = gathered or (record.nodes, record.spares)
     nodes = [replace(node, ranks={}, times={}) for node in nodes]
-    if gathered:  # they are all there, also those that were lost before
-        nodes = [replace(node, state="starting") for node in nodes]
     job, spares = next_job(record), list(spares)
     return not_started(replace(record, job=job, nodes=nodes, spares=spares), error)
 

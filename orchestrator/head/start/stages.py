@@ -273,6 +273,8 @@ def launch_again(job: Again, say: Say) -> Running | JobRecord:
             say(f"{error.what}; the job is given up")
         except OrchestratorError as error:
             nodes = None if gathered is None else (gathered.nodes, gathered.spares)
+            if gathered is not None and isinstance(error, NotAllStarted):
+                nodes = error.nodes, gathered.spares
             final = Restarts(record.failed_to_start(ended, nodes, error)).after(experiment)
             if not isinstance(error, StoppedEarly):
                 say(f"attempt {ended.attempt} could not be started: {error}")
@@ -329,7 +331,10 @@ def start_again(experiment: Experiment, ended: JobRecord, gathered: Gathered, sa
     refuse_if_stopped(experiment)
     orders = [Start(place=place) for place in places(starting, ports)]
     results = start_all(starting, gathered.channels, orders)
-    started = all_answers(starting.nodes, results)
+    try:
+        started = all_answers(starting.nodes, results)
+    except NodeError as error:
+        raise NotAllStarted(error, with_doubts(starting.nodes, results)) from error
     say_how_warm(starting.nodes, started, say)
     running = record.has_started(experiment, starting)
     return Running(running, gathered.channels, logs)
@@ -417,6 +422,14 @@ def start_all(
         payload.raise_if_stopped(results)
         results = list(map(in_doubt, results, ended))
     return results
+
+
+class NotAllStarted(NodeError):
+    """Raised for a further attempt; its nodes are as the start has left them."""
+
+    def __init__(self, error: NodeError, nodes: Sequence[NodeRecord]) -> None:
+        super().__init__(error.what, error.fix, names=error.names)
+        self.nodes = nodes
 
 
 class InDoubt(NodeError):

@@ -19,7 +19,13 @@ from orchestrator.head.start.record import failed_to_start, not_started, with_li
 from orchestrator.head.start.recovery.gather import Gathered, parts_of
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests.request import Nothing
-from orchestrator.protocol.requests.start import Start, StartedHere, TakenPorts, WarmStart
+from orchestrator.protocol.requests.start import (
+    Start,
+    StartedHere,
+    TakenPorts,
+    TakePorts,
+    WarmStart,
+)
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NOT_STARTED, RESIZED, Experiment, JobRecord, NodeRecord
 from tests.head.follow.streams.test_last_lines import NODES, Streaming, there
@@ -210,6 +216,41 @@ def test_who_does_not_answer_its_end_may_have_started(started: Any, ended: Any, 
     marked = replace(job, nodes=stages.with_doubts(job.nodes, results))
     failed = not_started(marked, NodeError("1 of 2 nodes cannot be used"))
     assert [node.state for node in failed.nodes] == [NOT_STARTED, state]
+
+
+def test_who_may_have_started_a_further_attempt_is_asked_by_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link to b is cut while its part of the last attempt is ordered."""
+
+    class Channel:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def ask(self, request: Any, timeout: float) -> Any:
+            if self.name == "b":
+                raise NodeError("silent")
+            if isinstance(request, Start):
+                return StartedHere(supervisor=1, shared=True, run="/r")
+            return (
+                TakenPorts(port=29500, peers_port=1)
+                if isinstance(request, TakePorts)
+                else Nothing()
+            )
+
+    class Ready(Asking):
+        def run(self) -> Gathered:
+            nodes = [replace(node, state="starting") for node in record("ab").nodes]
+            return Gathered(nodes, [cast("Any", Channel(node.name)) for node in nodes])
+
+    monkeypatch.setattr(stages, "Gathering", Ready)
+    monkeypatch.setattr(stages, "bring_saved", lambda *_: None)
+    place = experiments.create(tmp_path / "experiments", "other")
+    place.logs.mkdir(exist_ok=True)
+    job = record("ab", lost="b")
+    final = stages.launch_again(stages.Again(place, job, cast(Any, None), {}), print)
+    assert isinstance(final, JobRecord) and final.over
+    assert [node.state for node in final.nodes] == [NOT_STARTED, "lost"]
 
 
 @pytest.mark.parametrize("away_for", [1, 2])  # attempts

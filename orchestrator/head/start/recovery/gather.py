@@ -291,7 +291,8 @@ class Gathering:
         }
         nodes, ranks = list[NodeRecord](), 0
         for index, name in enumerate(names):
-            nodes.append(replace(before[name], index=index, first_rank=ranks))
+            node = before[name]  # it is there, also if it was lost before
+            nodes.append(replace(node, index=index, first_rank=ranks, state="starting"))
             ranks += before[name].nproc
         for name in set(self.open) - set(names):
             self.open.pop(name).connection.close()
