@@ -5,15 +5,16 @@
 Each host is a real sshd at an address of its own; all have one home, as on a shared disk, so that
 this machine holds our code once. Hosts and head share the processors, so `wall` is what all took.
 `head` is the processor time of the head and its children alone, as the kernel counted it; memory,
-threads and descriptors are its highest seen, bytes what went over the network. Above `--jobs` hosts
-there is no job, whose processes would not fit into memory, and pdsh and clush run once: with 512
-each takes 80 s of processor.
+threads and descriptors are its highest seen, bytes what went over the network. `holder` is what the
+process that holds connections took meanwhile. Above `--jobs` hosts there is no job, whose processes
+would not fit into memory, and pdsh and clush run once: with 512 each takes 80 s of processor.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import shutil
 import statistics
@@ -23,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import log10
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from orchestrator.local_cluster import cluster as local
 
 LIMIT_SECONDS = 300.0
 BESIDE = ("pdsh", "clush")
+HOLDER = "holder"
 # All hosts start their Pythons on the cores of this machine.
 PATIENT = ("--connect-timeout", "300")
 OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -114,8 +116,8 @@ def measured(hosts: Hosts, repeat: int, *, with_job: bool) -> dict[str, list[Cos
             if name in BESIDE and not with_job and turn != repeat:
                 continue
             take(hosts, name, words, found, counts=turn > 0)
-        ours(hosts, "connections", "--open", "1h")
-        take(hosts, "exec, held", our("exec", *PATIENT, "--", "true"), found, counts=turn > 0)
+        holding = json.loads(ours(hosts, "connections", "--open", "1h", "--json"))
+        held(hosts, int(holding["pid"]), found, counts=turn > 0)
         ours(hosts, "connections", "--close")
         if with_job:
             job(hosts, found, counts=turn > 0)
@@ -131,6 +133,23 @@ def commands(hosts: Hosts) -> dict[str, list[str]]:
         "pdsh": ["pdsh", "-R", "ssh", "-S", "-f", size, "-w", everyone, "true"],
         "clush": clush,
     }
+
+
+def held(hosts: Hosts, holder: int, found: dict[str, list[Cost]], *, counts: bool) -> None:
+    """Run `true` over held connections; the process that holds them works for it, too."""
+    before = spent(holder)
+    cost = take(hosts, "exec, held", our("exec", *PATIENT, "--", "true"), found, counts=counts)
+    looked = state(holder)
+    if counts and cost is not None and looked is not None:
+        memory, threads, descriptors = looked
+        its = replace(
+            cost,
+            head=spent(holder) - before,
+            memory_mb=memory / 1024,
+            threads=threads,
+            descriptors=descriptors,
+        )
+        found.setdefault(HOLDER, []).append(its)
 
 
 def job(hosts: Hosts, found: dict[str, list[Cost]], *, counts: bool) -> None:
@@ -150,22 +169,24 @@ def our(command: str, *words: str) -> list[str]:
     return [str(program), command, *words]
 
 
-def ours(hosts: Hosts, *words: str) -> None:
-    subprocess.run(our(*words), env=hosts.head_environment, cwd=hosts.directory, check=True,
-                   stdout=subprocess.DEVNULL)  # fmt: skip
+def ours(hosts: Hosts, *words: str) -> str:
+    return subprocess.run(our(*words), env=hosts.head_environment, cwd=hosts.directory, check=True,
+                          stdout=subprocess.PIPE, text=True).stdout  # fmt: skip
 
 
 def take(
     hosts: Hosts, name: str, words: Sequence[str], found: dict[str, list[Cost]], *, counts: bool
-) -> None:
+) -> Cost | None:
     """Run a command once and keep what it took; one that failed or is not there has no figures."""
     progress(f"{len(hosts.addresses)} hosts: {name}")
-    if shutil.which(words[0]):
-        cost = run(hosts, words)
-        if cost is None:
-            print(f"\n{len(hosts.addresses)} hosts: {name} failed", file=sys.stderr)
-        elif counts:
-            found.setdefault(name, []).append(cost)
+    if not shutil.which(words[0]):
+        return None
+    cost = run(hosts, words)
+    if cost is None:
+        print(f"\n{len(hosts.addresses)} hosts: {name} failed", file=sys.stderr)
+    elif counts:
+        found.setdefault(name, []).append(cost)
+    return cost
 
 
 def run(hosts: Hosts, words: Sequence[str]) -> Cost | None:
@@ -241,6 +262,12 @@ def state(pid: int) -> tuple[int, int, int] | None:
         return None
 
 
+def spent(pid: int) -> float:
+    """Return the seconds of processor that a process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def sent() -> int:
     """Return the bytes that have gone over the loopback of this namespace."""
     [line] = (line for line in Path("/proc/net/dev").read_text().splitlines() if "lo:" in line)
@@ -284,7 +311,7 @@ def render(results: Mapping[int, Mapping[str, Sequence[Cost]]]) -> str:
 def picture(results: Mapping[int, Mapping[str, Sequence[Cost]]]) -> str:
     """Draw the head's processor seconds by hosts, both logarithmic, a line for each command."""
     sizes = list(results)
-    names = list(dict.fromkeys(name for found in results.values() for name in found))
+    names = dict.fromkeys(name for found in results.values() for name in found if name != HOLDER)
     seconds = {
         name: [(size, medians(found[name])["head"]) for size, found in results.items()
                if found.get(name)]
