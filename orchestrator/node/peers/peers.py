@@ -23,6 +23,7 @@ STRANGERS = 64  # connections that have not proved yet that they are of this job
 STRANGER_SECONDS = 5.0
 QUIET_BEATS = 3  # without a word for so long, another connection is tried
 DIAL_BEATS = 2
+SILENT_LINES = 8
 LATE_SECONDS = 10.0  # not connected by then: there is a firewall
 RARELY = 10  # beats between two tries, then
 GOODBYE_SECONDS = 0.3
@@ -216,13 +217,14 @@ class Hub(Peers):
 class Spoke(Peers):
     """Any other node's end: keeps one connection to node 0, and dials again when it is silent.
 
-    The silent one stays open until another has answered: node 0 takes its end for ours.
+    A silent one on which node 0 has said anything, be it the first number alone, stays open until
+    another has answered: node 0 may have it in its place, and takes its end for ours.
     """
 
     def __init__(self, loop: Loop, token: str, hear: Hear, address: tuple[str, int]) -> None:
         super().__init__(loop, token, hear)
         self.address = address
-        self.silent: SignedConnection | None = None
+        self.silent: list[SignedConnection] = []
         self.word_at = 0.0  # when this connection last said something, or was dialled
         self.proved = False
         self.over = False
@@ -243,14 +245,16 @@ class Spoke(Peers):
 
     def set_aside(self) -> None:
         wire = self.wires[0]
-        if self.proved:
-            self.silent = wire
-            self.loop.unwatch(self.wires.pop(0).fileno())
-            self.trouble, self.proved = "no answer", False
-        else:
-            if is_connected(wire):  # through any firewall: node 0's supervisor has not begun yet
-                self.begun = time.monotonic()
+        if not self.proved and is_connected(wire):
+            self.begun = time.monotonic()  # no firewall; node 0's supervisor has not begun, say
+        if not wire.key:
             self.drop(0, "no answer")
+            return
+        self.loop.unwatch(self.wires.pop(0).fileno())
+        self.trouble, self.proved = "no answer", False
+        self.silent.append(wire)
+        if len(self.silent) > SILENT_LINES:  # node 0 has others in the place of the first
+            self.silent.pop(0).close()
 
     def late(self, now: float) -> bool:
         return now - self.begun > LATE_SECONDS
@@ -280,9 +284,8 @@ class Spoke(Peers):
                 self.lost_line(0, why)
             return
         self.word_at = time.monotonic()
-        if messages and self.silent is not None:
-            self.silent.close()
-            self.silent = None
+        while messages and self.silent:
+            self.silent.pop().close()
         for message in messages:
             self.proved, self.refused_since = True, 0.0
             self.lives(0)

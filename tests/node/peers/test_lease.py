@@ -279,12 +279,37 @@ def test_who_is_cut_off_is_not_taken_for_gone(two: Two, monkeypatch: pytest.Monk
     before = two.hub.wires[1]
     with cut(two, monkeypatch):
         two.pass_time(GONE_SECONDS * 4)
-        assert two.spoke.silent is not None and not two.hub.closed
+        assert two.spoke.silent and not two.hub.closed
     assert not two.jobs[0].orders and not two.jobs[1].orders
     two.pass_time(5)
-    assert two.hub.wires[1] is not before and two.spoke.silent is None
+    assert two.hub.wires[1] is not before and not two.spoke.silent
     two.pass_time(GONE_SECONDS * 2)
     assert not two.jobs[0].orders and not two.hub.closed and not two.spoke.closed
+
+
+def test_a_line_whose_other_end_is_only_late_is_not_closed(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy node 0 hears, and takes each new line in the place of the one before; it says nothing.
+
+    If one of these lines was closed, and another one came late, node 1 would be gone for it.
+    """
+    assert isinstance(two.hub, Hub) and isinstance(two.spoke, Spoke)
+    ended: list[int] = []
+    lost_line = Hub.lost_line
+
+    def lost(hub: Hub, node: int, reason: Exception) -> None:
+        ended.append(node)
+        lost_line(hub, node, reason)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Hub, "lost_line", lost)
+        patch.setattr(Hub, "tick", lambda *_: None)
+        two.pass_time(3 * GONE_SECONDS)
+        assert len(two.spoke.silent) > 1
+    two.pass_time(3)
+    assert not ended and not two.spoke.silent
+    assert not any(job.orders for job in two.jobs)
 
 
 def test_a_supervisor_that_did_not_run_counts_no_silence_and_knows_for_how_long(two: Two) -> None:
