@@ -56,10 +56,10 @@ def test_a_task_goes_beside_another_one() -> None:
     carriers = [cast("Carrier", task.carrier).ident for task in first]
     assert len(set(carriers)) == MOST
     for task in first:
-        assert threads.start(note, beside=task).join(30.0)
+        assert task.start_beside(note).join(30.0)
     assert where == carriers
     held = threading.Event()
-    blocking = threads.start(held.wait, beside=first[1])
+    blocking = first[1].start_beside(held.wait)
     for _ in range(2 * MOST):
         assert threads.start(note).join(30.0), "it waits behind one that blocks its thread"
     held.set()

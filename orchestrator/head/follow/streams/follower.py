@@ -111,7 +111,7 @@ class NodeFollower:
 
     def start(self) -> None:
         bringer = None if self.channel is None else self.channel.bringer
-        self.task = tasks.WORK.start(self.run, beside=bringer)
+        self.task = (bringer.start_beside if bringer else tasks.WORK.start)(self.run)
 
     def end(self, reason: str, grace: float) -> None:
         """Ask the node to end its part: now, or as soon as it is back."""

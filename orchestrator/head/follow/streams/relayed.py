@@ -166,7 +166,7 @@ class RelayChannel:
 
     def begin(self) -> None:
         """Read what the relay brings, in a task, until it is lost or nobody needs it."""
-        self.reading = tasks.WORK.start(self.read)
+        self.reading = tasks.RELAYED.start(self.read)
 
     def read(self) -> None:
         try:
