@@ -160,7 +160,7 @@ def nonsense(error: Nonsense) -> NodeError:
 class NodeChannel:
     """An open channel to one node's server. Requests are asked one at a time."""
 
-    bringer: tasks.Task | None = None  # of what comes through a relay
+    reader: tasks.Task | None = None  # of the relay through which it goes
 
     def __init__(self, connection: Connection, environment: Environment, timeout: float) -> None:
         self.connection = connection
@@ -368,10 +368,10 @@ class NodeChannel:
             raise NodeError(f"the connection broke ({reason})") from error
 
     def change_ways(
-        self, connection: Connection, channel: Channel, bringer: tasks.Task | None
+        self, connection: Connection, channel: Channel, reader: tasks.Task | None
     ) -> None:
         """Go on by way of a relay; the server does so after its last answer."""
-        self.connection, self.channel, self.bringer = connection, channel, bringer
+        self.connection, self.channel, self.reader = connection, channel, reader
         self.pace = RELAYED
 
     def close(self) -> None:

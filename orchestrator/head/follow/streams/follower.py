@@ -110,8 +110,8 @@ class NodeFollower:
         self.beats: dict[int, float] = {}  # request -> when it was sent, monotonic
 
     def start(self) -> None:
-        bringer = None if self.channel is None else self.channel.bringer
-        self.task = (bringer.start_beside if bringer else tasks.WORK.start)(self.run)
+        reader = None if self.channel is None else self.channel.reader
+        self.task = (reader.start_beside if reader else tasks.WORK.start)(self.run)
 
     def end(self, reason: str, grace: float) -> None:
         """Ask the node to end its part: now, or as soon as it is back."""
@@ -298,8 +298,7 @@ class NodeFollower:
     def _ask_what_is_due(self, channel: NodeChannel, *, news: bool = True) -> None:
         """Send a sign of life, as a server leaves a silent head, and ask what has grown.
 
-        If either is due, the other one goes along where it soon would be: together they cost
-        little more than one.
+        Where one of them is due, the other one goes along if it soon is: two cost little more.
         """
         now = time.monotonic()
         if now < min(self.next_beat, self.growing.due if news else math.inf):

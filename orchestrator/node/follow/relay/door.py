@@ -21,7 +21,7 @@ from orchestrator.node.server.visit import Refusal, RoomState
 from orchestrator.protocol.requests.follow import OpenDoor
 
 STRANGERS = 16  # who call and have proved nothing yet
-LATE_SECONDS = 5.0  # after the head has seen our proof, until its own one is here
+LATE_SECONDS = 5.0  # from our proof, which the head has seen, until it is let in
 READ_BYTES = 1 << 16
 MOST_BYTES = 1 << 19  # that wait for one end before the other one is not read any more
 

@@ -15,7 +15,7 @@ from orchestrator.node.server.visit import Send
 from orchestrator.protocol.frames import CARRIED, CARRIED_CHUNK_BYTES, LOAD, WINDOW_BYTES, load
 from orchestrator.protocol.requests.follow import Place, Relay, Unreached
 
-READ_BYTES = CARRIED_CHUNK_BYTES - RECORD_BYTES  # with a record's begin, they fit into one load
+READ_BYTES = CARRIED_CHUNK_BYTES - RECORD_BYTES  # fit into one load, with what had come before
 TAKEN_BYTES = WINDOW_BYTES // 4  # written to a node before the head hears of it
 # The kernel asks a node that is silent for signs of life: it is lost after some seven seconds.
 SIGNS_OF_LIFE = (
@@ -142,15 +142,22 @@ def connect(place: Place, ours: ssl.SSLContext, seconds: float) -> Line:
     """Connect to a node, at the first of its addresses where it answers and proves itself."""
     error = OSError("no address is known")
     for address in place.addresses:
-        sealed = Sealed(ours, place.name)
         try:
             made = socket.create_connection((address, place.port), seconds)
-            sealed.agree(made, time.monotonic() + seconds)
+            return agreed(made, Sealed(ours, place.name), place.number, seconds)
         except OSError as failed:
             error = failed
-            continue
+    raise error
+
+
+def agreed(made: socket.socket, sealed: Sealed, node: int, seconds: float) -> Line:
+    """Let both ends of a new connection prove themselves."""
+    try:
+        sealed.agree(made, time.monotonic() + seconds)
         for option, level, value in SIGNS_OF_LIFE:
             made.setsockopt(level, option, value)
         made.setblocking(False)
-        return Line(place.number, made, sealed)
-    raise error
+    except BaseException:
+        made.close()
+        raise
+    return Line(node, made, sealed)

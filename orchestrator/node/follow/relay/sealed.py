@@ -12,7 +12,7 @@ import ssl
 import time
 
 READ_BYTES = 1 << 17
-RECORD_BYTES = 1 << 14  # are read at once, with the last of them
+RECORD_BYTES = 1 << 14  # of TLS: what had come of one is read with its end
 
 
 def context(identity: str, authority: str, *, calls: bool) -> ssl.SSLContext:
