@@ -33,20 +33,20 @@ from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics import progress
 
 MOST_PIDS = 4  # of ranks that are alike
+ALL_JOBS = Jobs()
 
 
-def jobs_at(ssh: Transport, node: Node | NodeRecord, job: str | None = None) -> Sequence[JobState]:
+def jobs_at(ssh: Transport, node: Node | NodeRecord, which: Jobs = ALL_JOBS) -> Sequence[JobState]:
     """Ask one node for the jobs there, with their times by our clock."""
-    return clock.jobs_now(ask_once(ssh, node, Jobs(job=job), ssh.timeout)).jobs
+    return clock.jobs_now(ask_once(ssh, node, which, ssh.timeout)).jobs
 
 
 def ask_nodes(ssh: Transport, record: JobRecord) -> list[JobState]:
     """Ask every node of the job for its state there now."""
 
     def ask(node: NodeRecord) -> JobState:
-        states = jobs_at(ssh, node, record.job)
-        mine = [state for state in states if state.node == node.index]
-        return mine[0] if mine else state_of(record, node, "unknown there")
+        states = jobs_at(ssh, node, Jobs(part=(record.job, node.index)))
+        return states[0] if states else state_of(record, node, "unknown there")
 
     answers = fleet.everywhere(record.nodes, ask)
     return [

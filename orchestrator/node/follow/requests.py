@@ -87,10 +87,11 @@ def call(visit: Visit, request: Call) -> Nothing:
 
 @answers(Jobs)
 def jobs(visit: Visit, request: Jobs) -> JobStates:
-    runs = [run for run in all_runs() if request.job in (None, run.job)]
-    # Who names a job knows which of its parts is this machine's.
-    states = (job_state(run) for run in (runs if request.job else job_processes.here(runs)))
-    return JobStates(jobs=tuple(states), time=time.time())
+    if request.part is None:
+        runs = job_processes.here(all_runs())
+    else:  # who names one knows that it is this machine's
+        runs = [run for run in (RunDir(*request.part),) if os.path.isdir(run.path)]
+    return JobStates(jobs=tuple(map(job_state, runs)), time=time.time())
 
 
 @answers(AskStuck)

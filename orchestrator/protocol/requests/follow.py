@@ -134,9 +134,9 @@ class JobStates(Message):
 
 
 class Jobs(Request[JobStates], do="jobs"):
-    """Say how one job stands here, or all."""
+    """Say how one part of a job stands here, or how all jobs do."""
 
-    job: Optional[str] = None
+    part: Optional[tuple[str, int]] = None  # (job, node); a home that nodes share has all parts
 
 
 class RankStacks(Message):

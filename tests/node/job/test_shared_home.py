@@ -22,9 +22,9 @@ NewJob = Callable[..., Job]
 ALL = StopAll(why="emergency", grace=0.0, wait=1.0)  # no supervisor is there to say a word
 
 
-def started_on(machine: str, job: str) -> RunDir:
-    """The files of a job whose processes are not here."""
-    run = RunDir(job, 0)
+def started_on(machine: str, job: str, node: int = 0) -> RunDir:
+    """The files of a part of a job whose processes are not here."""
+    run = RunDir(job, node)
     run.create()
     run.write_spec(bare_spec(job=job, machine=machine))
     run.append_event(Started(time=0.0, agent=1, supervisor=2))
@@ -38,8 +38,11 @@ def test_a_job_of_another_machine_is_left_alone(
     theirs, ours = started_on("gpu02 f00d", "theirs"), started_on(machine(), "ours")
     assert [left.job for left in probe.leftovers()] == ["ours"]
     assert [state.job for state in Visit().answer(Jobs()).jobs] == ["ours"]
-    named = Visit().answer(Jobs(job="theirs")).jobs
-    assert [state.job for state in named] == ["theirs"], "who names it knows its machine"
+    started_on("gpu03 f00d", "theirs", node=1)
+    named = Visit().answer(Jobs(part=("theirs", 0))).jobs
+    assert [(state.job, state.node) for state in named] == [("theirs", 0)], (
+        "who names a part knows its machine, and has no use for the parts of a thousand others"
+    )
     assert [receipt.job for receipt in stop_job.stop_all(ALL)] == ["ours"]
     assert ours.last(Ended) is not None
     assert theirs.last(Ended) is None, "it runs on"

@@ -745,7 +745,7 @@ def test_the_state_of_a_job(new_link: NewLink, new_job: NewJob, tmp_path: Path) 
     link = new_link()
 
     def state() -> JobState:
-        (found,) = link.ask(Jobs(job=job.run.job), PATIENCE).jobs
+        (found,) = link.ask(Jobs(part=(job.run.job, job.run.node)), PATIENCE).jobs
         return found
 
     running = state()
@@ -763,7 +763,7 @@ def test_the_state_of_a_job(new_link: NewLink, new_job: NewJob, tmp_path: Path) 
     rank = ended.ranks[4]
     assert (rank.state, rank.pid, rank.code, rank.words) == ("ended", pid, 3, "3")
     assert ended.processes is None
-    assert link.ask(Jobs(job="another"), PATIENCE).jobs == ()
+    assert link.ask(Jobs(part=("another", 0)), PATIENCE).jobs == ()
 
 
 def test_a_job_whose_home_has_a_long_path(
