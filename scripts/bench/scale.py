@@ -61,6 +61,8 @@ class Hosts(local.LoopbackCluster):
     def __init__(self, size: int, directory: Path) -> None:
         super().__init__(1, directory, slots=1)
         self.addresses = [f"127.0.{i // 250}.{2 + i % 250}" for i in range(size)]
+        self.work = self.directory / "work"  # apart from what the hosts write
+        self.work.mkdir(parents=True)
 
     def environment(self, node: local.LoopbackNode) -> dict[str, str]:
         return super().environment(self.nodes[0])
@@ -170,7 +172,7 @@ def our(command: str, *words: str) -> list[str]:
 
 
 def ours(hosts: Hosts, *words: str) -> str:
-    return subprocess.run(our(*words), env=hosts.head_environment, cwd=hosts.directory, check=True,
+    return subprocess.run(our(*words), env=hosts.head_environment, cwd=hosts.work, check=True,
                           stdout=subprocess.PIPE, text=True).stdout  # fmt: skip
 
 
@@ -195,7 +197,7 @@ def run(hosts: Hosts, words: Sequence[str]) -> Cost | None:
         process = subprocess.Popen(
             words,
             env=hosts.head_environment,
-            cwd=hosts.directory,
+            cwd=hosts.work,
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
