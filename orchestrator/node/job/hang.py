@@ -126,8 +126,9 @@ def collect(run: RunDir, only: int | None = None) -> dict[int, RankStacks]:
             local = rank - first
             who = asked[rank] = (pid, local, size_of(stacks(run, local)))
             if processes.catches(pid, STACKS_SIGNAL):
-                with contextlib.suppress(OSError):
-                    os.unlink(collectives(run, local))  # of an earlier question
+                for earlier in (threads(run, local), collectives(run, local)):
+                    with contextlib.suppress(OSError):
+                        os.unlink(earlier)
                 processes.send(ours[pid], STACKS_SIGNAL)
                 knock(os.path.join(run.path, f"ask_{local}"))
                 awaited.append(who)
@@ -137,12 +138,12 @@ def collect(run: RunDir, only: int | None = None) -> dict[int, RankStacks]:
     answers = {
         rank: RankStacks(
             state=ours[pid].state,
-            stacks=read(stacks(run, local), before),
+            stacks=all_stacks(run, pid, local, before),
             collectives=read(collectives(run, local), 0),
         )
         for rank, (pid, local, before) in asked.items()
     }
-    silent = {rank: asked[rank][0] for rank, answer in answers.items() if not answer.stacks}
+    silent = {rank: pid for rank, (pid, *which) in asked.items() if not main_stack(run, *which)}
     for rank, text in seen(run, silent, list(ours.values())).items():
         answers[rank] = answers[rank].replace(stacks=text[:LARGEST_CHARACTERS])
     for rank, pid in silent.items():
@@ -184,6 +185,20 @@ def answered(run: RunDir, pid: int, local: int, before: int) -> bool:
 
 def stacks(run: RunDir, local: int) -> str:
     return os.path.join(run.path, f"stacks_{local}")
+
+
+def threads(run: RunDir, local: int) -> str:
+    return os.path.join(run.path, f"threads_{local}")
+
+
+def all_stacks(run: RunDir, pid: int, local: int, before: int) -> str:
+    """Return the stacks of a rank's threads; that of the main one is last, headed as the others."""
+    main = main_stack(run, local, before).replace("Stack", f"Current thread 0x{pid:016x}", 1)
+    return (read(threads(run, local), 0) + main)[-LARGEST_CHARACTERS:]
+
+
+def main_stack(run: RunDir, local: int, before: int) -> str:
+    return read(stacks(run, local), before)
 
 
 def collectives(run: RunDir, local: int) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.head.follow.monitors import hang_report
 from orchestrator.node.job import hang
+from orchestrator.protocol.timing import STACKS_SIGNAL
 from tests.node.running import PYTHON, Job, script, wait_until
 
 WAITS = """
@@ -48,6 +49,46 @@ def test_who_cannot_answer_is_not_harmed(new_job: Callable[..., Job], tmp_path: 
     job.end("enough", 0.5)
     job.wait()
     assert job.ended() == {0: -15, 1: -15}
+
+
+SPINS = """
+import threading
+def turn(depth):
+    return turn(depth - 1) if depth else [n for n in range(3)]
+def spins():
+    while True:
+        turn(20)
+for _ in range(3):
+    threading.Thread(target=spins, daemon=True).start()
+print("ready", flush=True)
+def waits():
+    open("never").read()
+waits()
+"""
+
+
+def test_threads_that_run_are_shown_and_not_harmed(
+    new_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Nobody else reads the stack of a thread that runs: that can crash the process."""
+    os.mkfifo(tmp_path / "never")
+    job = new_job()
+    job.start(job.spec(script(tmp_path, SPINS), workdir=tmp_path))
+    wait_until(lambda: job.said("ready", "0"))
+    for _ in range(5):
+        (answer,) = hang.collect(job.run).values()
+        *others, main = answer.stacks.strip().split("\n\n")
+        assert len(others) == 3 and all("in spins" in each for each in others), answer.stacks
+        assert main.startswith("Current thread 0x") and "in waits" in main
+        assert "answer_questions" not in answer.stacks
+    (pid,) = hang.rank_pids(job.run)
+    before = hang.size_of(hang.stacks(job.run, 0))
+    os.kill(pid, STACKS_SIGNAL)
+    wait_until(lambda: "in <module>" in hang.main_stack(job.run, 0, before))
+    assert "in spins" not in hang.main_stack(job.run, 0, before)
+    assert job.ended() == {}
+    job.end("enough", 0.5)
+    job.wait()
 
 
 BELOW = """

@@ -26,7 +26,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -62,6 +62,7 @@ WAITID = {"x86_64": 247, "aarch64": 95, "riscv64": 95, "ppc64le": 272}  # this s
 STACKS_SIGNAL = signal.SIGRTMIN + 9  # as in protocol/timing.py
 IMPORTS = b"i"  # as in node/job/hang.py
 NO_RESTART = 93  # as in common/errors.py
+MOST_THREADS = MOST_FRAMES = 100  # as faulthandler writes
 LEAVING_SECONDS = 60.0  # that a program which has failed takes to end: a tracker may still send
 CALL = os.path.join(os.path.dirname(__file__), "run_function.py")  # the program of Cluster.run
 HOOKS = ("sitecustomize.py", "usercustomize.py")  # what wraps calls of every program
@@ -258,19 +259,21 @@ class Rank:
     def stand_by(self, register: Callable[..., Any]) -> None:
         """Prepare to show where this rank is, should the job hang.
 
-        On a signal, write the stacks, even while C code holds the interpreter; on a word, what
-        torch remembers of its collectives, by a thread (which `threading` does not count), because
-        the main one may never come back.
+        On a signal, write the main thread's stack, even while C code holds the interpreter: of no
+        other one, as reading the stack of a thread that runs can crash the process. On a word, a
+        thread (which `threading` does not count) writes those of the others, and what torch
+        remembers of its collectives: the main one may never come back.
         """
+        self.main_thread = _thread.get_ident()
         with contextlib.suppress(OSError):
             path = os.path.join(self.run, f"stacks_{self.local}")
             self.stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            register(STACKS_SIGNAL, self.stacks, all_threads=True)
-            if "torch" in sys.modules:
-                os.mkfifo(os.path.join(self.run, f"ask_{self.local}"), 0o600)
-                _thread.start_new_thread(self.report_collectives, ())
+            register(STACKS_SIGNAL, self.stacks, all_threads=False)
+            os.mkfifo(os.path.join(self.run, f"ask_{self.local}"), 0o600)
+            _thread.start_new_thread(self.answer_questions, ())
 
-    def report_collectives(self) -> None:
+    def answer_questions(self) -> None:
+        threads = os.path.join(self.run, f"threads_{self.local}")
         path = os.path.join(self.run, f"collectives_{self.local}.json")
         while True:
             with open(os.path.join(self.run, f"ask_{self.local}"), "rb") as asked:
@@ -278,11 +281,25 @@ class Rank:
             if word == IMPORTS:
                 self.note_modules()
                 continue
-            with contextlib.suppress(Exception):  # a torch that remembers nothing
-                dump = sys.modules["torch"]._C._distributed_c10d._dump_fr_trace_json
-                with open(path + ".tmp", "wb") as file:
-                    file.write(dump())
-                os.replace(path + ".tmp", path)
+            write_whole(threads, "".join(self.other_threads()).encode("utf-8", "replace"))
+            known = b""
+            with contextlib.suppress(Exception):  # no torch, or one that remembers nothing
+                known = sys.modules["torch"]._C._distributed_c10d._dump_fr_trace_json()
+            write_whole(path, known)
+
+    def other_threads(self) -> Iterator[str]:
+        """Yield the stacks of all threads but the main one and this one, as faulthandler does."""
+        known = (self.main_thread, _thread.get_ident())
+        frames = [each for each in sys._current_frames().items() if each[0] not in known]
+        for thread, innermost in frames[:MOST_THREADS]:
+            yield f"Thread 0x{thread:016x} (most recent call first):\n"
+            frame: FrameType | None = innermost
+            for _ in range(MOST_FRAMES):
+                if frame is not None:
+                    code = frame.f_code
+                    yield f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}\n'
+                    frame = frame.f_back
+            yield "\n"
 
     def exit_code(self, leaving: SystemExit) -> int:
         """Return the exit code: a number is the code itself, text is an error message."""
@@ -522,6 +539,14 @@ def write_json(path: str, record: Mapping[str, Any] | list[str]) -> bool:
     except OSError as error:
         sys.stderr.write(f"orchestrator: {path} could not be written: {error}\n")
         return False
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """Let a file be there with all of this, or not at all."""
+    with contextlib.suppress(OSError):
+        with open(f"{path}.tmp", "wb") as file:
+            file.write(data)
+        os.replace(f"{path}.tmp", path)
 
 
 def prctl(option: int, value: Any) -> None:
