@@ -33,19 +33,20 @@ from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics import progress
 
 MOST_PIDS = 4  # of ranks that are alike
-ALL_JOBS = Jobs()
 
 
-def jobs_at(ssh: Transport, node: Node | NodeRecord, which: Jobs = ALL_JOBS) -> Sequence[JobState]:
-    """Ask one node for the jobs there, with their times by our clock."""
-    return clock.jobs_now(ask_once(ssh, node, which, ssh.timeout)).jobs
+def jobs_at(
+    ssh: Transport, node: Node | NodeRecord, part: tuple[str, int] | None = None
+) -> Sequence[JobState]:
+    """Ask one node for the jobs there, or for one part of one, with their times by our clock."""
+    return clock.jobs_now(ask_once(ssh, node, Jobs(part=part), ssh.timeout)).jobs
 
 
 def ask_nodes(ssh: Transport, record: JobRecord) -> list[JobState]:
     """Ask every node of the job for its state there now."""
 
     def ask(node: NodeRecord) -> JobState:
-        states = jobs_at(ssh, node, Jobs(part=(record.job, node.index)))
+        states = jobs_at(ssh, node, (record.job, node.index))
         return states[0] if states else state_of(record, node, "unknown there")
 
     answers = fleet.everywhere(record.nodes, ask)

@@ -135,15 +135,16 @@ def collect(run: RunDir, only: int | None = None) -> dict[int, RankStacks]:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and not all(answered(run, *who) for who in awaited):
         time.sleep(0.05)  # a file that another process writes rings no bell
+    main = {rank: main_stack(run, local, size) for rank, (_, local, size) in asked.items()}
     answers = {
         rank: RankStacks(
             state=ours[pid].state,
-            stacks=all_stacks(run, pid, local, before),
+            stacks=all_stacks(run, pid, local, main[rank]),
             collectives=read(collectives(run, local), 0),
         )
-        for rank, (pid, local, before) in asked.items()
+        for rank, (pid, local, _) in asked.items()
     }
-    silent = {rank: pid for rank, (pid, *which) in asked.items() if not main_stack(run, *which)}
+    silent = {rank: asked[rank][0] for rank, stack in main.items() if not stack}
     for rank, text in seen(run, silent, list(ours.values())).items():
         answers[rank] = answers[rank].replace(stacks=text[:LARGEST_CHARACTERS])
     for rank, pid in silent.items():
@@ -191,10 +192,10 @@ def threads(run: RunDir, local: int) -> str:
     return os.path.join(run.path, f"threads_{local}")
 
 
-def all_stacks(run: RunDir, pid: int, local: int, before: int) -> str:
+def all_stacks(run: RunDir, pid: int, local: int, main: str) -> str:
     """Return the stacks of a rank's threads; that of the main one is last, headed as the others."""
-    main = main_stack(run, local, before).replace("Stack", f"Current thread 0x{pid:016x}", 1)
-    return (read(threads(run, local), 0) + main)[-LARGEST_CHARACTERS:]
+    headed = main.replace("Stack", f"Current thread 0x{pid:016x}", 1)
+    return (read(threads(run, local), 0) + headed)[-LARGEST_CHARACTERS:]
 
 
 def main_stack(run: RunDir, local: int, before: int) -> str:

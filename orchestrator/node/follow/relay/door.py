@@ -13,7 +13,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from orchestrator.node.follow.relay.sealed import Sealed, context, some
+from orchestrator.node.follow.relay.sealed import Sealed, context, received, some
 from orchestrator.node.follow.relay.signed import Signed
 from orchestrator.node.peers.peers import listen
 from orchestrator.node.server.ports import Ports
@@ -22,7 +22,6 @@ from orchestrator.protocol.requests.follow import OpenDoor
 
 STRANGERS = 16  # who call and have proved nothing yet
 LATE_SECONDS = 5.0  # from our proof, which the head has seen, until it is let in
-READ_BYTES = 1 << 16
 MOST_BYTES = 1 << 19  # that wait for one end before the other one is not read any more
 
 
@@ -151,10 +150,3 @@ def carry(guest: Guest, inner: socket.socket) -> None:
 
 def wanted(*, reads: bool, writes: bool) -> int:
     return select.POLLIN * reads | select.POLLOUT * writes
-
-
-def received(end: socket.socket) -> bytes:
-    data = end.recv(READ_BYTES)
-    if not data:
-        raise ConnectionResetError
-    return data

@@ -10,12 +10,11 @@ import threading
 import time
 from collections import deque
 
-from orchestrator.node.follow.relay.sealed import RECORD_BYTES, Sealed, context
+from orchestrator.node.follow.relay.sealed import Sealed, context
 from orchestrator.node.server.visit import Send
 from orchestrator.protocol.frames import CARRIED, CARRIED_CHUNK_BYTES, LOAD, WINDOW_BYTES, load
 from orchestrator.protocol.requests.follow import Place, Relay, Unreached
 
-READ_BYTES = CARRIED_CHUNK_BYTES - RECORD_BYTES  # fit into one load, with what had come before
 TAKEN_BYTES = WINDOW_BYTES // 4  # written to a node before the head hears of it
 # The kernel asks a node that is silent for signs of life: it is lost after some seven seconds.
 SIGNS_OF_LIFE = (
@@ -34,6 +33,7 @@ class Line:
     def __init__(self, node: int, connection: socket.socket, sealed: Sealed) -> None:
         self.node, self.connection, self.sealed = node, connection, sealed
         self.queue: deque[tuple[memoryview, int]] = deque()  # sealed; bytes of the head's in it
+        self.said = b""  # by the node, beyond what the head takes
         self.window = WINDOW_BYTES  # that the head still takes
         self.written = 0  # since the head was told last
 
@@ -46,6 +46,14 @@ class Line:
                 if not rest:
                     self.written += size
                     self.queue.popleft()
+
+    def pass_on(self, send: Send) -> None:
+        """Send the head what the node has said, as far as it takes it."""
+        while self.said and self.window > 0:
+            size = min(self.window, CARRIED_CHUNK_BYTES)
+            piece, self.said = self.said[:size], self.said[size:]
+            self.window -= len(piece)
+            send(CARRIED, LOAD.pack(self.node, 0, False), piece)
 
     def tell_written(self, send: Send) -> None:
         if self.written >= TAKEN_BYTES:
@@ -105,6 +113,7 @@ class Lines:
             self.hang_up(line)
             return
         line.window += taken
+        line.pass_on(send)
         if data:
             with contextlib.suppress(OSError):  # its end is on its way to us
                 line.queue.append((memoryview(line.sealed.seal(data)), len(data)))
@@ -121,17 +130,16 @@ class Lines:
             line.tell_written(send)
             if line.window <= 0:
                 return
-            came = line.connection.recv(min(line.window, READ_BYTES))
-            data = line.sealed.open(came)
+            came = line.connection.recv(CARRIED_CHUNK_BYTES)
+            line.said += line.sealed.open(came)
         except BlockingIOError:
             return
         except OSError:
-            came = data = b""
+            came = b""
+        line.pass_on(send)
         if not came:
             self.hang_up(line)
-        if data or not came:
-            line.window -= len(data)
-            send(CARRIED, LOAD.pack(line.node, 0, not came), data)
+            send(CARRIED, LOAD.pack(line.node, 0, True))
 
     def hang_up(self, line: Line) -> None:
         del self.lines[line.connection.fileno()], self.of_node[line.node]

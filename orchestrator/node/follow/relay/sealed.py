@@ -12,7 +12,6 @@ import ssl
 import time
 
 READ_BYTES = 1 << 17
-RECORD_BYTES = 1 << 14  # of TLS: what had come of one is read with its end
 
 
 def context(identity: str, authority: str, *, calls: bool) -> ssl.SSLContext:
@@ -74,6 +73,10 @@ class Sealed:
 def some(connection: socket.socket, deadline: float) -> bytes:
     """Return what comes next, until a deadline."""
     connection.settimeout(max(0.01, deadline - time.monotonic()))
+    return received(connection)
+
+
+def received(connection: socket.socket) -> bytes:
     data = connection.recv(READ_BYTES)
     if not data:
         raise ConnectionResetError("it hung up")

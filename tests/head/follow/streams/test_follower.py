@@ -71,14 +71,20 @@ class Quiet:
         raise Silent(silence)
 
 
-def test_a_follower_wakes_when_something_is_due_and_loses_who_is_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    channel = cast("Any", Quiet(Pace(beat=10.0, look=3.0, patience=25.0)))
+def following_it(channel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeFollower:
+    """A follower whose time is that of the node which it follows."""
     monkeypatch.setattr(following.time, "monotonic", lambda: channel.now)
     directory = experiments.create(tmp_path, "run")
     follower = NodeFollower(cast("Any", None), "run-1", NODES[0], directory, print)
     follower.growing.begin(channel.pace.look)
+    return follower
+
+
+def test_a_follower_wakes_when_something_is_due_and_loses_who_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = cast("Any", Quiet(Pace(beat=10.0, look=3.0, patience=25.0)))
+    follower = following_it(channel, tmp_path, monkeypatch)
     with pytest.raises(Silent, match="no word for 25 s"):
         follower._stream(channel)
     assert channel.posted == [(0.0, [Beat]), (2.0, [Outputs]), (10.0, [Beat]), (20.0, [Beat])]
@@ -90,10 +96,7 @@ def test_what_is_soon_due_goes_with_what_is_due(
 ) -> None:
     """A node at rest is then asked once in a while, all at once."""
     channel = cast("Any", Quiet(Pace(beat=10.0, look=10.0, patience=30.0)))
-    monkeypatch.setattr(following.time, "monotonic", lambda: channel.now)
-    directory = experiments.create(tmp_path, "run")
-    follower = NodeFollower(cast("Any", None), "run-1", NODES[0], directory, print)
-    follower.growing.begin(channel.pace.look)
+    follower = following_it(channel, tmp_path, monkeypatch)
     question = follower.growing.question
 
     def answered(by: float) -> Any:

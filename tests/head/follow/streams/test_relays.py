@@ -28,7 +28,7 @@ from orchestrator.head.follow.streams import relayed, relays
 from orchestrator.head.follow.streams.authority import Authority
 from orchestrator.head.follow.streams.relayed import RelayedConnection, RelayedStream
 from orchestrator.node.follow.relay import door as doors
-from orchestrator.node.follow.relay.sealed import RECORD_BYTES, Sealed, context, some
+from orchestrator.node.follow.relay.sealed import Sealed, context, some
 from orchestrator.node.follow.relay.signed import KEY_BYTES, Signed
 from orchestrator.protocol.frames import WINDOW_BYTES, Load
 from orchestrator.protocol.message import Message
@@ -133,14 +133,10 @@ def test_one_that_is_not_read_holds_up_no_other(
         slow.channel.post(Output(place=listed.place, path="big", offset=0))
     stream = stream_of(slow)
     full = WINDOW_BYTES - stream.taken
-
-    def came() -> int:
-        return sum(map(len, stream.came))
-
-    wait_until(lambda: came() >= full, "a full window")
+    wait_until(lambda: sum(map(len, stream.came)) == full, "a full window")
     for _ in range(3):
         ask(quick, Beat())
-    assert came() <= full + RECORD_BYTES
+    assert sum(map(len, stream.came)) == full
 
 
 def test_a_relay_that_is_killed_is_named(behind: Sequence[relays.Open]) -> None:
