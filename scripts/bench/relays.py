@@ -38,7 +38,7 @@ from orchestrator.head.follow.streams import relays
 from orchestrator.head.follow.streams.follower import Connected, Lost, News, NodeFollower
 from orchestrator.head.follow.streams.node_logs import AppendOnly, NodeLogs
 from orchestrator.head.follow.streams.relayed import RelayedConnection, RelayedStream
-from orchestrator.node.follow.relay.door import Door
+from orchestrator.node.follow.relay.door import Door, Guest
 from orchestrator.node.peers.peers import listen
 from orchestrator.node.server.visit import Refusal
 from orchestrator.protocol import frames
@@ -55,6 +55,7 @@ ROUNDS = 5
 SETTLE_SECONDS = 30.0  # until nodes that write nothing are seldom asked for it
 REST_SECONDS = 30.0
 ANSWER_SECONDS = 60.0
+LOOK_SECONDS = 0.2  # between two looks for heartbeats that are due
 
 
 # -- the nodes ----------------------------------------------------------------------------------
@@ -67,12 +68,13 @@ class Leaf:
         self.end = end
         self.splitter = Splitter()
         self.door: Door | None = None
-        self.way: socket.socket | None = None  # on which it goes on
+        self.guest: Guest | None = None  # the relay through which it goes on
         self.next_beat = time.monotonic() + RELAYED_BEAT
 
     def say(self, *messages: dict[str, Any]) -> None:
         texts = [json.dumps(message).encode("ascii") for message in messages]
-        self.end.sendall(b"".join(frames.header(JSON, len(text)) + text for text in texts))
+        data = b"".join(frames.header(JSON, len(text)) + text for text in texts)
+        self.end.sendall(data if self.guest is None else self.guest.seal(data))
 
     def due(self, by: float) -> list[dict[str, Any]]:
         """Return the heartbeat, where it is due by then."""
@@ -82,38 +84,48 @@ class Leaf:
         return [encode(Heartbeat(beat=time.time()))]
 
     def serve(self, wanted: selectors.BaseSelector) -> None:
+        came = None
         try:
             data = self.end.recv(1 << 16)
-            asked = [json.loads(payload) for _, payload in self.splitter.feed(data)]
-            said = [self.answer(each) for each in asked]
-            if said:
-                self.say(*said, *self.due(time.monotonic() + RELAYED_BEAT / 2))
+            hung_up = not data
+            if self.guest is not None:
+                data = self.guest.open(data)
+            came = self.take(data)
         except OSError:  # the head has hung up
-            data = b""
-        if self.way is not None or not data:
+            hung_up = True
+        if came is not None or hung_up:
             wanted.unregister(self.end)
             self.end.close()
-        if self.way is not None:
-            self.end, self.door, self.way = self.way, None, None
+        if came is not None:
+            self.guest, self.door, self.end = came, None, came.caller
             wanted.register(self.end, selectors.EVENT_READ, self)
+            self.take(came.said)
 
-    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        number, do = asked.pop("id"), asked.pop("do")
-        said: dict[str, Any] = {}
-        if do in (Beat.do, follow.Follow.do):
-            said = {"time": time.time()}
-        elif do == Outputs.do:
-            said = encode(OutputFiles(files=(), place=""))
+    def take(self, data: bytes) -> Guest | None:
+        """Answer what the head says; return by whom it comes from now on, where that changes."""
+        came, said = None, []
+        for _, payload in self.splitter.feed(data):
+            asked = json.loads(payload)
+            number, do = asked.pop("id"), asked.pop("do")
+            try:
+                if do == follow.ComeIn.do and self.door is not None:
+                    came = self.door.come_in()
+                said.append({"id": number, "ok": self.answer(do, asked)})
+            except Refusal as refusal:
+                said.append({"id": number, "error": str(refusal)})
+        if said:
+            self.say(*said, *self.due(time.monotonic() + RELAYED_BEAT / 2))
+        return came
+
+    def answer(self, do: str, fields: dict[str, Any]) -> dict[str, Any]:
         if do == follow.OpenDoor.do:
             listener = listen(avoid=0)
             assert listener is not None
-            self.door = Door(decode(follow.OpenDoor, asked), listener)
-            said = {"port": self.door.port}
-        try:
-            self.way = self.door.come_in() if do == follow.ComeIn.do and self.door else None
-        except Refusal as refusal:
-            return {"id": number, "error": str(refusal)}
-        return {"id": number, "ok": said}
+            self.door = Door(decode(follow.OpenDoor, fields), listener)
+            return {"port": self.door.port}
+        if do in (Beat.do, follow.Follow.do):
+            return {"time": time.time()}
+        return encode(OutputFiles(files=(), place="")) if do == Outputs.do else {}
 
 
 def be_leaves(path: str, count: int) -> None:
@@ -125,10 +137,13 @@ def be_leaves(path: str, count: int) -> None:
     leaves = [Leaf(server.accept()[0]) for _ in range(count)]
     for leaf in leaves:
         wanted.register(leaf.end, selectors.EVENT_READ, leaf)
+    look = 0.0
     while wanted.get_map():
-        for key, _ in wanted.select(1.0):
+        for key, _ in wanted.select(LOOK_SECONDS):
             cast("Leaf", key.data).serve(wanted)
-        now = time.monotonic()
+        if (now := time.monotonic()) < look:
+            continue
+        look = now + LOOK_SECONDS
         for leaf in leaves:
             if leaf.end.fileno() >= 0 and (due := leaf.due(now)):
                 with suppress(OSError):  # the head has hung up, which is heard when it is read

@@ -12,8 +12,9 @@ import threading
 import time
 import zlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import server_command, tasks
@@ -157,10 +158,19 @@ def nonsense(error: Nonsense) -> NodeError:
     return NodeError(f"the node broke the protocol: {error}")
 
 
+class Way(Protocol):
+    """A relay through which channels to some nodes go."""
+
+    reading: tasks.Task | None
+
+    def together(self) -> AbstractContextManager[None]:
+        """Send what is posted meanwhile in one piece."""
+
+
 class NodeChannel:
     """An open channel to one node's server. Requests are asked one at a time."""
 
-    reader: tasks.Task | None = None  # of the relay through which it goes
+    way: Way | None = None
 
     def __init__(self, connection: Connection, environment: Environment, timeout: float) -> None:
         self.connection = connection
@@ -367,11 +377,9 @@ class NodeChannel:
             reason = str(error) or "it takes no more bytes: is the link to it cut?"
             raise NodeError(f"the connection broke ({reason})") from error
 
-    def change_ways(
-        self, connection: Connection, channel: Channel, reader: tasks.Task | None
-    ) -> None:
+    def change_ways(self, connection: Connection, channel: Channel, way: Way) -> None:
         """Go on by way of a relay; the server does so after its last answer."""
-        self.connection, self.channel, self.reader = connection, channel, reader
+        self.connection, self.channel, self.way = connection, channel, way
         self.pace = RELAYED
 
     def close(self) -> None:

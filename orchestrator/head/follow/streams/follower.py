@@ -110,7 +110,8 @@ class NodeFollower:
         self.beats: dict[int, float] = {}  # request -> when it was sent, monotonic
 
     def start(self) -> None:
-        reader = None if self.channel is None else self.channel.reader
+        way = None if self.channel is None else self.channel.way
+        reader = None if way is None else way.reading
         self.task = (reader.start_beside if reader else tasks.WORK.start)(self.run)
 
     def end(self, reason: str, grace: float) -> None:

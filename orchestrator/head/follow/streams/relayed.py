@@ -104,6 +104,8 @@ class RelayedStream:
 
     def _send(self, data: bytes) -> None:
         while data:
+            if self.window <= 0:
+                self.relay.flush()  # the relay takes more once it has what waits here
             with self.changed:
                 self._wait(lambda: self.window > 0)
                 if self.broken:
@@ -154,6 +156,8 @@ class RelayChannel:
         self.reading: tasks.Task | None = None
         self.waiting: deque[bytes] = deque()  # frames, for whoever sends
         self.sending = threading.Lock()
+        self.counting = threading.Lock()
+        self.holding = 0  # of those who send something together
 
     def full(self) -> None:
         """Know that no more nodes come: the relay goes with the last one."""
@@ -209,11 +213,29 @@ class RelayChannel:
         self.channel.connection.close()
 
     def send(self, load: Load) -> None:
-        """Send to the relay; an OSError where it is lost.
+        """Send to the relay; an OSError where it is lost."""
+        self.waiting.append(load.frame())
+        if not self.holding:
+            self.flush()
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Send what is sent meanwhile in one piece: each wakes the relay, which costs both more."""
+        with self.counting:
+            self.holding += 1
+        try:
+            yield
+        finally:
+            with self.counting:
+                self.holding -= 1
+            with contextlib.suppress(OSError):  # who waits for an answer hears that it is lost
+                self.flush()
+
+    def flush(self) -> None:
+        """Send what waits.
 
         Whoever comes while another sends leaves that to it: many small loads travel together.
         """
-        self.waiting.append(load.frame())
         while self.waiting and self.sending.acquire(blocking=False):
             try:
                 self.channel.put_frame(b"".join(self._taken()))

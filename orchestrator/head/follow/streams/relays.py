@@ -193,8 +193,8 @@ class Entering:
             stream.meet(MEET_SECONDS)
             with channel.sending:  # no beat may be on its way while the ways are changed
                 channel.ask(ComeIn(), ANSWER_SECONDS)
-                way = RelayedConnection(stream, before.address)
-                channel.change_ways(way, stream, self.relay.reading)
+                connection = RelayedConnection(stream, before.address)
+                channel.change_ways(connection, stream, self.relay)
         except (OSError, NodeError) as error:
             stream.close()
             raise error if isinstance(error, NodeError) else NodeError(str(error)) from error

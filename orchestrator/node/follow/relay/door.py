@@ -42,7 +42,9 @@ class Doors(RoomState):
         """Return what reads as the head's words, and takes ours."""
         if self.door is None:
             raise Refusal("there is no door here")
-        return self.door.come_in()
+        ours, inner = socket.socketpair()
+        threading.Thread(target=carry, args=(self.door.come_in(), inner), daemon=True).start()
+        return ours
 
     def leave(self) -> None:
         if self.door is not None:
@@ -57,6 +59,14 @@ class Guest(NamedTuple):
     sealed: Sealed  # with the relay
     signed: Signed  # with the head
     said: bytes
+
+    def open(self, data: bytes) -> bytes:
+        """Take what came; return what the head says with it."""
+        return self.signed.open(self.sealed.open(data))
+
+    def seal(self, data: bytes) -> bytes:
+        """Return what has to be sent so that the head reads this."""
+        return self.sealed.seal(self.signed.seal(data))
 
 
 class Door:
@@ -93,11 +103,13 @@ class Door:
             said = signed.open(sealed.agree(caller, self.deadline))
             while not signed.proved:
                 said += signed.open(sealed.open(some(caller, self.deadline)))
-            caller.sendall(sealed.seal(signed.seal(b"")))
+            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            guest = Guest(caller, sealed, signed, said)
+            caller.sendall(guest.seal(b""))
         except OSError:
             caller.close()
         else:
-            self.let_in(Guest(caller, sealed, signed, said))
+            self.let_in(guest)
         finally:
             self.places.release()
 
@@ -110,14 +122,12 @@ class Door:
             self.came.set()
         self.close()
 
-    def come_in(self) -> socket.socket:
-        """Have a thread carry between the head's connection and what is returned."""
+    def come_in(self) -> Guest:
+        """Return the one who came in."""
         if not self.came.wait(LATE_SECONDS) or self.guest is None:
             raise Refusal("the head did not come through the relay")
         guest, self.guest = self.guest, None
-        ours, inner = socket.socketpair()
-        threading.Thread(target=carry, args=(guest, inner), daemon=True).start()
-        return ours
+        return guest
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -127,12 +137,10 @@ class Door:
 
 def carry(guest: Guest, inner: socket.socket) -> None:
     """Carry between the connection to the relay and the plain one until either ends."""
-    outer, sealed, signed, said = guest
-    goes = b""
+    outer, said, goes = guest.caller, guest.said, b""
     with outer, inner, contextlib.suppress(OSError):
         for end in (outer, inner):
             end.setblocking(False)
-        outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:
             poll = select.poll()
             poll.register(outer, wanted(reads=len(said) < MOST_BYTES, writes=bool(goes)))
@@ -143,9 +151,9 @@ def carry(guest: Guest, inner: socket.socket) -> None:
             if said and ready.get(inner.fileno(), 0) & ~select.POLLIN:
                 said = said[inner.send(said) :]
             if ready.get(outer.fileno(), 0) & ~select.POLLOUT:
-                said += signed.open(sealed.open(received(outer)))
+                said += guest.open(received(outer))
             if ready.get(inner.fileno(), 0) & ~select.POLLOUT:
-                goes += sealed.seal(signed.seal(received(inner)))
+                goes += guest.seal(received(inner))
 
 
 def wanted(*, reads: bool, writes: bool) -> int:

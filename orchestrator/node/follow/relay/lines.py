@@ -61,6 +61,29 @@ class Line:
             self.written = 0
 
 
+class Watched:
+    """Files of which those that are ready are wanted, with one file descriptor for all of them."""
+
+    def __init__(self, event: int) -> None:
+        self.event = event
+        self.epoll = select.epoll()
+        self.fd = self.epoll.fileno()
+        self.files: set[int] = set()
+
+    def want(self, file: int, wanted: bool) -> None:
+        if wanted == (file in self.files):
+            return
+        if wanted:
+            self.files.add(file)
+            self.epoll.register(file, self.event)
+        else:
+            self.files.remove(file)
+            self.epoll.unregister(file)
+
+    def ready(self) -> list[int]:
+        return [file for file, _ in self.epoll.poll(0)]
+
+
 class Lines:
     """The connections to all nodes for which this one is the relay."""
 
@@ -70,6 +93,8 @@ class Lines:
     def __init__(self) -> None:
         self.lines: dict[int, Line] = {}  # by file descriptor
         self.of_node: dict[int, Line] = {}
+        self.read = Watched(select.EPOLLIN)
+        self.written = Watched(select.EPOLLOUT)
 
     def call(self, request: Relay) -> tuple[Unreached, ...]:
         """Connect to nodes, all at once; return those that were not reached."""
@@ -90,18 +115,21 @@ class Lines:
             thread.join()
         for node, line in reached.items():
             self.lines[line.connection.fileno()] = self.of_node[node] = line
+            self.watch(line)
         return tuple(Unreached(number=node, why=why) for node, why in sorted(failed.items()))
 
     def connect(self, send: Send) -> None:
         pass
 
     def register(self, poll: select.poll, *, reading: bool) -> None:
-        for fd, line in self.lines.items():
-            events = (select.POLLIN * (reading and line.window > 0)) | (
-                select.POLLOUT * bool(line.queue)
-            )
-            if events:
-                poll.register(fd, events)
+        poll.register(self.written.fd, select.POLLIN)
+        if reading:
+            poll.register(self.read.fd, select.POLLIN)
+
+    def watch(self, line: Line) -> None:
+        """Want to know when a node says something, and takes what waits for it."""
+        self.read.want(line.connection.fileno(), line.window > 0)
+        self.written.want(line.connection.fileno(), bool(line.queue))
 
     def deliver(self, payload: bytes, send: Send) -> None:
         """Pass on to a node what the head says."""
@@ -119,17 +147,30 @@ class Lines:
                 line.queue.append((memoryview(line.sealed.seal(data)), len(data)))
                 line.flush()
                 line.tell_written(send)
+        self.watch(line)
 
     def serve(self, fd: int, send: Send) -> None:
-        """Read from a node, and write what waits for it."""
-        line = self.lines.get(fd)
-        if line is None:
-            return
+        """Read from nodes, or write what waits for them."""
+        if fd == self.read.fd:
+            for file in self.read.ready():
+                self.take(self.lines[file], send)
+        elif fd == self.written.fd:
+            for file in self.written.ready():
+                self.give(self.lines[file], send)
+
+    def give(self, line: Line, send: Send) -> None:
+        """Write what waits for a node."""
         try:
             line.flush()
+        except OSError:
+            self.lose(line, send)
+        else:
             line.tell_written(send)
-            if line.window <= 0:
-                return
+            self.watch(line)
+
+    def take(self, line: Line, send: Send) -> None:
+        """Read what a node says."""
+        try:
             came = line.connection.recv(CARRIED_CHUNK_BYTES)
             line.said += line.sealed.open(came)
         except BlockingIOError:
@@ -137,11 +178,18 @@ class Lines:
         except OSError:
             came = b""
         line.pass_on(send)
-        if not came:
-            self.hang_up(line)
-            send(CARRIED, LOAD.pack(line.node, 0, True))
+        if came:
+            self.watch(line)
+        else:
+            self.lose(line, send)
+
+    def lose(self, line: Line, send: Send) -> None:
+        self.hang_up(line)
+        send(CARRIED, LOAD.pack(line.node, 0, True))
 
     def hang_up(self, line: Line) -> None:
+        for watched in (self.read, self.written):
+            watched.want(line.connection.fileno(), wanted=False)
         del self.lines[line.connection.fileno()], self.of_node[line.node]
         line.connection.close()
 

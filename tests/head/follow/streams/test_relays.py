@@ -21,7 +21,8 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from orchestrator.common.errors import CheckFailed, NodeError
-from orchestrator.head.connect.channel import DIRECT, RELAYED, NodeChannel, Silent
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import DIRECT, RELAYED, Declined, NodeChannel, Silent
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessChannel
 from orchestrator.head.follow.streams import relayed, relays
@@ -33,7 +34,7 @@ from orchestrator.node.follow.relay.signed import KEY_BYTES, Signed
 from orchestrator.protocol.frames import WINDOW_BYTES, Load
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import OpenDoor
-from orchestrator.protocol.requests.request import Beat, Request
+from orchestrator.protocol.requests.request import Beat, Clock, Request
 from orchestrator.protocol.requests.transfer import Files, Output
 from orchestrator.protocol.timing import RELAY_PATIENCE_SECONDS, SERVER_BEAT
 from orchestrator.records.experiment import NodeRecord
@@ -121,6 +122,28 @@ def test_what_is_large_passes_in_both_directions(
         pairs = zip(numbers, asked, strict=True)
         answers = [each.channel.wait_for(number, request, PATIENCE) for number, request in pairs]
         assert sha(b"".join(answer.data for answer in answers)) == sha(BIG)
+
+
+def test_questions_to_all_behind_a_relay_reach_it_in_one_piece(
+    behind: Sequence[relays.Open], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay = stream_of(behind[1]).relay
+    pieces: list[bytes] = []
+    put = relay.channel.put_frame
+    monkeypatch.setattr(
+        relay.channel, "put_frame", lambda piece: (pieces.append(piece), put(piece))
+    )
+    answers = fleet.ask(behind[1:], [Beat()] * 2, PATIENCE)
+    assert [type(answer) for answer in answers] == [Clock, Clock]
+    assert len(pieces) == 1
+
+
+def test_questions_to_all_may_be_larger_than_what_a_relay_takes(
+    behind: Sequence[relays.Open],
+) -> None:
+    questions = [Files(path="x" * (3 * WINDOW_BYTES), directory="/")] * 2
+    answers = fleet.ask(behind[1:], questions, PATIENCE)
+    assert [type(answer) for answer in answers] == [Declined, Declined]
 
 
 def test_one_that_is_not_read_holds_up_no_other(
@@ -381,8 +404,8 @@ class Knocking:
             while True:
                 signed.open(sealed.open(some(caller, deadline)))
 
-    def come(self) -> socket.socket:
-        """Come in as the head, through a relay."""
+    def come(self) -> bytes:
+        """Come in as the head, through a relay; return what it is heard to say."""
         relay = self.authority.identity("relay", calls=True)
 
         def prove() -> None:
@@ -390,7 +413,12 @@ class Knocking:
                 self.prove(relay)
 
         threading.Thread(target=prove, daemon=True).start()
-        return self.door.come_in()
+        guest = self.door.come_in()
+        said = guest.said
+        with guest.caller:
+            while not said:
+                said = guest.open(some(guest.caller, time.monotonic() + PATIENCE))
+        return said
 
 
 def test_nobody_but_the_head_comes_in() -> None:
@@ -410,12 +438,10 @@ def test_nobody_but_the_head_comes_in() -> None:
         with pytest.raises(ssl.SSLCertVerificationError):  # the relay would see another node
             knocking.prove(relay, "node-2")
         assert not door.came.is_set()
-        way = knocking.come()
-        assert way.recv(100) == b"it is me"
+        assert knocking.come() == b"it is me"
         with pytest.raises(OSError):
             knocking.call()
         silent.settimeout(0)
-    way.close()
 
 
 def test_a_crowd_of_strangers_is_sent_away_and_the_head_comes_in_later() -> None:
@@ -428,7 +454,7 @@ def test_a_crowd_of_strangers_is_sent_away_and_the_head_comes_in_later() -> None
     for each in crowd:
         each.close()
     wait_until(lambda: knocking.door.places._value == doors.STRANGERS, "room at the door")
-    assert knocking.come().recv(100) == b"it is me"
+    assert knocking.come() == b"it is me"
 
 
 def test_a_door_is_closed_when_it_is_time() -> None:
