@@ -20,6 +20,7 @@ CALLERS = 16  # at once,
 STRANGERS = 64  # and so many more who have not shown yet that they have the token
 PROOF_SECONDS = 5.0  # in which a caller shows that it has the token
 PATIENCE_SECONDS = 60.0  # with a caller whose disk is slow
+SMALL_BYTES = 1 << 15  # of a file that travels with others
 BEAT = 1.0  # who waits for a file hears so often that it is still to come
 
 
@@ -105,15 +106,15 @@ class Giver:
                 size = max(0, file.seek(0, os.SEEK_END) - start)
                 file.seek(start)
                 waiting += RECORD.pack(True, size)
-                while size:
-                    data = file.read(min(size, LARGEST_BYTES - len(waiting)))
-                    if not data:
+                if size > SMALL_BYTES:
+                    flush(wire, waiting)
+                    for at in range(0, size, LARGEST_BYTES):
+                        wire.send_file(file, min(LARGEST_BYTES, size - at))
+                else:
+                    waiting += (data := file.read(size))
+                    if len(data) < size:
                         raise Broken("a file became shorter")
-                    waiting += data
-                    size -= len(data)
-                    if len(waiting) >= LARGEST_BYTES - RECORD.size:
-                        flush(wire, waiting)
-            if len(waiting) >= LARGEST_BYTES - RECORD.size:
+            if len(waiting) >= LARGEST_BYTES - SMALL_BYTES - RECORD.size:
                 flush(wire, waiting)
         flush(wire, waiting)
 
@@ -140,5 +141,5 @@ class Giver:
 
 def flush(wire: Wire, waiting: bytearray) -> None:
     if waiting:
-        wire.send(DATA, bytes(waiting))
+        wire.send(DATA, waiting)
         waiting.clear()

@@ -1,7 +1,8 @@
 """A TCP connection between two nodes for the contents of files, which only those two can write.
 
 It is signed as the lines between supervisors are (node/peers/signed_connection.py): by a token that
-the head gave to both over its own connections. Blocking, for a thread; `close` ends its waiting.
+the head gave to both over its own connections. Of contents the kind and size are signed alone: who
+takes them knows their SHA-256. Blocking, for a thread; `close` ends its waiting.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import BinaryIO
 
 from orchestrator.node.peers.signed_connection import AgreedSignature, Broken
 
-FRAME = struct.Struct(">cI32s")  # kind, size, signature of both and the payload
-ASK, DATA, WAIT = b"A", b"D", b"W"
+HEAD = struct.Struct(">cI")  # kind, size of the payload
+FRAME = struct.Struct(">cI32s")  # the same, signature
+ASK, WAIT = b"A", b"W"
+DATA = b"D"  # contents, which the signature does not cover
 LARGEST_BYTES = 1 << 18
 QUIET_SECONDS = 5.0  # without a byte: the other side, or the way to it, is lost
 
@@ -43,17 +47,26 @@ class Wire:
         self._write(self.signature.nonce)
         self.signature.agree(bytes(self._read(len(self.signature.nonce))))
 
-    def send(self, kind: bytes, payload: bytes = b"") -> None:
-        mark = kind + struct.pack(">I", len(payload))
-        self._write(mark + self.signature.sign(mark + payload) + payload)
+    def send(self, kind: bytes, payload: bytes | bytearray = b"") -> None:
+        self._write(self._head(kind, len(payload), payload) + payload)
 
-    def receive(self) -> tuple[bytes, bytes]:
+    def send_file(self, file: BinaryIO, size: int) -> None:
+        """Send the next bytes of a file as DATA; they do not come into this process."""
+        self._write(self._head(DATA, size))
+        if self._move(partial(self.connection.sendfile, file, file.tell(), size)) < size:
+            raise Broken("a file became shorter")
+
+    def _head(self, kind: bytes, size: int, payload: bytes | bytearray = b"") -> bytes:
+        head = HEAD.pack(kind, size)
+        return head + self.signature.sign(signed(head, payload))
+
+    def receive(self) -> tuple[bytes, bytearray]:
         """Return the next frame, proved."""
         kind, size, signature = FRAME.unpack(self._read(FRAME.size))
         if size > LARGEST_BYTES:
             raise Broken("not one of us")
-        payload = bytes(self._read(size))
-        self.signature.prove(signature, kind + struct.pack(">I", size) + payload)
+        payload = self._read(size)
+        self.signature.prove(signature, signed(HEAD.pack(kind, size), payload))
         return kind, payload
 
     def pieces(self, size: int) -> Iterator[memoryview]:
@@ -77,7 +90,7 @@ class Wire:
         data = bytearray(size)
         view = memoryview(data)
         while view:
-            count = self._move(self.connection.recv_into, view)
+            count = self._move(partial(self.connection.recv_into, view))
             if not count:
                 raise Broken("it hung up")
             view = view[count:]
@@ -86,15 +99,19 @@ class Wire:
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            view = view[self._move(self.connection.send, view) :]
+            view = view[self._move(partial(self.connection.send, view)) :]
 
-    def _move(self, move: Any, view: memoryview) -> int:
+    def _move(self, move: Callable[[], int]) -> int:
         if time.monotonic() > self.deadline:
             raise Broken("it takes too long")
         try:
-            count: int = move(view)
+            return move()
         except socket.timeout:  # noqa: UP041  before Python 3.10 it is no TimeoutError
             raise Broken(f"silent for {self.quiet:g} s") from None
         except OSError as error:
             raise Broken(os.strerror(error.errno).lower() if error.errno else str(error)) from error
-        return count
+
+
+def signed(head: bytes, payload: bytes | bytearray) -> bytes:
+    """Return what the signature of a frame covers."""
+    return head if head.startswith(DATA) else head + payload

@@ -305,6 +305,39 @@ def answering(server: socket.socket) -> int:
     return port
 
 
+def test_contents_that_are_changed_on_the_way_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, giving: list[Giver]
+) -> None:
+    """Somebody between both nodes sees everything; only the kinds and sizes are signed."""
+    stores = [new_store(tmp_path / str(number), monkeypatch) for number in range(2)]
+    real = start(giving, filled(incoming(stores[0])))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=forge, args=(server, real.port), daemon=True).start()
+        taking = take_all(incoming(stores[1]), real.replace(port=server.getsockname()[1]))
+        assert end_of(taking) == "large came with another content"
+    assert [ENTRIES[at].path for at in stores[1].lacking(ENTRIES)] == [b"large"]
+
+
+def forge(server: socket.socket, port: int) -> None:
+    """Carry between a caller and the real one, and change a byte amid the large file."""
+    caller, _ = server.accept()
+    giver = socket.create_connection(("127.0.0.1", port))
+
+    def carry(to: socket.socket, come: socket.socket, damaged: int = -1) -> None:
+        at = 0
+        with contextlib.suppress(OSError):
+            while data := bytearray(come.recv(1 << 20)):
+                if at <= damaged < at + len(data):
+                    data[damaged - at] ^= 1
+                at += len(data)
+                to.sendall(data)
+            to.shutdown(socket.SHUT_WR)
+
+    threading.Thread(target=carry, args=(giver, caller), daemon=True).start()
+    with caller, giver:
+        carry(caller, giver, damaged=400_000)
+
+
 def test_frames_cannot_be_sent_twice(giving: list[Giver], tmp_path: Path) -> None:
     caller = Caller(["127.0.0.1"], start(giving, Words(tmp_path / "x")).port, TOKEN, SECONDS)
     payload = b'["words"]'
