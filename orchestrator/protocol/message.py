@@ -65,6 +65,7 @@ class Message:
     """One immutable record. A field that is None by default is left out of the JSON when None."""
 
     _defaults: typing.ClassVar[dict[str, Any]] = {}
+    _required: typing.ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, kw_only: bool = True) -> None:
         super().__init_subclass__()
@@ -75,6 +76,7 @@ class Message:
         for base in reversed(cls.__mro__[1:]):
             cls._defaults.update(vars(base).get("_defaults", {}))
         cls._defaults.update(values)
+        cls._required = tuple(n for n, value in cls._defaults.items() if value is REQUIRED)
 
     def __init__(self, *positional: Any, **values: Any) -> None:
         defaults = self._defaults
@@ -83,11 +85,11 @@ class Message:
             assert len(positional) <= len(defaults)
         if not values.keys() <= defaults.keys():
             raise TypeError(f"{type(self).__name__} has no {sorted(values.keys() - defaults)}")
-        fields = {**defaults, **values}
-        missing = [name for name, value in fields.items() if value is REQUIRED]
+        missing = [name for name in self._required if name not in values]
         if missing:
             raise TypeError(f"{type(self).__name__} needs {', '.join(missing)}")
-        vars(self).update(fields)
+        vars(self).update(defaults)
+        vars(self).update(values)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} cannot be changed")
@@ -156,40 +158,51 @@ def decode(kind: type[T], data: Any, *, newer: bool = False, where: str = "") ->
     Every key must be a field and every value of its field's type. `newer` passes over unknown keys:
     it is for what a process of another version may have written.
     """
-    value: T = _value(kind, data, newer, where or kind.__name__)
+    value: T = _reader(kind)(data, newer, where or kind.__name__)
     return value
 
 
-def _record(kind: Any, data: Any, newer: bool, where: str) -> Any:
-    if not isinstance(data, dict):
-        raise Nonsense(f"{where} must hold keys, not {shown(data)}")
-    hints = _hints(kind)
-    unknown = [] if newer else [key for key in data if key not in hints]
-    if unknown:
-        raise Nonsense(f"{where} has an unknown key {shown(unknown[0])}")
-    values = {
-        name: _value(hints[name], data[name], newer, f"{where}.{name}")
-        for name in hints
-        if name in data
-    }
+Reader = typing.Callable[[Any, bool, str], Any]  # of the data, newer and where
+_readers: dict[Any, Reader] = {}
+
+
+def _reader(kind: Any) -> Reader:
+    """Return what reads data as a type: looking at a type takes longer than reading."""
     try:
-        return kind(**values)
-    except TypeError:
-        missing = [name for name in hints if name not in data and _required(kind, name)]
-        raise Nonsense(f"{where} lacks {', '.join(missing)}") from None
+        return _readers[kind]
+    except KeyError:
+        made = _readers[kind] = _reader_of(kind)
+        return made
 
 
-_known: dict[Any, dict[str, Any]] = {}
+def _record(kind: Any) -> Reader:
+    hints = _hints(kind)
+    readers: dict[str, Reader] = {}  # of those fields that came once: a type may hold itself
+
+    def read(data: Any, newer: bool, where: str) -> Any:
+        if not isinstance(data, dict):
+            raise Nonsense(f"{where} must hold keys, not {shown(data)}")
+        values = {}
+        for key, value in data.items():
+            if key in hints:
+                reader = readers.get(key) or readers.setdefault(key, _reader(hints[key]))
+                values[key] = reader(value, newer, f"{where}.{key}")
+            elif not newer:
+                raise Nonsense(f"{where} has an unknown key {shown(key)}")
+        try:
+            return kind(**values)
+        except TypeError:
+            missing = [name for name in hints if name not in data and _required(kind, name)]
+            raise Nonsense(f"{where} lacks {', '.join(missing)}") from None
+
+    return read
 
 
 def _hints(kind: Any) -> dict[str, Any]:
     """Return field -> type of a message class or a dataclass."""
-    if kind not in _known:
-        hints = typing.get_type_hints(kind, include_extras=True)
-        message = issubclass(kind, Message)
-        fields = kind._defaults if message else kind.__dataclass_fields__
-        _known[kind] = {name: hints[name] for name in fields}
-    return _known[kind]
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = kind._defaults if issubclass(kind, Message) else kind.__dataclass_fields__
+    return {name: hints[name] for name in fields}
 
 
 def _required(kind: Any, name: str) -> bool:
@@ -199,82 +212,131 @@ def _required(kind: Any, name: str) -> bool:
     return repr(field.default) == repr(field.default_factory)  # both MISSING
 
 
-def _value(kind: Any, data: Any, newer: bool, where: str) -> Any:
-    origin = typing.get_origin(kind)
+def _reader_of(kind: Any) -> Reader:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is None:
-        return _single(kind, data, newer, where)
-    inner = typing.get_args(kind)
+        return _single(kind)
     if origin is typing.Annotated:
-        value = _single(inner[0], data, newer, where)
-        if not inner[1].fits(value):
-            raise Nonsense(f"{where} must be {inner[1].what}, not {shown(data)}")
-        return value
+        return _narrowed(_reader(inner[0]), inner[1])
     if origin in UNIONS:
-        if data is None and NONE in inner:
+        return _union(inner)
+    if origin is tuple:
+        return _tuple(inner)
+    if origin is list:  # a record on the head's disk has some
+        return _list(_tuple((*inner, Ellipsis)))
+    if origin in MAPPINGS:
+        return _dict(inner)
+    raise TypeError(f"no message may have a field of type {kind}")
+
+
+def _narrowed(read: Reader, check: Check) -> Reader:
+    def read_it(data: Any, newer: bool, where: str) -> Any:
+        value = read(data, newer, where)
+        if not check.fits(value):
+            raise Nonsense(f"{where} must be {check.what}, not {shown(data)}")
+        return value
+
+    return read_it
+
+
+def _union(kinds: tuple[Any, ...]) -> Reader:
+    may_be_none = NONE in kinds
+    *others, last = (_reader(kind) for kind in kinds if kind is not NONE)
+
+    def read(data: Any, newer: bool, where: str) -> Any:
+        if data is None and may_be_none:
             return None
-        *others, last = (option for option in inner if option is not NONE)
         for other in others:  # text or a number, as --nnodes is
             try:
-                return _value(other, data, newer, where)
+                return other(data, newer, where)
             except Nonsense:
                 pass
-        return _value(last, data, newer, where)
-    if origin is tuple:
-        return _tuple(inner, data, newer, where)
-    if origin is list:  # a record on the head's disk has some
-        return list(_tuple((*inner, Ellipsis), data, newer, where))
-    if origin in MAPPINGS:
-        return _dict(inner, data, newer, where)
-    raise TypeError(f"{where}: no message may have a field of type {kind}")
+        return last(data, newer, where)
+
+    return read
 
 
-def _single(kind: Any, data: Any, newer: bool, where: str) -> Any:
+def _single(kind: Any) -> Reader:
     if kind is Any:
-        return data
-    if kind is bytes and isinstance(data, str):
-        import base64
-
-        try:
-            return base64.b64decode(data, validate=True)
-        except ValueError:
-            raise Nonsense(f"{where} is not base64") from None
+        return lambda data, newer, where: data
+    if kind is bytes:
+        return _bytes
     if kind is float:
-        fits = type(data) in (int, float) and abs(data) < LARGEST_NUMBER  # no NaN, no infinity
-        data = float(data) if fits else data
-    elif kind is int:
-        fits = type(data) is int and abs(data) < LARGEST_NUMBER
-    elif kind in (str, bool):
-        fits = type(data) is kind
-    elif kind is bytes:
-        fits = False
-    else:
-        return _record(kind, data, newer, where)
-    if not fits:
-        raise Nonsense(f"{where} must be of type {kind.__name__}, not {shown(data)}")
-    return data
+        return _float
+    if kind is int:
+        return _int
+    if kind in (str, bool):
+
+        def read(data: Any, newer: bool, where: str) -> Any:
+            if type(data) is not kind:
+                raise _of_other_type(kind, data, where)
+            return data
+
+        return read
+    return _record(kind)
 
 
-def _tuple(kinds: tuple[Any, ...], data: Any, newer: bool, where: str) -> tuple[Any, ...]:
+def _of_other_type(kind: Any, data: Any, where: str) -> Nonsense:
+    return Nonsense(f"{where} must be of type {kind.__name__}, not {shown(data)}")
+
+
+def _bytes(data: Any, newer: bool, where: str) -> bytes:
+    import base64
+
+    if not isinstance(data, str):
+        raise _of_other_type(bytes, data, where)
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError:
+        raise Nonsense(f"{where} is not base64") from None
+
+
+def _float(data: Any, newer: bool, where: str) -> float:
+    if type(data) in (int, float) and abs(data) < LARGEST_NUMBER:  # no NaN, no infinity
+        return float(data)
+    raise _of_other_type(float, data, where)
+
+
+def _int(data: Any, newer: bool, where: str) -> int:
+    if type(data) is int and abs(data) < LARGEST_NUMBER:
+        return data
+    raise _of_other_type(int, data, where)
+
+
+def _tuple(kinds: tuple[Any, ...]) -> Reader:
     many = kinds[-1] is Ellipsis
-    if not isinstance(data, list) or not (many or len(data) == len(kinds)):
-        raise Nonsense(f"{where} must be a list{'' if many else f' of {len(kinds)}'}")
-    return tuple(
-        _value(kinds[0] if many else kinds[i], item, newer, f"{where}[{i}]")
-        for i, item in enumerate(data)
-    )
+    readers = [_reader(kind) for kind in kinds if kind is not Ellipsis]
+
+    def read(data: Any, newer: bool, where: str) -> tuple[Any, ...]:
+        if not isinstance(data, list) or not (many or len(data) == len(readers)):
+            raise Nonsense(f"{where} must be a list{'' if many else f' of {len(readers)}'}")
+        return tuple(
+            readers[0 if many else i](item, newer, f"{where}[{i}]") for i, item in enumerate(data)
+        )
+
+    return read
 
 
-def _dict(kinds: tuple[Any, ...], data: Any, newer: bool, where: str) -> dict[Any, Any]:
-    if not isinstance(data, dict):
-        raise Nonsense(f"{where} must hold keys, not {shown(data)}")
-    items = {}
-    for key, item in data.items():
-        if kinds[0] is int:
-            if not (key.isascii() and key.lstrip("-").isdigit() and len(key) < 40):
-                raise Nonsense(f"{where} has a key that is not a number: {shown(key)}")
-            key = int(key)  # noqa: PLW2901  JSON has no other keys than text
-        items[key] = _value(kinds[1], item, newer, f"{where}.{key}")
-    return items
+def _list(read: Reader) -> Reader:
+    return lambda data, newer, where: list(read(data, newer, where))
+
+
+def _dict(kinds: tuple[Any, ...]) -> Reader:
+    numbered, read = kinds[0] is int, _reader(kinds[1])
+
+    def read_it(data: Any, newer: bool, where: str) -> dict[Any, Any]:
+        if not isinstance(data, dict):
+            raise Nonsense(f"{where} must hold keys, not {shown(data)}")
+        items = {}
+        for key, item in data.items():
+            if numbered:
+                if not (key.isascii() and key.lstrip("-").isdigit() and len(key) < 40):
+                    raise Nonsense(f"{where} has a key that is not a number: {shown(key)}")
+                key = int(key)  # noqa: PLW2901  JSON has no other keys than text
+            items[key] = read(item, newer, f"{where}.{key}")
+        return items
+
+    return read_it
 
 
 def shown(data: Any) -> str:

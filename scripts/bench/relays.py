@@ -53,7 +53,7 @@ from orchestrator.records.experiment import NodeRecord
 
 ROUNDS = 5
 SETTLE_SECONDS = 30.0  # until nodes that write nothing are seldom asked for it
-REST_SECONDS = 30.0
+REST_SECONDS = 2 * RELAYED_BEAT  # each has said something as often
 ANSWER_SECONDS = 60.0
 LOOK_SECONDS = 0.2  # between two looks for heartbeats that are due
 

@@ -49,7 +49,7 @@ class Sealed:
             if not self.proved:
                 self.tls.do_handshake()
                 self.proved = True
-            while piece := self.tls.read(READ_BYTES):
+            while self.came.pending and (piece := self.tls.read(READ_BYTES)):
                 said.append(piece)
         except ssl.SSLWantReadError:
             pass
