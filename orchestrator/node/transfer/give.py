@@ -20,7 +20,7 @@ CALLERS = 16  # at once,
 STRANGERS = 64  # and so many more who have not shown yet that they have the token
 PROOF_SECONDS = 5.0  # in which a caller shows that it has the token
 PATIENCE_SECONDS = 60.0  # with a caller whose disk is slow
-SMALL_BYTES = 1 << 15  # of a file that travels with others
+SMALL_BYTES = LARGEST_BYTES // 2  # of a file that travels with others
 BEAT = 1.0  # who waits for a file hears so often that it is still to come
 
 
@@ -107,9 +107,7 @@ class Giver:
                 file.seek(start)
                 waiting += RECORD.pack(True, size)
                 if size > SMALL_BYTES:
-                    flush(wire, waiting)
-                    for at in range(0, size, LARGEST_BYTES):
-                        wire.send_file(file, min(LARGEST_BYTES, size - at))
+                    send_file(wire, waiting, file, size)
                 else:
                     waiting += (data := file.read(size))
                     if len(data) < size:
@@ -143,3 +141,12 @@ def flush(wire: Wire, waiting: bytearray) -> None:
     if waiting:
         wire.send(DATA, waiting)
         waiting.clear()
+
+
+def send_file(wire: Wire, waiting: bytearray, file: BinaryIO, size: int) -> None:
+    """Send what waits, and all of a file."""
+    while size:
+        count = min(size, LARGEST_BYTES - len(waiting))
+        wire.send_file(waiting, file, count)
+        waiting.clear()
+        size -= count

@@ -50,9 +50,9 @@ class Wire:
     def send(self, kind: bytes, payload: bytes | bytearray = b"") -> None:
         self._write(self._head(kind, len(payload), payload) + payload)
 
-    def send_file(self, file: BinaryIO, size: int) -> None:
-        """Send the next bytes of a file as DATA; they do not come into this process."""
-        self._write(self._head(DATA, size))
+    def send_file(self, before: bytes | bytearray, file: BinaryIO, size: int) -> None:
+        """Send the next bytes of a file as DATA behind others; they do not come in here."""
+        self._write(self._head(DATA, len(before) + size) + before, socket.MSG_MORE)
         if self._move(partial(self.connection.sendfile, file, file.tell(), size)) < size:
             raise Broken("a file became shorter")
 
@@ -96,10 +96,10 @@ class Wire:
             view = view[count:]
         return data
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, flags: int = 0) -> None:
         view = memoryview(data)
         while view:
-            view = view[self._move(partial(self.connection.send, view)) :]
+            view = view[self._move(partial(self.connection.send, view, flags)) :]
 
     def _move(self, move: Callable[[], int]) -> int:
         if time.monotonic() > self.deadline:
