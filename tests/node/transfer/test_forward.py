@@ -157,6 +157,28 @@ def test_what_is_false_does_not_enter_a_store(
     assert "damaged on its way" in end_of(take_all(empty, start(giving, liar)))
 
 
+def test_a_list_larger_than_a_frame_comes_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, giving: list[Giver]
+) -> None:
+    same = sum_of(b"x").encode()
+    entries = tuple(Entry(b"%06d" % number, FILE, 0o644, 1, same) for number in range(8000))
+    listing = manifest.packed(entries)
+    assert len(listing) > wire.LARGEST_BYTES
+    stores = [new_store(tmp_path / str(number), monkeypatch) for number in range(2)]
+    here, there = (Incoming(ToStore(store, entries, listing), listing) for store in stores)
+    here.compare()
+    here.put(Part(0, 0, 1), memoryview(b"x"))
+    request = Take(
+        manifest=manifest.digest_of(listing),
+        size=len(listing),
+        into=Place(kind=STORE),
+        giver=start(giving, here),
+        seconds=SECONDS,
+    )
+    assert end_of(take.take(request, lambda _: there)) == ""
+    assert stores[1].lacking(stores[1].tree(request.manifest)) == []
+
+
 def test_a_half_file_is_continued_from_another_node(tmp_path: Path, giving: list[Giver]) -> None:
     """After its beginning was compared: a damaged one comes whole, by the next transfer."""
     content = os.urandom(300_000)

@@ -42,8 +42,9 @@ class Doors(RoomState):
         """Return what reads as the head's words, and takes ours."""
         if self.door is None:
             raise Refusal("there is no door here")
+        guest = self.door.come_in()
         ours, inner = socket.socketpair()
-        threading.Thread(target=carry, args=(self.door.come_in(), inner), daemon=True).start()
+        threading.Thread(target=carry, args=(guest, inner), daemon=True).start()
         return ours
 
     def leave(self) -> None:
