@@ -34,6 +34,7 @@ OPTIONS = {
     "activate": (ACTIVATIONS, ACTIVATION_FORMS, "venv:~/venv"),
     "wrap": (r".*\S.*", "a command in front of ours", '"docker exec -i NAME"'),
     "ifname": (r"\w[\w.-]{0,14}", "an interface name, 15 characters at most", "eth1"),
+    "site": (r"\w[\w.-]{0,62}", "a name of letters, digits, . _ and -", "rack7"),
     "spare": ("", "", ""),
 }
 # The names that other launchers use, and what belongs to the host here.
@@ -41,6 +42,7 @@ FOREIGN = {
     **dict.fromkeys(("max_slots", "max-slots"), "slots={}, once: it is number and limit"),
     **dict.fromkeys(("gpus", "ngpus", "nproc", "nproc_per_node"), "slots={}"),
     **dict.fromkeys(("iface", "interface"), "ifname={}"),
+    **dict.fromkeys(("rack", "switch", "zone"), "site={}"),
     "user": "{}@ in front of the host",
     "port": ":{} after the host",
 }
@@ -70,6 +72,7 @@ class Node:
     ifname: str | None = None
     activate: str | None = None
     wrap: str | None = None
+    site: str | None = None  # nodes of one are near each other
     spare: bool = False
     line: int = 0  # its line in the file
 
@@ -305,6 +308,7 @@ def _options(fields: Sequence[Word]) -> Node:
         ifname=values.get("ifname"),
         activate=values.get("activate"),
         wrap=values.get("wrap"),
+        site=values.get("site"),
         spare="spare" in values,
     )
 

@@ -59,6 +59,11 @@ class Peer:
         assert self.channel is not None
         return self.channel
 
+    @property
+    def site(self) -> str | None:
+        """Return what the node list says of where it is."""
+        return self.reached.node.site if self.reached else None
+
     def ask(self, request: Request[A], seconds: float) -> A:
         with self.lock:
             return self.open.ask(request, seconds)

@@ -9,7 +9,7 @@ asked again, and in the end through this machine, where that is allowed.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 HEAD = -1
@@ -43,6 +43,7 @@ class Schedule:
     takers: Sequence[int]
     origins: Sequence[int] = (HEAD,)
     rules: Rules = field(default_factory=Rules)
+    sites: Mapping[int, str | None] = field(default_factory=dict)  # by taker
 
     def __post_init__(self) -> None:
         self.waiting = deque(self.takers)
@@ -61,7 +62,7 @@ class Schedule:
         """Return what can begin now; each order is returned once."""
         orders = [self._begin(order) for order in self.next]
         self.next = []
-        while self.waiting and (giver := self._free()) is not None:
+        while self.waiting and (giver := self._free(self.waiting[0])) is not None:
             orders.append(self._begin(Order(self.waiting.popleft(), giver)))
         if self.waiting and not self.giver_of:  # whoever could give is gone
             for taker in self.waiting:
@@ -111,9 +112,11 @@ class Schedule:
         else:
             self.given_up.add(taker)
 
-    def _free(self) -> int | None:
-        """Return the first that can serve one more."""
-        return next((giver for giver, room in self.room.items() if room > 0), None)
+    def _free(self, taker: int) -> int | None:
+        """Return the first that can serve one more, of the taker's site where there is one."""
+        free = [giver for giver, room in self.room.items() if room > 0]
+        here = (giver for giver in free if self.sites.get(giver) == self.sites.get(taker))
+        return next(here, free[0] if free else None)
 
     def _begin(self, order: Order) -> Order:
         self.giver_of[order.taker] = order.giver

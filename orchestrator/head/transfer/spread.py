@@ -205,7 +205,9 @@ class Spread:
         self.outbox = senders[0].outbox
         tree, takers = self.outbox.tree, range(len(senders))
         self.origin = tree.peer if isinstance(tree, NodeTree) else None  # its number is the last
-        self.schedule = Schedule(takers, (HEAD if self.origin is None else len(takers),), rules)
+        sites = {at: sender.peer.site for at, sender in enumerate(senders)}
+        origin = HEAD if self.origin is None else len(takers)
+        self.schedule = Schedule(takers, (origin,), rules, sites)
         self.givers: dict[int, GivingNode] = {}
         self.problems: dict[int, tuple[str, str]] = {}  # of a taker: from whom it could not, why
 

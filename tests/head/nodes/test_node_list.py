@@ -63,6 +63,7 @@ def hosts(text: str) -> list[str]:
         ("a slots=8", Node("a", slots=8), "a"),
         ("a\tslots=8\t \tifname=eth0.100", Node("a", slots=8, ifname="eth0.100"), "a"),
         ("a ifname=fifteen-letters", Node("a", ifname="fifteen-letters"), "a"),
+        ("a site=rack-7.b", Node("a", site="rack-7.b"), "a"),
         ("a python=python3.11", Node("a", python="python3.11"), "a"),
         ("a python=~/venv/bin/python", Node("a", python="~/venv/bin/python"), "a"),
         ("a workdir=/x=y#z", Node("a", workdir="/x=y#z"), "a"),
@@ -153,6 +154,7 @@ def test_not_duplicates() -> None:
         ("gpu01 ifname=^sixteen-letters1", "15 characters", "ifname=eth1"),
         ("gpu01 ifname=^eth0:1", "interface name", "ifname=eth1"),
         ("gpu01 ifname=^..", "interface name", "ifname=eth1"),
+        ('gpu01 site=^"rack 7"', "a name", "site=rack7"),
         ("gpu01 slots=4 ^slots=4", "'slots' is given twice", "once"),
         ("gpu01 spare ^spare", "'spare' is given twice", "once"),
         ("gpu01 ^spare=yes", "takes no value", "spare"),
@@ -477,6 +479,7 @@ NODES = st.builds(
     python=st.none() | PATH,
     workdir=st.none() | PATH,
     ifname=st.none() | st.from_regex(r"[a-z][a-z0-9._-]{0,14}", fullmatch=True),
+    site=st.none() | NAME,
     spare=st.booleans(),
 )
 
@@ -508,7 +511,7 @@ def rendered(node: Node) -> str:
     words = [f"{node.user}@" if node.user else ""]
     words[0] += f"[{node.host}]" if ":" in node.host else node.host
     words[0] += f":{node.port}" if node.port else ""
-    for option in ("slots", "python", "workdir", "ifname"):
+    for option in ("slots", "python", "workdir", "ifname", "site"):
         if (value := getattr(node, option)) is not None:
             words.append(f"{option}={shlex.quote(str(value))}")
     return " ".join(words + ["spare"] * node.spare)

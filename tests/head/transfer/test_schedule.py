@@ -28,6 +28,14 @@ def test_two_get_it_from_the_head_and_each_gives_it_to_two() -> None:
     assert schedule.is_over and schedule.done == set(range(8))
 
 
+def test_between_two_sites_it_goes_once() -> None:
+    sites = {0: "a", 1: "b", 2: "a", 3: "b", 4: "b", 5: "b"}
+    schedule = Schedule(range(6), sites=sites)
+    assert pairs(schedule.orders()) == [(0, HEAD), (1, HEAD), (2, 0), (3, 1), (4, 1), (5, 3)]
+    schedule = Schedule(range(4), sites={0: "a", 1: "a", 2: "b", 3: "b"}, rules=Rules(width=1))
+    assert pairs(schedule.orders()) == [(0, HEAD), (1, 0), (2, 1), (3, 2)]
+
+
 def test_who_must_have_all_gives_it_then() -> None:
     schedule = Schedule([1, 2, 3, 4, 5], origins=[0], rules=Rules(streams=False))
     assert pairs(schedule.orders()) == [(1, 0), (2, 0)]

@@ -50,7 +50,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Reac
         reached.append(reach(f"node{number}"))
     rules = Rules(width=1)
     monkeypatch.setattr(
-        spread, "Schedule", lambda takers, origins, _: Schedule(takers, origins, rules)
+        spread, "Schedule", lambda takers, origins, *_: Schedule(takers, origins, rules)
     )
     monkeypatch.setattr(spread, "places", lambda giver, taker: ("127.0.0.1",))
     yield reached

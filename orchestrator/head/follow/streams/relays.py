@@ -21,6 +21,7 @@ from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.streams.authority import Authority
 from orchestrator.head.follow.streams.relayed import RelayChannel, RelayedConnection
+from orchestrator.head.nodes.facts import by_value
 from orchestrator.node.follow.relay.signed import KEY_BYTES, Signed
 from orchestrator.protocol.requests.follow import ComeIn, Door, OpenDoor, Place, Relay
 from orchestrator.records.experiment import NodeRecord
@@ -81,11 +82,12 @@ def as_failed(result: list[tuple[Open, str]] | OrchestratorError) -> list[tuple[
 
 
 def groups(opened: Sequence[Open]) -> Iterator[list[Open]]:
-    """Divide nodes into groups of those that are near each other."""
+    """Divide the nodes of each site into groups of those that are near each other."""
     near = sorted(opened, key=lambda each: (subnet(each.node.address), each.node.index))
-    count = -(-len(near) // (BEHIND + 1))
-    for number in range(count):
-        yield near[number * len(near) // count : (number + 1) * len(near) // count]
+    for some in by_value((each, each.node.site) for each in near).values():
+        count = -(-len(some) // (BEHIND + 1))
+        for number in range(count):
+            yield some[number * len(some) // count : (number + 1) * len(some) // count]
 
 
 def subnet(address: str) -> tuple[int, int]:

@@ -369,6 +369,12 @@ def test_neighbours_are_behind_one_relay(monkeypatch: pytest.MonkeyPatch) -> Non
     assert numbers == [[0, 2, 4], [1, 3, 5]]
     sizes = [len(group) for group in relays.groups(opened[:5])]
     assert sizes == [2, 3]
+    opened = [
+        replace(each, node=replace(each.node, site=site))
+        for each, site in zip(opened, ["a", "b", "a", "a", "b", ""], strict=True)
+    ]
+    numbers = [[each.node.index for each in group] for group in relays.groups(opened)]
+    assert numbers == [[0, 2, 3], [4, 1], [5]]
 
 
 # -- the door -----------------------------------------------------------------------------------
