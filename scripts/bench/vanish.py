@@ -29,7 +29,7 @@ from orchestrator.records.outcome import Verdict
 from tests.clusters.netns import NetnsCluster
 from tests.launching import Command, Head
 
-LEASE = 8.0  # --node-loss-timeout
+LEASE_OF_A_HOST = 0.25  # seconds of --node-loss-timeout: all share this machine's processors
 PHASES = ("connect", "start", "run", "stop")
 MOST = 4  # hosts that vanish in a round
 TAG = "ORCHESTRATOR_JOB="
@@ -91,7 +91,8 @@ class Bench:
     def __init__(self, cluster: NetnsCluster, work: Path, dice: random.Random) -> None:
         self.cluster, self.dice = cluster, dice
         self.head = Head(cluster, work)
-        self.patience = max(10, cluster.size // 2)  # all share this machine's processors
+        self.patience = max(10, cluster.size // 2)
+        self.lease = max(8.0, LEASE_OF_A_HOST * cluster.size)
         self.took = dict.fromkeys(PHASES, 1.0)  # seconds of a phase, as the last one took
         self.calm()
 
@@ -112,7 +113,7 @@ class Bench:
     def launch(self) -> Command:
         return self.head.launch(
             *("--no-torchrun", "--sync", "off", "--grace", "1", "--name", "vanish"),
-            *("--node-loss-timeout", f"{LEASE:g}", "--connect-timeout", str(self.patience)),
+            *("--node-loss-timeout", f"{self.lease:g}", "--connect-timeout", str(self.patience)),
             *("sleep", "1000"),
         )
 
@@ -171,11 +172,7 @@ class Bench:
         record = Experiment(self.head.experiment).read_record()
         verdict = record.verdict or Verdict()
         one.said = " ".join(filter(None, [record.state, verdict.kind, verdict.node_name]))
-        if (
-            record.state == "failed"
-            and verdict.node is not None
-            and verdict.node not in one.victims
-        ):
+        if verdict.node is not None and verdict.node not in one.victims:
             yield f"the verdict names host{verdict.node}: {verdict.message}"
         left = self.left()
         for name, receipt in record.receipts.items():
@@ -209,7 +206,7 @@ class Bench:
                 one.said += f", {len(hosts)} never knew of it"
                 if not hosts <= one.victims.keys() or one.phase in ("run", "stop"):
                     yield f"it began on {sorted(hosts)}:\n{stop.text[-2000:]}"
-        deadline = time.monotonic() + LEASE + 30
+        deadline = time.monotonic() + self.lease + 30
         while (left := self.left()) and time.monotonic() < deadline:
             time.sleep(0.5)
         if left:
