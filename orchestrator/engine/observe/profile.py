@@ -187,7 +187,7 @@ class Profile:
         """Write this rank's trace, or return why it cannot be written. Never raises: the training
         goes on, and the other ranks wait for the answer."""
         directory, name = recording.directory, f"rank_{self._ranks.rank:02d}.json"
-        plain, packed = directory / f".{name}", directory / f".{name}.gz"
+        plain, packed = directory / f".{name}.part", directory / f".{name}.gz.part"
         try:
             directory.mkdir(parents=True, exist_ok=True)
             # The profiler does not say when the disk is full; the file it leaves cannot be read.

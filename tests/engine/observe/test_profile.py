@@ -18,6 +18,7 @@ import torch.distributed as dist
 from orchestrator.config.schema import Profiling
 from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.ranks.ranks import Ranks
+from orchestrator.node.transfer.outputs import STAY_HIDDEN
 from orchestrator.traces import overlap
 from tests.engine import pair
 
@@ -67,6 +68,20 @@ def test_one_rank(tmp_path: Path) -> None:
     assert summary["ranks"]["0"]["compute_ms"] > 0
     assert "no communication was seen" in said[-1]
     assert str(directory) in said[0]
+
+
+def test_half_a_trace_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has come on a node goes home while the job runs, but for such names."""
+    export = torch.profiler.profile.export_chrome_trace
+    written: list[str] = []
+
+    def look(self: torch.profiler.profile, path: str) -> None:
+        export(self, path)
+        written.extend(found.name for found in (tmp_path / "profile").iterdir())
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", look)
+    run(WANTED, tmp_path, 6, [], alone())
+    assert written and all(map(STAY_HIDDEN.fullmatch, written)), written
 
 
 def test_the_switches_reach_the_profiler(tmp_path: Path) -> None:
