@@ -207,7 +207,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _required(kind: Any, name: str) -> bool:
     if issubclass(kind, Message):
-        return kind._defaults[name] is REQUIRED
+        return name in kind._required
     field = kind.__dataclass_fields__[name]
     return repr(field.default) == repr(field.default_factory)  # both MISSING
 
