@@ -269,17 +269,19 @@ class Rank:
             path = os.path.join(self.run, f"stacks_{self.local}")
             self.stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             register(STACKS_SIGNAL, self.stacks, all_threads=False)
-            os.mkfifo(os.path.join(self.run, f"ask_{self.local}"), 0o600)
-            _thread.start_new_thread(self.answer_questions, ())
+            questions = os.path.join(self.run, f"ask_{self.local}")
+            os.mkfifo(questions, 0o600)
+            # Held open for good: a question is lost where nobody holds the pipe's other end.
+            _thread.start_new_thread(self.answer_questions, (os.open(questions, os.O_RDWR),))
 
-    def answer_questions(self) -> None:
+    def answer_questions(self, questions: int) -> None:
         threads = os.path.join(self.run, f"threads_{self.local}")
         path = os.path.join(self.run, f"collectives_{self.local}.json")
         while True:
-            with open(os.path.join(self.run, f"ask_{self.local}"), "rb") as asked:
-                word = asked.read()
-            if word == IMPORTS:
+            words = os.read(questions, 4096)
+            if IMPORTS in words:
                 self.note_modules()
+            if not words.strip(IMPORTS):
                 continue
             write_whole(threads, "".join(self.other_threads()).encode("utf-8", "replace"))
             known = b""
