@@ -37,6 +37,7 @@ class Machine(Message):
     name: str  # as the node list has it
     reached: bool
     spare: bool = False
+    site: str = ""  # as the node list has it
     cordoned: str = ""  # why no job may run there, and since when
     problem: str = ""  # why it could not be reached
     fix: str = ""
@@ -62,7 +63,12 @@ class Machine(Message):
 def lost(node: Node, error: OrchestratorError) -> Machine:
     """Describe a machine that could not be reached."""
     return Machine(
-        name=node.name, reached=False, spare=node.spare, problem=error.what, fix=error.fix
+        name=node.name,
+        reached=False,
+        spare=node.spare,
+        site=node.site or "",
+        problem=error.what,
+        fix=error.fix,
     )
 
 
@@ -79,6 +85,7 @@ def machine(node: ProbedNode, checkup: Checkup | None) -> Machine:
         name=node.name,
         reached=True,
         spare=node.node.spare,
+        site=node.node.site or "",
         hostname=facts.hostname,
         user=facts.user,
         cpus=facts.cpus,

@@ -98,6 +98,16 @@ def test_a_terminal_of_eighty_columns_shows_all_of_it(machines: list[Machine]) -
     assert to_text(machines[:2], Terminal(width=300)).count("10.0.0.2 (spare)") == 1
 
 
+def test_the_site_is_shown_where_the_list_has_one(machines: list[Machine]) -> None:
+    assert "SITE" not in to_text(machines, PLAIN)
+    lost = machine.lost(node("10.0.0.4", site="hall2"), NodeError("gone", ""))
+    sited = described("10.0.0.5", facts("eth0 10.0.0.5/24"), site="hall1")
+    lines = to_text([*machines, lost, sited], PLAIN).splitlines()
+    ends = [line.split()[-1] for line in lines[:6]]
+    assert ends == ["SITE", "-", "-", "-", "hall2", "hall1"]
+    assert [machine.to_json(each)["site"] for each in (lost, sited)] == ["hall2", "hall1"]
+
+
 def test_many_machines_that_are_alike_share_a_row(machines: list[Machine]) -> None:
     many = [
         machines[0].replace(name=f"10.0.0.{n}", hostname=f"gpu{n}", disk_free=n * 10**9)

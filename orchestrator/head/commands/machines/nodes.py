@@ -69,6 +69,9 @@ MACHINES: Table[Machine] = Table(
     is_absent=lambda node: not node.reached,
     second=6,
 )
+SITE: Column[Machine] = Column(
+    "SITE", lambda node: node.site or "-", absent=lambda node: node.site or "-"
+)
 
 
 def nodes(arguments: LaunchArguments, *, as_json: bool) -> int:
@@ -112,7 +115,9 @@ def to_text(machines: Sequence[Machine], terminal: Terminal) -> str:
         if node.cordoned
     ]
     notes = [reasons(lost, len(machines)) if lost else "", "\n".join(cordoned)]
-    parts = [MACHINES.text(machines, terminal), *map(output.printable, notes)]
+    sited = [SITE] * any(node.site for node in machines)
+    shown = replace(MACHINES, columns=(*MACHINES.columns, *sited))
+    parts = [shown.text(machines, terminal), *map(output.printable, notes)]
     return "\n\n".join(filter(None, parts))
 
 
