@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.claims import Wish
-from orchestrator.protocol.timing import BEATS_IN_A_LEASE, PEER_BEAT
+from orchestrator.protocol.timing import BEATS_IN_A_LEASE, PEER_BEAT, START_PATIENCE_SECONDS
 from orchestrator.protocol.version import Version
 
 
@@ -104,6 +104,7 @@ class Spec(Message):
     prolog: str = ""  # for a shell on this node, before its first rank
     epilog: str = ""  # after its last
     prolog_timeout: float = 60.0  # seconds that each of the two may take
+    patience: float = START_PATIENCE_SECONDS  # of the head, until this part has started
 
     @property
     def command(self) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 
 # -- a start --
-START_PATIENCE_SECONDS = 30.0  # a head waits for a node, or for a spare, to start its part,
-UNFOLLOWED_SECONDS = 90.0  # and a node ends its part if no head has followed the job by then
+START_PATIENCE_SECONDS = 30.0  # a head waits at least so long for all nodes to start their parts;
+UNFOLLOWED_SECONDS = 60.0  # a node ends its part if no head follows the job so long after that
 
 # -- the channel between head and node --
 SERVER_BEAT = 1.0  # the node's server says something so often,

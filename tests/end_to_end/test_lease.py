@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from orchestrator.head.commands import follow
-from orchestrator.protocol.timing import UNFOLLOWED_SECONDS
+from orchestrator.protocol.timing import START_PATIENCE_SECONDS, UNFOLLOWED_SECONDS
 from tests.clusters.netns import NetnsCluster
 from tests.launching import PATIENCE, Command, Head
 from tests.typed import typed
@@ -292,6 +292,6 @@ def test_a_link_that_is_cut_while_a_node_starts_its_part(lonely: Head) -> None:
     assert "is its link cut?" in command.text and "ends by itself" in command.text
     assert [node["state"] for node in lonely.record["nodes"]] == ["not started", "lost"]
     lonely.cluster.restore(1)
-    assert lonely.nothing_left(UNFOLLOWED_SECONDS + PATIENCE)
+    assert lonely.nothing_left(START_PATIENCE_SECONDS + UNFOLLOWED_SECONDS + PATIENCE)
     stop = lonely.command("orchestrator", "stop")
     assert stop.finish() == 0 and "nothing left" in stop.text

@@ -124,8 +124,17 @@ def reach(ssh: Transport, node: Node, request: Probe) -> Reached:
     with kept_if_well(channel):
         probed = channel.ask(request.replace(workdir=node.workdir or request.workdir), ssh.timeout)
     answered = time.time()
-    # The probe itself takes most of the round trip and reads its clock at the end.
-    offset = probed.time - answered + min(0.001, answered - asked)
-    facts = Facts(**vars(probed), clock_offset=offset)
+    facts = Facts(**vars(probed), clock_offset=clock_offset(probed.time, asked, answered))
     times = {"begin": begun, "connect": connected, "server": asked, "probe": answered}
     return Reached(node, facts, channel, times)
+
+
+def clock_offset(theirs: float, asked: float, answered: float) -> float:
+    """Return how far a clock is ahead of ours that was read between two moments; 0 where none is.
+
+    The probe itself takes most of the round trip, and reads the clock at the end. Where its answer
+    came late or was read late, the clock may be right for all that is known.
+    """
+    if asked <= theirs <= answered:
+        return 0.0
+    return theirs - answered + min(0.001, answered - asked)

@@ -13,6 +13,7 @@ from orchestrator.common import interrupt
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.text import parse_seconds
 from orchestrator.config import load
+from orchestrator.config.launch import Launch
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.plan import accelerate, plan, user_network
 from orchestrator.head.plan.model import Plan
@@ -22,6 +23,7 @@ from orchestrator.head.start.nodes import ListedNodes, Nodes
 from orchestrator.head.start.request import Request
 from orchestrator.head.start.variables import hook
 from orchestrator.protocol.spec import Attempt, LeaseTerms, Spec, Target
+from orchestrator.protocol.timing import START_PATIENCE_SECONDS
 from orchestrator.records.experiment import Experiment
 from orchestrator.records.experiments import check_name
 
@@ -133,20 +135,15 @@ class Meeting:
     token: str
 
 
+def patience(launch: Launch) -> float:
+    """Return for how long a node may take to start its part: as long as to answer at all."""
+    return max(START_PATIENCE_SECONDS, launch.connect_timeout)
+
+
 def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
     """Return the specs of all nodes of the plan, in order."""
     launch, config = request.config.launch, load.as_data(request.config)
-    lease = LeaseTerms(
-        address=meeting.address,
-        port=meeting.port,
-        token=meeting.token,
-        seconds=launch.node_loss_timeout,
-        wait=launch.on_node_loss == "wait",
-        head=launch.on_head_loss,
-        attached=not request.detached,
-        grace=launch.grace,
-        limit=parse_seconds("--time-limit", launch.time_limit) if launch.time_limit else 0.0,
-    )
+    lease = lease_terms(launch, meeting, attached=not request.detached)
     most = launch.max_restarts
     # Told to each of 1,024 nodes, they are 14 MB.
     hosts = tuple(each.address for each in plan.nodes) if launch.ranks_know_hosts else ()
@@ -180,10 +177,25 @@ def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
             prolog=launch.prolog or "",
             epilog=launch.epilog or "",
             prolog_timeout=launch.prolog_timeout,
+            patience=patience(launch),
             attempt=first_attempt(node.index, plan, most) if most else None,
         )
         for node in plan.nodes
     ]
+
+
+def lease_terms(launch: Launch, meeting: Meeting, *, attached: bool) -> LeaseTerms:
+    return LeaseTerms(
+        address=meeting.address,
+        port=meeting.port,
+        token=meeting.token,
+        seconds=launch.node_loss_timeout,
+        wait=launch.on_node_loss == "wait",
+        head=launch.on_head_loss,
+        attached=attached,
+        grace=launch.grace,
+        limit=parse_seconds("--time-limit", launch.time_limit) if launch.time_limit else 0.0,
+    )
 
 
 def first_attempt(node: int, plan: Plan, restarts: int) -> Attempt:

@@ -38,6 +38,7 @@ from orchestrator.head.start.planning import (
     Meeting,
     Prepared,
     discarded_on_error,
+    patience,
     prepare,
     specs,
 )
@@ -58,7 +59,6 @@ from orchestrator.protocol.requests.follow import End
 from orchestrator.protocol.requests.machine import PortWish
 from orchestrator.protocol.requests.start import Start, StartedHere, TakenPorts, TakePorts
 from orchestrator.protocol.spec import Attempt, Placement
-from orchestrator.protocol.timing import START_PATIENCE_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 if TYPE_CHECKING:
@@ -409,7 +409,7 @@ def start_all(
     pairs = list(zip(channels, orders, strict=True))
 
     def ask(pair: tuple[NodeChannel, Start]) -> StartedHere:
-        return pair[0].ask(pair[1], START_PATIENCE_SECONDS)
+        return pair[0].ask(pair[1], patience(starting.launch))
 
     with counted("starting", ask, pairs) as counting:
         results = fleet.everywhere(pairs, counting)

@@ -46,6 +46,7 @@ class Lease:
         self.waits = terms.wait
         self.needs_head = terms.head == "stop"
         self.grace = terms.grace
+        self.unfollowed_seconds = spec.patience + UNFOLLOWED_SECONDS
         self.limit, self.over_at = terms.limit, float("inf")
         if terms.limit:  # the ranks have their grace within it
             ahead = min(terms.grace, terms.limit / 2)
@@ -209,7 +210,7 @@ class Lease:
         if self.needs_head and away > self.seconds:
             reason = f"no head was attached for {away:.0f} s (--on-head-loss stop)"
             self.job.ask(EndOrder(why=reason, grace=self.grace, headless=True))
-        elif self.is_unfollowed and away > UNFOLLOWED_SECONDS:
+        elif self.is_unfollowed and away > self.unfollowed_seconds:
             reason = f"no head has followed the job in the {away:.0f} s since its start"
             self.job.ask(EndOrder(why=reason, grace=0.0, headless=True))
 

@@ -28,7 +28,7 @@ from orchestrator.protocol.version import OWN
 if TYPE_CHECKING:
     from orchestrator.node.warm.handover import WarmSupervisor
 
-START_SECONDS = 20.0
+TOLD_SECONDS = 10.0  # before the head gives a start up it hears why there is none
 
 
 def start(visit: Visit, spec: Spec) -> StartedHere:
@@ -135,7 +135,7 @@ def start_supervisor(visit: Visit, run: RunDir, spec: Spec) -> tuple[int, WarmSt
             )
     assert supervisor.stdout is not None
     word = b""
-    if select.select([supervisor.stdout], [], [], START_SECONDS)[0]:
+    if select.select([supervisor.stdout], [], [], spec.patience - TOLD_SECONDS)[0]:
         word = supervisor.stdout.readline()
     if word != b"ready\n":
         supervisor.kill()  # one that is only slow would start the job when nobody expects it

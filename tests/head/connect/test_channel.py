@@ -21,7 +21,7 @@ from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import beats, channel, server_command
 from orchestrator.head.connect import reach as reaching
 from orchestrator.head.connect.channel import NodeChannel, library
-from orchestrator.head.connect.reach import ask_once, open_channel, reach
+from orchestrator.head.connect.reach import ask_once, clock_offset, open_channel, reach
 from orchestrator.head.connect.server_command import FIRST_LINE, READ_PROGRAM, quote, sized
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
@@ -258,3 +258,16 @@ def test_our_program_is_read_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch)
     finally:
         channel.read.cache_clear()
     assert read == [1]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ahead"),
+    [
+        (104.9, 0.0),
+        (100.1, 0.0),  # it was read early, or the answer late: of an answer of 5 s nothing follows
+        (99.0, -5.999),
+        (108.0, 3.001),
+    ],
+)
+def test_a_late_answer_makes_no_clock_wrong(theirs: float, ahead: float) -> None:
+    assert clock_offset(theirs, asked=100.0, answered=105.0) == pytest.approx(ahead)

@@ -218,6 +218,24 @@ def test_who_does_not_answer_its_end_may_have_started(started: Any, ended: Any, 
     assert [node.state for node in failed.nodes] == [NOT_STARTED, state]
 
 
+@pytest.mark.parametrize(("waits", "patience"), [(10.0, 30.0), (120.0, 120.0)])
+def test_who_waits_longer_for_slow_nodes_lets_them_start_as_long(
+    waits: float, patience: float
+) -> None:
+    asked: list[float] = []
+
+    class Channel:
+        def ask(self, request: Any, timeout: float) -> Any:
+            asked.append(timeout)
+            return StartedHere(supervisor=1, shared=True, run="/r")
+
+    job = record("ab")
+    job = replace(job, launch=replace(job.launch, connect_timeout=waits))
+    channels: Any = [Channel(), Channel()]
+    stages.start_all(job, channels, [Start(), Start()])
+    assert asked == [patience] * 2
+
+
 def test_who_may_have_started_a_further_attempt_is_asked_by_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

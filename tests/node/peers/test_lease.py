@@ -25,6 +25,7 @@ from orchestrator.protocol.timing import (
     GONE_SECONDS,
     HEARSAY_SECONDS,
     PEER_BEAT,
+    START_PATIENCE_SECONDS,
     UNFOLLOWED_SECONDS,
 )
 from tests.gears import examples
@@ -124,7 +125,7 @@ def test_a_part_that_no_head_has_followed_and_no_other_was_heard_of_ends(
         lease.head_says(1, HeadNews(head="here", at=1.0))
     if what == "left again":
         lease.head_hung_up(1)
-    until = now + UNFOLLOWED_SECONDS
+    until = now + START_PATIENCE_SECONDS + UNFOLLOWED_SECONDS
     for late in (-2.0, 2.0):
         assert not supervisor.orders
         while now < until + late:

@@ -445,7 +445,6 @@ def test_a_supervisor_that_hangs_never_starts_the_job(
 ) -> None:
     (tmp_path / "__main__.py").write_text("import time; time.sleep(1000)")
     monkeypatch.setattr(node_start, "LIBRARY", str(tmp_path))
-    monkeypatch.setattr(node_start, "START_SECONDS", 0.3)
     started: list[subprocess.Popen[bytes]] = []
     popen = subprocess.Popen
 
@@ -456,7 +455,7 @@ def test_a_supervisor_that_hangs_never_starts_the_job(
     monkeypatch.setattr(node_start.subprocess, "Popen", remember)
     spec = new_job().spec({"kind": "script", "name": "x", "args": []})
     with pytest.raises(Refusal, match="did not start"):
-        Visit().answer(Start(spec=spec_of(spec)))
+        Visit().answer(Start(spec=spec_of(spec).replace(patience=node_start.TOLD_SECONDS + 0.3)))
     assert started[0].wait(PATIENCE) == -signal.SIGKILL
     assert started[0].stdout
     started[0].stdout.close()

@@ -108,7 +108,7 @@ def node(
     monkeypatch.setattr(pairs, "library", lambda: str(made.library))
     monkeypatch.setattr(node_start, "LIBRARY", str(made.library))
     monkeypatch.setattr(pairs, "ANSWER_SECONDS", PATIENCE)  # a busy machine is no failure
-    monkeypatch.setattr(node_start, "START_SECONDS", PATIENCE)
+    monkeypatch.setattr(node_start, "TOLD_SECONDS", -PATIENCE)
     monkeypatch.setattr(sys, "executable", PYTHON)
     yield made
     for pair in pairs.all_pairs():
