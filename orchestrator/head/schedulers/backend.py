@@ -25,7 +25,7 @@ from orchestrator.common.errors import (
     OrchestratorError,
 )
 from orchestrator.common.text import Say
-from orchestrator.head.connect.held.transport import HeldTransport
+from orchestrator.head.connect.held.transport import TIMEOUT_SECONDS, HeldTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.subprocess_transport import LocalTransport, SrunTransport
 from orchestrator.head.connect.transport import Transport
@@ -67,8 +67,12 @@ class SshBackend:
 
     def transport(self, record: JobRecord, ssh_config: Path | None) -> Transport:
         recorded = Path(record.ssh_config) if record.ssh_config else None
-        strict = record.launch.strict_host_keys
-        return HeldTransport(SshConfig(ssh_config or recorded), strict=strict)
+        launch = record.launch  # who launched on slow nodes waits for them later, too
+        return HeldTransport(
+            SshConfig(ssh_config or recorded),
+            timeout=max(TIMEOUT_SECONDS, launch.connect_timeout),
+            strict=launch.strict_host_keys,
+        )
 
     def settle(self, experiment: Experiment, record: JobRecord) -> JobRecord:
         """Conclude the record of a job that ended without its head being able to say so."""

@@ -1,0 +1,21 @@
+"""How the nodes of a job are reached after its launch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.head.connect.held.transport import HeldTransport
+from orchestrator.head.schedulers.backend import backend_of
+from tests.head.start.recovery.test_gather import record
+
+
+@pytest.mark.parametrize(("waits", "later"), [(60.0, 60.0), (3.0, 10.0)])
+def test_who_launched_on_slow_nodes_waits_for_them_later_too(waits: float, later: float) -> None:
+    """Status and stop have no option of their own for it."""
+    job = record("ab")
+    job = replace(job, launch=replace(job.launch, connect_timeout=waits))
+    transport = backend_of(job).transport(job, None)
+    assert isinstance(transport, HeldTransport)
+    assert transport.timeout == later
