@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from orchestrator.common import text
 from orchestrator.common.hosts import listed
-from orchestrator.head.doctor.findings import BAD, WARN, Case, Finding, unequal
+from orchestrator.head.doctor.findings import BAD, WARN, Case, Examined, Finding, unequal
 from orchestrator.head.nodes.facts import is_loopback
 from orchestrator.head.plan import nccl_transport
 from orchestrator.protocol.requests.machine import LARGE_LOST
@@ -203,13 +203,15 @@ def port(case: Case) -> Iterator[Finding]:
 
 def names(case: Case) -> Iterator[Finding]:
     """Find two names of one machine, and a machine's own name that resolves elsewhere."""
-    seen = case.seen
-    for i, (node, facts) in enumerate(seen):
-        for other, more in seen[i + 1 :]:
-            if facts.same_machine(more) and not is_loopback(node.reached):
-                what = f"{node.name} and {other.name} are the same machine ({facts.hostname})"
-                fix = "remove one of them from the node list"
-                yield Finding("names", BAD, (node.name, other.name), what, fix)
+    first: dict[tuple[str, int], Examined] = {}  # of each machine, by another way than loopback
+    for node, facts in case.seen:
+        known = first.get(facts.machine)
+        if known is not None:
+            what = f"{known.name} and {node.name} are the same machine ({facts.hostname})"
+            fix = "remove one of them from the node list"
+            yield Finding("names", BAD, (known.name, node.name), what, fix)
+        elif facts.boot and not is_loopback(node.reached):
+            first[facts.machine] = node
     for node, checkup in case.checked_in_depth:
         addresses = {address.address for address in node.facts.addresses} if node.facts else set()
         if "names" in checkup.problems:

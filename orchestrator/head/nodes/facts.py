@@ -44,9 +44,14 @@ class Facts(Probed):
     def interface(self, name: str) -> Interface | None:
         return next((interface for interface in self.interfaces if interface.name == name), None)
 
+    @property
+    def machine(self) -> tuple[str, int]:
+        """Return what is the same for two names that lead to one network stack."""
+        return self.boot, self.network
+
     def same_machine(self, other: Facts) -> bool:
         """Tell whether two names lead to one network stack."""
-        return bool(self.boot) and (self.boot, self.network) == (other.boot, other.network)
+        return bool(self.boot) and self.machine == other.machine
 
 
 # -- probed node --------------------------------------------------------------------------------

@@ -440,6 +440,10 @@ def test_the_masters_port() -> None:
 def test_two_names_of_one_machine() -> None:
     (found,) = findings(case({"boot": "boot1", "hostname": "host1"}))
     assert (found.check, found.level, found.nodes) == ("names", BAD, ("gpu1", "gpu4"))
+    again = Examined("gpu9", machine(1), "10.0.0.9", checkup=look())
+    nodes = (*case({"boot": "boot1", "hostname": "host1"}).nodes, again)
+    pairs = [found.nodes for found in findings(Case(nodes, full=True)) if found.check == "names"]
+    assert pairs == [("gpu1", "gpu4"), ("gpu1", "gpu9")]
     local = [Examined(f"127.0.0.{n}", machine(1), f"127.0.0.{n}", checkup=look()) for n in (2, 3)]
     assert findings(Case(tuple(local), full=True)) == []  # on purpose
 
