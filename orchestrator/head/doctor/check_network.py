@@ -203,7 +203,9 @@ def port(case: Case) -> Iterator[Finding]:
 
 def names(case: Case) -> Iterator[Finding]:
     """Find two names of one machine, and a machine's own name that resolves elsewhere."""
-    first: dict[tuple[str, int], Examined] = {}  # of each machine, by another way than loopback
+    first: dict[
+        tuple[str, int], Examined
+    ] = {}  # of each machine: the first not reached by loopback
     for node, facts in case.seen:
         known = first.get(facts.machine)
         if known is not None:

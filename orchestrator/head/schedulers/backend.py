@@ -25,7 +25,8 @@ from orchestrator.common.errors import (
     OrchestratorError,
 )
 from orchestrator.common.text import Say
-from orchestrator.head.connect.held.transport import TIMEOUT_SECONDS, HeldTransport
+from orchestrator.config.launch import Launch
+from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.subprocess_transport import LocalTransport, SrunTransport
 from orchestrator.head.connect.transport import Transport
@@ -70,7 +71,7 @@ class SshBackend:
         launch = record.launch  # who launched on slow nodes waits for them later, too
         return HeldTransport(
             SshConfig(ssh_config or recorded),
-            timeout=max(TIMEOUT_SECONDS, launch.connect_timeout),
+            timeout=max(Launch.connect_timeout, launch.connect_timeout),
             strict=launch.strict_host_keys,
         )
 

@@ -23,16 +23,13 @@ if TYPE_CHECKING:
     from orchestrator.head.connect.ssh import SshTransport
 
 PATIENCE_SECONDS = 3.0  # with the process that holds the connections; it gives a node two
-TIMEOUT_SECONDS = 10.0  # for a node to answer
 LOST = -2  # the exit status of a command whose connection broke
 
 
 class HeldTransport:
     """The way of every command to nodes that are reached by SSH."""
 
-    def __init__(
-        self, config: SshConfig, *, timeout: float = TIMEOUT_SECONDS, strict: bool = False
-    ) -> None:
+    def __init__(self, config: SshConfig, *, timeout: float = 10.0, strict: bool = False) -> None:
         self.config = config
         self.timeout = timeout
         self.strict = strict
