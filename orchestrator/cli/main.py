@@ -84,11 +84,12 @@ def experiment_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+asking_jobs = functools.partial(shared, asks_jobs=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @cli.command()
-@shared
+@asking_jobs
 @experiment_argument
 @click.option("--quiet", is_flag=True, help="Show no log lines; the files have them.")
 @click.option("--steal", is_flag=True, help="Take the job over from the process that follows it.")
@@ -183,7 +184,7 @@ def ls(where: Where, running: bool, every: bool, tags: tuple[str, ...], as_json:
 
 
 @cli.command()
-@shared
+@asking_jobs
 @experiment_argument
 @click.option("--watch", is_flag=True, help="Show its ranks live until it is over.")
 @json_option
@@ -196,7 +197,7 @@ def status(where: Where, experiment: str | None, watch: bool, as_json: bool) -> 
 
 
 @cli.command()
-@shared
+@asking_jobs
 @experiment_argument
 @click.option(
     "--grace",
@@ -220,7 +221,7 @@ def stop(
 
 
 @cli.command("emergency-stop")
-@functools.partial(shared, reads_records=False)
+@functools.partial(asking_jobs, reads_records=False)
 @click.option(
     "--mine/--all-users",
     "mine",

@@ -301,12 +301,13 @@ def shared(
     node_list: click.Option | None = None,
     *,
     reads_records: bool = True,
+    asks_jobs: bool = False,
 ) -> Callable[..., Any]:
     """Add --nodes, --ssh-config, --experiments and so on, and hand them on as one `where`."""
 
     @functools.wraps(function)
     def with_where(**params: Any) -> Any:
-        names = [name for name in options_of(Where) if name in params]
+        names = [name for name in options if name in params]
         typed = {name: params.pop(name) for name in names}
         where = Where(**{name: value for name, value in typed.items() if value is not None})
         return function(where=where, **params)
@@ -314,6 +315,7 @@ def shared(
     present = getattr(with_where, "__click_params__", [])
     taken = [*options_from(Where, "launch")]
     taken += options_from(Where, "records") if reads_records else ()
+    taken += options_from(Where, "jobs") if asks_jobs else ()
     options = {option.name: option for option in taken}
     if node_list is not None:
         options["nodes"] = typing.cast(GroupedOption, node_list)

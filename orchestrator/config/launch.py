@@ -32,6 +32,7 @@ GROUPS = (COMMON, NODES, PROGRAM, FAILURE, OUTPUT)
 
 EXAMINE = ("launch", "plan", "doctor", "verify")  # commands that look at the nodes for a job
 REACH = (*EXAMINE, "nodes")  # all that reach them
+JOBS = ("jobs",)  # those that ask the nodes of a job: status, attach, stop, emergency-stop
 PLAN = ("launch", "plan", "doctor")  # those that take a program of the user's
 RUN = ("launch", "plan", "verify")  # those that plan or start ranks
 START = ("launch",)
@@ -541,6 +542,14 @@ class Where:
         file=True,
     )
 
+    connect_timeout: float | None = option(
+        None,
+        "Seconds to wait for a node to answer.",
+        NODES,
+        commands=JOBS,
+        shown="10, or the launch's if that is longer",
+        metavar="SECONDS",
+    )
     trust_record: bool = option(
         False,
         "Do what the record of an experiment says, though others may have written it.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import re
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from orchestrator.api.options import Options
 from orchestrator.cli.examples import EXAMPLES
@@ -340,3 +342,15 @@ def test_each_time_of_a_launch_may_have_a_unit() -> None:
     words = [word for name in ("grace", "hang-timeout") for word in (f"--{name}", "10m")]
     params = launch_command.make_context("launch", [*words, "x.py"]).params
     assert (params["grace"], params["hang_timeout"]) == (600.0, 600.0)
+
+
+@pytest.mark.parametrize(("words", "seconds"), [([], None), (["--connect-timeout", "2m"], 120.0)])
+@pytest.mark.parametrize("command", ["status", "stop"])
+def test_who_asks_a_job_says_how_long_to_wait(
+    monkeypatch: pytest.MonkeyPatch, command: str, words: list[str], seconds: float | None
+) -> None:
+    asked: list[Where] = []
+    module = importlib.import_module(f"orchestrator.head.commands.{command}")
+    monkeypatch.setattr(module, command, lambda where, *_, **__: asked.append(where))
+    CliRunner().invoke(cli, [command, *words], standalone_mode=False, catch_exceptions=False)
+    assert [where.connect_timeout for where in asked] == [seconds]

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE
-from orchestrator.config.launch import Where
+from orchestrator.config.launch import Launch, Where
 from orchestrator.config.parse import waiting_time
 from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.ssh_config import SshConfig
@@ -75,7 +75,8 @@ def emergency_stop(
     where: Where, *, all_users: bool, as_json: bool, yes: bool = False, dry_run: bool = False
 ) -> int:
     """End all jobs; on a terminal, show them first and ask."""
-    ssh = HeldTransport(SshConfig(where.ssh_config))
+    seconds = where.connect_timeout or Launch.connect_timeout
+    ssh = HeldTransport(SshConfig(where.ssh_config), timeout=seconds)
     nodes = read_nodes(where.node_list)
     # Inside first: from outside, a container's processes are another user's, or not to be seen.
     inside = containers.of_nodes(nodes, where, containers.runs)

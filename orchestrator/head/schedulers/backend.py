@@ -66,12 +66,15 @@ class SshBackend:
     signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     has_other_heads = False
 
-    def transport(self, record: JobRecord, ssh_config: Path | None) -> Transport:
+    def transport(
+        self, record: JobRecord, ssh_config: Path | None, seconds: float | None = None
+    ) -> Transport:
+        """Return the way to its nodes; who launched on slow ones waits for them later, too."""
         recorded = Path(record.ssh_config) if record.ssh_config else None
-        launch = record.launch  # who launched on slow nodes waits for them later, too
+        launch = record.launch
         return HeldTransport(
             SshConfig(ssh_config or recorded),
-            timeout=max(Launch.connect_timeout, launch.connect_timeout),
+            timeout=seconds or max(Launch.connect_timeout, launch.connect_timeout),
             strict=launch.strict_host_keys,
         )
 
@@ -117,16 +120,20 @@ class LocalBackend(SshBackend):
 
     has_other_heads = True
 
-    def transport(self, record: JobRecord, ssh_config: Path | None) -> Transport:
+    def transport(
+        self, record: JobRecord, ssh_config: Path | None, seconds: float | None = None
+    ) -> Transport:
         return LocalTransport()
 
 
 class SlurmBackend(SshBackend):
     """A job in an allocation whose head runs in a terminal."""
 
-    def transport(self, record: JobRecord, ssh_config: Path | None) -> Transport:
+    def transport(
+        self, record: JobRecord, ssh_config: Path | None, seconds: float | None = None
+    ) -> Transport:
         if record.slurm_job is None:  # it is being submitted
-            return super().transport(record, ssh_config)
+            return super().transport(record, ssh_config, seconds)
         return SrunTransport(record.slurm_job)
 
     def settle(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import UsageError
-from orchestrator.config.launch import Where
+from orchestrator.config.launch import Launch, Where
 from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
@@ -53,10 +53,12 @@ def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
             experiment.check_launched(record)
         backend = backend_of(record)
         record = backend.settle(experiment, record)
-        return FoundJob(record, backend.transport(record, where.ssh_config), backend, experiment)
+        transport = backend.transport(record, where.ssh_config, where.connect_timeout)
+        return FoundJob(record, transport, backend, experiment)
     if not where.node_list.exists():
         raise experiments.missing(where.experiments, wanted)
-    ssh = HeldTransport(SshConfig(where.ssh_config))
+    seconds = where.connect_timeout or Launch.connect_timeout
+    ssh = HeldTransport(SshConfig(where.ssh_config), timeout=seconds)
     found = status.find_on_nodes(ssh, read_nodes(where.node_list), wanted)
     if not found:
         raise experiments.missing(where.experiments, wanted, nor="nor on the nodes")
@@ -108,7 +110,8 @@ def runs(experiment: Experiment, record: JobRecord, where: Where) -> int:
     record = backend.settle(experiment, record)
     if record.over or record.state == "queued":
         return NOT if record.over else SURELY
-    states = status.ask_nodes(backend.transport(record, where.ssh_config), record)
+    transport = backend.transport(record, where.ssh_config, where.connect_timeout)
+    states = status.ask_nodes(transport, record)
     if any(status.lives(state) for state in states):
         return SURELY
     return MAYBE if any(state.state == "unreachable" for state in states) else NOT

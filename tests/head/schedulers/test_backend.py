@@ -13,9 +13,11 @@ from tests.head.start.recovery.test_gather import record
 
 @pytest.mark.parametrize(("waits", "later"), [(60.0, 60.0), (3.0, 10.0)])
 def test_who_launched_on_slow_nodes_waits_for_them_later_too(waits: float, later: float) -> None:
-    """Status and stop have no option of their own for it."""
     job = record("ab")
     job = replace(job, launch=replace(job.launch, connect_timeout=waits))
     transport = backend_of(job).transport(job, None)
     assert isinstance(transport, HeldTransport)
     assert transport.timeout == later
+    transport = backend_of(job).transport(job, None, 5.0)  # as typed
+    assert isinstance(transport, HeldTransport)
+    assert transport.timeout == 5.0
