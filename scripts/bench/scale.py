@@ -1,13 +1,13 @@
 """Measure what a command costs the head on 2 to 512 hosts, beside pdsh and clush.
 
-    python scripts/bench/scale.py [--hosts 2 8 32 64 128 256 512] [--jobs 128] [--svg FILE]  (root)
+    python scripts/bench/scale.py [--hosts 2 8 32 64 128 256 512] [--jobs 256] [--svg FILE]  (root)
 
 Each host is a real sshd at an address of its own; all have one home, as on a shared disk, so that
 this machine holds our code once. Hosts and head share the processors, so `wall` is what all took.
 `head` is the processor time of the head and its children alone, as the kernel counted it; memory,
 threads and descriptors are its highest seen, bytes what went over the network. `holder` is what the
-process that holds connections took meanwhile. Above `--jobs` hosts there is no job, whose processes
-would not fit into memory, and pdsh and clush run once: with 512 each takes 80 s of processor.
+process that holds connections took meanwhile. Above `--jobs` hosts there is no job, as two cores do
+not start so many in time, and pdsh and clush run once: with 512 each takes 80 s of processor.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Hosts(local.LoopbackCluster):
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what many hosts cost the head.")
     parser.add_argument("--hosts", nargs="+", type=int, default=[2, 8, 32, 64, 128, 256, 512])
-    parser.add_argument("--jobs", type=int, default=128, help="a job on at most so many hosts")
+    parser.add_argument("--jobs", type=int, default=256, help="a job on at most so many hosts")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--svg", type=Path, help="where the picture of the curves goes")
     parser.add_argument("--json", action="store_true")
