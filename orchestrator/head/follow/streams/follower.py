@@ -58,7 +58,7 @@ from orchestrator.protocol.timing import (
 from orchestrator.records.experiment import Experiment, NodeRecord
 
 CLOCK_READS = 3  # the shortest round trip of these tells best
-RETRY_TIMEOUT_SECONDS = 5.0
+RETRY_SECONDS = 5.0  # for the first try to reach a node again; the next has twice as long
 BEATS_IN_PATIENCE = 4
 GIVE_SECONDS = 2.0
 LONGEST_EVENT_BYTES = 1 << 24
@@ -104,6 +104,7 @@ class NodeFollower:
         self.order: End | None = None  # the end that the node was asked for
         self.next_beat = 0.0
         self.heard_at = time.monotonic()
+        self.retry_seconds = RETRY_SECONDS
         self.silent = self.idle = 0.0  # seconds since the node last printed, or moved
         self.clock = Clock()
         self.growing.began = lambda: self.former_end + self.clock.offset
@@ -234,9 +235,14 @@ class NodeFollower:
         channel.ask(order, 3 * SWEEP_PATIENCE_SECONDS)
 
     def _reopen(self) -> NodeChannel:
+        """Connect; after a cut soon again, and where a login is slow, with time for it."""
         destination = self.ssh.config.of_node(self.node)
-        connection = self.ssh.connect(destination, min(RETRY_TIMEOUT_SECONDS, self.ssh.timeout))
-        return open_channel(connection, self.node, self.ssh.timeout)
+        seconds = min(self.retry_seconds, self.ssh.timeout)
+        self.retry_seconds = 2 * seconds
+        connection = self.ssh.connect(destination, seconds)
+        channel = open_channel(connection, self.node, self.ssh.timeout)
+        self.retry_seconds = RETRY_SECONDS
+        return channel
 
     def _begin(self, channel: NodeChannel) -> None:
         self.event_rest = b""
