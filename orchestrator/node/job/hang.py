@@ -208,12 +208,12 @@ def collectives(run: RunDir, local: int) -> str:
 
 def knock(fifo: str, question: bytes = b"?") -> None:
     """Wake the rank's thread that dumps its collectives, or notes what it has imported."""
-    try:
+    with contextlib.suppress(OSError):  # nobody reads there, or the pipe is full
         fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
-        os.write(fd, question)
-        os.close(fd)
-    except OSError:
-        pass
+        try:
+            os.write(fd, question)
+        finally:
+            os.close(fd)
 
 
 def size_of(path: str) -> int:
