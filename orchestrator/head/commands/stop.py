@@ -6,16 +6,14 @@ import sys
 from dataclasses import dataclass
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE
-from orchestrator.config.launch import Launch, Where
+from orchestrator.config.launch import Where
 from orchestrator.config.parse import waiting_time
-from orchestrator.head.connect.held.transport import HeldTransport
-from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.follow import stop as stopping
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.status import containers
-from orchestrator.head.status.find_job import FoundJob, find_job
+from orchestrator.head.status.find_job import FoundJob, find_job, without_record
 from orchestrator.protocol.message import encode
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.outcome import Receipt
@@ -75,8 +73,7 @@ def emergency_stop(
     where: Where, *, all_users: bool, as_json: bool, yes: bool = False, dry_run: bool = False
 ) -> int:
     """End all jobs; on a terminal, show them first and ask."""
-    seconds = where.connect_timeout or Launch.connect_timeout
-    ssh = HeldTransport(SshConfig(where.ssh_config), timeout=seconds)
+    ssh = without_record(where)
     nodes = read_nodes(where.node_list)
     # Inside first: from outside, a container's processes are another user's, or not to be seen.
     inside = containers.of_nodes(nodes, where, containers.runs)

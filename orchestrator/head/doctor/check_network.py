@@ -203,9 +203,7 @@ def port(case: Case) -> Iterator[Finding]:
 
 def names(case: Case) -> Iterator[Finding]:
     """Find two names of one machine, and a machine's own name that resolves elsewhere."""
-    first: dict[
-        tuple[str, int], Examined
-    ] = {}  # of each machine: the first not reached by loopback
+    first: dict[tuple[str, int], Examined] = {}  # of each machine, not reached by loopback
     for node, facts in case.seen:
         known = first.get(facts.machine)
         if known is not None:

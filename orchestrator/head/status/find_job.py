@@ -57,8 +57,7 @@ def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
         return FoundJob(record, transport, backend, experiment)
     if not where.node_list.exists():
         raise experiments.missing(where.experiments, wanted)
-    seconds = where.connect_timeout or Launch.connect_timeout
-    ssh = HeldTransport(SshConfig(where.ssh_config), timeout=seconds)
+    ssh = without_record(where)
     found = status.find_on_nodes(ssh, read_nodes(where.node_list), wanted)
     if not found:
         raise experiments.missing(where.experiments, wanted, nor="nor on the nodes")
@@ -71,6 +70,12 @@ def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
             f" the one on its nodes, {known.experiment or known.job}"
         )
     return RemoteJob(known, ssh, backend_of(known))
+
+
+def without_record(where: Where) -> HeldTransport:
+    """Return the way to nodes of which nothing but the node list is known."""
+    seconds = where.connect_timeout or Launch.connect_timeout
+    return HeldTransport(SshConfig(where.ssh_config), timeout=seconds)
 
 
 def find_experiment(where: Where, wanted: str | None) -> Experiment | None:
