@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 if TYPE_CHECKING:
     from orchestrator.node.job.ranks import agent_start, fast_torchrun, process_title
     from orchestrator.node.job.ranks.agent_start import AgentStart
+    from orchestrator.node.machine.gpus import context as gpu_context
     from orchestrator.node.warm import frames
 else:
 
@@ -43,9 +44,8 @@ else:
     agent_start = load("agent_start", os.pardir, "job", "ranks")
     fast_torchrun = load("fast_torchrun", os.pardir, "job", "ranks")
     process_title = load("process_title", os.pardir, "job", "ranks")
+    gpu_context = load("context", os.pardir, "machine", "gpus")
 
-# As in node/job/ranks/rank.py: what a live context holds open; NVML alone does not.
-CONTEXT_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 # A package that reads one of these when it is imported has to be imported by each rank itself.
 OF_A_RANK = {
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"),
@@ -235,8 +235,8 @@ def examine(package: str, handlers: dict[int, Any]) -> None:
             continue
         if held.startswith("socket:") and name != sys.argv[1]:
             raise Unfit(f"{package} opens sockets when it is imported")
-        if held.startswith(CONTEXT_DEVICES):
-            raise Unfit(f"{package} opens {held} when it is imported")
+    if device := gpu_context.held():
+        raise Unfit(f"{package} opens {device} when it is imported")
     torch = sys.modules.get("torch")
     if torch is not None and "cuda" in vars(torch) and torch.cuda.is_initialized():
         raise Unfit(f"{package} initialises CUDA when it is imported")
