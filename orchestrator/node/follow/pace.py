@@ -7,7 +7,6 @@ again. Which rank the others wait for is decided by the head, which hears this o
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import statistics
 from collections.abc import Sequence
@@ -20,7 +19,6 @@ from orchestrator.protocol.requests.follow import Pace
 GROUP = "0"  # torch's name of the group of all ranks
 # A collective on a GPU is entered by the program long before the GPU comes to it.
 BACKEND = "gloo:"
-LONGEST_BYTES = 1 << 23  # of a recorder's dump
 LEAST_STEPS = 10
 LEAST_SAMPLE = 20  # steps that are told of, where there are as many
 LONGEST_STEP = 200  # collectives
@@ -57,8 +55,7 @@ def read(run: RunDir) -> dict[int, Pace]:
     for pid, rank in hang.rank_pids(run).items():
         path = hang.collectives(run, rank - first)
         with contextlib.suppress(OSError):
-            with open(path, "rb") as file:
-                pace = pace_of(file.read(LONGEST_BYTES))
+            pace = pace_of(hang.read(path, 0, hang.LONGEST_DUMP))
             os.unlink(path)
             if pace is not None:
                 paces[rank] = pace.replace(**scheduled(pid), at=os.times().elapsed)
@@ -75,11 +72,11 @@ def scheduled(pid: int) -> dict[str, float]:
         return {}
 
 
-def pace_of(dump: bytes) -> Pace | None:
+def pace_of(dumps: str) -> Pace | None:
     """Return when the rank entered some collectives of each of its last steps, if it has steps."""
     try:
-        entries = entries_of(json.loads(dump))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        entries = of_all_ranks(hang.entries_of(dumps))
+    except (ValueError, LookupError, TypeError, AttributeError):
         return None  # a torch that writes it differently
     found = step(entries)
     if found is None:
@@ -98,10 +95,10 @@ def pace_of(dump: bytes) -> Pace | None:
     return Pace(length=length, times={entry.number: entry.time for entry in chosen})
 
 
-def entries_of(dump: Any) -> list[Entry]:
+def of_all_ranks(recorded: list[dict[str, Any]]) -> list[Entry]:
     """Return the collectives of all ranks together, the last ones without a gap."""
     entries: list[Entry] = []
-    for entry in dump["entries"]:
+    for entry in recorded:
         name = entry["profiling_name"]
         if entry["is_p2p"] or entry["process_group"][0] != GROUP or not name.startswith(BACKEND):
             continue

@@ -23,6 +23,8 @@ IMPORTS = b"i"  # the question what a rank has imported
 PATIENCE_SECONDS = 3.0  # for all ranks of a node to write down where they are
 SEEN_IN_SECONDS = 3.0  # in which py-spy has to tell it of the others
 LARGEST_CHARACTERS = 1 << 20  # of stacks and of collectives, per rank
+LONGEST_DUMP = 1 << 23  # characters of what its recorders hold
+LAST = 50  # collectives of a group that are told of
 TICKS = os.sysconf("SC_CLK_TCK")
 BUSY = 0.05  # of a core: less is a loop that only waits
 
@@ -40,20 +42,20 @@ class Activity:
     def check(self) -> tuple[float, float]:
         """Return for how many seconds it has been silent and idle.
 
-        Silent means that no line was printed. Idle means also that no step was made, by a program
-        that reports its steps, or that no processor time was used, by any other.
+        A program that reports its steps is judged by them: it is silent and idle without one. Any
+        other is silent if no line was printed, and idle if it used no processor time either.
         """
         now = time.monotonic()
         if self._printed():
             self.printed = self.moved = now
         steps = step_times(self.run)
-        # A program that reports its steps is judged by them, not by its processor time.
-        pids = rank_pids(self.run) or agent_pids(self.run)
-        ticks = {pid: ticks_of(pid) for pid in pids} if not steps else {}
+        pids = [] if steps else list(rank_pids(self.run)) or agent_pids(self.run)
+        ticks = {pid: ticks_of(pid) for pid in pids}
         used = sum(max(0, ticks[pid] - self.ticks.get(pid, 0)) for pid in ticks) / TICKS
         busy = used > BUSY * max(0.1, now - self.checked_at) if not steps else steps != self.steps
         if busy:
             self.moved = now
+            self.printed = now if steps else self.printed
         self.steps, self.ticks, self.checked_at = steps, ticks, now
         return now - self.printed, now - self.moved
 
@@ -140,7 +142,7 @@ def collect(run: RunDir, only: int | None = None) -> dict[int, RankStacks]:
         rank: RankStacks(
             state=ours[pid].state,
             stacks=all_stacks(run, pid, local, main[rank]),
-            collectives=read(collectives(run, local), 0),
+            collectives=shortened(read(collectives(run, local), 0, LONGEST_DUMP)),
         )
         for rank, (pid, local, _) in asked.items()
     }
@@ -206,6 +208,33 @@ def collectives(run: RunDir, local: int) -> str:
     return os.path.join(run.path, f"collectives_{local}.json")
 
 
+def entries_of(dumps: str) -> list[dict[str, Any]]:
+    """Return the collectives that a rank's recorders hold: each dump is a line of JSON."""
+    entries: list[dict[str, Any]] = []
+    for dump in dumps.splitlines():
+        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+            entries += json.loads(dump)["entries"]  # else of a torch that writes it differently
+    return entries
+
+
+def shortened(dumps: str) -> str:
+    """Return the last collectives of each group, and the first that has not ended, as JSON."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for entry in entries_of(dumps):
+        of = str((entry.get("process_group"), str(entry.get("profiling_name")).partition(":")[0]))
+        groups.setdefault(of, []).append(entry)
+    kept = []
+    for entries in groups.values():
+        ended = [at for at, entry in enumerate(entries) if has_ended(entry)]
+        after = ended[-1] + 1 if ended else 0
+        kept += [*entries[after : min(after + 1, len(entries) - LAST)], *entries[-LAST:]]
+    return json.dumps({"entries": kept}) if kept else ""
+
+
+def has_ended(entry: dict[str, Any]) -> bool:
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
+
+
 def knock(fifo: str, question: bytes = b"?") -> None:
     """Wake the rank's thread that dumps its collectives, or notes what it has imported."""
     with contextlib.suppress(OSError):  # nobody reads there, or the pipe is full
@@ -223,11 +252,11 @@ def size_of(path: str) -> int:
         return 0
 
 
-def read(path: str, start: int) -> str:
+def read(path: str, start: int, most: int = LARGEST_CHARACTERS) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             file.seek(start)
-            return file.read(LARGEST_CHARACTERS)
+            return file.read(most)
     except OSError:
         return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -9,6 +10,8 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,6 +20,7 @@ from orchestrator.node.job import hang
 from orchestrator.protocol.timing import STACKS_SIGNAL
 from tests.node.running import PYTHON, Job, script, wait_until
 
+NCCL = Path(__file__).with_name("nccl_h200.json")
 WAITS = """
 import os, sys
 def waits():
@@ -146,6 +150,60 @@ open("never").read()
 TORCH_FIRST = (
     "import runpy, sys, torch; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
 )
+
+
+def test_the_recorder_of_nccl_is_asked_too(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    """torch's own dump, of an H200 where a kernel never ends and two sums wait for it."""
+    text = f"""{SUMS.partition("print")[0]}
+import torch
+torch._C._distributed_c10d._dump_nccl_trace_json = open({str(NCCL)!r}, 'rb').read
+print("ready")
+open("never").read()
+"""
+    os.mkfifo(tmp_path / "never")
+    job = new_job()
+    job.start(job.spec(script(tmp_path, text), workdir=tmp_path))
+    wait_until(lambda: job.said("ready", "0"))
+    stuck = hang_report.of_rank(0, 0, hang.collect(job.run)[0])
+    assert stuck.waits == {("0", "nccl"): (4, "all_reduce", pytest.approx(1795823611.4, abs=1))}
+    assert stuck.entered[("0", "nccl")] == 5 and ("0", "gloo") in stuck.entered
+    job.end("enough", 0.5)
+    job.wait()
+
+
+def test_of_many_collectives_the_last_are_told_and_the_first_that_waits() -> None:
+    """A program may have given a GPU a thousand collectives since the one that it is stuck in."""
+    entries = [
+        {
+            "collective_seq_id": number,
+            "process_group": ["0", "default_pg"],
+            "profiling_name": "nccl:all_reduce",
+            "state": "completed" if number <= 40 else "scheduled",
+        }
+        for number in range(1, 1001)
+    ]
+    found = json.loads(hang.shortened(json.dumps({"entries": entries})))["entries"]
+    numbers = [entry["collective_seq_id"] for entry in found]
+    assert numbers == [41, *range(951, 1001)]
+    assert hang.shortened("") == hang.shortened('{"entries": 5}\n[]\n{') == ""
+
+
+def test_a_step_that_is_told_breaks_the_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a job that prints little would be asked for its collectives, which may look old."""
+    now = [0.0]
+    monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    step = tmp_path / "step_0"
+    step.touch()
+    run: Any = SimpleNamespace(path=str(tmp_path), log=str(tmp_path / "log"))
+    activity = hang.Activity(run)
+    assert activity.check() == (0, 0)
+    now[0] = 700.0
+    os.utime(step, (1, 1))
+    assert activity.check() == (0, 0)
+    now[0] = 1400.0
+    assert activity.check() == (700, 700)
 
 
 def test_an_earlier_answer_is_not_the_answer(new_job: Callable[..., Job], tmp_path: Path) -> None:

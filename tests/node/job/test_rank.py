@@ -646,7 +646,10 @@ def test_a_torch_that_could_use_gpus_is_forked_where_there_are_none(
 def test_an_open_device_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = tmp_path / "kfd"
     device.write_text("")
-    monkeypatch.setattr(rank, "CONTEXT_DEVICES", (str(device),))
+    monkeypatch.setattr(rank, "DEVICES", (str(device),))
+    module = rank.gpu_context()
+    monkeypatch.setattr(module, "DEVICES", (str(device),))
+    monkeypatch.setattr(rank, "gpu_context", lambda: module)
     assert rank.touched_device() == ""
     with device.open():
         assert str(device) in rank.touched_device()

@@ -1,7 +1,7 @@
 """Finds the rank of a hanging job that keeps the others waiting. Pure.
 
-torch's flight recorder numbers the collectives of each process group; the ranks that have entered
-number 412 wait for those that have not.
+torch's flight recorders number the collectives of each process group, and of each backend in it;
+the ranks that have entered number 412 wait for those that have not.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+")
 DEFAULT_GROUP = "0"
 
 
+Group = tuple[str, str]  # torch's name of it, and a backend
+
+
 @dataclass(frozen=True)
 class StuckRank:
     """One rank of a hanging job."""
@@ -27,8 +30,8 @@ class StuckRank:
     node: int
     state: str  # of the process, as in /proc: R, S, D, T
     where: str  # file:line function(), the innermost of its own code
-    waits: Mapping[str, tuple[int, str, float]]  # group -> number, name, since (Unix time)
-    entered: Mapping[str, int]  # group -> the last collective that it entered
+    waits: Mapping[Group, tuple[int, str, float]]  # number, name, since (Unix time)
+    entered: Mapping[Group, int]  # the last collective that it entered
 
 
 def of_rank(rank: int, node: int, answer: RankStacks) -> StuckRank:
@@ -36,20 +39,25 @@ def of_rank(rank: int, node: int, answer: RankStacks) -> StuckRank:
     return StuckRank(rank, node, answer.state, where(answer), waits, entered)
 
 
-def collectives(text: str) -> tuple[dict[str, tuple[int, str, float]], dict[str, int]]:
-    """Read a flight recorder's dump: what the rank waits in, and how far it has come, per group."""
-    waits: dict[str, tuple[int, str, float]] = {}
-    entered: dict[str, int] = {}
+def collectives(text: str) -> tuple[dict[Group, tuple[int, str, float]], dict[Group, int]]:
+    """Read what flight recorders hold: what the rank waits in, and how far it has come, per group.
+
+    A backend does what it is given in turn. So what has not ended when a later one has is no wait:
+    one that was captured in a CUDA graph never ends.
+    """
+    waits: dict[Group, tuple[int, str, float]] = {}
+    entered: dict[Group, int] = {}
     try:
         for entry in json.loads(text)["entries"]:
             if entry.get("is_p2p"):
                 continue
-            group, number = str(entry["process_group"][0]), int(entry["collective_seq_id"])
-            entered[group] = max(number, entered.get(group, 0))
-            completed = entry.get("retired") or entry.get("state") == "completed"
-            if not completed and group not in waits:
-                name = entry["profiling_name"].rpartition(":")[2]
-                waits[group] = (number, name, entry["time_created_ns"] / 1e9)
+            backend, _, name = entry["profiling_name"].rpartition(":")
+            group, number = (str(entry["process_group"][0]), backend), entry["collective_seq_id"]
+            entered[group] = max(int(number), entered.get(group, 0))
+            if entry.get("retired") or entry.get("state") == "completed":
+                waits.pop(group, None)
+            else:
+                waits.setdefault(group, (int(number), name, entry["time_created_ns"] / 1e9))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}, {}  # of a torch whose dumps look otherwise
     return waits, entered
@@ -92,7 +100,7 @@ def absent(ranks: Sequence[StuckRank]) -> tuple[list[StuckRank], str]:
                 other
                 for other in ranks
                 if other.entered.get(group, 0) < number
-                and (group in other.entered or group == DEFAULT_GROUP)
+                and (group in other.entered or group[0] == DEFAULT_GROUP)
             ]
             free = [other for other in missing if not other.waits] or missing
             if free:
@@ -176,7 +184,7 @@ def doing(stuck: StuckRank) -> str:
     return f"it is in {stuck.where}" if stuck.where else "its position is unknown"
 
 
-def places(ranks: Sequence[StuckRank], group: str) -> str:
+def places(ranks: Sequence[StuckRank], group: Group) -> str:
     parts = [
         f"rank {stuck.rank} in {stuck.waits[group][1]}"
         + (f" at {stuck.where}" if stuck.where else "")

@@ -54,8 +54,6 @@ PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 HELD = (*FORWARDED, signal.SIGQUIT)
-# A device that only a live CUDA (uvm) or ROCm (kfd) context holds open; NVML alone does not.
-CONTEXT_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 # Without any of these there is no GPU that a fork could harm (dxg: Windows, nvmap: Jetson).
 DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/nvmap")
 WAITID = {"x86_64": 247, "aarch64": 95, "riscv64": 95, "ppc64le": 272}  # this system call's number
@@ -284,10 +282,7 @@ class Rank:
             if not words.strip(IMPORTS):
                 continue
             write_whole(threads, "".join(self.other_threads()).encode("utf-8", "replace"))
-            known = b""
-            with contextlib.suppress(Exception):  # no torch, or one that remembers nothing
-                known = sys.modules["torch"]._C._distributed_c10d._dump_fr_trace_json()
-            write_whole(path, known)
+            write_whole(path, b"\n".join(recorded()))
 
     def other_threads(self) -> Iterator[str]:
         """Yield the stacks of all threads but the main one and this one, as faulthandler does."""
@@ -324,6 +319,7 @@ class Rank:
         error.__traceback__ = first
         text = "".join(traceback.format_exception(type(error), error, first))
         sys.stdout.flush()
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, first
         sys.excepthook(type(error), error, first)  # the program may have set its own
         sys.stderr.flush()
         frames = traceback.extract_tb(first)
@@ -433,6 +429,13 @@ def end_of(child: int) -> tuple[int, int | None]:
     return code, usage[4]
 
 
+def recorded() -> Iterator[bytes]:
+    """Yield what torch's flight recorders hold: NCCL has one, all other backends share another."""
+    for dump in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
+        with contextlib.suppress(Exception):  # no torch, or one that remembers nothing
+            yield getattr(sys.modules["torch"]._C._distributed_c10d, dump)()
+
+
 def answer_by_default() -> None:
     """Undo torchrun's handlers, which would turn a SIGTERM to a forked rank into an exception."""
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -448,14 +451,13 @@ def touched_device() -> str:
     # A build for CUDA that looked for devices calls forks bad, even where there is none.
     if bad_fork is not None and bad_fork() and any(map(os.path.exists, DEVICES)):
         return "the torchrun agent had initialised CUDA"
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            link = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            continue
-        if link in CONTEXT_DEVICES:
-            return f"the torchrun agent held {link} open"
-    return ""
+    device = gpu_context().held() if any(map(os.path.exists, DEVICES)) else ""
+    return f"the torchrun agent held {device} open" if device else ""
+
+
+def gpu_context() -> types.ModuleType:
+    module: types.ModuleType = loaded(*[os.pardir] * 2, "machine", "gpus", "context.py")
+    return module
 
 
 def run_python(kind: str, name: str, args: list[str]) -> None:

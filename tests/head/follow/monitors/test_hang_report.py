@@ -40,9 +40,23 @@ def test_what_a_rank_tells() -> None:
     told = RankStacks(state="S", stacks=STACKS, collectives=dump)
     found = of_rank(3, 1, told)
     assert found.where == "/home/me/my data.py:88 read()"
-    assert found.waits == {"0": (2, "barrier", 2.0)}
-    assert found.entered == {"0": 2, "1": 7}
+    assert found.waits == {("0", "gloo"): (2, "barrier", 2.0)}
+    assert found.entered == {("0", "gloo"): 2, ("1", "gloo"): 7}
     assert oldest_wait([found], 602.0) == 600.0
+
+
+def test_each_backend_of_a_group_counts_by_itself() -> None:
+    """One group may have gloo between CPUs, and NCCL between GPUs."""
+    nccl = {"profiling_name": "nccl:all_reduce"}
+    entries = [entry(1, "barrier", retired=False), entry(900, "broadcast", retired=True)]
+    entries += [{**entry(412, "", retired=False), **nccl, "state": "completed"}]
+    entries += [{**entry(number, "", retired=False), **nccl} for number in (413, 414)]
+    dump = json.dumps({"entries": entries})
+    found = of_rank(0, 0, RankStacks(state="R", stacks=STACKS, collectives=dump))
+    assert found.waits == {("0", "nccl"): (413, "all_reduce", 413.0)}
+    assert found.entered == {("0", "gloo"): 900, ("0", "nccl"): 414}
+    words = "it never entered all_reduce #413; it is in f.py:1 g()"
+    assert reading([found, rank(1, entered=412)]) == words
 
 
 def test_a_rank_that_waits_for_a_thread_of_its_own() -> None:
@@ -109,10 +123,11 @@ def rank(
     """waits: "all_reduce #7", or "all_reduce #7 of G"."""
     where = f"f.py:{number} g()"
     words = waits.split()
-    group = words[3] if len(words) > 2 else "0"
+    group = (words[3] if len(words) > 2 else "0", "nccl")
     inside = {group: (int(words[1][1:]), words[0], 0.0)} if words else {}
-    last = {group: inside[group][0]} if words else {"0": entered}
-    return StuckRank(number, number // 2, state, where, inside, {**last, **groups})
+    last = {group: inside[group][0]} if words else {("0", "nccl"): entered}
+    others = {(name, "nccl"): number for name, number in groups.items()}
+    return StuckRank(number, number // 2, state, where, inside, {**last, **others})
 
 
 @pytest.mark.parametrize(
