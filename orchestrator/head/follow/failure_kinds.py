@@ -23,6 +23,11 @@ KINDS = {
         "use smaller batches with more gradient accumulation, activation checkpointing or more"
         " sharding; `nvidia-smi` there shows whether another process holds memory",
     ),
+    "gpu_error": (
+        "an error in a kernel on the GPU",
+        "the GPU reports it late, so the line may be another: --env CUDA_LAUNCH_BLOCKING=1 names"
+        " the right one; the usual cause is an index or a label that is out of range",
+    ),
     "shared_memory": (
         "/dev/shm is full",
         "see `df -h /dev/shm` on that node: remove old files, use fewer DataLoader workers, or"
@@ -96,7 +101,10 @@ OF_MACHINES = (
     *("environment", "communication", "link", "corruption", "torchrun", "supervisor", "hang"),
     "prolog",
 )
-OF_DEVICES = re.compile(r"CUDA error|HIP error|NCCL error|\bNVML|\bECC\b|Input/output error")
+OF_DEVICES = re.compile(
+    r"(CUDA|HIP) error(?!: device-side assert)|NCCL error|\bNVML|\bECC\b"
+    r"|Input/output error"
+)
 
 HELPER_FIX = (
     "something killed a process that the rank had started, usually the kernel for lack of memory:"
@@ -151,7 +159,12 @@ NOEXEC = (
     "the disk of that library may be mounted noexec there (`findmnt -T FILE` says so): install the"
     " environment on another; or the login may have too little memory (`ulimit -v`)"
 )
-LIBRARIES = ((NO_CUDA, CPU_BUILD), (NOT_MAPPED, NOEXEC))
+NO_SUCH_GPU = re.compile(r"invalid device ordinal")
+FEWER_GPUS = (
+    "the program takes a GPU that this rank does not see: `--nproc N` or slots= for no more ranks"
+    " than GPUs, or CUDA_VISIBLE_DEVICES hides some; a rank's own is cuda:LOCAL_RANK"
+)
+LIBRARIES = ((NO_CUDA, CPU_BUILD), (NOT_MAPPED, NOEXEC), (NO_SUCH_GPU, FEWER_GPUS))
 ON_ONE_NODE = re.compile(r"^FileNotFoundError|^ValueError: Can't find a valid checkpoint at")
 # What torch.distributed.checkpoint says where a rank cannot read what others have written.
 IN_PARTS = re.compile(r"^CheckpointException: .*No such file or directory")
@@ -222,6 +235,11 @@ TEXTS = tuple(
             "gpu_out_of_memory",
             r"(CUDA|HIP|XPU|GPU) out of memory|CUDA error: out of memory|^(torch\.)?(cuda\.)?"
             r"OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (2 )?'out of memory'",
+        ),
+        (
+            "gpu_error",
+            r"(CUDA|HIP) error: (device-side assert triggered|an illegal|unspecified launch failure"
+            r"|misaligned address|operation not supported on global)",
         ),
         (
             "shared_memory",

@@ -35,6 +35,8 @@ OF_A_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch begins lines o
 WHAT = re.compile(r"^\s*what\(\):\s+(.+)$", re.MULTILINE)
 # What the runtimes of OpenMP say as they end the process.
 NO_THREAD = re.compile(r"^(?:libgomp: Thread creation failed|OMP: System error #11\b).*", re.M)
+# What a kernel on a GPU prints as it gives up, once for each of its threads.
+ON_GPU = re.compile(r"(\S+): block: \[[\d,]+\], thread: \[[\d,]+\] Assertion `(.+?)` failed")
 TRACEBACK = "Traceback (most recent call last):"
 SAYS_ALL = ("ended with exit code", "no progress", "the prolog ")  # messages that need no title
 LINE_OF_FILE = re.compile(r"([^/]+:\d+)(?: in \S+)?$")
@@ -122,6 +124,9 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
     if event.oom_kills and failure_kinds.HELPER_DIED.search(evidence):
         kind = "out_of_memory"
         message += "; the kernel's out-of-memory killer was at work on this node"
+    if kind == "gpu_error":
+        false = ON_GPU.search(event.said)
+        message = first_line(message) + (f": {false[2]} is false in {false[1]}" if false else "")
     when = begun.time - event.time + error.time
     fix = ""
     if kind == "exception" and OF_OURS.search(trace):  # it says itself what to do

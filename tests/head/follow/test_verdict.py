@@ -317,6 +317,35 @@ def test_an_end_and_what_the_node_knows_of_it(
     assert not failure.echo
 
 
+def test_a_kernel_that_gives_up_says_what_is_false() -> None:
+    """As an H200 and torch 2.11 say it, late: the line that is named only waits for the result."""
+    text = """CUDA error: device-side assert triggered
+Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/ for more information.
+CUDA kernel errors might be asynchronously reported at some other API call."""
+    said = (
+        "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1515: indexSelectSmallIndex:"
+        " block: [0,0,0], thread: [3,0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n"
+    )
+    failed = ended(1, {**error(text), "type": "AcceleratorError", "message": text})
+    event = {**failed, "said": said}
+    verdict = conclude([of_rank(0, "a", event, 5.0)], 1)
+    assert verdict is not None and verdict.kind == "gpu_error"
+    words = "srcIndex < srcSelectDimSize is false in indexSelectSmallIndex"
+    assert verdict.message == f"AcceleratorError: CUDA error: device-side assert triggered: {words}"
+    assert "CUDA_LAUNCH_BLOCKING=1" in verdict.fix
+    assert not failure_kinds.of_a_machine("gpu_error", verdict.message)
+    illegal = "AcceleratorError: CUDA error: an illegal memory access was encountered"
+    assert failure_kinds.of_text(illegal) == "gpu_error"
+    assert failure_kinds.of_a_machine("gpu_error", illegal)
+
+
+def test_more_ranks_than_gpus_are_named_as_the_cause() -> None:
+    text = "CUDA error: invalid device ordinal\nGPU device may be out of range"
+    verdict = conclude([of_rank(0, "a", ended(1, error(text)), 5.0)], 1)
+    assert verdict is not None and verdict.kind == "environment"
+    assert "no more ranks than GPUs" in verdict.fix
+
+
 def test_the_rank_with_the_wrong_bits_is_the_cause_however_late_it_is_heard() -> None:
     """Its copies end because of it, some of them with a sentence of their own."""
     said = "JobFailed: silent corruption: rank 3 (node 1, b) holds other bits in w than"
