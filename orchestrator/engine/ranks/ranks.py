@@ -14,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from orchestrator.config.schema import Config
 
 T = TypeVar("T")
 MEMINFO = Path("/proc/meminfo")
+LEAVING_SECONDS = 10.0  # for what a GPU has still to do
 NUMBERS = itertools.count()  # of what rank 0 tells: the same on all ranks
 
 
@@ -96,12 +98,26 @@ def start_group(config: Config, device: torch.device) -> None:
     alone = None if "MASTER_ADDR" in os.environ else "tcp://127.0.0.1:0"
     dist.init_process_group(both, alone, timeout, world, rank)
     atexit.register(finish)
+    if backend == "nccl":
+        atexit.register(leave)
     if backend == "nccl" and world > 1:
         # NCCL connects in the first collective: a network that does not work shows here, and not at
         # the first gradient. (device_id= would do it, too; but then torch splits NCCL's group for
         # every group of gloo's, which only the ranks outside of it take part in: a deadlock.)
         dist.all_reduce(torch.zeros(1, device=device))
         torch.cuda.synchronize(device)
+
+
+def leave() -> None:
+    """Leave the group at the end of a program that did not fail: NCCL complains of any other end.
+
+    One that failed leaves at once: others may sit in a collective that will never end.
+    """
+    if dist.is_initialized() and not hasattr(sys, "last_value"):
+        leaves = threading.Thread(target=dist.destroy_process_group, daemon=True)
+        with contextlib.suppress(RuntimeError):  # a Python that starts no thread any more
+            leaves.start()
+            leaves.join(LEAVING_SECONDS)
 
 
 def allow_many_files() -> None:

@@ -216,15 +216,16 @@ def shard(
     for module in modules:
         if has_no_forward(module):
             give_forward(module)
-        fully_shard(
-            module,
-            mesh=mesh.mesh,
-            # The backward of the whole comes right after its forward.
-            reshard_after_forward=reshard and module is not model and module not in apart,
-            mp_policy=low_precision.policy(low, fsdp.reduce_dtype, module),
-            offload_policy=offload,
-            ignored_params=whole,
-        )
+        with left_where_they_were(module):
+            fully_shard(
+                module,
+                mesh=mesh.mesh,
+                # The backward of the whole comes right after its forward.
+                reshard_after_forward=reshard and module is not model and module not in apart,
+                mp_policy=low_precision.policy(low, fsdp.reduce_dtype, module),
+                offload_policy=offload,
+                ignored_params=whole,
+            )
     low_precision.gather_others_as_they_are(model)
     own_code.keep_hooks(used_parts.groups(model), hooks)
     parts = list(used_parts.blocks(model))
@@ -265,6 +266,20 @@ def make_shardable(model: nn.Module, whole: set[nn.Parameter], device: torch.dev
     for parameter in whole:
         if not parameter.is_meta:
             parameter.data = parameter.data.to(device)
+
+
+@contextlib.contextmanager
+def left_where_they_were(module: nn.Module) -> Iterator[None]:
+    """Put back what FSDP moves to the GPU and then replaces: an optimizer still holds it whole.
+
+    Else each GPU has room for the whole model to find, for as long as its shards are made.
+    """
+    before = [(each, each.data) for each in module.parameters() if not isinstance(each, DTensor)]
+    yield
+    there = set(module.parameters())
+    for parameter, data in before:
+        if parameter not in there:
+            parameter.data = data
 
 
 def prefetch(ordered: list[FSDPModule], config: Config) -> None:

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from torch import nn
+
+from orchestrator.engine.sharding import mesh
+
+
+def test_what_fsdp_replaces_is_left_where_it_was() -> None:
+    """On a GPU it would be a whole copy of the model, for as long as an optimizer holds it."""
+    module = nn.Linear(2, 2)
+    weight, bias = module.weight, module.bias
+    before, moved = weight.data_ptr(), 0
+    with mesh.left_where_they_were(module):
+        for parameter in module.parameters():
+            parameter.data = parameter.data.clone()  # as FSDP moves it to the device
+        moved = bias.data_ptr()
+        module.weight = nn.Parameter(weight.data[:1])  # its shard; the bias is kept whole
+    assert weight.data_ptr() == before
+    assert bias.data_ptr() == moved
+    assert module.weight.shape == (1, 2)
