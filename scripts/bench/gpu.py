@@ -42,6 +42,7 @@ from orchestrator.engine.observe import speed  # noqa: E402
 from orchestrator.engine.ranks import ranks  # noqa: E402
 from orchestrator.engine.saving import checkpoint  # noqa: E402
 from orchestrator.engine.sharding import mesh  # noqa: E402
+from orchestrator.node.machine.gpus import nvidia  # noqa: E402
 
 NO_CUDA = 3
 LIMIT = 150.0  # seconds for one check
@@ -175,20 +176,23 @@ def torchrun(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @check("save: copies stay on the host", "under 1 byte per weight more on the GPU")
 def staging(place: Path) -> Seen:
     made = trainer(strategy="full_shard")
-    made.train(DataLoader(data(), 32), epochs=1, verbose=False)
     weights = sum(p.numel() for p in made.bare.parameters())
-    before = peak(reset=True)
-    seen = []
+    made.train(DataLoader(data(), 32), epochs=1, verbose=False)
+    peak(reset=True)
+    made.train(DataLoader(data(), 32), epochs=2, verbose=False)
+    before = peak()
+    peak(reset=True)
+    seen: set[str] = set()
     write = checkpoint.Checkpoints._write
 
     def watched(self: Any, step: int, state: dict[str, Tensor], *more: Any) -> None:
-        seen.extend({mesh.local_tensor(value).device.type for value in state.values()})
+        seen.update(mesh.local_tensor(value).device.type for value in state.values())
         write(self, step, state, *more)
 
     checkpoint.Checkpoints._write = watched  # type: ignore[method-assign]
-    made.save_checkpoint(place / "kept")
+    made.train(DataLoader(data(), 32), epochs=3, save_to=place, save_every="4 steps", verbose=False)
     grown = (peak() - before) * 1e6 / weights
-    return Seen(f"{grown:.2f} bytes, written from {', '.join(seen)}", grown < 1 and seen == ["cpu"])
+    return Seen(f"{grown:.2f} bytes, written from {', '.join(seen)}", grown < 1 and seen == {"cpu"})
 
 
 @check("offload: moments survive a resume", "the same bits")
@@ -291,6 +295,7 @@ def batch_norm(place: Path) -> Seen:
     pictures = TensorDataset(torch.randn(64, 3, 8, 8), torch.randint(0, 3, (64,)))
     found = []
     for strategy in ("none", "full_shard"):
+        torch.manual_seed(0)
         made = trainer(Conv(), strategy=strategy, precision="bf16")
         found.append(made.train(DataLoader(pictures, 8), epochs=2, verbose=False)[-1]["train_loss"])
     apart = abs(found[0] - found[1])
@@ -319,6 +324,7 @@ def large_inputs(place: Path) -> Seen:
     times = TensorDataset(seconds, (seconds * (2 * torch.pi / 60.0)).sin())
     found = []
     for strategy in ("none", "full_shard"):
+        torch.manual_seed(0)
         made = trainer(Clock(), nn.MSELoss(), strategy=strategy, precision="bf16")
         found.append(made.train(DataLoader(times, 32), epochs=5, verbose=False)[-1]["train_loss"])
     return Seen(f"{found[0]:.4f} and {found[1]:.4f}", abs(found[0] - found[1]) < 1e-2)
@@ -407,6 +413,24 @@ def hand_loop(place: Path) -> Seen:
     )
 
 
+@check("llama_1b: HF Trainer", "the engine is faster")
+def hf_trainer(place: Path) -> Seen:
+    if REHEARSING or importlib.util.find_spec("transformers") is None:
+        return Seen("not rehearsed" if REHEARSING else "transformers is not installed", None)
+    sections = llama(max_steps=30, eval_steps=None, eval_batches=None)
+    ours = engine(place, sections)[-1]["tokens_per_s"]
+    words = {**sections["model"], "sequence_length": sections["dataset"]["sequence_length"]}
+    for batch in (sections["training"]["batch_size"], 2, 1):  # it needs more memory
+        done = torchrun(
+            place, str(ROOT / "scripts/bench/hf_loop.py"), json.dumps(words), str(batch)
+        )
+        if done.returncode == 0:
+            theirs = json.loads(done.stdout.strip().splitlines()[-1])
+            says = f"{theirs:,.0f} tokens/s at {batch} samples beside {ours:,.0f}"
+            return Seen(f"{says}: {ours / theirs:.2f}", ours > theirs)
+    return Seen(done.stdout.strip()[-200:], None)
+
+
 @check("llama_1b: torchtitan", "measured where it is installed")
 def torchtitan(place: Path) -> Seen:
     there = importlib.util.find_spec("torchtitan") is not None
@@ -442,14 +466,21 @@ def stall(place: Path) -> Seen:
         save(self, *words, **more)
         stalled.append(self.stalled * 1e3)
 
+    def written(made: Trainer) -> None:
+        saving = checkpoint.Checkpoints._saving
+        if saving is not None and saving.thread is not None:
+            saving.thread.join()  # else the next save would wait for it
+
     checkpoint.Checkpoints.save = timed  # type: ignore[method-assign]
     for how in (True, False):
         stalled: list[float] = []
-        made = trainer(strategy="full_shard", config={"checkpoint": {"asynchronous": how}})
-        made.train(DataLoader(data(), 32), epochs=1, verbose=False)
-        for _ in range(2):  # the first has to make its memory
-            made.save_checkpoint(place / str(how))
-        found.append(stalled[-1])
+        made = trainer(
+            strategy="full_shard", config={"checkpoint": {"asynchronous": how}}, on_step_end=written
+        )
+        # The first save has to make its memory.
+        saves: dict[str, Any] = {"save_to": place / str(how), "save_every": "4 steps"}
+        made.train(DataLoader(data(), 32), epochs=1, verbose=False, **saves)
+        found.append(stalled[1])
     return Seen(
         f"{found[0]:,.0f} ms, else {found[1]:,.0f} ms", REHEARSING or found[0] < found[1] / 10
     )
@@ -470,26 +501,19 @@ def verified(place: Path) -> Seen:
     done = torchrun(place, "-m", "orchestrator.engine.verify", "--seconds", "10",
                     "--max-size", str(1 << (20 if REHEARSING else 28)))  # fmt: skip
     there = (place / "outputs/verify.json").exists()
-    return Seen(done.stdout.strip()[-100:] or "written", done.returncode == 0 and there)
+    says = "written" if done.returncode == 0 and there else done.stdout.strip()[-100:]
+    return Seen(says, done.returncode == 0 and there)
 
 
 @check("nvidia-smi is understood", "as many GPUs as torch sees, with names and memory")
 def smi(place: Path) -> Seen:
     if REHEARSING:
         return Seen("needs nvidia-smi", None)
-    code = (
-        "import json; from orchestrator.node.facts import nvidia; import subprocess;"
-        "out = subprocess.run(nvidia.query('gpu', nvidia.GPU_FIELDS), stdout=-1, text=True).stdout;"
-        "print(json.dumps(nvidia.gpus(out)))"
-    )
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, text=True, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
-    if done.returncode:
-        return Seen(done.stdout.strip()[-150:], False)
-    cards = json.loads(done.stdout)
-    whole = all(card.get("name") or card.get("model") for card in cards)
-    return Seen(json.dumps(cards[:1])[:120], len(cards) >= torch.cuda.device_count() and whole)
+    out = subprocess.check_output(nvidia.query("gpu", nvidia.GPU_FIELDS), text=True)
+    cards = nvidia.gpus(out)
+    whole = all(card.model and card.memory and card.uuid for card in cards)
+    says = ", ".join(f"{card.model}, {card.memory or 0:,} bytes" for card in cards)
+    return Seen(says, len(cards) >= torch.cuda.device_count() and whole)
 
 
 @check("this card's figures", "in the table of vendors' figures")
@@ -507,7 +531,10 @@ def fp8(place: Path) -> Seen:
         return Seen("torchao is not installed", None)
     from torchao.float8 import convert_to_float8_training
 
-    made = trainer(convert_to_float8_training(Net()), precision="bf16", strategy="full_shard")
+    wide = convert_to_float8_training(  # it wants sizes that 16 divides
+        Net(), module_filter_fn=lambda module, name: module.out_features % 16 == 0
+    )
+    made = trainer(wide, precision="bf16", strategy="full_shard")
     (line,) = made.train(DataLoader(data(), 64), epochs=1, verbose=False)
     return Seen(f"loss {line['train_loss']:.3f}", line["train_loss"] > 0)
 
@@ -560,7 +587,7 @@ def run_alone(title: str, *, rehearsing: bool) -> Seen:
     env = {**os.environ, "REHEARSING": str(int(rehearsing)), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     try:
         done = subprocess.run([sys.executable, __file__, "--check", title], text=True, env=env,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+                              capture_output=True, check=False,
                               timeout=LIMIT * (6 if rehearsing else 1))  # fmt: skip
     except subprocess.TimeoutExpired:
         return Seen(f"not done within {LIMIT:.0f} s", False)
@@ -568,7 +595,8 @@ def run_alone(title: str, *, rehearsing: bool) -> Seen:
     try:
         return Seen(**json.loads(last[0]))
     except (ValueError, TypeError):
-        return Seen(f"exit code {done.returncode}: {last[0][:150]}", False)
+        words = (done.stderr.strip().splitlines()[-1:] or last)[0]
+        return Seen(f"exit code {done.returncode}: {words[:150]}", False)
 
 
 def table(name: str, rows: dict[str, tuple[str, Seen]]) -> str:

@@ -1,10 +1,11 @@
 """What a step costs the host: a model so small that nothing else counts, beside other trainers.
 
-    python scripts/bench/tiny_step.py [--only REGEX]
+    python scripts/bench/tiny_step.py [--only REGEX] [--cuda]
 
-Prints the milliseconds of processor time per step, of every twenty steps, as JSON. All that can be
-imported train in turns, each in a process of its own, forked from one that has imported everything.
-They have the same model, data, loss and optimizer, and clip gradients.
+Prints the milliseconds per step, of every twenty steps, as JSON: of processor time, or of the clock
+with --cuda, as who waits for a GPU spins. All that can be imported train in turns, each in a
+process of its own, forked from one that has imported everything. They have the same model, data,
+loss and optimizer, and clip gradients.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import multiprocessing
 import os
 import re
+import sys
 import tempfile
 import time
 import warnings
@@ -28,6 +30,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 BATCH, WINDOW = 32, 20
+DEVICE = "cuda" if "--cuda" in sys.argv else "cpu"
 began: list[float] = []  # the processor time at which each step's forward began
 
 
@@ -40,7 +43,7 @@ class Tiny(nn.Sequential):
         super().__init__(*hidden, nn.Linear(32, 10))
 
     def forward(self, x: Tensor) -> Tensor:
-        began.append(time.process_time())
+        began.append(time.perf_counter() if DEVICE == "cuda" else time.process_time())
         result: Tensor = super().forward(x)
         return result
 
@@ -58,11 +61,11 @@ def batches(steps: int) -> DataLoader[tuple[Tensor, ...]]:
 
 
 def by_hand(steps: int, *, clips: bool = False) -> None:
-    model = Tiny()
+    model = Tiny().to(DEVICE)
     optimizer = adamw(model)
     for x, y in batches(steps):
         optimizer.zero_grad()
-        functional.cross_entropy(model(x), y).backward()
+        functional.cross_entropy(model(x.to(DEVICE)), y.to(DEVICE)).backward()
         if clips:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -83,7 +86,7 @@ def orchestrator(steps: int) -> None:
 def accelerate(steps: int) -> None:
     from accelerate import Accelerator
 
-    accelerator, model = Accelerator(cpu=True), Tiny()
+    accelerator, model = Accelerator(cpu=DEVICE == "cpu"), Tiny()
     model, optimizer, loader = accelerator.prepare(model, adamw(model), batches(steps))
     for x, y in loader:
         optimizer.zero_grad()
@@ -112,8 +115,8 @@ def transformers(steps: int) -> None:
     with tempfile.TemporaryDirectory() as place:
         arguments = TrainingArguments(
             place, per_device_train_batch_size=BATCH, num_train_epochs=1, max_grad_norm=1.0,
-            logging_steps=50, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
-            dataloader_pin_memory=False,
+            logging_steps=50, save_strategy="no", report_to=[], disable_tqdm=True,
+            use_cpu=DEVICE == "cpu", dataloader_pin_memory=False,
         )  # fmt: skip
         data: Any = batches(steps).dataset
         Trainer(model, arguments, collate, data, optimizers=(adamw(model), None)).train()
@@ -136,7 +139,11 @@ def lightning(steps: int) -> None:
 
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     trainer = lightning.Trainer(
-        max_epochs=1, accelerator="cpu", gradient_clip_val=1.0, **dict.fromkeys(quiet, False)
+        max_epochs=1,
+        accelerator=DEVICE,
+        devices=1,
+        gradient_clip_val=1.0,
+        **dict.fromkeys(quiet, False),
     )
     trainer.fit(Module(), batches(steps))
 
@@ -144,7 +151,7 @@ def lightning(steps: int) -> None:
 def fabric(steps: int) -> None:
     from lightning.fabric import Fabric
 
-    fabric = Fabric(accelerator="cpu")
+    fabric = Fabric(accelerator=DEVICE, devices=1)
     model = Tiny()
     wrapped, optimizer = fabric.setup(model, adamw(model))
     for x, y in fabric.setup_dataloaders(batches(steps)):
@@ -192,6 +199,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--only", default="", help="a regular expression of contenders")
+    parser.add_argument("--cuda", action="store_true", help="train on the GPU")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
