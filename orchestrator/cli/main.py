@@ -84,12 +84,12 @@ def experiment_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-asking_jobs = functools.partial(shared, asks_jobs=True)
+asking = functools.partial(shared, asks_nodes=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @cli.command()
-@asking_jobs
+@asking
 @experiment_argument
 @click.option("--quiet", is_flag=True, help="Show no log lines; the files have them.")
 @click.option("--steal", is_flag=True, help="Take the job over from the process that follows it.")
@@ -144,7 +144,7 @@ def logs(
 
 
 @cli.command()
-@shared
+@asking
 @click.option("--once", is_flag=True, help="Print one look at all nodes.")
 @click.option("--watch", is_flag=True, help="With --json: a line of JSON for each look.")
 @click.option(
@@ -184,7 +184,7 @@ def ls(where: Where, running: bool, every: bool, tags: tuple[str, ...], as_json:
 
 
 @cli.command()
-@asking_jobs
+@asking
 @experiment_argument
 @click.option("--watch", is_flag=True, help="Show its ranks live until it is over.")
 @json_option
@@ -197,7 +197,7 @@ def status(where: Where, experiment: str | None, watch: bool, as_json: bool) -> 
 
 
 @cli.command()
-@asking_jobs
+@asking
 @experiment_argument
 @click.option(
     "--grace",
@@ -221,7 +221,7 @@ def stop(
 
 
 @cli.command("emergency-stop")
-@functools.partial(asking_jobs, reads_records=False)
+@functools.partial(asking, reads_records=False)
 @click.option(
     "--mine/--all-users",
     "mine",
@@ -241,7 +241,7 @@ def emergency_stop_command(
 
 
 @cli.command()
-@functools.partial(shared, reads_records=False)
+@functools.partial(asking, reads_records=False)
 @click.option(
     "--open",
     "idle",
@@ -258,7 +258,7 @@ def connections(where: Where, idle: str | None, close: bool, as_json: bool) -> i
 
 
 @cli.command()
-@functools.partial(shared, reads_records=False)
+@functools.partial(asking, reads_records=False)
 @click.option("--off", is_flag=True, help="End them, and prove that they are gone.")
 @click.option("--node", metavar="NODE", help="Only on this node: its name or number in the list.")
 @json_option

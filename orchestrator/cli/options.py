@@ -301,7 +301,7 @@ def shared(
     node_list: click.Option | None = None,
     *,
     reads_records: bool = True,
-    asks_jobs: bool = False,
+    asks_nodes: bool = False,
 ) -> Callable[..., Any]:
     """Add --nodes, --ssh-config, --experiments and so on, and hand them on as one `where`."""
 
@@ -315,7 +315,7 @@ def shared(
     present = getattr(with_where, "__click_params__", [])
     taken = [*options_from(Where, "launch")]
     taken += options_from(Where, "records") if reads_records else ()
-    taken += options_from(Where, "jobs") if asks_jobs else ()
+    taken += options_from(Where, "asking") if asks_nodes else ()
     options = {option.name: option for option in taken}
     if node_list is not None:
         options["nodes"] = typing.cast(GroupedOption, node_list)

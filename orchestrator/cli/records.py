@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -221,7 +222,7 @@ def metrics(where: Where, port: int, host: str, token_file: Path | None) -> int:
 
 
 @command()
-@shared
+@functools.partial(shared, asks_nodes=True)
 @click.option(
     "--host",
     default="127.0.0.1",
@@ -249,7 +250,7 @@ def dashboard(
 
 
 @command()
-@shared
+@functools.partial(shared, asks_nodes=True)
 @click.argument("experiment", metavar="[EXP_OR_DIR]", required=False, shell_complete=places)
 @click.option(
     "--steps",

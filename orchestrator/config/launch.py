@@ -32,7 +32,7 @@ GROUPS = (COMMON, NODES, PROGRAM, FAILURE, OUTPUT)
 
 EXAMINE = ("launch", "plan", "doctor", "verify")  # commands that look at the nodes for a job
 REACH = (*EXAMINE, "nodes")  # all that reach them
-JOBS = ("jobs",)  # those that ask the nodes of a job: status, attach, stop, emergency-stop
+ASKING = ("asking",)  # those that ask nodes, and start nothing: status, stop, top, warm, ...
 PLAN = ("launch", "plan", "doctor")  # those that take a program of the user's
 RUN = ("launch", "plan", "verify")  # those that plan or start ranks
 START = ("launch",)
@@ -546,7 +546,7 @@ class Where:
         None,
         "Seconds to wait for a node to answer.",
         NODES,
-        commands=JOBS,
+        commands=ASKING,
         shown="10, or the launch's if that is longer",
         metavar="SECONDS",
     )

@@ -11,14 +11,13 @@ from typing import Any, TypeVar
 from orchestrator.common.errors import UsageError
 from orchestrator.common.text import plural
 from orchestrator.config.launch import Where
-from orchestrator.head.connect.held.transport import HeldTransport
-from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.doctor import last_look
 from orchestrator.head.doctor.findings import BAD
 from orchestrator.head.doctor.last_look import LastLook
 from orchestrator.head.nodes.node_list import Node, read_nodes
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.output import Table, printable
+from orchestrator.head.status.find_job import without_record
 from orchestrator.records import cordons
 from orchestrator.records.machines import machine_of
 from orchestrator.views.top import heat, table
@@ -45,7 +44,7 @@ class Cluster:
             if self.watch is None:
                 where = self.where
                 self.nodes = read_nodes(where.node_list)
-                transport = HeldTransport(SshConfig(where.ssh_config))
+                transport = without_record(where)
                 self.watch = Watch(transport, self.nodes, where.experiments, where.trust_record)
                 self.watch.patience = PATIENCE_SECONDS
             text = json.dumps(data(self.watch.observe(), self.nodes), separators=(",", ":"))

@@ -58,6 +58,8 @@ class Stopping:
         words += ["--experiments", str(self.where.experiments.absolute())]
         if self.where.ssh_config is not None:
             words += ["--ssh-config", str(self.where.ssh_config.absolute())]
+        if self.where.connect_timeout is not None:
+            words += ["--connect-timeout", str(self.where.connect_timeout)]
         if self.where.trust_record:
             words.append("--trust-record")
         process = await asyncio.create_subprocess_exec(

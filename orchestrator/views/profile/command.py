@@ -102,7 +102,7 @@ def of_running(
 ) -> Path:
     """Have all ranks trace the same steps, and fetch what they wrote."""
     experiment.check_launched(record)
-    transport = backend_of(record).transport(record, where.ssh_config)
+    transport = backend_of(record).transport(record, where.ssh_config, where.connect_timeout)
     first = first_node(record.nodes)
     say(f"asking rank 0 on {first.name} for {plural(options.steps, 'step')} of {experiment.name}")
     with for_now(transport, first) as channel:

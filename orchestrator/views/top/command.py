@@ -17,9 +17,7 @@ from orchestrator.config.launch import Where
 from orchestrator.head.commands.machines.exec import NOBODY_READS
 from orchestrator.head.commands.stop import end_job
 from orchestrator.head.connect.fleet import reasons
-from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.reach import ask_once
-from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.stop import to_text as to_words
 from orchestrator.head.nodes.node_list import read_nodes
@@ -27,7 +25,7 @@ from orchestrator.head.screen import output, styles
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.log_reader import NO_RANK
 from orchestrator.head.screen.tracebacks import THREAD, CrashDump
-from orchestrator.head.status.find_job import FoundJob
+from orchestrator.head.status.find_job import FoundJob, without_record
 from orchestrator.protocol.requests.follow import AskProcess, AskStuck
 from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment
@@ -45,7 +43,7 @@ STACK_SECONDS = 15.0
 
 
 def top(where: Where, *, once: bool, as_json: bool, again: bool, seconds: float) -> int:
-    transport = HeldTransport(SshConfig(where.ssh_config))
+    transport = without_record(where)
     nodes = read_nodes(where.node_list)
     watch = Watch(transport, nodes, where.experiments, where.trust_record)
     with closing(watch):

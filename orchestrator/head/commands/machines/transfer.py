@@ -156,7 +156,8 @@ def of_experiment(
     chosen = options.chosen
     record = experiment.read_record()
     experiment.check_launched(record)
-    transport = backend_of(record).transport(record, chosen.where.ssh_config)
+    seconds = max(chosen.connect_timeout, record.launch.connect_timeout)
+    transport = backend_of(record).transport(record, chosen.where.ssh_config, seconds)
     wanted = set(chosen.nodes)
     named = {node.index: {str(node.index), node.name, node.host} for node in record.nodes}
     if unknown := wanted.difference(*named.values()):

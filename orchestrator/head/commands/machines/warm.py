@@ -28,7 +28,7 @@ from orchestrator.head.connect.held import control
 from orchestrator.head.connect.held.control import Holding
 from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.reach import ask_once
-from orchestrator.head.connect.ssh_config import Login, SshConfig
+from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.environment import chosen
@@ -37,6 +37,7 @@ from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.start.stages import Launched
 from orchestrator.head.status import containers
+from orchestrator.head.status.find_job import without_record
 from orchestrator.protocol.message import Message, encode
 from orchestrator.protocol.requests.warm import Warm, WarmEnds, WarmOff, WarmPairs
 
@@ -51,7 +52,7 @@ Replies = Sequence[tuple[Node, Answer]]  # of each place
 
 def warm(where: Where, wanted: str | None, *, off: bool, as_json: bool) -> int:
     """Show what waits on each node, or end it and prove that."""
-    ssh = HeldTransport(SshConfig(where.ssh_config))
+    ssh = without_record(where)
     targets = choose(read_nodes(where.node_list), () if wanted is None else (wanted,))
     nodes = [target.node for target in targets]
     places = [*nodes, *containers.of_nodes(nodes, where, containers.may_be_warm)]
@@ -229,7 +230,7 @@ def hold_all(where: Where, idle: float) -> Holding | None:
 
     Other nodes whose connections are held, and perhaps lost, are none of its business.
     """
-    transport = HeldTransport(SshConfig(where.ssh_config))
+    transport = without_record(where)
     held = keep(transport, read_nodes(where.node_list), idle)
     names = {one.node for one in held.connections} if held else set()
     deadline = time.monotonic() + transport.timeout + START_SECONDS
