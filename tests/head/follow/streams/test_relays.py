@@ -445,6 +445,7 @@ def test_nobody_but_the_head_comes_in() -> None:
             knocking.prove(relay, "node-2")
         assert not door.came.is_set()
         assert knocking.come() == b"it is me"
+        wait_until(lambda: door.listener.fileno() < 0, "the end of the door")
         with pytest.raises(OSError):
             knocking.call()
         silent.settimeout(0)
