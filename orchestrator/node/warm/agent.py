@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 if TYPE_CHECKING:
     from orchestrator.node.job.ranks import agent_start, fast_torchrun, process_title
     from orchestrator.node.job.ranks.agent_start import AgentStart
-    from orchestrator.node.machine.gpus import context as gpu_context
     from orchestrator.node.warm import frames
 else:
 
@@ -44,7 +43,6 @@ else:
     agent_start = load("agent_start", os.pardir, "job", "ranks")
     fast_torchrun = load("fast_torchrun", os.pardir, "job", "ranks")
     process_title = load("process_title", os.pardir, "job", "ranks")
-    gpu_context = load("context", os.pardir, "machine", "gpus")
 
 # A package that reads one of these when it is imported has to be imported by each rank itself.
 OF_A_RANK = {
@@ -235,7 +233,7 @@ def examine(package: str, handlers: dict[int, Any]) -> None:
             continue
         if held.startswith("socket:") and name != sys.argv[1]:
             raise Unfit(f"{package} opens sockets when it is imported")
-    if device := gpu_context.held():
+    if device := agent_start.live_context():
         raise Unfit(f"{package} opens {device} when it is imported")
     torch = sys.modules.get("torch")
     if torch is not None and "cuda" in vars(torch) and torch.cuda.is_initialized():

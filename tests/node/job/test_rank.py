@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import orchestrator
-from orchestrator.node.job.ranks import rank
+from orchestrator.node.job.ranks import agent_start, rank
 from tests.node.job import no_torch
 from tests.node.running import PATIENCE, PYTHON, STAND_IN, alive, wait_until
 
@@ -647,9 +647,8 @@ def test_an_open_device_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     device = tmp_path / "kfd"
     device.write_text("")
     monkeypatch.setattr(rank, "DEVICES", (str(device),))
-    module = rank.gpu_context()
-    monkeypatch.setattr(module, "DEVICES", (str(device),))
-    monkeypatch.setattr(rank, "gpu_context", lambda: module)
+    monkeypatch.setattr(agent_start, "CONTEXT_DEVICES", (str(device),))
+    monkeypatch.setattr(rank, "loaded", lambda name: agent_start)
     assert rank.touched_device() == ""
     with device.open():
         assert str(device) in rank.touched_device()

@@ -355,7 +355,7 @@ class Rank:
 
 
 def loaded(*path: str) -> Any:
-    """Load a module that only a rank which fails has a use for."""
+    """Load a module that few ranks have a use for."""
     module = types.ModuleType("orchestrator_" + path[-1].removesuffix(".py"))
     place = os.path.join(os.path.dirname(__file__), *path)
     importlib.machinery.SourceFileLoader(module.__name__, place).exec_module(module)
@@ -451,13 +451,8 @@ def touched_device() -> str:
     # A build for CUDA that looked for devices calls forks bad, even where there is none.
     if bad_fork is not None and bad_fork() and any(map(os.path.exists, DEVICES)):
         return "the torchrun agent had initialised CUDA"
-    device = gpu_context().held() if any(map(os.path.exists, DEVICES)) else ""
+    device = loaded("agent_start.py").live_context() if any(map(os.path.exists, DEVICES)) else ""
     return f"the torchrun agent held {device} open" if device else ""
-
-
-def gpu_context() -> types.ModuleType:
-    module: types.ModuleType = loaded(*[os.pardir] * 2, "machine", "gpus", "context.py")
-    return module
 
 
 def run_python(kind: str, name: str, args: list[str]) -> None:
