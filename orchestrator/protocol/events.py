@@ -181,6 +181,7 @@ class RankEnded(RankEvent, event="rank_ended"):
     asked: str = ""  # who ended it; nothing where it ended by itself
     oom_kills: int = 0
     shm_full: bool = False
+    driver: tuple[str, ...] = ()  # what that of the GPUs reported, as the kernel logs it
 
 
 class RankState(Message):

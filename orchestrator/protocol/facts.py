@@ -242,6 +242,11 @@ class Load(Message, kw_only=False):
     disk_free: int = 0
 
 
+# Memory, NVLink, lost from the bus, GSP; those of the second kind are for its owner to know.
+FATAL_XIDS = {48, 74, 79, 94, 95, 119, 120}
+WORN_XIDS = {63, 64, 92}
+
+
 class Xid(Message, kw_only=False):
     """An error that NVIDIA's driver reported since the machine was started."""
 
@@ -249,6 +254,18 @@ class Xid(Message, kw_only=False):
     xid: int
     words: str
     count: int
+
+    @property
+    def fatal(self) -> bool:
+        """Tell whether it ends programs that use the GPU, and the GPU is to blame."""
+        return self.xid in FATAL_XIDS
+
+    @property
+    def sick(self) -> bool:
+        return self.fatal or self.xid in WORN_XIDS
+
+    def __str__(self) -> str:
+        return f"Xid {self.xid} at {self.pci}: {self.words}"
 
 
 class Code(Message, kw_only=False):

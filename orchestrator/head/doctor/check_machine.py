@@ -25,7 +25,6 @@ DISK_LEAST, DISK_LITTLE = 16 << 20, 2 << 30
 INODES_LITTLE = 1000
 NOFILE_LEAST = 1024
 CLOCK_OFF_SECONDS = 1.0
-FATAL_XIDS = {48, 63, 64, 74, 79, 92, 94, 95, 119, 120}  # memory, NVLink, lost from the bus, GSP
 
 
 def memory(count: float) -> str:
@@ -79,7 +78,7 @@ def sick(case: Case) -> Iterator[Finding]:
                 what = f"{who}: PCIe x{gpu.pcie_width} of x{gpu.pcie_width_most}"
                 yield Finding("gpus", WARN, (node.name,), what, "reseat the card")
         for xid in checkup.xids or ():
-            if xid.xid in FATAL_XIDS:
+            if xid.sick:
                 times = text.plural(xid.count, "time")
                 what = f"{node.name}: Xid {xid.xid} at {xid.pci}, {times}: {xid.words}"
                 yield Finding(

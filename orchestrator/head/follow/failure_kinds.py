@@ -28,6 +28,11 @@ KINDS = {
         "the GPU reports it late, so the line may be another: --env CUDA_LAUNCH_BLOCKING=1 names"
         " the right one; the usual cause is an index or a label that is out of range",
     ),
+    "gpu_fault": (
+        "a GPU failed",
+        "keep jobs off that node: `orchestrator node cordon`; reset the GPU or start the machine"
+        " again; https://docs.nvidia.com/deploy/xid-errors/ says what each Xid means",
+    ),
     "shared_memory": (
         "/dev/shm is full",
         "see `df -h /dev/shm` on that node: remove old files, use fewer DataLoader workers, or"
@@ -99,7 +104,7 @@ KINDS = {
 OF_MACHINES = (
     *("lost", "signal", "out_of_memory", "shared_memory", "disk_full", "no_processes"),
     *("environment", "communication", "link", "corruption", "torchrun", "supervisor", "hang"),
-    "prolog",
+    *("prolog", "gpu_fault"),
 )
 OF_DEVICES = re.compile(
     r"(CUDA|HIP) error(?!: device-side assert)|NCCL error|\bNVML|\bECC\b"
@@ -281,6 +286,8 @@ DISTRIBUTED = re.compile(
     r"|client socket|server socket",
     re.IGNORECASE,
 )
+# What a program says of a GPU that is broken, among much else.
+OF_GPUS = re.compile(r"CUDA|NCCL|cuDNN|cuBLAS|\bGPU\b|killed by signal", re.IGNORECASE)
 # A rank that cannot open connections, for a reason on its own node.
 OWN_NETWORK = re.compile(
     r"Unable to find (address|interface)|no socket interface found|ifa != nullptr"

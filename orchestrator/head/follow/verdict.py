@@ -15,6 +15,7 @@ from orchestrator.head.nodes import packages
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.output import printable
+from orchestrator.node.machine.gpus import nvidia
 from orchestrator.protocol.events import CommandFailed, Ended, RankEnded, RankError, SourceFrame
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.outcome import Cause, OtherFailure, Verdict
@@ -103,8 +104,24 @@ def of_rank(node: int, name: str, event: RankEnded, time: float, exit_text: str 
     begun = Failure(node, name, event.rank, time, "exit", "")
     # A child that the rank forked may have left an exception too: no cause of a signal.
     if error and (code >= 0 or error.pid == event.pid):
-        return _of_exception(begun, event, error)
-    return _of_signal(begun, event, -code) if code < 0 else _of_exit(begun, event, exit_text)
+        failure = _of_exception(begun, event, error)
+    elif code < 0:
+        failure = _of_signal(begun, event, -code)
+    else:
+        failure = _of_exit(begun, event, exit_text)
+    return _with_the_drivers_words(failure, event.driver)
+
+
+def _with_the_drivers_words(failure: Failure, driver: Sequence[str]) -> Failure:
+    """Blame a GPU that its driver calls broken; of any other report, a kernel's error has it."""
+    xids = nvidia.xids("\n".join(driver))
+    xid = next((each for each in xids if each.fatal), None)
+    if xid is not None and failure_kinds.OF_GPUS.search(f"{failure.message}\n{failure.evidence}"):
+        words = f"{xid}; the rank says: {first_line(failure.message)}"
+        return replace(failure, kind="gpu_fault", message=words, fix="")
+    if xids and failure.kind == "gpu_error":
+        return replace(failure, message=f"{failure.message}; the driver says: {xids[-1]}")
+    return failure
 
 
 def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure:

@@ -5,11 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import subprocess
+import time
+from collections.abc import Iterator
 from typing import Any
 
 CGROUPS = "/sys/fs/cgroup"
 SHM = "/dev/shm"
 FULL_BYTES = 1 << 20  # with less left, the next tensor of a DataLoader does not fit
+KERNEL_LOG = "/dev/kmsg"
+NVIDIA = "/dev/nvidiactl"
+OF_DRIVER = "NVRM: Xid"
+JOURNAL_SECONDS = 1.0
+MOST_LINES, LONGEST_LINE = 20, 400
+# Of an exception that says so, the kernel's own line is among the last words before it.
+ON_GPU = "device-side assert"
 WORDS_CHARACTERS = 4000  # of a rank's last ones, before a dump of its stacks and of that dump
 
 
@@ -18,10 +28,55 @@ class Evidence:
 
     def __init__(self) -> None:
         self.before = oom_kills()
+        self.began = time.time()
+        self.log: int | None = None  # of the kernel, from here on; None: not for this login
+        if os.path.exists(NVIDIA):
+            with contextlib.suppress(OSError):
+                self.log = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
+                os.lseek(self.log, 0, os.SEEK_END)
+        self.reported: list[str] = []  # by the driver
 
     def now(self) -> dict[str, Any]:
         kills = [count - self.before.get(name, 0) for name, count in oom_kills().items()]
         return {"oom_kills": max(kills, default=0), "shm_full": is_full(SHM)}
+
+    def of_driver(self, pid: int) -> tuple[str, ...]:
+        """Return what the driver has reported since the job began, of this process or of none."""
+        if self.log is not None:
+            self.reported += [line for line in records(self.log) if OF_DRIVER in line]
+        elif os.path.exists(NVIDIA):
+            self.reported = in_journal(self.began)
+        about = re.compile(rf"\bpid=(?!{pid}\b)\d")
+        ours = [line[:LONGEST_LINE] for line in self.reported if not about.search(line)]
+        return tuple(ours[-MOST_LINES:])
+
+
+def records(log: int) -> Iterator[str]:
+    """Yield what the kernel has logged since the last look."""
+    while True:
+        try:
+            yield os.read(log, 8192).decode("utf-8", "replace")
+        except BrokenPipeError:  # some were overwritten, and it goes on after them
+            continue
+        except OSError:
+            return
+
+
+def in_journal(since: float) -> list[str]:
+    """Return what the driver has reported since then, as far as systemd tells this login."""
+    words = ["journalctl", "-k", "-q", "--no-pager", "-o", "cat", f"--since=@{since:.0f}"]
+    try:
+        done = subprocess.run(
+            [*words, f"--grep={OF_DRIVER}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=JOURNAL_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.decode("utf-8", "replace").splitlines()
 
 
 def oom_kills() -> dict[str, int]:

@@ -339,6 +339,38 @@ CUDA kernel errors might be asynchronously reported at some other API call."""
     assert failure_kinds.of_a_machine("gpu_error", illegal)
 
 
+GONE = "4,12,345,-;NVRM: Xid (PCI:0000:4f:00): 79, GPU has fallen off the bus"
+FAULT = "4,11,344,-;NVRM: Xid (PCI:0000:4f:00): 31, MMU Fault: ENGINE GRAPHICS"
+
+
+@pytest.mark.parametrize(
+    ("said", "driver", "kind", "message"),
+    [
+        ("CUDA error: unspecified launch failure", [FAULT, GONE], "gpu_fault",
+         "Xid 79 at 0000:4f:00: GPU has fallen off the bus; the rank says: ValueError: CUDA error:"
+         " unspecified launch failure"),
+        ("NCCL communicator was aborted on rank 3", [GONE], "gpu_fault",
+         "Xid 79 at 0000:4f:00: GPU has fallen off the bus; the rank says: ValueError: NCCL"
+         " communicator was aborted on rank 3"),
+        ("CUDA error: an illegal memory access was encountered", [FAULT], "gpu_error",
+         "ValueError: CUDA error: an illegal memory access was encountered; the driver says: Xid 31"
+         " at 0000:4f:00: MMU Fault: ENGINE GRAPHICS"),
+        ("the loss is NaN", [FAULT, GONE], "exception", "ValueError: the loss is NaN"),
+    ],
+    ids=["a GPU is gone", "no echo then", "a kernel is wrong", "something else"],
+)  # fmt: skip
+def test_what_the_driver_of_the_gpus_reports(
+    said: str, driver: list[str], kind: str, message: str
+) -> None:
+    failure = of_rank(1, "b", {**ended(1, error(said)), "driver": driver}, 5.0)
+    verdict = conclude([failure], 1)
+    assert verdict is not None
+    assert (verdict.kind, verdict.message) == (kind, message)
+    assert not failure.echo
+    assert failure_kinds.of_a_machine(kind, message) == (kind != "exception")
+    assert ("node cordon" in verdict.fix) == (kind == "gpu_fault")
+
+
 def test_more_ranks_than_gpus_are_named_as_the_cause() -> None:
     text = "CUDA error: invalid device ordinal\nGPU device may be out of range"
     verdict = conclude([of_rank(0, "a", ended(1, error(text)), 5.0)], 1)

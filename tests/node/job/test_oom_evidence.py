@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from orchestrator.node.job import oom_evidence
 from orchestrator.node.job.oom_evidence import Evidence, is_full, last_words
+from orchestrator.node.machine.gpus import nvidia
 
 
 def test_kills_of_a_control_group_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,6 +26,51 @@ def test_kills_of_a_control_group_are_seen(tmp_path: Path, monkeypatch: pytest.M
         assert before.now()["oom_kills"] == (2 if str(file) in before.before else 0)
         assert Evidence().now()["oom_kills"] == 0
     assert {str(new), str(old)} & set(Evidence().before), "neither version is known here"
+
+
+XID = (
+    "NVRM: Xid (PCI:0000:00:06): {}, pid={}, name=rank0, channel 0x0000000a, intr 00000000. MMU"
+    " Fault: ENGINE GRAPHICS GPC1 GPCCLIENT_T1_4 faulted @ 0x1234_56789000."
+)
+
+
+def test_what_the_driver_reports_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the kernel's real log, in the words of driver 580 on an H200."""
+    if os.geteuid():
+        pytest.skip("only root may write to the kernel's log")
+    monkeypatch.setattr(oom_evidence, "NVIDIA", "/dev/null")  # in place of a driver's device
+    mine, other = 4_000_001, 4_000_002  # PIDs that no machine gives
+
+    def say(line: str) -> None:
+        Path("/dev/kmsg").write_text(f"{line}\n")
+
+    def reported(pid: int) -> set[int]:
+        found = nvidia.xids("\n".join(evidence.of_driver(pid)))
+        return {xid.xid for xid in found} & {13, 31, 43, 79}
+
+    say(XID.format(43, mine))
+    evidence = Evidence()
+    assert reported(mine) == set()  # that was before
+    say(XID.format(31, mine))
+    say(XID.format(13, other))
+    say("NVRM: Xid (PCI:0000:00:07): 79, pid='<unknown>', name=<unknown>, GPU has fallen off")
+    assert reported(mine) == {31, 79}
+    assert reported(other) == {13, 79}  # what the log has said already is kept
+
+
+def test_without_a_driver_or_a_journal_nothing_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert Evidence().of_driver(1) == ()
+    monkeypatch.setattr(oom_evidence, "NVIDIA", "/dev/null")
+    monkeypatch.setattr(oom_evidence, "KERNEL_LOG", str(tmp_path / "kmsg"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert Evidence().of_driver(1) == ()
+    journal = tmp_path / "journalctl"
+    line = XID.format(79, 1)
+    journal.write_text(f'#!/bin/sh\ncase "$*" in *--since=@[0-9]*) echo "{line}";; esac')
+    journal.chmod(0o755)
+    assert Evidence().of_driver(1) == (line,)
 
 
 def test_a_full_place(tmp_path: Path) -> None:
