@@ -59,9 +59,17 @@ from orchestrator.records.experiment import Experiment, NodeRecord
 
 CLOCK_READS = 3  # the shortest round trip of these tells best
 RETRY_SECONDS = 5.0  # for the first try to reach a node again; the next has twice as long
+PAUSE_SECONDS = 0.5  # between two tries to reach a node
+LONGEST_PAUSE_SECONDS = 5.0  # of one that was not heard of for long: there may be hundreds
+PART = 20  # of the silence so far, a pause is one
 BEATS_IN_PATIENCE = 4
 GIVE_SECONDS = 2.0
 LONGEST_EVENT_BYTES = 1 << 24
+
+
+def pause(silence: float) -> float:
+    """Return for how long a node is left alone that was silent for so long, and does not answer."""
+    return min(max(PAUSE_SECONDS, silence / PART), LONGEST_PAUSE_SECONDS)
 
 
 class NodeFollower:
@@ -201,7 +209,7 @@ class NodeFollower:
             silent = min(HEAD_PATIENCE_SECONDS, time.monotonic() - self.heard_at)
             outside = isinstance(error, NotEntered)
             self.post(Lost(self.node.index, error.what, silent, outside))
-            self.closing.wait(0.5)
+            self.closing.wait(pause(time.monotonic() - self.heard_at))
             return False
 
     def _check_printed(self, *, last: bool = False) -> None:

@@ -187,3 +187,27 @@ def test_a_node_whose_login_is_slow_is_reached_again(
     with pytest.raises(NodeError):
         follower._reopen()
     assert tried == [5.0, 10.0, 12.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("silence", "pause"), [(0.0, 0.5), (10.0, 0.5), (60.0, 3.0), (3600.0, 5.0)]
+)
+def test_who_is_silent_for_long_is_dialled_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silence: float, pause: float
+) -> None:
+    """Hundreds of nodes that are gone would keep their head busy."""
+    paused: list[float] = []
+    directory = experiments.create(tmp_path, "run")
+    follower = NodeFollower(Any, "run-1", NODES[0], directory, lambda _: None)  # type: ignore[arg-type]
+
+    def refused() -> NoReturn:
+        raise NodeError("connection refused")
+
+    def wait(seconds: float) -> None:
+        paused.append(seconds)
+
+    monkeypatch.setattr(follower, "_reopen", refused)
+    monkeypatch.setattr(follower, "closing", SimpleNamespace(is_set=lambda: False, wait=wait))
+    follower.heard_at -= silence
+    assert not follower._follow_once()
+    assert paused == [pytest.approx(pause, abs=0.01)]
