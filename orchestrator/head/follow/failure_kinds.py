@@ -287,7 +287,7 @@ DISTRIBUTED = re.compile(
     re.IGNORECASE,
 )
 # What a program says of a GPU that is broken, among much else.
-OF_GPUS = re.compile(r"CUDA|NCCL|cuDNN|cuBLAS|\bGPU\b|killed by signal", re.IGNORECASE)
+OF_GPUS = re.compile(r"CUDA|NCCL|cuDNN|cuBLAS|\bGPU\b", re.IGNORECASE)
 # A rank that cannot open connections, for a reason on its own node.
 OWN_NETWORK = re.compile(
     r"Unable to find (address|interface)|no socket interface found|ifa != nullptr"
