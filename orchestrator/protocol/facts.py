@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Optional, Union
 
 from orchestrator.protocol.message import Count, Few, IpAddress, Message
@@ -265,7 +266,8 @@ class Xid(Message, kw_only=False):
         return self.fatal or self.xid in WORN_XIDS
 
     def __str__(self) -> str:
-        return f"Xid {self.xid} at {self.pci}: {self.words}"
+        words = re.sub(r"^(pid=[^,]*, )?(name=[^,]*, )?", "", self.words)
+        return f"Xid {self.xid} at {self.pci}: {words}"
 
 
 class Code(Message, kw_only=False):

@@ -30,8 +30,8 @@ KINDS = {
     ),
     "gpu_fault": (
         "a GPU failed",
-        "keep jobs off that node: `orchestrator node cordon`; reset the GPU or start the machine"
-        " again; https://docs.nvidia.com/deploy/xid-errors/ says what each Xid means",
+        "reset the GPU, or start the machine again; https://docs.nvidia.com/deploy/xid-errors/ says"
+        " what each Xid means",
     ),
     "shared_memory": (
         "/dev/shm is full",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import textwrap
 import time as clock
@@ -118,7 +119,9 @@ def _with_the_drivers_words(failure: Failure, driver: Sequence[str]) -> Failure:
     xid = next((each for each in xids if each.fatal), None)
     if xid is not None and failure_kinds.OF_GPUS.search(f"{failure.message}\n{failure.evidence}"):
         words = f"{xid}; the rank says: {first_line(failure.message)}"
-        return replace(failure, kind="gpu_fault", message=words, fix="")
+        cordon = f"`orchestrator node cordon {shlex.quote(failure.node_name)}`"
+        fix = f"{cordon} keeps jobs off; {failure_kinds.fix_of('gpu_fault')}"
+        return replace(failure, kind="gpu_fault", message=words, fix=fix)
     if xids and failure.kind == "gpu_error":
         return replace(failure, message=f"{failure.message}; the driver says: {xids[-1]}")
     return failure

@@ -339,7 +339,7 @@ CUDA kernel errors might be asynchronously reported at some other API call."""
     assert failure_kinds.of_a_machine("gpu_error", illegal)
 
 
-GONE = "4,12,345,-;NVRM: Xid (PCI:0000:4f:00): 79, GPU has fallen off the bus"
+GONE = "4,1,5,-;NVRM: Xid (PCI:0000:4f:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus"
 FAULT = "4,11,344,-;NVRM: Xid (PCI:0000:4f:00): 31, MMU Fault: ENGINE GRAPHICS"
 
 
@@ -368,7 +368,7 @@ def test_what_the_driver_of_the_gpus_reports(
     assert (verdict.kind, verdict.message) == (kind, message)
     assert not failure.echo
     assert failure_kinds.of_a_machine(kind, message) == (kind != "exception")
-    assert ("node cordon" in verdict.fix) == (kind == "gpu_fault")
+    assert ("`orchestrator node cordon b`" in verdict.fix) == (kind == "gpu_fault")
 
 
 def test_more_ranks_than_gpus_are_named_as_the_cause() -> None:
