@@ -339,7 +339,10 @@ CUDA kernel errors might be asynchronously reported at some other API call."""
     assert failure_kinds.of_a_machine("gpu_error", illegal)
 
 
-GONE = "4,1,5,-;NVRM: Xid (PCI:0000:4f:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus"
+GONE = (
+    "4,1,5,-;NVRM: Xid (PCI:0000:4f:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off"
+    " the bus"
+)
 FAULT = "4,11,344,-;NVRM: Xid (PCI:0000:4f:00): 31, MMU Fault: ENGINE GRAPHICS"
 
 
