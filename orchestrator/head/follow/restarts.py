@@ -55,7 +55,11 @@ PASSING = {
     "prolog": "the prolog failed",
 }
 FULL = "disk_full"  # no passing failure of the node, as long as nobody makes room
-UNABLE = {FULL: "has no space left on a disk", "prolog": "has failed its prolog"}
+UNABLE = {
+    FULL: "has no space left on a disk",
+    "prolog": "has failed its prolog",
+    "gpu_fault": "has a broken GPU",
+}
 # Which node's snapshot of the code a path is in; two nodes may report one failure.
 SNAPSHOT = re.compile(r"/\S*?/code/snapshots/[^/\s]+/")
 MOST_WORDS = 150  # of the reason why an attempt could not be started

@@ -322,7 +322,11 @@ def test_without_another_node_there_is_time_to_mend_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("disk_full", "has no space left on a disk"), ("prolog", "has failed its prolog")],
+    [
+        ("disk_full", "has no space left on a disk"),
+        ("prolog", "has failed its prolog"),
+        ("gpu_fault", "has a broken GPU"),
+    ],
 )
 def test_a_node_that_will_fail_again_makes_way_at_once(
     tmp_path: Path, kind: str, words: str
