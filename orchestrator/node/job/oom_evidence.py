@@ -17,9 +17,10 @@ KERNEL_LOG = "/dev/kmsg"
 NVIDIA = "/dev/nvidiactl"
 OF_DRIVER = "NVRM: Xid"
 JOURNAL_SECONDS = 1.0
+FRESH_SECONDS = 5.0  # ranks fail together, and the journal is slow
 MOST_LINES, LONGEST_LINE = 20, 400
 # Of an exception that says so, the kernel's own line is among the last words before it.
-ON_GPU = "device-side assert"
+GPU_ASSERTS = "device-side assert"
 WORDS_CHARACTERS = 4000  # of a rank's last ones, before a dump of its stacks and of that dump
 
 
@@ -35,6 +36,7 @@ class Evidence:
                 self.log = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
                 os.lseek(self.log, 0, os.SEEK_END)
         self.reported: list[str] = []  # by the driver
+        self.asked = 0.0  # when the journal was
 
     def now(self) -> dict[str, Any]:
         kills = [count - self.before.get(name, 0) for name, count in oom_kills().items()]
@@ -44,8 +46,9 @@ class Evidence:
         """Return what the driver has reported since the job began, of this process or of none."""
         if self.log is not None:
             self.reported += [line for line in records(self.log) if OF_DRIVER in line]
-        elif os.path.exists(NVIDIA):
+        elif os.path.exists(NVIDIA) and time.monotonic() - self.asked > FRESH_SECONDS:
             self.reported = in_journal(self.began)
+            self.asked = time.monotonic()
         about = re.compile(rf"\bpid=(?!{pid}\b)\d")
         ours = [line[:LONGEST_LINE] for line in self.reported if not about.search(line)]
         return tuple(ours[-MOST_LINES:])

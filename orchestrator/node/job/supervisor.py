@@ -28,7 +28,7 @@ from orchestrator.common.program import path_with
 from orchestrator.node.job import processes, register, resume_dir
 from orchestrator.node.job.job_log import NO_RANK, JobLog
 from orchestrator.node.job.job_processes import JobProcesses
-from orchestrator.node.job.oom_evidence import ON_GPU, Evidence, last_words
+from orchestrator.node.job.oom_evidence import GPU_ASSERTS, Evidence, last_words
 from orchestrator.node.job.ranks.agent_start import AgentStart, limits, prctl, settle, with_room
 from orchestrator.node.job.ranks.node_command import NodeCommand
 from orchestrator.node.job.run_directory import RunDir, listen_in
@@ -427,7 +427,7 @@ class Supervisor:
         if rank.leaving:  # and was signalled only while it tore down
             asked, code = "", report.code
             report = report.replace(code=rank.leaving if code in ENDED_BY_US else code)
-        says_all = error and report.code >= 0 and ON_GPU not in error.message
+        says_all = error and report.code >= 0 and GPU_ASSERTS not in error.message
         last_output = "" if says_all else last_words(self.log.last.get(stream, b""))
         if error and error.time < self.end_since:
             asked = ""  # tearing down took it longer

@@ -70,7 +70,10 @@ def test_without_a_driver_or_a_journal_nothing_is_reported(
     line = XID.format(79, 1)
     journal.write_text(f'#!/bin/sh\ncase "$*" in *--since=@[0-9]*) echo "{line}";; esac')
     journal.chmod(0o755)
-    assert Evidence().of_driver(1) == (line,)
+    evidence = Evidence()
+    assert evidence.of_driver(1) == (line,)
+    journal.unlink()
+    assert evidence.of_driver(1) == (line,)  # eight ranks that fail together ask once
 
 
 def test_a_full_place(tmp_path: Path) -> None:
