@@ -43,7 +43,7 @@ def collectives(text: str) -> tuple[dict[Group, tuple[int, str, float]], dict[Gr
     """Read what flight recorders hold: what the rank waits in, and how far it has come, per group.
 
     A backend does what it is given in turn. So what has not ended when a later one has is no wait:
-    one that was captured in a CUDA graph never ends.
+    of collectives that are coalesced NCCL notes the end of the whole alone, as one more.
     """
     waits: dict[Group, tuple[int, str, float]] = {}
     entered: dict[Group, int] = {}

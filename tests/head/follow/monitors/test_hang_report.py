@@ -59,6 +59,16 @@ def test_each_backend_of_a_group_counts_by_itself() -> None:
     assert reading([found, rank(1, entered=412)]) == words
 
 
+def test_the_parts_of_a_coalesced_collective_are_no_waits() -> None:
+    nccl = {"profiling_name": "nccl:_reduce_scatter_base"}
+    parts = [{**entry(7, "", retired=False), **nccl} for _ in range(3)]
+    whole = {**entry(7, "", retired=True), "profiling_name": "nccl:reduce_scatter_tensor_coalesced"}
+    for entries, waits in (([*parts, whole], 0), ([*parts, whole, *parts], 1)):
+        dump = json.dumps({"entries": entries})
+        found = of_rank(0, 0, RankStacks(state="R", stacks="", collectives=dump))
+        assert len(found.waits) == waits
+
+
 def test_a_rank_that_waits_for_a_thread_of_its_own() -> None:
     """The main thread is in the interpreter's own code; the cause is where the other one is."""
     stacks = (
