@@ -221,7 +221,8 @@ def shortened(dumps: str) -> str:
     """Return the last collectives of each group, and the first that has not ended, as JSON."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for entry in entries_of(dumps):
-        of = str((entry.get("process_group"), str(entry.get("profiling_name")).partition(":")[0]))
+        backend = str(entry.get("profiling_name")).partition(":")[0]
+        of = str((entry.get("process_group"), backend, entry.get("is_p2p")))
         groups.setdefault(of, []).append(entry)
     kept = []
     for entries in groups.values():
