@@ -95,6 +95,12 @@ class Ended(Event, event="ended"):
     stood_still: float = 0.0  # the longest time for which this supervisor did not run, in seconds
 
 
+class GpuReport(Event, event="gpu_report"):
+    """The driver calls a GPU of this node broken."""
+
+    line: str  # as the kernel has logged it
+
+
 # -- ranks ------------------------------------------------------------------------------------
 
 

@@ -61,6 +61,14 @@ def cause_of(job: FollowedJob) -> Verdict | None:
         failures = verdict.of_silent(failures, silent)
     elif still:
         failures = verdict.of_still(failures, still)
+    failures = verdict.of_broken_gpus(
+        failures,
+        [
+            (node.record.index, node.record.name, node.broken_gpu)
+            for node in job.nodes
+            if node.broken_gpu is not None
+        ],
+    )
     cause = verdict.conclude(failures, bad)
     if cause is None:
         return None

@@ -25,6 +25,7 @@ from orchestrator.protocol.events import (
     Started,
     TorchReady,
 )
+from orchestrator.protocol.facts import Xid
 from orchestrator.protocol.reports import IDLE
 from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.records import machines
@@ -59,6 +60,7 @@ class NodeState:
     clock: float = 0.0  # the node's clock minus ours
     ranks: dict[int, RankState] = field(default_factory=dict)  # as job.json has them
     times: dict[str, float] = field(default_factory=dict)  # of its start, as job.json has them
+    broken_gpu: Xid | None = None  # that its driver told of first
 
     @property
     def who(self) -> str:

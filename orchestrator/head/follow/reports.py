@@ -30,6 +30,7 @@ from orchestrator.head.follow.streams.printed import LostLoss
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.styles import DONE, styled
 from orchestrator.head.transfer.fetch.home import CodeOutputs
+from orchestrator.node.machine.gpus import nvidia
 from orchestrator.protocol import events
 from orchestrator.protocol.events import PROLOG, Event
 from orchestrator.protocol.requests.transfer import WrittenPlace
@@ -103,6 +104,8 @@ class Reports:
             node.record = replace(node.record, state="running")
         elif isinstance(event, events.CommandFailed):
             self.command_failed(node, event, when)
+        elif isinstance(event, events.GpuReport):
+            self.broken_gpu(node, event)
         elif isinstance(event, events.LeaseFormed):
             if not event.active:
                 self.job.warn(
@@ -128,6 +131,13 @@ class Reports:
             self.rank_done(node, event, when)
         elif isinstance(event, events.RankEnded):
             self.rank_ended(node, event, when)
+
+    def broken_gpu(self, node: NodeState, event: events.GpuReport) -> None:
+        """Say it once for each node: of a job that hangs or loses a connection it is the cause."""
+        for xid in nvidia.xids(event.line):
+            if node.broken_gpu is None:
+                node.broken_gpu = xid
+                self.job.warn(f"{node.who}: {xid}; what uses that GPU will fail, or wait for ever")
 
     def command_failed(self, node: NodeState, event: events.CommandFailed, when: float) -> None:
         """Take a failed prolog for the cause; what the epilog should do is no part of the job."""

@@ -18,6 +18,7 @@ from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.output import printable
 from orchestrator.node.machine.gpus import nvidia
 from orchestrator.protocol.events import CommandFailed, Ended, RankEnded, RankError, SourceFrame
+from orchestrator.protocol.facts import Xid
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.outcome import Cause, OtherFailure, Verdict
 
@@ -118,10 +119,7 @@ def _with_the_drivers_words(failure: Failure, driver: Sequence[str]) -> Failure:
     xids = nvidia.xids("\n".join(driver))
     xid = next((each for each in xids if each.fatal), None)
     if xid is not None and failure_kinds.OF_GPUS.search(f"{failure.message}\n{failure.evidence}"):
-        words = f"{xid}; the rank says: {first_line(failure.message)}"
-        cordon = f"`orchestrator node cordon {shlex.quote(failure.node_name)}`"
-        fix = f"{cordon} keeps jobs off; {failure_kinds.fix_of('gpu_fault')}"
-        return replace(failure, kind="gpu_fault", message=words, fix=fix)
+        return _of_broken_gpu(failure, xid, "the rank says")
     if xids and failure.kind == "gpu_error":
         return replace(failure, message=f"{failure.message}; the driver says: {xids[-1]}")
     return failure
@@ -161,6 +159,13 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
         named = line is not None and line[1].endswith(f":{source.line}")
         source = as_shown(source) if named else None
     return replace(failure, traceback=trace, where=where, source=source)
+
+
+def _of_broken_gpu(failure: Failure, xid: Xid, who: str) -> Failure:
+    cordon = f"`orchestrator node cordon {shlex.quote(failure.node_name)}`"
+    fix = f"{cordon} keeps jobs off; {failure_kinds.fix_of('gpu_fault')}"
+    message = f"{xid}; {who}: {first_line(failure.message)}"
+    return replace(failure, kind="gpu_fault", message=message, fix=fix)
 
 
 def as_shown(source: SourceFrame) -> SourceFrame | None:
@@ -337,6 +342,23 @@ def of_still(failures: Sequence[Failure], still: Sequence[tuple[int, str, float]
         else failure
         for failure in failures
     ]
+
+
+def of_broken_gpus(
+    failures: Sequence[Failure], broken: Sequence[tuple[int, str, Xid]]
+) -> Sequence[Failure]:
+    """Name the GPU that its driver calls broken where ranks only waited for each other.
+
+    A rank whose GPU does not answer any more may hang, and then the others are the ones that fail.
+    """
+    for node, name, xid in broken[:1]:
+        return [
+            _of_broken_gpu(replace(each, node=node, node_name=name, rank=None), xid, each.who)
+            if each.kind == "hang" or each.echo
+            else each
+            for each in failures
+        ]
+    return failures
 
 
 def is_of_ranks(failure: Failure) -> bool:

@@ -7,8 +7,10 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
+
+from orchestrator.protocol.facts import FATAL_XIDS
 
 CGROUPS = "/sys/fs/cgroup"
 SHM = "/dev/shm"
@@ -42,16 +44,42 @@ class Evidence:
         kills = [count - self.before.get(name, 0) for name, count in oom_kills().items()]
         return {"oom_kills": max(kills, default=0), "shm_full": is_full(SHM)}
 
+    def look(self) -> list[str]:
+        """Return what the driver has reported since the last look; without a log of its own, none.
+
+        The kernel's log can be waited for like a pipe.
+        """
+        if self.log is None:
+            return []
+        new = []
+        try:
+            new = [line[:LONGEST_LINE] for line in records(self.log) if OF_DRIVER in line]
+        except OSError:
+            os.close(self.log)
+            self.log = None
+        self.reported += new
+        return new
+
     def of_driver(self, pid: int) -> tuple[str, ...]:
         """Return what the driver has reported since the job began, of this process or of none."""
-        if self.log is not None:
-            self.reported += [line for line in records(self.log) if OF_DRIVER in line]
-        elif os.path.exists(NVIDIA) and time.monotonic() - self.asked > FRESH_SECONDS:
+        self.look()
+        unheard = self.log is None and os.path.exists(NVIDIA)
+        if unheard and time.monotonic() - self.asked > FRESH_SECONDS:
             self.reported = in_journal(self.began)
             self.asked = time.monotonic()
-        about = re.compile(rf"\bpid=(?!{pid}\b)\d")
-        ours = [line[:LONGEST_LINE] for line in self.reported if not about.search(line)]
+        ours = [line for line in self.reported if is_about(line, {pid})]
         return tuple(ours[-MOST_LINES:])
+
+
+def is_about(line: str, pids: Container[int]) -> bool:
+    """Tell whether the driver speaks of one of these processes, or of none."""
+    named = re.search(r"\bpid=(\d+)", line)
+    return named is None or int(named[1]) in pids
+
+
+def says_broken(line: str) -> bool:
+    number = re.search(rf"{OF_DRIVER} \([^)]*\): (\d+)", line)
+    return number is not None and int(number[1]) in FATAL_XIDS
 
 
 def records(log: int) -> Iterator[str]:
@@ -61,7 +89,7 @@ def records(log: int) -> Iterator[str]:
             yield os.read(log, 8192).decode("utf-8", "replace")
         except BrokenPipeError:  # some were overwritten, and it goes on after them
             continue
-        except OSError:
+        except BlockingIOError:
             return
 
 
@@ -79,7 +107,8 @@ def in_journal(since: float) -> list[str]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return done.stdout.decode("utf-8", "replace").splitlines()
+    lines = done.stdout.decode("utf-8", "replace").splitlines()
+    return [line[:LONGEST_LINE] for line in lines]
 
 
 def oom_kills() -> dict[str, int]:

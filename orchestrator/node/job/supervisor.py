@@ -28,7 +28,13 @@ from orchestrator.common.program import path_with
 from orchestrator.node.job import processes, register, resume_dir
 from orchestrator.node.job.job_log import NO_RANK, JobLog
 from orchestrator.node.job.job_processes import JobProcesses
-from orchestrator.node.job.oom_evidence import GPU_ASSERTS, Evidence, last_words
+from orchestrator.node.job.oom_evidence import (
+    GPU_ASSERTS,
+    Evidence,
+    is_about,
+    last_words,
+    says_broken,
+)
 from orchestrator.node.job.ranks.agent_start import AgentStart, limits, prctl, settle, with_room
 from orchestrator.node.job.ranks.node_command import NodeCommand
 from orchestrator.node.job.run_directory import RunDir, listen_in
@@ -148,6 +154,8 @@ class Supervisor:
             self.watch_output(open_fifo(self.run.fifo(local)), stream)
         self.reports = open_fifo(self.run.reports)
         self.watch(self.reports, self.read_reports)
+        if (log := self.evidence.log) is not None:
+            self.watch(log, lambda: self.read_kernel_log(log))
         self.listen()
         if self.run.start_is_forbidden:  # whoever stops it later finds us listening
             raise Forbidden(f"job {self.run.job} was stopped before it had started")
@@ -381,6 +389,15 @@ class Supervisor:
             self.rank_ended(rank, report)
         else:
             self.event(report)
+
+    def read_kernel_log(self, log: int) -> None:
+        """Tell of a GPU that its driver calls broken: what waits for it may never fail."""
+        pids = {process.pid for process in self.living()}
+        for line in self.evidence.look():
+            if says_broken(line) and is_about(line, pids):
+                self.event(events.GpuReport(time=time.time(), line=line))
+        if self.evidence.log is None:
+            self.unwatch(log)
 
     def note_torch(self) -> None:
         """Report once when torchrun had imported torch, if it left a note of that."""

@@ -25,7 +25,7 @@ from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.screen import Display, Screen
-from orchestrator.protocol.events import Ended, Ending, RankState, Started
+from orchestrator.protocol.events import Ended, Ending, GpuReport, RankState, Started
 from orchestrator.protocol.requests.machine import Dial, Dialed, Listen, Listening
 from orchestrator.protocol.timing import HEARSAY_SECONDS
 from orchestrator.records import experiment, experiments
@@ -85,6 +85,41 @@ def test_a_signal_to_the_ranks_and_then_to_their_head_is_a_stop(
     run.await_signal()
     run.conclude()
     assert run.record.state == state
+
+
+GONE = "NVRM: Xid (PCI:0000:4f:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "blamed"),
+    [
+        ("hang", "no progress for 600 s: all ranks are in all_reduce #7", True),
+        ("exception", "DistBackendError: NCCL communicator was aborted on rank 0", True),
+        ("exception", "ValueError: the loss is NaN", False),
+    ],
+)
+def test_a_gpu_that_broke_explains_a_hang_and_those_that_lost_it(
+    kind: str, message: str, blamed: bool, tmp_path: Path
+) -> None:
+    directory = experiments.create(tmp_path, "run")
+    nodes = [
+        NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "python3", i, 1) for i in (0, 1)
+    ]
+    run = run_of(directory, replace(job(directory), nodes=nodes))
+    for _ in range(2):
+        run.reports.happened(run.job.nodes[1], GpuReport(time=1000.0, line=GONE))
+    run.job.failed(Failure(0, "n0", 0, 1001.0, kind, message))
+    for node in run.job.nodes:
+        node.close()
+    run.conclude()
+    warnings = [line for line in said_by(run) if "Xid 79 at 0000:4f:00: GPU has fallen off" in line]
+    assert [line.count("node 1 (n1)") for line in warnings[:1]] == [1]
+    verdict = run.record.verdict
+    assert verdict is not None
+    assert (verdict.kind, verdict.node) == (("gpu_fault", 1) if blamed else (kind, 0))
+    assert ("node cordon n1" in verdict.fix) == blamed
+    if blamed:
+        assert verdict.message.endswith(f"rank 0 on node 0 (n0): {message}")
 
 
 def test_what_did_not_end_by_itself_is_named(tmp_path: Path) -> None:

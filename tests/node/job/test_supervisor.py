@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import select
 import signal
 import socket
 import stat
@@ -18,7 +19,7 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.node.job import supervisor
+from orchestrator.node.job import oom_evidence, supervisor
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.ranks import fast_torchrun, no_torchrun
 from orchestrator.node.job.run_directory import RunDir, connect
@@ -284,6 +285,33 @@ def test_the_last_words_of_a_rank_are_in_the_log_before_its_end_is_told(
     monkeypatch.setattr(job, "reap", lambda: None)  # children of this process: other tests' own
     job.reported(RankEnded(rank=0, local=0, time=time.time(), pid=2**22 + 1, code=-9))
     assert told[:2] == [b"", b"nearly there\n"]  # the first output, and the end
+
+
+def test_a_gpu_that_breaks_is_told_of_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that waits for it may hang, and never fail."""
+    if os.geteuid():
+        pytest.skip("only root may write to the kernel's log")
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(home))
+    monkeypatch.setattr(oom_evidence, "NVIDIA", "/dev/null")  # in place of a driver's device
+    run = RunDir("job", 0)
+    run.create()
+    run.write_spec(bare_spec())
+    job = Supervisor(run)
+    told: list[Any] = []
+    monkeypatch.setattr(job, "event", told.append)
+    log = job.evidence.log
+    assert log is not None
+    for line in (
+        "Xid (PCI:0000:4f:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus",
+        "Xid (PCI:0000:4f:00): 31, pid='<unknown>', name=<unknown>, MMU Fault",  # a program's
+        "Xid (PCI:0000:5f:00): 94, pid=4000003, name=other, Contained memory error",  # of another's
+    ):
+        Path("/dev/kmsg").write_text(f"NVRM: {line}\n")
+    assert select.select([log], [], [], 0)[0]  # the kernel's log wakes who waits for it
+    job.read_kernel_log(log)
+    lines = [event.line for event in told if "4f:00" in event.line or "5f:00" in event.line]
+    assert len(lines) == 1 and "): 79, " in lines[0]
+    assert not select.select([log], [], [], 0)[0]
 
 
 def test_the_siblings_of_a_failed_rank_may_say_why(new_job: NewJob, tmp_path: Path) -> None:
