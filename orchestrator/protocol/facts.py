@@ -266,7 +266,7 @@ class Xid(Message, kw_only=False):
         return self.fatal or self.xid in WORN_XIDS
 
     def __str__(self) -> str:
-        words = re.sub(r"^(pid=[^,]*, )?(name=[^,]*, )?", "", self.words)
+        words = re.sub(r"^(pid=[^,]*, )?(name=[^,]*, )?", "", self.words).rstrip(" .")
         return f"Xid {self.xid} at {self.pci}: {words}"
 
 
