@@ -21,6 +21,7 @@ OF_DRIVER = "NVRM: Xid"
 JOURNAL_SECONDS = 1.0
 FRESH_SECONDS = 5.0  # ranks fail together, and the journal is slow
 MOST_LINES, LONGEST_LINE = 20, 400
+KEPT_LINES = 500  # a driver may repeat itself a thousand times a second
 # Of an exception that says so, the kernel's own line is among the last words before it.
 GPU_ASSERTS = "device-side assert"
 WORDS_CHARACTERS = 4000  # of a rank's last ones, before a dump of its stacks and of that dump
@@ -39,6 +40,7 @@ class Evidence:
                 os.lseek(self.log, 0, os.SEEK_END)
         self.reported: list[str] = []  # by the driver
         self.asked = 0.0  # when the journal was
+        self.told: set[str] = set()  # of which broken GPUs, and with which Xid
 
     def now(self) -> dict[str, Any]:
         kills = [count - self.before.get(name, 0) for name, count in oom_kills().items()]
@@ -57,8 +59,18 @@ class Evidence:
         except OSError:
             os.close(self.log)
             self.log = None
-        self.reported += new
+        self.reported = [*self.reported, *new][-KEPT_LINES:]
         return new
+
+    def newly_broken(self, pids: Container[int]) -> list[str]:
+        """Return a line for each GPU that is newly called broken, of these processes or of none."""
+        lines = []
+        for line in self.look():
+            gpu = broken(line)
+            if gpu and gpu not in self.told and is_about(line, pids):
+                self.told.add(gpu)
+                lines.append(line)
+        return lines
 
     def of_driver(self, pid: int) -> tuple[str, ...]:
         """Return what the driver has reported since the job began, of this process or of none."""
@@ -77,9 +89,10 @@ def is_about(line: str, pids: Container[int]) -> bool:
     return named is None or int(named[1]) in pids
 
 
-def says_broken(line: str) -> bool:
-    number = re.search(rf"{OF_DRIVER} \([^)]*\): (\d+)", line)
-    return number is not None and int(number[1]) in FATAL_XIDS
+def broken(line: str) -> str:
+    """Return which GPU a line calls broken, and with which Xid; or nothing."""
+    found = re.search(rf"{OF_DRIVER} \([^)]*\): (\d+)", line)
+    return found[0] if found is not None and int(found[1]) in FATAL_XIDS else ""
 
 
 def records(log: int) -> Iterator[str]:
@@ -95,10 +108,10 @@ def records(log: int) -> Iterator[str]:
 
 def in_journal(since: float) -> list[str]:
     """Return what the driver has reported since then, as far as systemd tells this login."""
-    words = ["journalctl", "-k", "-q", "--no-pager", "-o", "cat", f"--since=@{since:.0f}"]
+    words = ["journalctl", "-k", "-q", "--no-pager", "-o", "cat", f"--lines={KEPT_LINES}"]
     try:
         done = subprocess.run(
-            [*words, f"--grep={OF_DRIVER}"],
+            [*words, f"--since=@{since:.0f}", f"--grep={OF_DRIVER}"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

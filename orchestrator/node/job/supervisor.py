@@ -28,13 +28,7 @@ from orchestrator.common.program import path_with
 from orchestrator.node.job import processes, register, resume_dir
 from orchestrator.node.job.job_log import NO_RANK, JobLog
 from orchestrator.node.job.job_processes import JobProcesses
-from orchestrator.node.job.oom_evidence import (
-    GPU_ASSERTS,
-    Evidence,
-    is_about,
-    last_words,
-    says_broken,
-)
+from orchestrator.node.job.oom_evidence import GPU_ASSERTS, Evidence, last_words
 from orchestrator.node.job.ranks.agent_start import AgentStart, limits, prctl, settle, with_room
 from orchestrator.node.job.ranks.node_command import NodeCommand
 from orchestrator.node.job.run_directory import RunDir, listen_in
@@ -393,9 +387,8 @@ class Supervisor:
     def read_kernel_log(self, log: int) -> None:
         """Tell of a GPU that its driver calls broken: what waits for it may never fail."""
         pids = {process.pid for process in self.living()}
-        for line in self.evidence.look():
-            if says_broken(line) and is_about(line, pids):
-                self.event(events.GpuReport(time=time.time(), line=line))
+        for line in self.evidence.newly_broken(pids):
+            self.event(events.GpuReport(time=time.time(), line=line))
         if self.evidence.log is None:
             self.unwatch(log)
 

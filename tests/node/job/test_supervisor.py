@@ -303,6 +303,7 @@ def test_a_gpu_that_breaks_is_told_of_at_once(home: Path, monkeypatch: pytest.Mo
     assert log is not None
     for line in (
         "Xid (PCI:0000:4f:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus",
+        "Xid (PCI:0000:4f:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus",
         "Xid (PCI:0000:4f:00): 31, pid='<unknown>', name=<unknown>, MMU Fault",  # a program's
         "Xid (PCI:0000:5f:00): 94, pid=4000003, name=other, Contained memory error",  # of another's
     ):
