@@ -1,0 +1,16 @@
+"""Lines that a test writes to the kernel's real log."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def refuse_to_alarm() -> None:
+    """Skip where only root may write there, or where somebody may watch over real GPUs."""
+    if os.geteuid():
+        pytest.skip("only root may write to the kernel's log")
+    if Path("/proc/driver/nvidia").exists():
+        pytest.skip("whoever watches this machine's GPUs would take them for broken")
