@@ -23,7 +23,7 @@ from orchestrator.cli.launch import (
     verify_command,
     who_command,
 )
-from orchestrator.cli.options import Group, Seconds, color_option, experiment_names, shared
+from orchestrator.cli.options import Group, Seconds, asking, color_option, experiment_names, shared
 from orchestrator.cli.records import (
     checkpoint,
     dashboard,
@@ -84,7 +84,6 @@ def experiment_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-asking = functools.partial(shared, asks_nodes=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

@@ -323,6 +323,9 @@ def shared(
     return with_where
 
 
+asking = functools.partial(shared, asks_nodes=True)
+
+
 def experiment_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Complete the name of an experiment."""
     root = ctx.params.get("experiments") or Path("experiments")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from orchestrator.cli.options import (
     FILE,
     FilePath,
     Group,
+    asking,
     color_option,
     command,
     experiment_names,
@@ -222,7 +222,7 @@ def metrics(where: Where, port: int, host: str, token_file: Path | None) -> int:
 
 
 @command()
-@functools.partial(shared, asks_nodes=True)
+@asking
 @click.option(
     "--host",
     default="127.0.0.1",
@@ -250,7 +250,7 @@ def dashboard(
 
 
 @command()
-@functools.partial(shared, asks_nodes=True)
+@asking
 @click.argument("experiment", metavar="[EXP_OR_DIR]", required=False, shell_complete=places)
 @click.option(
     "--steps",

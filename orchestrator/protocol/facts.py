@@ -243,6 +243,8 @@ class Load(Message, kw_only=False):
     disk_free: int = 0
 
 
+# How the kernel logs what the driver reports: where, which, and words.
+XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+)(?:, *)?(.*)")
 # Memory, NVLink, lost from the bus, GSP; those of the second kind are for its owner to know.
 FATAL_XIDS = {48, 74, 79, 94, 95, 119, 120}
 WORN_XIDS = {63, 64, 92}

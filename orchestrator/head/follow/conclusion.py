@@ -61,14 +61,10 @@ def cause_of(job: FollowedJob) -> Verdict | None:
         failures = verdict.of_silent(failures, silent)
     elif still:
         failures = verdict.of_still(failures, still)
-    failures = verdict.of_broken_gpus(
-        failures,
-        [
-            (node.record.index, node.record.name, node.broken_gpu)
-            for node in job.nodes
-            if node.broken_gpu is not None
-        ],
-    )
+    for node in job.nodes:
+        if node.broken_gpu is not None:
+            where = node.record.index, node.record.name
+            failures = verdict.of_broken_gpu(failures, *where, node.broken_gpu)
     cause = verdict.conclude(failures, bad)
     if cause is None:
         return None

@@ -107,8 +107,7 @@ OF_MACHINES = (
     *("prolog", "gpu_fault"),
 )
 OF_DEVICES = re.compile(
-    r"(CUDA|HIP) error(?!: device-side assert)|NCCL error|\bNVML|\bECC\b"
-    r"|Input/output error"
+    r"(CUDA|HIP) error(?!: device-side assert)|NCCL error|\bNVML|\bECC\b|Input/output error"
 )
 
 HELPER_FIX = (

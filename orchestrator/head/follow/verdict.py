@@ -119,7 +119,7 @@ def _with_the_drivers_words(failure: Failure, driver: Sequence[str]) -> Failure:
     xids = nvidia.xids("\n".join(driver))
     xid = next((each for each in xids if each.fatal), None)
     if xid is not None and failure_kinds.OF_GPUS.search(f"{failure.message}\n{failure.evidence}"):
-        return _of_broken_gpu(failure, xid, "the rank says")
+        return _blamed_on_gpu(failure, xid, "the rank says")
     if xids and failure.kind == "gpu_error":
         return replace(failure, message=f"{failure.message}; the driver says: {xids[-1]}")
     return failure
@@ -161,7 +161,7 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
     return replace(failure, traceback=trace, where=where, source=source)
 
 
-def _of_broken_gpu(failure: Failure, xid: Xid, who: str) -> Failure:
+def _blamed_on_gpu(failure: Failure, xid: Xid, who: str) -> Failure:
     cordon = f"`orchestrator node cordon {shlex.quote(failure.node_name)}`"
     fix = f"{cordon} keeps jobs off; {failure_kinds.fix_of('gpu_fault')}"
     message = f"{xid}; {who}: {first_line(failure.message)}"
@@ -344,21 +344,17 @@ def of_still(failures: Sequence[Failure], still: Sequence[tuple[int, str, float]
     ]
 
 
-def of_broken_gpus(
-    failures: Sequence[Failure], broken: Sequence[tuple[int, str, Xid]]
-) -> Sequence[Failure]:
+def of_broken_gpu(failures: Sequence[Failure], node: int, name: str, xid: Xid) -> list[Failure]:
     """Name the GPU that its driver calls broken where ranks only waited for each other.
 
     A rank whose GPU does not answer any more may hang, and then the others are the ones that fail.
     """
-    for node, name, xid in broken[:1]:
-        return [
-            _of_broken_gpu(replace(each, node=node, node_name=name, rank=None), xid, each.who)
-            if each.kind == "hang" or each.echo
-            else each
-            for each in failures
-        ]
-    return failures
+    return [
+        _blamed_on_gpu(replace(failure, node=node, node_name=name, rank=None), xid, failure.who)
+        if failure.kind == "hang" or failure.echo
+        else failure
+        for failure in failures
+    ]
 
 
 def is_of_ranks(failure: Failure) -> bool:

@@ -16,7 +16,7 @@ from orchestrator.node.job import job_processes, processes
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir, all_runs
 from orchestrator.protocol.events import RankStarted, Started
-from orchestrator.protocol.requests.follow import RankStacks
+from orchestrator.protocol.requests.follow import RankStacks, has_ended
 from orchestrator.protocol.timing import STACKS_SIGNAL
 
 IMPORTS = b"i"  # the question what a rank has imported
@@ -55,7 +55,8 @@ class Activity:
         busy = used > BUSY * max(0.1, now - self.checked_at) if not steps else steps != self.steps
         if busy:
             self.moved = now
-            self.printed = now if steps else self.printed
+            if steps:
+                self.printed = now
         self.steps, self.ticks, self.checked_at = steps, ticks, now
         return now - self.printed, now - self.moved
 
@@ -230,10 +231,6 @@ def shortened(dumps: str) -> str:
         after = ended[-1] + 1 if ended else 0
         kept += [*entries[after : min(after + 1, len(entries) - LAST)], *entries[-LAST:]]
     return json.dumps({"entries": kept}) if kept else ""
-
-
-def has_ended(entry: dict[str, Any]) -> bool:
-    return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
 def knock(fifo: str, question: bytes = b"?") -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Container, Iterator
 from typing import Any
 
-from orchestrator.protocol.facts import FATAL_XIDS
+from orchestrator.protocol.facts import FATAL_XIDS, XID
 
 CGROUPS = "/sys/fs/cgroup"
 SHM = "/dev/shm"
@@ -91,8 +91,8 @@ def is_about(line: str, pids: Container[int]) -> bool:
 
 def broken(line: str) -> str:
     """Return which GPU a line calls broken, and with which Xid; or nothing."""
-    found = re.search(rf"{OF_DRIVER} \([^)]*\): (\d+)", line)
-    return found[0] if found is not None and int(found[1]) in FATAL_XIDS else ""
+    found = XID.search(line)
+    return f"{found[1]} {found[2]}" if found and int(found[2]) in FATAL_XIDS else ""
 
 
 def records(log: int) -> Iterator[str]:

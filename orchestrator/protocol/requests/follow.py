@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import Count, Message, Moment, Port
@@ -144,8 +144,13 @@ class RankStacks(Message):
 
     state: str  # of its process, as in /proc
     stacks: str
-    collectives: str  # torch's flight recorder, in JSON
+    collectives: str  # the last ones in torch's flight recorders, in JSON
     program: str = ""  # what runs, and where in the kernel it waits, where no stacks are known
+
+
+def has_ended(collective: dict[str, Any]) -> bool:
+    """Tell whether a collective has ended, as a flight recorder has it."""
+    return bool(collective.get("retired")) or collective.get("state") == "completed"
 
 
 class Stuck(Message):

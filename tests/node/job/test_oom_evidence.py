@@ -7,7 +7,7 @@ import pytest
 from orchestrator.node.job import oom_evidence
 from orchestrator.node.job.oom_evidence import Evidence, is_full, last_words
 from orchestrator.node.machine.gpus import nvidia
-from tests.node.job.kernel_log import refuse_to_alarm
+from tests.node.job.kernel_log import refuse_to_alarm, say
 
 
 def test_kills_of_a_control_group_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,9 +39,6 @@ def test_what_the_driver_reports_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> N
     refuse_to_alarm()
     monkeypatch.setattr(oom_evidence, "NVIDIA", "/dev/null")  # in place of a driver's device
     mine, other = 4_000_001, 4_000_002  # PIDs that no machine gives
-
-    def say(line: str) -> None:
-        Path("/dev/kmsg").write_text(f"{line}\n")
 
     def reported(pid: int) -> set[int]:
         found = nvidia.xids("\n".join(evidence.of_driver(pid)))

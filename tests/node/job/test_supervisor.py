@@ -27,7 +27,7 @@ from orchestrator.node.job.supervisor import FAILED_GRACE_SECONDS, RankProcess, 
 from orchestrator.protocol.events import RankEnded
 from tests.free_ports import free_ports
 from tests.node import running
-from tests.node.job.kernel_log import refuse_to_alarm
+from tests.node.job.kernel_log import refuse_to_alarm, say
 from tests.node.running import PATIENCE, PYTHON, Job, alive, bare_spec, script, wait_until
 
 NewJob = Callable[..., Job]
@@ -307,7 +307,7 @@ def test_a_gpu_that_breaks_is_told_of_at_once(home: Path, monkeypatch: pytest.Mo
         "Xid (PCI:0000:4f:00): 31, pid='<unknown>', name=<unknown>, MMU Fault",  # a program's
         "Xid (PCI:0000:5f:00): 94, pid=4000003, name=other, Contained memory error",  # of another's
     ):
-        Path("/dev/kmsg").write_text(f"NVRM: {line}\n")
+        say(f"NVRM: {line}")
     assert select.select([log], [], [], 0)[0]  # the kernel's log wakes who waits for it
     job.read_kernel_log(log)
     lines = [event.line for event in told if "4f:00" in event.line or "5f:00" in event.line]

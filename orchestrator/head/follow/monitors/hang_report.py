@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.head.follow.verdict import FRAME, PACKAGES
-from orchestrator.protocol.requests.follow import RankStacks
+from orchestrator.protocol.requests.follow import RankStacks, has_ended
 
 OURS = re.compile(r"/orchestrator/node/job/.*[.]py$")
 THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+")
@@ -54,7 +54,7 @@ def collectives(text: str) -> tuple[dict[Group, tuple[int, str, float]], dict[Gr
             backend, _, name = entry["profiling_name"].rpartition(":")
             group, number = (str(entry["process_group"][0]), backend), entry["collective_seq_id"]
             entered[group] = max(int(number), entered.get(group, 0))
-            if entry.get("retired") or entry.get("state") == "completed":
+            if has_ended(entry):
                 waits.pop(group, None)
             else:
                 waits.setdefault(group, (int(number), name, entry["time_created_ns"] / 1e9))

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from orchestrator.node.machine import sysfs
-from orchestrator.protocol.facts import Card, Gpu, Holder, Xid
+from orchestrator.protocol.facts import XID, Card, Gpu, Holder, Xid
 
 GPU_FIELDS = (
     *("index", "uuid", "name", "pci.bus_id", "memory.total", "memory.used", "utilization.gpu"),
@@ -26,7 +26,6 @@ MORE_FIELDS = (
     *("pcie.link.width.current", "pcie.link.width.max"),
 )
 APP_FIELDS = ("pid", "gpu_uuid", "used_memory", "process_name")  # the name last: it may hold commas
-XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+)(?:, *)?(.*)")
 
 
 def query(what: str, fields: tuple[str, ...]) -> list[str]:
