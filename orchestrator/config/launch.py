@@ -557,6 +557,10 @@ class Where:
         commands=RECORDS,
     )
 
+    def __post_init__(self) -> None:
+        at_least("--connect-timeout", self.connect_timeout, 0)
+        at_most("--connect-timeout", self.connect_timeout, LONGEST_WAIT_SECONDS)
+
     @property
     def node_list(self) -> Path:
         return self.nodes or DEFAULT_NODES

@@ -354,3 +354,16 @@ def test_who_asks_a_job_says_how_long_to_wait(
     monkeypatch.setattr(module, command, lambda where, *_, **__: asked.append(where))
     CliRunner().invoke(cli, [command, *words], standalone_mode=False, catch_exceptions=False)
     assert [where.connect_timeout for where in asked] == [seconds]
+
+
+@pytest.mark.parametrize(("typed", "words"), [("-3", "at least 0"), ("inf", "not a time|at most")])
+@pytest.mark.parametrize("command", ["status", "top"])
+def test_a_node_cannot_be_waited_for_in_less_than_no_time(
+    command: str, typed: str, words: str
+) -> None:
+    words_typed = [command, f"--connect-timeout={typed}"]
+    done = CliRunner().invoke(cli, words_typed, standalone_mode=False)
+    assert isinstance(done.exception, (UsageError, click.UsageError))
+    assert re.search(
+        f"connect-timeout.*({words})", str(getattr(done.exception, "what", None) or done.exception)
+    )
