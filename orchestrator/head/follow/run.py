@@ -114,7 +114,7 @@ class Run:
         for held in interrupt.release():
             self.inbox.put(held)
         try:
-            with typed or Keys() as keys:
+            with typed or Keys() as keys, self.monitors.status:
                 for follower in followers:
                     follower.start()
                 while not self.end.left and not all(n.over or n.given_up for n in self.job.nodes):

@@ -36,7 +36,16 @@ from orchestrator.protocol.events import Ended, Event
 from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS
 from orchestrator.protocol.message import Message, Nonsense, parse
 from orchestrator.protocol.requests import request
-from orchestrator.protocol.requests.follow import End, Follow, Leave, Left, Paces, Stop, Stuck
+from orchestrator.protocol.requests.follow import (
+    End,
+    Follow,
+    JobStates,
+    Leave,
+    Left,
+    Paces,
+    Stop,
+    Stuck,
+)
 from orchestrator.protocol.requests.machine import Dialed, Listening
 from orchestrator.protocol.requests.request import (
     OTHER_VERSION,
@@ -333,7 +342,7 @@ class NodeFollower:
     def _answered(self, number: int, answer: Message) -> None:
         if isinstance(answer, Left):
             self.left.set()
-        elif isinstance(answer, (Stuck, Paces, Listening, Dialed, Wanted)):
+        elif isinstance(answer, (Stuck, Paces, Listening, Dialed, Wanted, JobStates)):
             self.post(Answer(self.node.index, answer))
         elif isinstance(answer, request.Clock):
             # Clocks drift apart: a good exchange is better than one of an hour ago.
@@ -442,7 +451,7 @@ class ClockRead(News):
 class Answer(News):
     """The node answers a question: what its ranks do, which address it reaches, who wants it."""
 
-    answer: Stuck | Paces | Listening | Dialed | Wanted
+    answer: Stuck | Paces | Listening | Dialed | Wanted | JobStates
 
 
 @dataclass(frozen=True)
