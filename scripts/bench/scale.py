@@ -6,8 +6,9 @@ Each host is a real sshd at an address of its own; all have one home, as on a sh
 this machine holds our code once. Hosts and head share the processors, so `wall` is what all took.
 `head` is the processor time of the head and its children alone, as the kernel counted it; memory,
 threads and descriptors are its highest seen, bytes what went over the network. `holder` is what the
-process that holds connections took meanwhile. Above `--jobs` hosts there is no job, as two cores do
-not start so many in time, and pdsh and clush run once: with 512 each takes 80 s of processor.
+process that holds connections took meanwhile; `status` has the share of the head that follows the
+job. Above `--jobs` hosts there is no job, as two cores do not start so many in time, and pdsh and
+clush run once: with 512 each takes 80 s of processor.
 """
 
 from __future__ import annotations
@@ -160,8 +161,18 @@ def job(hosts: Hosts, found: dict[str, list[Cost]], *, counts: bool) -> None:
         "master_launch", *PATIENT, "--detach", "--no-torchrun", "--sync", "off", "sleep", "600"
     )
     take(hosts, "launch", launch, found, counts=counts)
-    take(hosts, "status", our("status"), found, counts=counts)
+    status(hosts, found, counts=counts)
     take(hosts, "stop", our("stop", "--now"), found, counts=counts)
+
+
+def status(hosts: Hosts, found: dict[str, list[Cost]], *, counts: bool) -> None:
+    """Ask how the job stands; the head that follows it in the background works for that, too."""
+    heads = (hosts.work / "experiments").glob("*_*/.head")
+    pid = json.loads(max(heads, key=lambda head: head.stat().st_mtime_ns).read_text())["pid"]
+    before = spent(pid)
+    cost = take(hosts, "status", our("status"), found, counts=counts)
+    if counts and cost is not None:
+        found["status"][-1] = replace(cost, head=cost.head + spent(pid) - before)
 
 
 def our(command: str, *words: str) -> list[str]:

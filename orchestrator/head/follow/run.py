@@ -19,9 +19,10 @@ from orchestrator.head.follow import conclusion, verdict
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import Change, JobEnd, Outcome
 from orchestrator.head.follow.monitors.monitors import Monitors
+from orchestrator.head.follow.monitors.status_socket import StatusSocket
 from orchestrator.head.follow.reports import CONTAINER_SECONDS, Reports
 from orchestrator.head.follow.restarts import Restarts
-from orchestrator.head.follow.streams.follower import Answer, Grew, News, NodeFollower
+from orchestrator.head.follow.streams.follower import Answer, Grew, News, NodeFollower, State
 from orchestrator.head.screen.keyboard import KEYS, Keys
 from orchestrator.head.screen.screen import Display
 from orchestrator.head.transfer.fetch import elsewhere, home
@@ -73,6 +74,7 @@ class Run:
         self.job = FollowedJob(experiment, record, display, straggler)
         self.reports = Reports(self.job, has_other_heads=backend.has_other_heads)
         self.monitors = Monitors(self.job)
+        self.status = StatusSocket(record.job, experiment.path)
         self.backend = backend
         self.grow = grow  # for a job that runs on fewer nodes than it may have
         self.change_why = ""  # why this attempt is followed by one on other nodes, or later
@@ -114,7 +116,7 @@ class Run:
         for held in interrupt.release():
             self.inbox.put(held)
         try:
-            with typed or Keys() as keys, self.monitors.status:
+            with typed or Keys() as keys, self.status:
                 for follower in followers:
                     follower.start()
                 while not self.end.left and not all(n.over or n.given_up for n in self.job.nodes):
@@ -148,6 +150,7 @@ class Run:
             self.job.end_all(self.end.order_why, PEER_GRACE)
         self.check_patience()
         self.monitors.check()
+        self.status.check(self.job.at_work)
         self.check_changes()
         self.job.save_in_turn(at_once=not self.end.open or self.end.left)
 
@@ -163,6 +166,8 @@ class Run:
             self.signalled(message)
         elif isinstance(message, Answer):
             self.monitors.answer(message)
+        elif isinstance(message, State):
+            self.status.answer(message.node, message.there)
         else:
             self.reports.handle(message)
 

@@ -15,11 +15,10 @@ from orchestrator.head.follow.monitors.dial_monitors import (
 )
 from orchestrator.head.follow.monitors.hang_monitor import HangMonitor
 from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor
-from orchestrator.head.follow.monitors.status_socket import StatusSocket
 from orchestrator.head.follow.monitors.way_monitor import WayMonitor
 from orchestrator.head.follow.streams.follower import Answer, NodeFollower
 from orchestrator.head.follow.verdict import Failure
-from orchestrator.protocol.requests.follow import JobStates, Paces, Stuck
+from orchestrator.protocol.requests.follow import Paces, Stuck
 from orchestrator.protocol.requests.machine import Listening
 from orchestrator.protocol.requests.start import Wanted
 
@@ -38,7 +37,6 @@ class Monitors:
         self.start = StartMonitor("" if 0 < limit < DIALS_WITHIN_SECONDS else record.master)
         self.link = LinkMonitor(record.nodes)
         self.way = WayMonitor(job)
-        self.status = StatusSocket(record.job, job.experiment.path)
         self.stuck: Failure | None = None  # a hang, until it is known who reaches whom
         self.left_hanging = False
 
@@ -50,8 +48,6 @@ class Monitors:
             self.slow.answer(news.node, news.answer)
         elif isinstance(news.answer, Wanted):
             self.way.answer(news.node, news.answer)
-        elif isinstance(news.answer, JobStates):
-            self.status.answer(news.node, news.answer)
         elif isinstance(news.answer, Listening) or self.start.over:
             self.link.answer(news.node, news.answer)
         else:
@@ -59,7 +55,6 @@ class Monitors:
 
     def check(self) -> None:
         job = self.job
-        self.status.check(job.at_work)
         if not job.end.open or self.left_hanging or any(node.lost_since for node in job.nodes):
             return
         followers, begun = job.at_work, any(node.ranks for node in job.nodes)

@@ -56,21 +56,28 @@ class StatusSocket:
 
     def __init__(self, job: str, experiment: Path) -> None:
         self.job, self.experiment = job, experiment
+        self.listener: socket.socket | None = None
         self.callers: list[socket.socket] = []
         self.pending: set[int] = set()  # nodes that have not answered yet
         self.states: list[JobState] = []
         self.asked_at = 0.0
 
     def __enter__(self) -> None:
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.setblocking(False)
-        with contextlib.suppress(OSError):  # another head still has it: commands ask the nodes
-            self.listener.bind(name_of(self.experiment))
-            self.listener.listen(WAITING)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.setblocking(False)
+        try:
+            listener.bind(name_of(self.experiment))
+            listener.listen(WAITING)
+            self.listener = listener
+        except OSError:  # another head still has the name, or somebody: commands ask the nodes
+            listener.close()
 
     def __exit__(self, *_: object) -> None:
-        for sock in (self.listener, *self.callers):
-            sock.close()
+        if self.listener is not None:
+            self.listener.close()
+        for caller in self.callers:
+            caller.close()
+        self.listener, self.callers = None, []
 
     def check(self, followers: Sequence[NodeFollower]) -> None:
         """Ask the nodes for the commands that have called, and answer these in time."""
@@ -79,7 +86,8 @@ class StatusSocket:
             if not self.pending or now > self.asked_at + ANSWER_SECONDS:
                 self.reply()
             return
-        self.accept()
+        if self.listener is not None:
+            self.accept(self.listener)
         if self.callers:
             self.asked_at, self.states = now, []
             connected = [follower for follower in followers if follower.channel is not None]
@@ -87,10 +95,10 @@ class StatusSocket:
             for follower in connected:
                 follower.ask(Jobs(part=(self.job, follower.node.index)))
 
-    def accept(self) -> None:
-        with contextlib.suppress(OSError):  # nobody waits, or nobody can: it does not listen
+    def accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # nobody waits
             while True:
-                sock, _ = self.listener.accept()
+                sock, _ = listener.accept()
                 if wire.peer(sock)[1] == os.geteuid():
                     self.callers.append(sock)
                 else:

@@ -342,8 +342,10 @@ class NodeFollower:
     def _answered(self, number: int, answer: Message) -> None:
         if isinstance(answer, Left):
             self.left.set()
-        elif isinstance(answer, (Stuck, Paces, Listening, Dialed, Wanted, JobStates)):
+        elif isinstance(answer, (Stuck, Paces, Listening, Dialed, Wanted)):
             self.post(Answer(self.node.index, answer))
+        elif isinstance(answer, JobStates):
+            self.post(State(self.node.index, answer))
         elif isinstance(answer, request.Clock):
             # Clocks drift apart: a good exchange is better than one of an hour ago.
             sent = self.beats.pop(number, 0.0)
@@ -451,7 +453,14 @@ class ClockRead(News):
 class Answer(News):
     """The node answers a question: what its ranks do, which address it reaches, who wants it."""
 
-    answer: Stuck | Paces | Listening | Dialed | Wanted | JobStates
+    answer: Stuck | Paces | Listening | Dialed | Wanted
+
+
+@dataclass(frozen=True)
+class State(News):
+    """The state of the job there, for a command that asks through this head."""
+
+    there: JobStates
 
 
 @dataclass(frozen=True)
