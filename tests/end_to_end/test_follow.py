@@ -94,6 +94,7 @@ def test_a_job_behind_a_relay_that_ends_or_falls_silent(head: Head, sent: str) -
     words = ("--relays", "2", "--max-restarts", "1", "--no-torchrun", program, directory)
     command = head.launch(*words)
     command.wait_for(r"node1 rank1 \| line 20 ")
+    assert states(head, *no_way(head)) == ["running", "running"]
     assert not established(1, *ssh)
     address = cluster.addresses[1]
     [relay] = re.findall(rf"{re.escape(address)}:\d+ .*pid=(\d+)", established(0, "dst", address))
@@ -113,24 +114,29 @@ def test_a_job_behind_a_relay_that_ends_or_falls_silent(head: Head, sent: str) -
     assert all(numbered(head, node, node) for node in (0, 1)), attached.text
 
 
+def states(head: Head, *words: str) -> list[str]:
+    status = head.command("orchestrator", "status", "--json", *words)
+    status.finish()
+    nodes = json.loads(status.text[status.text.index("{") :])["nodes"]
+    assert [sorted(node["ranks"]) for node in nodes if node["ranks"]] in ([], [["0"], ["1"]])
+    return [node["state"] for node in nodes]
+
+
+def no_way(head: Head) -> tuple[str, str]:
+    """Return options of a command that can log in nowhere."""
+    config = head.directory / "no_way"
+    config.write_text("Host *\n  ProxyCommand false\n")
+    return "--ssh-config", str(config)
+
+
 def test_status_asks_through_the_head_and_logs_in_nowhere(head: Head) -> None:
     directory = str(head.directory)
     command = head.launch("--no-torchrun", head.script("count.py", COUNT), directory)
     command.wait_for(r"node1 rank1 \| line 20 ")
-    no_way = head.directory / "no_way"
-    no_way.write_text("Host *\n  ProxyCommand false\n")
-
-    def states(*words: str) -> list[str]:
-        status = head.command("orchestrator", "status", "--json", *words)
-        status.finish()
-        nodes = json.loads(status.text[status.text.index("{") :])["nodes"]
-        assert [sorted(node["ranks"]) for node in nodes if node["ranks"]] in ([], [["0"], ["1"]])
-        return [node["state"] for node in nodes]
-
-    assert states("--ssh-config", str(no_way)) == ["running", "running"]
+    assert states(head, *no_way(head)) == ["running", "running"]
     os.kill(command.process.pid, signal.SIGSTOP)  # a head that does not answer
-    assert states("--ssh-config", str(no_way)) == ["unreachable", "unreachable"]
-    assert states() == ["running", "running"]
+    assert states(head, *no_way(head)) == ["unreachable", "unreachable"]
+    assert states(head) == ["running", "running"]
     os.kill(command.process.pid, signal.SIGCONT)
     (head.directory / "stop").touch()
     assert command.finish() == 0, command.text
