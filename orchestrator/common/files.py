@@ -47,11 +47,11 @@ def reason(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def replacing(path: Name, mode: int = PRIVATE) -> Iterator[BinaryIO]:
+def replacing(path: Name, mode: int = PRIVATE, *, exactly: bool = False) -> Iterator[BinaryIO]:
     """Fill a new file; at the end of the block it takes the place of `path`, safe on the disk.
 
     Whoever reads `path`, also after a crash, finds the old content or the new, never a part. It is
-    for its owner alone, whatever the umask; another mode is limited by the umask.
+    for its owner alone, whatever the umask; another mode is limited by the umask, if not exact.
     """
     directory, name = os.path.split(os.fspath(path))
     new = os.path.join(directory, f".{name}.{os.urandom(4).hex()}.new")
@@ -59,8 +59,8 @@ def replacing(path: Name, mode: int = PRIVATE) -> Iterator[BinaryIO]:
     _unfinished.add(new)
     try:
         with naming(path), open(os.open(new, flags, mode), "wb") as file:
-            if mode == PRIVATE:
-                os.fchmod(file.fileno(), PRIVATE)
+            if exactly or mode == PRIVATE:
+                os.fchmod(file.fileno(), mode)  # by its name it may be another file already
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -91,18 +91,29 @@ def naming(path: Name) -> Iterator[None]:
         raise
 
 
-def replace(path: Name, content: str | bytes, mode: int = PRIVATE) -> None:
+def replace(
+    path: Name, content: str | bytes, mode: int = PRIVATE, *, exactly: bool = False
+) -> None:
     """Write a whole file, text as UTF-8: see `replacing`."""
-    with replacing(path, mode) as file:
+    with replacing(path, mode, exactly=exactly) as file:
         file.write(
             content.encode(errors="backslashreplace") if isinstance(content, str) else content
         )
 
 
 def open_plain(path: Name, dir_fd: int | None = None) -> BinaryIO:
-    """Open a file for reading, but follow no link and wait for no writer of a pipe."""
+    """Open a plain file for reading; a link, a directory, a pipe and a device are refused."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return open(os.open(path, flags, dir_fd=dir_fd), "rb")
+    descriptor = os.open(path, flags, dir_fd=dir_fd)
+    try:
+        if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+            raise OSError(errno.EPERM, "not a plain file", os.fspath(path))
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)  # open() leaves it where it refuses
+        raise
 
 
 def digest(descriptor: int, offset: int = 0, size: int = 1 << 62) -> str:

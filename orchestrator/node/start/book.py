@@ -76,8 +76,7 @@ class Book:
 
     def write(self, entry: Entry) -> None:
         """Write an entry for all to read; its id has been locked before."""
-        files.replace(self.file(entry.id), json.dumps(encode(entry)), TO_READ)
-        os.chmod(self.file(entry.id), TO_READ)  # whatever the umask
+        files.replace(self.file(entry.id), json.dumps(encode(entry)), TO_READ, exactly=True)
 
     def remove(self, name: str) -> None:
         """Remove an entry; nobody can remove another user's."""

@@ -327,6 +327,44 @@ def test_an_entry_that_no_living_process_wrote_says_nothing(
     book.close()
 
 
+def test_a_pipe_or_a_directory_in_the_book_costs_nobody_a_launch(
+    visits: list[Visit], place: Path
+) -> None:
+    """Any user may put one there."""
+    book = Book()
+    os.mkfifo(place / "fedcba9876543210.json")
+    silent = os.open(place / "fedcba9876543210.json", os.O_RDWR)  # its writer says nothing
+    (place / "0000000000000000.json").mkdir()
+    before = len([*Path("/proc/self/fd").iterdir()])
+    for _ in range(3):
+        assert book.entries() == []
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    assert visits[0].answer(Claim(wish=wish())).held
+    os.close(silent)
+    book.close()
+
+
+def test_the_maker_of_the_directory_cannot_open_other_files_to_all(
+    visits: list[Visit], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made it may put a link in the place of an entry as soon as that is written."""
+    (key := tmp_path / "key").touch(0o600)
+    real = os.replace
+
+    def replaced(new: str, path: str) -> None:
+        real(new, path)
+        Path(path).unlink()
+        Path(path).symlink_to(key)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    visits[0].answer(Wait(entry=ENTRY))
+    held = HeldGpus(str(place / f"{ENTRY.id}.json"))
+    held.keys = ("gpu-0000:01:00.0",)
+    assert held.note(["0000:01:00.0"], [0.0]) is not None
+    assert all((place / f"{ENTRY.id}.{end}").is_symlink() for end in ("json", "use"))
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+
+
 def test_whose_an_entry_is_the_file_system_says(visits: list[Visit]) -> None:
     visits[0].answer(Wait(entry=ENTRY.replace(user="the emperor")))
     (seen,) = visits[1].answer(ReadBook()).entries

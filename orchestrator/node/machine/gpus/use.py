@@ -40,8 +40,8 @@ class HeldGpus:
         now = time.time()
         if any(mine) or self.busy > now:
             self.busy = now
-        files.replace(self.path, json.dumps({"seen": now, "busy": self.busy}), TO_READ)
-        os.chmod(self.path, TO_READ)  # whatever the umask
+        note = json.dumps({"seen": now, "busy": self.busy})
+        files.replace(self.path, note, TO_READ, exactly=True)
         return now - self.busy
 
 
