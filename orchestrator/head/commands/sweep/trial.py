@@ -25,6 +25,7 @@ from orchestrator.head.start import stages
 from orchestrator.head.start.request import resolve
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics.names import better
+from orchestrator.records.metrics.step_lines import GAP
 
 DEFAULTS = {"name": "try", "nnodes": 1, "claim": "all", "queue": True, "sync": "always"}
 NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
@@ -108,7 +109,8 @@ def readings(
 
 def printed(log: Path, metric: str) -> Iterator[float]:
     """Yield the values that lines of a log give a metric: val_bpb: 0.98, val_bpb=0.98."""
-    wanted = re.compile(rf"(?<![\w./-]){re.escape(metric)}[\"']?\s*[:=]?\s*{NUMBER}(?![\w.])", re.I)
+    name = re.escape(metric)
+    wanted = re.compile(rf"(?<![\w./-]){name}[\"']?{GAP}[:=]?{GAP}{NUMBER}(?![\w.])", re.I)
     with contextlib.suppress(FileNotFoundError), log.open(errors="replace") as lines:
         for line in lines:
             for match in wanted.finditer(line[:LONGEST_LINE]):

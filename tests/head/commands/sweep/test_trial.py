@@ -46,6 +46,8 @@ def test_what_a_program_prints(tmp_path: Path) -> None:
     assert trial.result(experiment, DONE, "lr")["best"] is None  # neither way is better
     experiment.log(NODE).write_text("acc=3\nacc=2\n")
     assert trial.result(experiment, DONE, "acc")["best"] == 3.0
+    experiment.log(NODE).write_text(f"acc{' ' * 60_000}\nacc: 4\n")  # not looked at for minutes
+    assert trial.result(experiment, DONE, "acc")["value"] == 4.0
 
 
 def test_what_a_trainer_measures_comes_first(tmp_path: Path) -> None:
