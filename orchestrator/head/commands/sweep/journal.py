@@ -19,8 +19,9 @@ from orchestrator.common import files
 from orchestrator.common.errors import UsageError, nearest
 from orchestrator.common.permissions import others
 from orchestrator.head.commands.sweep.slot import Slot
-from orchestrator.records import experiments
-from orchestrator.records.experiment import Experiment
+from orchestrator.protocol.message import parse
+from orchestrator.records import experiments, trust
+from orchestrator.records.experiment import TRUST, Experiment
 
 SWEEP, JOURNAL, SLOTS = "sweep.json", "journal.jsonl", "slots"
 
@@ -107,8 +108,10 @@ class Journal:
         return []
 
     def describe(self) -> dict[str, Any]:
-        data: dict[str, Any] = json.loads((self.path / SWEEP).read_bytes())
-        return data
+        try:
+            return parse((self.path / SWEEP).read_bytes())
+        except ValueError as error:
+            raise UsageError(f"{self.path / SWEEP} was changed: {error}") from None
 
 
 def create(root: Path, name: str, data: dict[str, Any]) -> Journal:
@@ -119,7 +122,9 @@ def create(root: Path, name: str, data: dict[str, Any]) -> Journal:
         for inner in (experiment.logs, experiment.path / "outputs"):
             inner.rmdir()
         files.make_private(journal.path / SLOTS)
-        experiment.write(SWEEP, json.dumps(data) + "\n")
+        text = json.dumps(data)
+        trust.sign(journal.path, json.loads(text))  # as it will be read
+        experiment.write(SWEEP, text + "\n")
     except OSError as error:
         raise UsageError(
             f"{journal.path} cannot be written: {error.strerror}; nothing was started",
@@ -128,8 +133,11 @@ def create(root: Path, name: str, data: dict[str, Any]) -> Journal:
     return journal
 
 
-def find(root: Path, name: str) -> Journal:
-    """Find a sweep by its name or directory."""
+def find(root: Path, name: str, *, trusted: bool = False) -> Journal:
+    """Find a sweep by its name or directory; `trusted`: whoever began it.
+
+    One that came with a repository is ours by its owner: what it says to run, this login never did.
+    """
     if journal := known_as(root, name):
         for path in (journal.path, journal.path / SWEEP):
             if problem := others(path.stat()):
@@ -137,6 +145,14 @@ def find(root: Path, name: str) -> Journal:
                     f"{path} {problem}, and a sweep could name any program to run",
                     f"chmod -R go-w {journal.path}",
                 )
+        with files.opened(journal.path) as directory:
+            signed = trust.signature(directory, journal.describe()) is not None
+        if not signed and not trusted:
+            raise UsageError(
+                f"{journal.path} was not begun by this login: the machines and programs that it"
+                " names are not used",
+                f"begin it anew: orchestrator sweep; `orchestrator stop` ends it with {TRUST}",
+            )
         return journal
     known = sorted(path.parent.name for path in root.glob(f"*/{SWEEP}"))
     near = nearest(name, known)

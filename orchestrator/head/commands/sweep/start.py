@@ -153,7 +153,7 @@ def sweep_leader(answers: Answers, path: Path, base: LaunchArguments) -> None:
 
 def stop(where: Where, name: str, parse: Parse) -> int:
     """Stop a sweep: by its head as Ctrl-C there, or in the place of one that has ended."""
-    journal = journals.find(where.experiments, name)
+    journal = journals.find(where.experiments, name, trusted=where.trust_record)
     experiment = Experiment(journal.path)
     holder = experiment.lock()
     if holder is None:

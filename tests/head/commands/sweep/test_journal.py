@@ -51,6 +51,18 @@ def test_a_sweep_is_found_by_its_name(tmp_path: Path) -> None:
         journals.find(tmp_path, journal.name)
 
 
+def test_a_sweep_that_came_with_a_repository_runs_nothing(tmp_path: Path) -> None:
+    """Its file is this login's by its owner, and names an ssh_config, which names programs."""
+    journal = new(tmp_path)
+    (journal.path / journals.SWEEP).write_text('{"words": ["--ssh-config", "theirs"]}')
+    with pytest.raises(UsageError, match="not begun by this login"):
+        journals.find(tmp_path, journal.name)
+    assert journals.find(tmp_path, journal.name, trusted=True).path == journal.path
+    (journal.path / journals.SWEEP).write_text("half a li")
+    with pytest.raises(UsageError, match="was changed"):
+        journals.find(tmp_path, journal.name)
+
+
 def test_a_slot_has_one_process_and_none_once_it_was_removed(tmp_path: Path) -> None:
     slot = Slot(tmp_path / "7")
     slot.make()
