@@ -102,8 +102,16 @@ PERSONAL = [
     *(".env", ".env.local", "conf/.envrc", "keys/id_rsa", "id_ed25519", "tls/server.pem", "me.p12"),
     *(".kube/config", ".docker/config.json", ".npmrc", ".pypirc", ".huggingface/token"),
     *("kaggle.json", ".config/gcloud/credentials.db", ".azure/x", ".ssh/config", ".netrc"),
+    *("secrets.env", "conf/prod.env"),
 ]
-NOT_PERSONAL = [".env.example", "id_mapping.py", "id_rsa.pub", "docker/config.json", "pem.py"]
+NOT_PERSONAL = [
+    ".env.example",
+    "example.env",
+    "id_mapping.py",
+    "id_rsa.pub",
+    "docker/config.json",
+    "pem.py",
+]
 
 
 @pytest.mark.parametrize("with_git", [True, False])

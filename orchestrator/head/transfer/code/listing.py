@@ -36,6 +36,7 @@ PERSONAL = frozenset(
 KEY_FILES = re.compile(
     rb".+\.(pem|p12|pfx|ppk)|id_(rsa|dsa|ecdsa|ed25519)(_sk)?"
     rb"|\.env\.(?!(example|sample|template|dist|defaults?)$).+"
+    rb"|(?!(example|sample|template|dist|defaults?)\.).+\.env"
 )
 MOST_NAMED = 10
 # Without git nobody says what is a product; these are, by their names.
