@@ -58,6 +58,15 @@ def path_with(python: str, path: str) -> str:
     return path
 
 
+def installed(name: str, *module: str) -> list[str]:
+    """Name a command of this installation by its path; without one, the module that it is.
+
+    `python -m` would find a json.py of the directory in which it is started first.
+    """
+    path = os.path.join(os.path.dirname(os.path.abspath(sys.executable)), name)
+    return [path] if os.access(path, os.X_OK) else [sys.executable, "-m", "orchestrator", *module]
+
+
 def own_place(module: str, directory: str) -> str:
     """Return where in a directory a module of its own is, by a path that PYTHONPATH takes.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import EXIT_DONE, OrchestratorError, UsageError
+from orchestrator.common.program import installed
 from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.head.commands.follow import report_end
 from orchestrator.head.plan import redact
@@ -223,7 +224,8 @@ def checked(launch: LaunchArguments) -> Request:
 
 def command_line(asked: SbatchOptions, words: Sequence[str], request: Request) -> list[str]:
     """Write the command line of master_launch inside the job."""
-    command = [*program(), "--nodes-from", "slurm"]
+    # By its path: on the compute node, PATH may be another one.
+    command = [*installed("master_launch", "launch"), "--nodes-from", "slurm"]
     if request.config_file is not None and str(request.config_file) not in words:
         command += ["--config", str(request.config_file)]  # from CONFIG_FILE, or the default
     resumes = request.config.checkpoint.resume != "never"
@@ -235,11 +237,3 @@ def command_line(asked: SbatchOptions, words: Sequence[str], request: Request) -
             " its ranks and their data loaders"
         )
     return [*command, *words]
-
-
-def program() -> list[str]:
-    """Name this installation by its path: on the compute node, PATH may be another one."""
-    command = Path(sys.executable).with_name("master_launch")
-    if os.access(command, os.X_OK):
-        return [str(command)]
-    return [sys.executable, "-m", "orchestrator", "launch"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.common import files
 from orchestrator.common.errors import EXIT_DONE, EXIT_STOPPED, OrchestratorError, UsageError
+from orchestrator.common.program import installed
 from orchestrator.common.text import duration, plural
 from orchestrator.config.launch import View, Where
 from orchestrator.head.background.process import Background, Hears, Pipe
@@ -380,7 +380,7 @@ def print_unit(where: Where, wanted: str | None) -> int:
     """Print a systemd user unit that watches the job."""
     root = where.experiments.absolute()
     experiment = experiments.known(root, wanted, trusted=where.trust_record)
-    words = [sys.executable, "-m", "orchestrator", "watch", str(experiment.path)]
+    words = [*installed("orchestrator"), "watch", str(experiment.path)]
     if where.ssh_config is not None:
         words += ["--ssh-config", str(where.ssh_config.absolute())]
     name, directory = (text.replace("%", "%%") for text in (experiment.name, str(root.parent)))

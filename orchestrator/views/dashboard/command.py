@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.common.errors import EXIT_DONE
 from orchestrator.common.hosts import in_url, is_loopback
+from orchestrator.common.program import installed
 from orchestrator.common.wings import needed
 from orchestrator.config.launch import Where
 from orchestrator.head.commands.diff import compared
@@ -54,7 +54,7 @@ class Stopping:
     where: Where
 
     async def stop(self, name: str) -> str:
-        words = [sys.executable, "-m", "orchestrator", "stop", name]
+        words = [*installed("orchestrator"), "stop"]
         words += ["--experiments", str(self.where.experiments.absolute())]
         if self.where.ssh_config is not None:
             words += ["--ssh-config", str(self.where.ssh_config.absolute())]
@@ -62,6 +62,7 @@ class Stopping:
             words += ["--connect-timeout", str(self.where.connect_timeout)]
         if self.where.trust_record:
             words.append("--trust-record")
+        words += ["--", name]  # whatever it begins with
         process = await asyncio.create_subprocess_exec(
             *words,
             stdin=asyncio.subprocess.DEVNULL,

@@ -26,7 +26,7 @@ def test_the_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         f"WorkingDirectory={tmp_path}/a b" in text and "%%h$HOME\n" in text and "%%h$$HOME" in text
     )
-    assert '-m" "orchestrator" "watch" "' in text
+    assert '/orchestrator" "watch" "' in text and "-m" not in text  # whose directory comes first
     analyze = shutil.which("systemd-analyze")
     if analyze:
         unit = tmp_path / "watch.service"

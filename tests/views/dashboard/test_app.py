@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import UsageError
+from orchestrator.config.launch import Where
 from orchestrator.records.experiment import Experiment
 from orchestrator.views import tail as log_tail
 from orchestrator.views.dashboard import app, logs
 from orchestrator.views.dashboard.app import MOST_STREAMS, MOST_TOPICS, listen
+from orchestrator.views.dashboard.command import Stopping
 from orchestrator.views.dashboard.hub import Topic, following
 from orchestrator.views.places import Places
 from tests.views.dashboard.client import PATIENCE, Got, Site
@@ -198,6 +200,17 @@ def test_every_answer_has_the_policy(site: Site) -> None:
 
 
 # -- stop -------------------------------------------------------------------------------------
+
+
+def test_a_stop_runs_no_file_of_the_directory_and_takes_no_name_for_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('a file of the directory was run')")
+    (tmp_path / "experiments").mkdir(mode=0o700)
+    monkeypatch.chdir(tmp_path)
+    name = f"--ssh-config={RUN}"
+    answer = asyncio.run(Stopping(Where(experiments=Path("experiments"))).stop(name))
+    assert f"there is no experiment '{name}'" in answer
 
 
 def test_a_stop_is_asked_for_by_a_page_of_ours_alone(site: Site) -> None:
