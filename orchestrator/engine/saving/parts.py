@@ -11,6 +11,7 @@ import dataclasses
 import os
 import re
 import time
+import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,11 @@ WRITER = re.compile(r"__([0-9]+)_")
 CHANGING = ""  # in the name of a rank's file with everything else
 ALIKE = "alike_"  # in the name of the file with what all ranks have alike
 CONSTANT = "constant_"  # and of that with what does not change from one checkpoint to the next
+# Code of torch 2.8 and 2.9 says so at each rank's first checkpoint. catch_warnings() would change
+# what other threads say, and a thread writes: the filter stays.
+warnings.filterwarnings(
+    "ignore", "TypedStorage is deprecated", UserWarning, re.escape(FileSystemWriter.__module__)
+)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,11 @@ _SHOW_AFTER_SKIP = 64 << 10
 _BYTES_PER_PUMP = 1 << 20
 _STALE_SECONDS = 5.0  # seconds without a move after which a bar gives way to those that move
 # What torch says of itself, harmless and in each job; the log has it.
-NOISE = (b"[c10d] The hostname of the client socket cannot be retrieved", b"USDT:")
+# With torch 2.8 and 2.9 gloo counts who is connected already; the engine's groups connect later.
+NOISE = (
+    *(b"[c10d] The hostname of the client socket cannot be retrieved", b"USDT:"),
+    *(b" peer ranks. Expected number of connected peer ranks is : ", b" is NOT connected to: ["),
+)
 TICK_SECONDS = 0.5  # between two looks at what is due without any news
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 
@@ -292,7 +296,8 @@ class Screen:
 
 def of_torch_alone(line: str) -> bool:
     """Tell whether a line is one of torch's remarks that are left out here."""
-    return line.startswith(("[W", "USDT:")) and any(noise.decode() in line for noise in NOISE)
+    begins = line.startswith(("[W", "USDT:", "[Gloo] Rank "))
+    return begins and any(noise.decode() in line for noise in NOISE)
 
 
 def _terminal_size(out: TextIO) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -227,3 +228,19 @@ def test_a_node_dies_while_a_checkpoint_is_published(tmp_path: Path, moment: str
     assert checkpoints(again)[-1] == "step_00000012"
     for each in (0, 1):
         assert not list((again.experiment(each) / "outputs/checkpoints").glob(".step*"))
+
+
+def test_what_old_torch_says_of_its_own_writer_is_not_for_the_screen() -> None:
+    program = """
+import torch
+from torch.distributed.checkpoint import filesystem
+import orchestrator.engine.saving.parts
+
+size = "torch.ones(1).storage().size()"
+eval(size, {"torch": torch, "__name__": filesystem.__name__})
+torch.storage._reset_warn_typed_storage_removal()
+eval(size, {"torch": torch, "__name__": "of_a_user"})
+"""
+    words = [sys.executable, "-W", "default", "-c", program]
+    told = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True).stderr
+    assert told.count("TypedStorage is deprecated") == 1, told

@@ -78,6 +78,12 @@ def test_what_a_pipe_gets(
     assert shown(two_nodes, **options) == lines
 
 
+GLOO = b"""\
+[Gloo] Rank 0 is connected to 0 peer ranks. Expected number of connected peer ranks is : 1
+[Gloo] Rank 0 is NOT connected to: [1]
+"""
+
+
 def test_what_torch_says_of_itself_stays_in_the_log(tmp_path: Path) -> None:
     log = log_in(tmp_path, 0)
     where = b"[W1121 23:27:34.165466818 socket.cpp:207] [c10d] "
@@ -88,12 +94,12 @@ def test_what_torch_says_of_itself_stays_in_the_log(tmp_path: Path) -> None:
         ("-", where + cannot + b"\n" + where + b"another warning\n"),
         ("0", b"before\n" + profiler + b"\nthe USDT: rate\n" + cannot[:20] + b"\n"),
         ("~", b"recvValueWithTimeout failed on SocketImpl\n"),
-        ("0", b"after\n"),
+        ("0", GLOO + b"after is NOT connected to: [1]\n"),
     )
     lines = shown([log], ranks=1)
     assert [line.partition("| ")[2] for line in lines] == [
         (where + b"another warning").decode(), "before", "the USDT: rate", cannot[:20].decode(),
-        "after",
+        "after is NOT connected to: [1]",
     ]  # fmt: skip
 
 
