@@ -31,6 +31,7 @@ from pathlib import Path
 
 from ground import ROOT, first_line, machine, progress, require_own_network, show, table
 
+from orchestrator.head.follow.monitors.status_socket import ask_head
 from orchestrator.local_cluster import cluster as local
 
 LIMIT_SECONDS = 300.0
@@ -166,13 +167,21 @@ def job(hosts: Hosts, found: dict[str, list[Cost]], *, counts: bool) -> None:
 
 
 def status(hosts: Hosts, found: dict[str, list[Cost]], *, counts: bool) -> None:
-    """Ask how the job stands; the head that follows it in the background works for that, too."""
-    heads = (hosts.work / "experiments").glob("*_*/.head")
-    pid = json.loads(max(heads, key=lambda head: head.stat().st_mtime_ns).read_text())["pid"]
-    before = spent(pid)
+    """Ask how the job stands once a head in the background has a channel to every node.
+
+    It asks them for the command, so what it takes meanwhile is counted, too.
+    """
+    experiments = (hosts.work / "experiments").glob("*_*")
+    newest = max(experiments, key=lambda path: (path / "job.json").stat().st_mtime_ns)
+    name = json.loads((newest / "job.json").read_text())["job"]
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while len(ask_head(newest, name)) < len(hosts.addresses) and time.monotonic() < deadline:
+        time.sleep(TURN_SECONDS)
+    head = int(json.loads((newest / ".head").read_text())["pid"])
+    before = spent(head)
     cost = take(hosts, "status", our("status"), found, counts=counts)
     if counts and cost is not None:
-        found["status"][-1] = replace(cost, head=cost.head + spent(pid) - before)
+        found["status"][-1] = replace(cost, head=cost.head + spent(head) - before)
 
 
 def our(command: str, *words: str) -> list[str]:

@@ -150,7 +150,7 @@ class Run:
             self.job.end_all(self.end.order_why, PEER_GRACE)
         self.check_patience()
         self.monitors.check()
-        self.status.check(self.job.at_work)
+        self.status.check(lambda: self.job.in_touch)
         self.check_changes()
         self.job.save_in_turn(at_once=not self.end.open or self.end.left)
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +23,9 @@ from orchestrator.protocol.requests.follow import Jobs, JobState, JobStates
 if TYPE_CHECKING:
     from orchestrator.head.follow.streams.follower import NodeFollower
 
-ANSWER_SECONDS = 2.0  # nodes that have not answered by then are asked by the command itself
-PATIENCE_SECONDS = 3.0  # with a head, and of a head with a command that does not read
+HEARD_SECONDS = 3.0  # a head that says nothing until then hangs
+ANSWER_SECONDS = 8.0  # nodes that have not answered by then are asked by the command itself
+READING_SECONDS = 3.0  # a command that has not read the answer until then hangs
 WAITING = 64  # commands that ask at the same moment
 
 
@@ -40,11 +41,13 @@ def name_of(experiment: Path) -> str:
 def ask_head(experiment: Path, job: str) -> dict[int, JobState]:
     """Ask whoever follows a job how its nodes stand; return what is known, by node."""
     with socket.socket(socket.AF_UNIX) as plain:
-        plain.settimeout(PATIENCE_SECONDS)
+        plain.settimeout(HEARD_SECONDS)
         try:
             plain.connect(name_of(experiment))
             if wire.peer(plain)[1] != os.geteuid():
                 return {}
+            wire.receive(plain)
+            plain.settimeout(ANSWER_SECONDS + READING_SECONDS)
             answer = decode(JobStates, wire.receive(plain)[0])
         except (OSError, ValueError):  # nobody follows it here, or who does runs another version
             return {}
@@ -58,8 +61,9 @@ class StatusSocket:
         self.job, self.experiment = job, experiment
         self.listener: socket.socket | None = None
         self.callers: list[socket.socket] = []
-        self.pending: set[int] = set()  # nodes that have not answered yet
-        self.states: list[JobState] = []
+        self.waiting: list[socket.socket] = []  # for the next question
+        self.asked: dict[int, bool] = {}  # node -> whether it has answered
+        self.states: dict[int, JobState] = {}
         self.asked_at = 0.0
 
     def __enter__(self) -> None:
@@ -75,45 +79,52 @@ class StatusSocket:
     def __exit__(self, *_: object) -> None:
         if self.listener is not None:
             self.listener.close()
-        for caller in self.callers:
-            caller.close()
-        self.listener, self.callers = None, []
+        for sock in (*self.callers, *self.waiting):
+            sock.close()
+        self.listener, self.callers, self.waiting = None, [], []
 
-    def check(self, followers: Sequence[NodeFollower]) -> None:
+    def check(self, followers: Callable[[], Sequence[NodeFollower]]) -> None:
         """Ask the nodes for the commands that have called, and answer these in time."""
-        now = time.monotonic()
+        self.accept()
+        if not self.callers and self.waiting:
+            self.callers, self.waiting = self.waiting, []
+            self.asked_at, self.states, self.asked = time.monotonic(), {}, {}
         if self.callers:
-            if not self.pending or now > self.asked_at + ANSWER_SECONDS:
-                self.reply()
-            return
-        if self.listener is not None:
-            self.accept(self.listener)
-        if self.callers:
-            self.asked_at, self.states = now, []
-            connected = [follower for follower in followers if follower.channel is not None]
-            self.pending = {follower.node.index for follower in connected}
-            for follower in connected:
-                follower.ask(Jobs(part=(self.job, follower.node.index)))
+            self.ask({follower.node.index: follower for follower in followers()})
 
-    def accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # nobody waits
-            while True:
-                sock, _ = listener.accept()
+    def accept(self) -> None:
+        """Take those who have called, and tell each at once that it was heard."""
+        with contextlib.suppress(OSError):  # nobody has
+            while self.listener is not None:
+                sock, _ = self.listener.accept()
+                self.waiting.append(sock)
+                sock.setblocking(False)
                 if wire.peer(sock)[1] == os.geteuid():
-                    self.callers.append(sock)
+                    wire.send(sock, {})
                 else:
-                    sock.close()
+                    self.waiting.pop().close()
+
+    def ask(self, followers: Mapping[int, NodeFollower]) -> None:
+        """Ask nodes to which there is a channel by now; a node that was lost is not waited for."""
+        for node, follower in followers.items():
+            if node not in self.asked and follower.channel is not None:
+                self.asked[node] = False
+                follower.ask(Jobs(part=(self.job, node)))
+        done = all(self.asked.get(node) for node in followers)
+        if done or time.monotonic() > self.asked_at + ANSWER_SECONDS:
+            self.reply()
 
     def answer(self, node: int, answer: JobStates) -> None:
-        self.pending.discard(node)
-        self.states += [state.replace(node=node) for state in clock.jobs_now(answer).jobs[:1]]
+        self.asked[node] = True
+        for state in clock.jobs_now(answer).jobs[:1]:  # none, if it does not know the job
+            self.states[node] = state.replace(node=node)
 
     def reply(self) -> None:
-        message = encode(JobStates(jobs=tuple(self.states), time=time.time()))
+        message = encode(JobStates(jobs=tuple(self.states.values()), time=time.time()))
         for sock in self.callers:
-            sock.settimeout(PATIENCE_SECONDS)
+            sock.settimeout(READING_SECONDS)
             tasks.WORK.start(partial(send, tasks.Socket.of(sock), message))
-        self.callers, self.pending = [], set()
+        self.callers = []
 
 
 def send(sock: socket.socket, message: dict[str, object]) -> None:

@@ -19,7 +19,7 @@ class Follower:
 
     def __init__(self, index: int, answer: Callable[[int, JobStates], None] | None) -> None:
         self.node = SimpleNamespace(index=index)
-        self.channel = object()
+        self.channel: object | None = object()
         self.answer = answer
 
     def ask(self, request: Jobs) -> None:
@@ -40,7 +40,7 @@ def serving(tmp_path: Path) -> Iterator[Callable[[Any], None]]:
         with status:
             listens.set()
             while not over.wait(0.01):
-                status.check(followers)
+                status.check(lambda: followers)
 
     def begin(makes: Any) -> None:
         status = StatusSocket("job-1", tmp_path)
@@ -89,3 +89,24 @@ def test_a_name_that_another_head_has_is_no_error(
     serving(lambda status: [Follower(0, status.answer)])
     with StatusSocket("job-1", tmp_path):
         assert ask_head(tmp_path, "job-1").keys() == {0}
+
+
+def test_a_node_whose_channel_is_made_meanwhile_is_asked_and_one_that_is_lost_is_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    status = StatusSocket("job-1", tmp_path)
+    late, lost = Follower(0, status.answer), Follower(1, None)
+    late.channel = None
+    followers = [late, lost]
+    told: list[list[int]] = []
+    caller = threading.Thread(target=lambda: told.append([*ask_head(tmp_path, "job-1")]))
+    with status:
+        caller.start()
+        while not status.callers:
+            status.check(lambda: followers)
+        late.channel = object()
+        status.check(lambda: followers)
+        assert status.callers
+        status.check(lambda: followers[:1])
+        caller.join(10)
+    assert told == [[0]]
