@@ -114,7 +114,7 @@ class Book:
                 with contextlib.suppress(OSError):
                     self.remove(name)
             return None
-        return entry.replace(user=name_of(owner))
+        return shown(entry).replace(user=name_of(owner))
 
     def touch(self) -> None:
         """Keep it from those who remove what nobody has touched for days."""
@@ -129,6 +129,18 @@ def lock_of(name: str, kind: int) -> bytes:
     """Describe the lock of a name: a byte of the file, at a place that the name gives."""
     digest = hashlib.sha256(name.encode()).digest()
     return FLOCK.pack(kind, os.SEEK_SET, int.from_bytes(digest[:8], "big") & LAST_BYTE, 1, 0)
+
+
+def shown(entry: Entry) -> Entry:
+    """Return an entry that fits into a line of somebody else's terminal, whatever it says."""
+    texts = {name: printable(getattr(entry, name)) for name in ("state", "job", "head", "why")}
+    return entry.replace(**texts, names=tuple(map(printable, entry.names)))
+
+
+def printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def name_of(uid: int) -> str:

@@ -371,6 +371,13 @@ def test_whose_an_entry_is_the_file_system_says(visits: list[Visit]) -> None:
     assert seen.user != "the emperor"
 
 
+def test_an_entry_writes_no_line_of_its_own_on_other_terminals(visits: list[Visit]) -> None:
+    said = ENTRY.replace(job="x\norchestrator: done\x1b[2J", names=("\r",))
+    visits[0].answer(Wait(entry=said))
+    (seen,) = visits[1].answer(ReadBook()).entries
+    assert (seen.job, seen.names) == ("x?orchestrator: done?[2J", ("?",))
+
+
 def test_the_directory_is_for_all_whatever_the_umask(visits: list[Visit], place: Path) -> None:
     before = os.umask(0o077)
     try:
