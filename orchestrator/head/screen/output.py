@@ -229,7 +229,9 @@ def printable(text: str) -> str:
 
 def paint(text: str, style: str, terminal: Terminal) -> str:
     """Return a text in a style, or unchanged where no colours show."""
-    return table([[(text, style)]], Terminal(color=True)) if terminal.color else printable(text)
+    if not terminal.color:
+        return printable(text)
+    return "\n".join(table([[(line, style)]], Terminal(color=True)) for line in text.split("\n"))
 
 
 def table(
@@ -240,7 +242,10 @@ def table(
     headed: bool = False,
     indent: int = 0,
 ) -> str:
-    """Align rows in columns, wrapped to a terminal's width; the first row may be headings."""
+    """Align rows in columns, wrapped to a terminal's width; the first row may be headings.
+
+    A name with a line break, as anybody's process may have, makes no row of its own.
+    """
     cells = [[_styled(cell) for cell in row] for row in rows]
     if not rows or (terminal.width is None and not terminal.color):
         lines = text.table([[content for content, _ in row] for row in cells], right)
@@ -251,7 +256,7 @@ def table(
 
 def _styled(cell: Cell) -> tuple[str, str]:
     content, style = (cell, "") if isinstance(cell, str) else cell
-    return printable(content), style
+    return clean(content), style
 
 
 def _drawn(

@@ -43,8 +43,9 @@ def test_a_terminal_gets_its_width_and_colours() -> None:
 
 @pytest.mark.parametrize("terminal", [output.PLAIN, Terminal(40), Terminal(40, color=True)])
 def test_nothing_from_elsewhere_reaches_the_terminal(terminal: Terminal) -> None:
-    drawn = output.table([["a\x1b[2J", "b\x9b1m\r"]], terminal)
-    assert drawn == "a  b\N{REPLACEMENT CHARACTER}1m␍"
+    drawn = output.table([["a\x1b[2J", "b\x9b1m\r\nall is well"]], terminal)
+    assert drawn == "a  b\N{REPLACEMENT CHARACTER}1m␍␊all is well"
+    assert output.paint("a\nb", "red", terminal).count("\n") == 1
 
 
 class FakeTerminal(io.StringIO):
