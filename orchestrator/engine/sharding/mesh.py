@@ -226,6 +226,7 @@ def shard(
                 offload_policy=offload,
                 ignored_params=whole,
             )
+        type(module).__deepcopy__ = own_code.refuse_copy  # type: ignore[attr-defined]
     low_precision.gather_others_as_they_are(model)
     own_code.keep_hooks(used_parts.groups(model), hooks)
     parts = list(used_parts.blocks(model))
@@ -437,8 +438,7 @@ def explained(what: str) -> Iterator[None]:
             raise
         raise UsageError(
             f"torch cannot compute {what} with sharded parameters: {lines[0]}",
-            'strategy="ddp" (fsdp.sharding_strategy) keeps them whole; a model must not use the'
-            " parameters of a block outside its forward: fsdp.wrap names other blocks",
+            own_code.GATHERED,
         ) from error
 
 

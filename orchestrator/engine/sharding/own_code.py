@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import register_pytree_node, tree_leaves
 
@@ -23,6 +24,10 @@ from orchestrator.engine.ranks.ranks import Ranks
 
 Hook = Callable[[Tensor], Any]  # of a gradient
 WHOLE = 'strategy="ddp" (fsdp.sharding_strategy) keeps all parameters whole'
+GATHERED = (
+    "parameters of a block that are used outside its forward need find_unused_parameters=True"
+    f" (distributed.find_unused_parameters), which gathers all blocks for a whole step; {WHOLE}"
+)
 FIRST_FORWARDS, EVERY = 3, 64  # which forwards are looked at for changes
 
 
@@ -160,6 +165,69 @@ def attributes(value: Any) -> Iterator[Any]:
     yield from getattr(value, "__dict__", {}).values()
     for name in getattr(type(value), "__slots__", ()):
         yield getattr(value, name, None)
+
+
+# -- parameters of a block that are used outside its forward --------------------------------------
+
+
+def refuse_sharded(result: Any) -> None:
+    """Refuse a loss, or another result, that was computed from shards."""
+    if any(isinstance(leaf, DTensor) for leaf in tree_leaves(result)):
+        raise UsageError(
+            "the step uses parameters of a block outside its forward, where they are in shards",
+            GATHERED,
+        )
+
+
+def refuse_replaced(group: Any, model: nn.Module) -> None:
+    """Refuse what stands in the place of a parameter, as torch.func.functional_call() puts it
+    there: FSDP would put its own over it."""
+    for parameter in group.fsdp_params:
+        info = parameter._module_info
+        there = info.module._parameters.get(info.param_name)
+        if there is None or there is parameter.sharded_param:
+            continue
+        if there is not getattr(parameter, "_unsharded_param", None):
+            named = plain_names.parameters(model)
+            name = next((n for n, p in named if p is there), info.param_name)
+            raise UsageError(
+                f"{name} was replaced, as torch.func.functional_call() does, and sharding would"
+                " compute with the parameter itself",
+                GATHERED,
+            )
+
+
+def watched_shards(groups: Iterator[Any], model: nn.Module) -> list[Any]:
+    """Have a gradient refused that comes to the shards themselves, as from full_tensor(): nobody
+    would sum it over the ranks. It is watched for as long as the result is held."""
+    names = {id(parameter): name for name, parameter in plain_names.parameters(model)}
+    nodes = []
+    for group in groups:
+        for shard in (parameter.sharded_param for parameter in group.fsdp_params):
+            if shard.requires_grad:
+                node = torch.autograd.graph.get_gradient_edge(shard).node
+                name = names.get(id(shard), "a parameter")
+                node.register_prehook(functools.partial(refuse_apart, name))
+                nodes.append(node)
+    return nodes
+
+
+def refuse_apart(name: str, _gradients: Any) -> None:
+    raise UsageError(
+        f"the step uses {name} outside the forward of its block, where it is in shards, and its"
+        " gradient would not be summed over the ranks",
+        GATHERED,
+    )
+
+
+def refuse_copy(model: nn.Module, _memo: Any = None) -> nn.Module:
+    """Take the place of FSDP's __deepcopy__, which raises an AssertionError."""
+    raise UsageError(
+        "a model in shards cannot be copied by copy.deepcopy()",
+        'copy it before the Trainer is made, and give both: models={"net": ..., "copy": ...}; a'
+        " hook may load the state of one into the other; ema=0.999 keeps an average of the weights;"
+        f" {WHOLE}",
+    )
 
 
 class Changes:

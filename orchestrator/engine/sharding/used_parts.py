@@ -29,7 +29,13 @@ from orchestrator.engine.ranks.ranks import all_here_by_store, host_group
 from orchestrator.engine.sharding import block_order
 from orchestrator.engine.sharding.block_order import BlockOrder
 from orchestrator.engine.sharding.blocks import has_sparse
-from orchestrator.engine.sharding.own_code import Changes, refuse_hidden
+from orchestrator.engine.sharding.own_code import (
+    Changes,
+    refuse_hidden,
+    refuse_replaced,
+    refuse_sharded,
+    watched_shards,
+)
 from orchestrator.engine.sharding.several import parts_of
 
 T = TypeVar("T")
@@ -64,6 +70,7 @@ class UsedParts:
         self.before_sum = before_sum
         self.parameters: set[int] = set()  # by id: those that got a gradient
         self.changes = Changes(model)
+        self.shards: list[Any] = []  # whose gradients come from FSDP alone
         self.in_forward = False
         self.derived = False  # in the forward: its parameters are read again by the backward
         for group in groups(model):
@@ -77,6 +84,7 @@ class UsedParts:
     ) -> None:
         """Note that a block is gathered, unless it is there already."""
         if group._all_gather_result is None and not group.is_unsharded:
+            refuse_replaced(group, self.model)
             self.order.gathers(name_of(group))
         unshard(*options, **named)
 
@@ -187,11 +195,13 @@ def computed(model: nn.Module, call: Callable[[], T]) -> T:
     if used.differ:
         for block in blocks(model):
             block.unshard()
+    used.shards = used.shards or watched_shards(groups(model), model)
     used.in_forward = True
     try:
         result = call()
     finally:
         used.in_forward = False
+    refuse_sharded(result)
     used.changes.refuse(groups(model))
     used.order.end_forward()
     return result

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from orchestrator import Trainer, distributed
@@ -361,6 +362,83 @@ def hybrid_shard(directory: Path) -> None:
     results["sparse"] = message(trained, Sparse(), torch.optim.SGD)
     results["sparse far"] = [sparse(torch.optim.SGD), sparse(torch.optim.SparseAdam)]
     results["nothing to recompute"] = message(recomputed, Clip)
+    tell(directory, results)
+
+
+# -- steps that use parameters of blocks outside their forwards -----------------------------------
+
+
+def of_logits_and(penalty: Callable[[nn.Module], Tensor]) -> Callable[[nn.Module, Any], Tensor]:
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]) + 0.1 * penalty(model)
+
+    return step
+
+
+def decayed(model: nn.Module) -> Tensor:
+    """All weights, as they are there."""
+    return torch.stack([p.square().sum() for p in model.parameters()]).sum()
+
+
+def gathered(model: nn.Module) -> Tensor:
+    """All weights, which the program itself gathers where they are in shards."""
+    parameters = (p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters())
+    return torch.stack([p.square().sum() for p in parameters]).sum()
+
+
+def doubled(model: nn.Module, batch: Any) -> Tensor:
+    """The model with other weights than its own, as learning to learn has it."""
+    twice = {name: 2 * value for name, value in model.named_parameters()}
+    outputs = torch.func.functional_call(model, twice, (batch[0],))
+    return nn.functional.cross_entropy(outputs, batch[1])
+
+
+def added(model: nn.Module, batch: Any) -> Tensor:
+    """A loss to which a weight of each parameter is added."""
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    return loss + sum(p.abs().sum() for p in model.parameters())
+
+
+def copied(model: nn.Module, batch: Any) -> Tensor:
+    """A model that is copied as it is trained."""
+    return nn.functional.cross_entropy(copy.deepcopy(model)(batch[0]), batch[1])
+
+
+STEPS: dict[str, Callable[[nn.Module, Any], Tensor]] = {
+    "decayed": of_logits_and(decayed),
+    "gathered": of_logits_and(gathered),
+    "doubled": doubled,
+    "added": added,
+}
+
+
+def stepped(step: Any, *, unused: bool, strategy: str = SHARDED) -> float:
+    """How far the weights are from those of a plain loop."""
+    torch.manual_seed(0)
+    model = Universal()
+    model.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+    expected = copy.deepcopy(model)
+    trainer = Trainer(
+        *(model, torch.optim.SGD(model.parameters(), 0.1)),
+        step=step,
+        strategy=strategy,
+        find_unused_parameters=unused,
+    )
+    trainer.train(DataLoader(data(2 * BATCH), BATCH // world()), epochs=1, verbose=False)
+    optimizer, (x, y) = torch.optim.SGD(expected.parameters(), 0.1), data(2 * BATCH)[:]
+    for rows in (slice(0, BATCH), slice(BATCH, 2 * BATCH)):
+        optimizer.zero_grad()
+        step(expected, (x[rows], y[rows])).backward()
+        optimizer.step()
+    return far(whole(model), dict(expected.named_parameters()))
+
+
+def outside(directory: Path) -> None:
+    """What comes of each step: refused, or as far from a plain loop as it says."""
+    distributed.setup_distributed()
+    results: dict[str, list[Any]] = {"copied": [message(stepped, copied, unused=True)]}
+    for name, step in STEPS.items():
+        results[name] = [message(stepped, step, unused=False), stepped(step, unused=True)]
     tell(directory, results)
 
 

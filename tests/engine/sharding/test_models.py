@@ -36,3 +36,22 @@ def test_models_train_as_in_a_plain_loop(tmp_path: Path, nodes: list[int]) -> No
         assert max(results["sparse far"]) < 1e-6
         assert "the model has no repeated blocks" in results["nothing to recompute"]
     assert "gathered one at a time: 4 Block" in job.output()
+
+
+@pytest.mark.parametrize("nodes", [[2], [2, 2]])
+def test_parameters_outside_their_block_are_refused_or_right(
+    tmp_path: Path, nodes: list[int]
+) -> None:
+    """Never half of a gradient, nor the weights themselves in place of what was given for them."""
+    call = "tests.engine.programs.models:outside"
+    job = Job(str(tmp_path / "job"), nodes, {}, call=call)
+    (codes,) = run(job)
+    assert codes == [0] * sum(nodes), job.output()
+    for rank in range(sum(nodes)):
+        results = json.loads((job.path / f"results_{rank}").read_text())
+        assert "cannot be copied by copy.deepcopy()" in results.pop("copied")[0]
+        for name, (refused, distance) in results.items():
+            assert "find_unused_parameters=True" in refused, (name, refused)
+            assert distance < 1e-5, (name, distance)
+        assert ".weight was replaced, as torch.func.functional_call() does" in results["doubled"][0]
+        assert "would not be summed over the ranks" in results["gathered"][0]
