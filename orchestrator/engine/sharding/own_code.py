@@ -220,6 +220,16 @@ def refuse_apart(name: str, _gradients: Any) -> None:
     )
 
 
+def refuse_freed(error: RuntimeError) -> None:
+    """Say what it means that a backward finds a parameter freed."""
+    if "storage of size 0" in str(error):
+        raise UsageError(
+            "the backward needs parameters of a block that it has freed: what the block computed"
+            " comes to the loss by something else than its output, such as a cache",
+            GATHERED,
+        ) from error
+
+
 def refuse_copy(model: nn.Module, _memo: Any = None) -> nn.Module:
     """Take the place of FSDP's __deepcopy__, which raises an AssertionError."""
     raise UsageError(

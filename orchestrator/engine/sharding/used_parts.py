@@ -31,6 +31,7 @@ from orchestrator.engine.sharding.block_order import BlockOrder
 from orchestrator.engine.sharding.blocks import has_sparse
 from orchestrator.engine.sharding.own_code import (
     Changes,
+    refuse_freed,
     refuse_hidden,
     refuse_replaced,
     refuse_sharded,
@@ -219,7 +220,11 @@ def shards_again(model: nn.Module) -> None:
 @contextlib.contextmanager
 def freed(model: nn.Module) -> Iterator[None]:
     """Free at the end of a backward what a derivative within its forward has kept whole."""
-    yield
+    try:
+        yield
+    except RuntimeError as error:
+        refuse_freed(error)
+        raise
     used = of(model)
     if used is not None and used.derived:
         shards_again(model)

@@ -54,4 +54,5 @@ def test_parameters_outside_their_block_are_refused_or_right(
             assert "find_unused_parameters=True" in refused, (name, refused)
             assert distance < 1e-5, (name, distance)
         assert ".weight was replaced, as torch.func.functional_call() does" in results["doubled"][0]
+        assert "by something else than its output" in results["cached"][0]
         assert "would not be summed over the ranks" in results["gathered"][0]
