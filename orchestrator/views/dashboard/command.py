@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import html
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from orchestrator.common import files, interrupt
 from orchestrator.common.errors import EXIT_DONE
 from orchestrator.common.hosts import in_url, is_loopback
 from orchestrator.common.program import installed
@@ -41,10 +45,24 @@ def dashboard(
         )
     else:
         say("anyone with this address can see and stop jobs; the connection is not encrypted")
-    if opened and not webbrowser.open(url):
+    if opened and not webbrowser.open(leading_to(url, port).as_uri()):
         say("no browser could be started here")
     app.serve(app.app(board), listening)
     return EXIT_DONE
+
+
+def leading_to(url: str, port: int) -> Path:
+    """Write a page for ourselves that leads there: all users can read a browser's command line."""
+    page = Path(files.our_directory(), f"dashboard-{port}.html")
+
+    def remove() -> None:
+        with contextlib.suppress(OSError):
+            page.unlink()
+
+    page.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    interrupt.before_exit(remove)
+    files.replace(page, f'<meta http-equiv="refresh" content="0; url={html.escape(url)}">\n')
+    return page
 
 
 @dataclass(frozen=True)

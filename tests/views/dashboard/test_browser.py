@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,29 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
         command.interrupt()
         assert command.finish() in (0, 130), command.text
         assert "Traceback" not in command.text
+    finally:
+        command.process.kill()
+
+
+def test_the_command_line_of_the_browser_has_no_token(tmp_path: Path) -> None:
+    """All users of this machine can read it, and the token shows and stops jobs."""
+    (program := tmp_path / "program").write_text('#!/bin/sh\necho "opens $1"\n')
+    program.chmod(0o755)
+    home = tmp_path / "home of ours"
+    words = [str(BIN / "orchestrator"), "dashboard", "--port", "0", "--open"]
+    command = Command(
+        words, tmp_path, {"BROWSER": str(program), "ORCHESTRATOR_HOME": str(home)}, anew=True
+    )
+    try:
+        said = command.wait_for("opens (.*)")[1]
+        (page,) = home.glob("dashboard-*.html")
+        assert "token" not in said and stat.S_IMODE(page.stat().st_mode) == 0o600
+        with Browser(tmp_path) as browser:
+            browser.open(said)
+            browser.until("document.documentElement.dataset.rows == 0")
+            assert "token" not in browser.eval("location.href")
+        command.interrupt()
+        assert command.finish() in (0, 130) and not page.exists(), command.text
     finally:
         command.process.kill()
 
