@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.clusters.netns import NetnsCluster
 from tests.conftest import Cluster
@@ -134,3 +137,26 @@ def test_sixty_four_nodes_of_which_five_are_down(
     assert lines[0].startswith("error: 5 of 64 nodes")
     for node in down:
         assert "refuses connections" in cause_of(lines, cluster.addresses[node])
+
+
+def test_by_a_connection_that_is_open_by_hand(two_nodes: Cluster, tmp_path: Path) -> None:
+    """As where each login needs a second factor: no key is enough for any other."""
+    head = Head(two_nodes, tmp_path)
+    with tempfile.TemporaryDirectory() as sockets:  # whose names have 107 bytes
+        own = tmp_path / "ssh_config"
+        own.write_text(f"ControlPath {sockets}/%C\n{two_nodes.ssh_config.read_text()}")
+        null = subprocess.DEVNULL
+        ssh = ["ssh", "-F", str(own)]
+        streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), null)
+        try:
+            for node, address in enumerate(two_nodes.addresses):
+                subprocess.run([*ssh, "-fNM", address], check=True, **streams)
+                two_nodes.deny_keys(node)
+            script = head.script("hi.py", "print('hello')")
+            command = head.run("--ssh-config", str(own), "--no-torchrun", script)
+            assert {"node0 rank0 | hello", "node1 rank1 | hello"} <= set(command.lines)
+        finally:
+            for node, address in enumerate(two_nodes.addresses):
+                subprocess.run([*ssh, "-O", "exit", address], check=False, **streams)
+                two_nodes.allow_keys(node)
+    assert head.nothing_left()

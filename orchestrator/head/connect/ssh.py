@@ -28,7 +28,7 @@ from orchestrator.common import interrupt
 from orchestrator.common.errors import NodeError, NoKey, OrchestratorError
 from orchestrator.head.connect import host_keys, tasks
 from orchestrator.head.connect.host_keys import paramiko
-from orchestrator.head.connect.ssh_config import Destination, SshConfig, loop
+from orchestrator.head.connect.ssh_config import Destination, OnlySsh, SshConfig, loop
 
 KEEPALIVE_SECONDS = 15
 PROHIBITED = 1  # administratively, in the answer to a channel that is not opened
@@ -44,7 +44,9 @@ TURN_SECONDS = 0.1  # of a wait: one that took twice as long shows that this mac
 LATE_SECONDS = 2.0  # in which this machine did nothing for a connection: worth a word
 LONGEST_SECONDS = 3600.0  # paramiko's own limits, which count the time in which we are late
 NEARLY_SECONDS = 0.2  # so near to its end, what failed has run out of time
-TICKET = "ssh may get in by your Kerberos ticket, which this program cannot use: it needs a key"
+KERBEROS = "GSSAPIAuthentication"
+CONTROL_PATH = "write `ControlPath ~/.ssh/cm-%C` at the top of ~/.ssh/config, then "
+LONGEST = 300  # of what a machine says
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 # paramiko logs a traceback for every connection that fails; our own errors say what happened.
@@ -166,6 +168,9 @@ class SshTransport:
     def _connect_once(
         self, destination: Destination, deadline: float, behind: tuple[Destination, ...]
     ) -> Connection:
+        if destination.only_ssh:
+            named = ", ".join(destination.only_ssh)
+            raise OnlySsh(f"only ssh itself can do {named}, which your ssh_config asks for")
         guess = host_keys.is_guessed(destination)
         try:
             return self._attempt(destination, deadline, behind, guess=guess)
@@ -432,7 +437,7 @@ def shake_hands(transport: Transport, destination: Destination, deadline: float)
             if not transport.is_active():
                 raise transport.get_exception() or paramiko.SSHException("end of file")
     except paramiko.ssh_exception.IncompatiblePeer as error:
-        raise NodeError(
+        raise OnlySsh(
             f"its sshd and our client have no common algorithm: {error}",
             "look at HostKeyAlgorithms, KexAlgorithms, Ciphers and MACs in both configurations",
         ) from error
@@ -441,9 +446,11 @@ def shake_hands(transport: Transport, destination: Destination, deadline: float)
             raise ConnectionDropped(str(error) or "end of file") from error
     if transport.initial_kex_done:
         return deadline
-    if destination.proxy_command and not destination.jump:
+    if isinstance(transport.sock, ProxyCommand):
+        said = transport.sock.last_words
         raise NodeError(
-            "its ProxyCommand stays silent, and leads to no SSH server",
+            "its ProxyCommand leads to no SSH server, and "
+            + (f"says: {said}" if said else "stays silent"),
             f"try it: {destination.proxy_command}",
         )
     raise NodeError(
@@ -477,7 +484,7 @@ def common(keyword: str, ours: Sequence[str], allowed: Sequence[str]) -> tuple[s
     """Return what paramiko can do of what ssh_config allows."""
     both = tuple(name for name in ours if name in allowed or not allowed)
     if not both:
-        raise NodeError(
+        raise OnlySsh(
             f"{keyword} of your ssh_config allows nothing that this program can do: "
             f"{', '.join(allowed)}",
             f"allow one of {', '.join(ours)}" if ours else "",
@@ -489,45 +496,79 @@ def common(keyword: str, ours: Sequence[str], allowed: Sequence[str]) -> tuple[s
 
 
 def log_in(transport: Transport, destination: Destination, deadline: float) -> None:
-    """Log in with public keys only: nobody can type a password for 64 nodes at once."""
+    """Log in with public keys, or with nothing: nobody can type a password for 64 nodes at once."""
     tried: list[str] = []
     notes: list[Unusable] = []
     keys = keys_for(destination, notes)
-    for label, key in keys:
-        event = tasks.Event()
+    accepted: list[str] = []  # where that is no key
+    for label, key in [*keys, ("", None)]:  # Tailscale's own sshd asks for nothing
+        if not transport.is_active():
+            break
+        if key is not None and accepted:
+            continue
         try:
-            with parsing_its_words():
-                transport.auth_publickey(destination.user, key, event)  # type: ignore[arg-type]
-                deadline = awaited(event, transport, deadline)
-                late = not event.is_set() and transport.is_active()
-                assert transport.auth_handler is not None
-                more = [] if late else transport.auth_handler.wait_for_response(event)  # type: ignore[arg-type]
+            more, deadline = ask_in(transport, destination.user, key, deadline)
         except paramiko.BadAuthenticationType as error:
-            raise NodeError(
-                f"it accepts no public keys for {destination.user}, only {error.allowed_types}",
-                "allow PubkeyAuthentication in its sshd_config",
-            ) from error
+            accepted = [] if "publickey" in error.allowed_types else error.allowed_types
+            continue
         except paramiko.AuthenticationException:
-            tried.append(label)
-            if not transport.is_active():
-                break
+            tried += [label] if key is not None else []
             continue
         except (paramiko.SSHException, EOFError, OSError) as error:
             if "cannot be used for signing" in str(error):
                 raise NodeError(
                     f"the agent refuses to sign with the key {label}", "confirm it when it asks"
                 ) from error
+            if key is None:
+                break  # one try too many, for sshd
             raise ConnectionDropped(str(error) or "end of file") from error
-        if late:
-            raise slow_login(label, key)
+        if more is None:
+            raise slow_login(label, key, banner(transport))
         if more:
             raise NodeError(
                 f"after the key it also wants {', '.join(more)}, which cannot be asked here",
-                f"let {destination.user} in by a key alone, in its sshd_config: Match Address HEAD,"
-                " then AuthenticationMethods publickey",
+                f"{open_by_hand(destination)}; or have {destination.user} let in by a key alone, in"
+                " its sshd_config: Match Address HEAD, then AuthenticationMethods publickey",
             )
         return
-    raise denied(destination, tried, len(keys), notes)
+    refused = denied(destination, tried, len(keys), notes)
+    if accepted:
+        what = f"it accepts no public keys for {destination.user}, only {', '.join(accepted)}"
+        fix = f"allow PubkeyAuthentication in its sshd_config, or {open_by_hand(destination)}"
+        refused = NodeError(what, fix)
+    if has_other_login(destination):
+        refused = OnlySsh(refused.what, refused.fix)
+    raise refused
+
+
+def has_other_login(destination: Destination) -> bool:
+    """Tell whether ssh itself may get in by something else than the keys that we know."""
+    return any(way != KERBEROS or has_ticket() for way in destination.other_logins)
+
+
+def open_by_hand(destination: Destination) -> str:
+    """Say how the user's own ssh opens a connection, by which ours then goes."""
+    where = "" if destination.control_path else CONTROL_PATH
+    there = f"-p {destination.port} {destination.user}@{destination.name or destination.host}"
+    return f"{where}log in by hand once, and all commands go by that: ssh -fNM {there}"
+
+
+def ask_in(
+    transport: Transport, user: str, key: paramiko.PKey | None, deadline: float
+) -> tuple[list[str] | None, float]:
+    """Ask to be let in; return what it wants besides, None if it does not answer, and when."""
+    event = tasks.Event()
+    with parsing_its_words():
+        if key is None:
+            handler = transport.auth_handler = paramiko.auth_handler.AuthHandler(transport)
+            handler.auth_none(user, event)  # type: ignore[arg-type]
+        else:
+            transport.auth_publickey(user, key, event)  # type: ignore[arg-type]
+        deadline = awaited(event, transport, deadline)
+        if not event.is_set() and transport.is_active():
+            return None, deadline
+        assert transport.auth_handler is not None
+        return transport.auth_handler.wait_for_response(event), deadline  # type: ignore[arg-type]
 
 
 def denied(
@@ -542,11 +583,10 @@ def denied(
             f" ({', '.join(tried)})"
         )
         fix = "name the right one in your ssh_config (IdentityFile, IdentitiesOnly yes), or " + fix
-    ticket = [TICKET] if has_ticket() else []
     if tried:
-        return NodeError("; ".join([what, *map(str, notes), *ticket]), fix)
+        return NodeError("; ".join([what, *map(str, notes)]), fix)
     if not notes:
-        what = "; ".join(["there is no key to log in with", *ticket])
+        what = "there is no key to log in with"
         return NoKey(what, f"once: ssh-keygen -t ed25519; then: {fix}")
     # The node may know them: none was shown to it.
     first, *others = notes
@@ -556,7 +596,7 @@ def denied(
 
 @functools.cache
 def has_ticket() -> bool:
-    """Tell whether this login has a valid Kerberos ticket: `ssh` may get in with it."""
+    """Tell whether this login has a valid Kerberos ticket."""
     try:
         command = subprocess.run(["klist", "-s"], stdin=subprocess.DEVNULL, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -564,13 +604,24 @@ def has_ticket() -> bool:
     return command.returncode == 0
 
 
-def slow_login(label: str, key: paramiko.PKey) -> NodeError:
-    """Say who did not answer in time: an agent may wait for its user."""
+def banner(transport: Transport) -> str:
+    """Return what it has said before the login, in one line."""
+    said = (transport.get_banner() or b"").decode(errors="replace")
+    return " ".join(said.split())[-LONGEST:]
+
+
+def slow_login(label: str, key: paramiko.PKey | None, said: str) -> NodeError:
+    """Say who did not answer in time: an agent may wait for its user, or the other side for him."""
     if isinstance(key, paramiko.AgentKey) and getattr(key.agent, "signing", False):
         return NodeError(
             f"the key {label} does not sign: it waits to be touched, unlocked or confirmed",
             "do so while it connects, with a longer --connect-timeout; or use a key that asks"
             " nobody, as each node asks once",
+        )
+    if said:
+        return NodeError(
+            f"it hangs during the login, and says: {said}",
+            "do what it says while it connects, with a longer --connect-timeout",
         )
     return NodeError(
         "it hangs during the login",
@@ -718,7 +769,8 @@ class JumpHosts(Generic[C]):
         if result is None:
             raise NodeError(f"its jump host {hop.host} does not answer")
         if isinstance(result, OrchestratorError):
-            raise NodeError(f"its jump host {hop.host}: {result.what}", result.fix) from result
+            kind = OnlySsh if isinstance(result, OnlySsh) else NodeError
+            raise kind(f"its jump host {hop.host}: {result.what}", result.fix) from result
         if isinstance(result, BaseException):
             raise result
         return result
@@ -798,13 +850,18 @@ class ProxyCommand:
         code = self.process.wait()
         if code in (0, -signal.SIGHUP):
             return  # what it leads to hung up
-        size = os.fstat(self.complaints.fileno()).st_size
-        data = os.pread(self.complaints.fileno(), 300, max(0, size - 300))
-        last_words = " ".join(data.decode(errors="replace").split())
+        said = self.last_words
         raise NodeError(
-            f"its ProxyCommand ends with exit code {code}{last_words and ': ' + last_words}",
+            f"its ProxyCommand ends with exit code {code}{said and ': ' + said}",
             f"try it: {self.command}",
         )
+
+    @property
+    def last_words(self) -> str:
+        """Return what it has said last on standard error."""
+        size = os.fstat(self.complaints.fileno()).st_size
+        data = os.pread(self.complaints.fileno(), LONGEST, max(0, size - LONGEST))
+        return " ".join(data.decode(errors="replace").split())
 
     def hang_up(self) -> None:
         """Send SIGHUP, as ssh does: a command that waits for something else would stay behind."""

@@ -14,12 +14,12 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.common.errors import UsageError
+from orchestrator.common.errors import NodeError, UsageError
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -39,7 +39,17 @@ class Algorithms:
     macs: tuple[str, ...] = ()
 
 
+class OnlySsh(NodeError):
+    """What ssh itself can do and paramiko cannot."""
+
+
 _asking = threading.Lock()
+ONLY_SSH = (("proxyusefdpass", "ProxyUseFdpass"),)
+OTHER_LOGINS = (
+    ("gssapiauthentication", "GSSAPIAuthentication"),
+    ("hostbasedauthentication", "HostbasedAuthentication"),
+    ("pkcs11provider", "PKCS11Provider"),
+)
 NEGOTIATED = ("hostkeyalgorithms", "casignaturealgorithms", "kexalgorithms", "ciphers", "macs")
 
 
@@ -70,6 +80,22 @@ class Destination:
     revoked_keys: Path | None = None
     smallest_rsa: int = 0  # bits
     algorithms: Algorithms = Algorithms()
+    name: str = field(default="", compare=False)  # as it is written in the node list
+    control_path: str = ""  # the socket where the user's own ssh is asked for sessions
+    only_ssh: tuple[str, ...] = ()  # the options by which only ssh connects,
+    other_logins: tuple[str, ...] = ()  # or logs in
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the user's own ssh holds a connection to it."""
+        if not self.control_path:
+            return False
+        with socket.socket(socket.AF_UNIX) as sock:
+            try:
+                sock.connect(self.control_path)
+            except OSError:  # nobody listens, or a path too long for ssh, too
+                return False
+        return True
 
 
 class Login(Protocol):
@@ -108,33 +134,35 @@ class SshConfig:
             return _destination(host, user, port, ask(self.file, host, user, port, jump))
         with _asking:  # else 64 threads ask before the first has an answer
             common = _common(self.file, user, port)
-        return replace(common, host=host, jump=jump or common.jump)
+        return replace(common, host=host, name=host, jump=jump or common.jump)
 
     def of_node(self, node: Login) -> Destination:
         return self.destination(node.host, node.user, node.port)
 
     def last_hop(self, jump: str) -> Destination:
         """Return the last machine of `user@host:port,...`, reached through those before it."""
-        before, _, last = jump.rpartition(",")
-        text = last.strip().removeprefix("ssh://")
-        user, _, rest = text.rpartition("@")
-        hop = HOP.fullmatch(rest)
-        if hop is None:
-            raise UsageError(f"ProxyJump {jump} of your ssh_config: {last!r} is not a host")
-        host, port = hop["v6"] or hop["host"], hop["port"]
-        return self.destination(host, user or None, int(port) if port else None, before)
+        return _last_hop(self, jump)
+
+    def way(self, destination: Destination) -> list[Destination] | None:
+        """Return a machine and the jump hosts before it, the nearest first; None: too many."""
+        hops = [destination]
+        while hops[-1].jump:
+            if len(hops) > MOST_HOPS:
+                return None
+            hops.append(self.last_hop(hops[-1].jump))
+        return hops
+
+    def is_open(self, destination: Destination) -> bool:
+        """Tell whether the user's own ssh is logged in there, or at a jump host before it."""
+        return any(hop.is_open for hop in self.way(destination) or ())
 
     def route_to(self, destination: Destination) -> Route | None:
         """Resolve the way to a machine; None for one whose connections cannot be held.
 
         A ProxyCommand with variables leads wherever the environment of each command says.
         """
-        hops = [destination]
-        while hops[-1].jump:
-            if len(hops) > MOST_HOPS:
-                return None
-            hops.append(self.last_hop(hops[-1].jump))
-        if any("$" in hop.proxy_command for hop in hops):
+        hops = self.way(destination)
+        if hops is None or any("$" in hop.proxy_command for hop in hops):
             return None
         return Route(tuple(hops), tuple(_identities(hops)))
 
@@ -185,8 +213,20 @@ def _identities(hops: list[Destination]) -> Iterator[tuple[str, int, int, int]]:
 
 def read_again() -> None:
     """Forget what the files said: a process that lives long meets them changed."""
-    for remembered in (_common, _ask_once, _same_for_all):
+    for remembered in (_common, _ask_once, _same_for_all, _last_hop):
         remembered.cache_clear()
+
+
+@functools.cache  # for all nodes behind it
+def _last_hop(config: SshConfig, jump: str) -> Destination:
+    before, _, last = jump.rpartition(",")
+    text = last.strip().removeprefix("ssh://")
+    user, _, rest = text.rpartition("@")
+    hop = HOP.fullmatch(rest)
+    if hop is None:
+        raise UsageError(f"ProxyJump {jump} of your ssh_config: {last!r} is not a host")
+    host, port = hop["v6"] or hop["host"], hop["port"]
+    return config.destination(host, user or None, int(port) if port else None, before)
 
 
 @functools.cache
@@ -300,8 +340,6 @@ def _destination(
         words = [_expand(key, word, tokens) for word in values if word != "none"]
         return tuple(Path(word).expanduser() for word in words)
 
-    if first("proxycommand") and first("proxyusefdpass") == "yes":
-        raise UsageError("only ssh itself can do ProxyUseFdpass, which your ssh_config asks for")
     ssh = Path.home() / ".ssh"
     strictness = first("stricthostkeychecking")
     return Destination(
@@ -328,6 +366,10 @@ def _destination(
         revoked_keys=next(iter(paths("revokedhostkeys")), None),
         smallest_rsa=int(first("requiredrsasize", "0")),
         algorithms=Algorithms(*(tuple(filter(None, first(key).split(","))) for key in NEGOTIATED)),
+        name=host,
+        control_path=first("controlpath"),
+        only_ssh=tuple(word for key, word in ONLY_SSH if first(key) == "yes"),
+        other_logins=tuple(word for key, word in OTHER_LOGINS if first(key, "no") != "no"),
     )
 
 

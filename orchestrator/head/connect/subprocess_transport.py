@@ -1,4 +1,4 @@
-"""Reach nodes through the pipes of a program: srun in a Slurm job, or a shell on this machine.
+"""Reach nodes through a program's pipes: srun in a Slurm job, the user's own ssh, or a shell here.
 
 What runs at the other end is the same as over SSH.
 """
@@ -6,7 +6,9 @@ What runs at the other end is the same as over SSH.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed, NodeError
-from orchestrator.head.connect import tasks
+from orchestrator.head.connect import server_command, tasks
 from orchestrator.head.connect.ssh_config import Destination, Login
 from orchestrator.head.connect.transport import readable
 
@@ -76,6 +78,8 @@ class LocalTransport:
 class ProcessConnection:
     """A node at the other end of a program: every command is a process of its own."""
 
+    shell: tuple[str, ...] = ("/bin/sh", "-c")  # what a program of ours starts there
+
     def __init__(self, program: tuple[str, ...], address: str) -> None:
         self.program = program
         self.address = address
@@ -86,11 +90,11 @@ class ProcessConnection:
         with theirs, stderr:
             try:
                 process = subprocess.Popen(
-                    [*self.program, "/bin/sh", "-c", command],
+                    [*self.program, *self.shell, command],
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
                     stderr=stderr.fileno(),
-                    env=step_environment(os.environ) if self.program else None,
+                    env=self.environment(),
                     # An srun holds its step, and so the job on its node: neither Ctrl-C nor our
                     # own end may reach it.
                     start_new_session=True,
@@ -98,8 +102,20 @@ class ProcessConnection:
             except OSError as error:
                 raise NodeError(f"{self.program[0]} cannot be started: {error.strerror}") from error
         ends = tasks.Socket.of(ours), tasks.Socket.of(complaints)
-        self.open.append(ProcessChannel(*ends, timeout, process))
+        self.open.append(self.channel(*ends, timeout, process))
         return self.open[-1]
+
+    def environment(self) -> dict[str, str] | None:
+        return step_environment(os.environ) if self.program else None
+
+    def channel(
+        self,
+        both: socket.socket,
+        stderr: socket.socket,
+        timeout: float,
+        process: subprocess.Popen[bytes],
+    ) -> ProcessChannel:
+        return ProcessChannel(both, stderr, timeout, process)
 
     @property
     def alive(self) -> bool:
@@ -123,6 +139,7 @@ class ProcessChannel:
         self.both = both
         self.stderr = stderr
         self.process = process
+        self.code: int | None = None  # with which it ended
         self.settimeout, self.sendall = both.settimeout, both.sendall
         self.settimeout(timeout)
 
@@ -143,7 +160,8 @@ class ProcessChannel:
         self.both.shutdown(socket.SHUT_WR)
 
     def recv_exit_status(self) -> int:
-        return max(-1, self.process.wait()) if self.process else -1
+        self.code = max(-1, self.process.wait()) if self.process else -1
+        return self.code
 
     def close(self) -> None:
         """Close both ends: the program sees the end of its input, and a reader here wakes up."""
@@ -160,3 +178,128 @@ def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name in own or not name.startswith(("SLURM_", "SLURMD_", "SRUN_", "SBATCH_"))
     }
+
+
+# -- the user's own ssh -----------------------------------------------------------------------
+# It asks nobody anything: for a session it goes by a connection that the user has open
+# (ControlMaster), or by what only ssh itself can do.
+
+OPTIONS = (
+    *("BatchMode=yes", "LogLevel=ERROR", "ServerAliveInterval=15"),
+    # What a config has for terminals; and no session of ours is to be the way of others.
+    *("RemoteCommand=none", "PermitLocalCommand=no", "ClearAllForwardings=yes", "ControlMaster=no"),
+)
+FAILED = 255  # ssh's own exit code
+ENDS_SECONDS = 2.0  # after it has closed its output
+
+
+class OwnSsh(ProcessConnection):
+    """A node that the user's own ssh reaches; `error` is why paramiko does not."""
+
+    shell = ()  # sshd starts the login's
+
+    def __init__(
+        self, program: tuple[str, ...], address: str, by_hand: str, error: NodeError | None
+    ) -> None:
+        super().__init__(program, address)
+        self.by_hand = by_hand
+        self.error = error
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
+
+    def channel(
+        self,
+        both: socket.socket,
+        stderr: socket.socket,
+        timeout: float,
+        process: subprocess.Popen[bytes],
+    ) -> ProcessChannel:
+        return OwnSshChannel(self, both, stderr, timeout, process)
+
+    @property
+    def alive(self) -> bool:
+        return all(channel.code != FAILED for channel in self.open)
+
+    def refusal(self, complaints: str) -> NodeError:
+        """Return why ssh did not get there."""
+        said = server_command.last_line(complaints) or f"exit code {FAILED}"
+        fix = f"try: {self.by_hand}"
+        if self.error:
+            return NodeError(f"{self.error.what}; ssh itself says: {said}", self.error.fix or fix)
+        return NodeError(f"your own ssh, which is logged in there, says: {said}", fix)
+
+
+class OwnSshChannel(ProcessChannel):
+    """A session of the user's own ssh, which may fail before its command begins."""
+
+    def __init__(
+        self,
+        connection: OwnSsh,
+        both: socket.socket,
+        stderr: socket.socket,
+        timeout: float,
+        process: subprocess.Popen[bytes],
+    ) -> None:
+        super().__init__(both, stderr, timeout, process)
+        self.connection = connection
+        self.heard = False
+
+    def recv(self, nbytes: int, /) -> bytes:
+        data = super().recv(nbytes)
+        if not data and not self.heard and self.has_failed():
+            complaints = b""
+            while self.recv_stderr_ready() and (said := self.recv_stderr(1 << 16)):
+                complaints += said
+            raise self.connection.refusal(complaints.decode(errors="replace"))
+        self.heard = True
+        return data
+
+    def has_failed(self) -> bool:
+        """Wait a moment for its end: a program there may close its output and go on."""
+        assert self.process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(ENDS_SECONDS) == FAILED
+        return False
+
+    def recv_exit_status(self) -> int:
+        code = super().recv_exit_status()
+        return -1 if code == FAILED else code
+
+
+def by_ssh(
+    destination: Destination,
+    file: Path | None,
+    timeout: float,
+    *,
+    strict: bool,
+    error: NodeError | None = None,
+) -> OwnSsh | None:
+    """Return a node that ssh itself reaches; None where there is no ssh."""
+    program = shutil.which("ssh")
+    if program is None:
+        return None
+    checking = "accept-new"  # as ours do
+    if strict or destination.strict or destination.lax:
+        checking = "yes" if strict or destination.strict else "no"
+    limit = max(1, round(timeout))
+    options = (*OPTIONS, f"StrictHostKeyChecking={checking}", f"ConnectTimeout={limit}")
+    path = destination.control_path.replace("%", "%%")
+    config = ("-F", str(file)) if file else ()
+    there = (*("-l", destination.user, "-p", str(destination.port)), "--", destination.name)
+    words = [program, *config, *(("-S", path) if path else ()), "-T", "-a", "-x", "-e", "none"]
+    words += [word for option in options for word in ("-o", option)]
+    by_hand = shlex.join(("ssh", *config, *there, "true"))
+    return OwnSsh((*words, *there), address_of(destination, timeout), by_hand, error)
+
+
+def address_of(destination: Destination, timeout: float) -> str:
+    """Return the address that ssh calls; nothing where the way there leads through others."""
+    if destination.jump or destination.proxy_command:
+        return ""
+    where = (destination.host, destination.port)
+    ask = functools.partial(socket.getaddrinfo, *where, type=socket.SOCK_STREAM)
+    try:
+        return str(tasks.aside(ask, timeout)[0][4][0])
+    except (OSError, TimeoutError):
+        return ""

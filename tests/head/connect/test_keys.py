@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator.head.connect.ssh import Unusable, denied, has_ticket, keys_for, load_key
+from orchestrator.head.connect.ssh import (
+    Unusable,
+    denied,
+    has_other_login,
+    has_ticket,
+    keys_for,
+    load_key,
+)
 from orchestrator.head.connect.ssh_config import Destination
 
 
@@ -78,19 +86,24 @@ def test_the_agent_of_the_config_is_asked(agent: Path, tmp_path: Path) -> None:
     assert "of your ssh_config, does not answer (No such file" in notes[0].why
 
 
-@pytest.mark.parametrize(("code", "said"), [(0, True), (1, False), (None, False)])
-def test_who_has_a_kerberos_ticket_hears_that_only_ssh_can_use_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, said: bool
+@pytest.mark.parametrize(("code", "has"), [(0, True), (1, False), (None, False)])
+def test_ssh_may_get_in_by_a_ticket_of_kerberos_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, has: bool
 ) -> None:
     if code is not None:
         (tmp_path / "klist").write_text(f'#!/bin/sh\n[ "$1" = -s ] && exit {code}\n')
         (tmp_path / "klist").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    there = Destination(host="gpu01", user="bob", port=22, keys=())
-    for tried in ([], ["id_rsa"]):
-        has_ticket.cache_clear()
-        refused = denied(there, tried, len(tried), [])
-        assert ("Kerberos" in refused.what) is said
-        copy = "ssh-copy-id -p 22 bob@gpu01"
-        assert refused.fix == (copy if tried else f"once: ssh-keygen -t ed25519; then: {copy}")
     has_ticket.cache_clear()
+    there = Destination("gpu01", "bob", 22, (), other_logins=("GSSAPIAuthentication",))
+    assert has_other_login(there) is has
+    assert not has_other_login(replace(there, other_logins=()))
+    assert has_other_login(replace(there, other_logins=("PKCS11Provider",)))
+    has_ticket.cache_clear()
+
+
+def test_what_opens_a_door_for_the_first_key() -> None:
+    there = Destination(host="gpu01", user="bob", port=22, keys=())
+    copy = "ssh-copy-id -p 22 bob@gpu01"
+    for tried, fix in (([], f"once: ssh-keygen -t ed25519; then: {copy}"), (["id_rsa"], copy)):
+        assert denied(there, tried, len(tried), []).fix == fix

@@ -181,6 +181,12 @@ def test_what_is_no_jump_host(tmp_path: Path, jump: str) -> None:
         ("UserKnownHostsFile /dev/null", "user_known_hosts", (Path("/dev/null"),)),
         ("UserKnownHostsFile none", "user_known_hosts", ()),
         ('IdentityFile "/my keys/id"', "keys", (Path("/my keys/id"),)),
+        ("ProxyCommand nc\n ProxyUseFdpass yes", "only_ssh", ("ProxyUseFdpass",)),
+        ("HostbasedAuthentication yes", "other_logins", ("HostbasedAuthentication",)),
+        ("PKCS11Provider /usr/lib/x.so", "other_logins", ("PKCS11Provider",)),
+        ("ControlPath ~/%n-%r", "control_path", str(SSH_HOME / f"gpu01-{ME}")),
+        ("ControlPath none", "control_path", ""),
+        ("HostName 10.0.0.7", "name", "gpu01"),
     ],
 )
 @pytest.mark.parametrize("block", ["", "Host gpu01\n  "])
@@ -195,7 +201,6 @@ def test_what_is_honoured(tmp_path: Path, block: str, line: str, field: str, val
         ("IdentityFile ~/.ssh/id_%C", "%C in the identityfile"),
         ("IdentityFile ${NO_SUCH_VARIABLE}/id", "NO_SUCH_VARIABLE.* is not set here"),
         ("ProxyCommand nc -x %C %h", "%C in the proxycommand"),
-        ("ProxyCommand nc %h %p\n ProxyUseFdpass yes", "ProxyUseFdpass"),
     ],
 )
 def test_what_is_not_understood_is_refused(tmp_path: Path, line: str, words: str) -> None:

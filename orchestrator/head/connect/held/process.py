@@ -46,6 +46,8 @@ READ_BYTES = 1 << 20  # paramiko moves all that it keeps to the front after ever
 WRITE_BYTES = 1 << 18  # and copies what is left after every 32 KB
 PROGRAM = wire.program()
 
+BY_SSH = "your own ssh's"
+
 
 @dataclass
 class Entry:
@@ -63,12 +65,20 @@ class Entry:
     def alive(self) -> bool:
         return self.connection is not None and self.connection.alive
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Tell whether the user's own ssh holds it, or a connection on the way there."""
+        return any(hop.is_open for hop in self.route.hops)
+
     def described(self) -> dict[str, Any]:
         there = self.route.destination
+        state = "open" if self.alive else "connecting" * self.connecting or "lost"
+        if state == "lost" and self.is_elsewhere:
+            state = BY_SSH
         return {
             "node": f"{there.user}@{there.host}:{there.port}",
-            "state": "open" if self.alive else "connecting" * self.connecting or "lost",
-            "why": "" if self.alive else self.why,
+            "state": state,
+            "why": {"open": "", BY_SSH: "commands go by it"}.get(state, self.why),
             "sessions": self.sessions,
         }
 
@@ -209,7 +219,7 @@ class HeldConnections:
     def connect(self, entry: Entry) -> None:
         """Connect in the background, unless there is a connection, or one on its way."""
         with self.changing:
-            if entry.connecting or entry.alive:
+            if entry.connecting or entry.alive or entry.is_elsewhere:
                 return
             entry.connecting = True
             load_key.cache_clear()

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import tasks
 from orchestrator.head.connect.held import wire
-from orchestrator.head.connect.ssh_config import Destination, SshConfig
+from orchestrator.head.connect.ssh_config import Destination, OnlySsh, SshConfig
+from orchestrator.head.connect.subprocess_transport import by_ssh
 from orchestrator.head.connect.transport import Channel, Connection, readable
 
 if TYPE_CHECKING:
@@ -72,6 +73,23 @@ class HeldTransport:
                 return False
 
     def login(self, destination: Destination, timeout: float) -> Connection:
+        """Log in anew, or go by what the user's own ssh has open, or alone can do."""
+        if self.config.is_open(destination) and (own := self.by_ssh(destination, timeout)):
+            return own
+        try:
+            return self.paramiko(destination, timeout)
+        except OnlySsh as error:
+            own = self.by_ssh(destination, timeout, error)
+            if own is None:
+                raise
+            return own
+
+    def by_ssh(
+        self, destination: Destination, timeout: float, error: NodeError | None = None
+    ) -> Connection | None:
+        return by_ssh(destination, self.config.file, timeout, strict=self.strict, error=error)
+
+    def paramiko(self, destination: Destination, timeout: float) -> Connection:
         with self.loading:
             if self.ssh is None:
                 from orchestrator.head.connect.ssh import SshTransport  # paramiko takes 100 ms
