@@ -243,8 +243,13 @@ class Load(Message, kw_only=False):
     disk_free: int = 0
 
 
-# How the kernel logs what the driver reports: where, which, and words.
-XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+)(?:, *)?(.*)")
+# How the kernel logs what the driver reports: where, which, and words. Only at the beginning of a
+# message, behind what /dev/kmsg, dmesg or the journal puts before it: with `segfault in PROGRAM`
+# any user has the kernel log such words.
+XID = re.compile(
+    r"(?:\d+,\d+,\d+,[^;\n]*;|(?:\[[^]\n]*\] ?){1,2}|\S+ +\d+ [\d:]+ \S+ kernel: )?"
+    r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+)(?:, *)?(.*)"
+)
 # Memory, NVLink, lost from the bus, GSP; those of the second kind are for its owner to know.
 FATAL_XIDS = {48, 74, 79, 94, 95, 119, 120}
 WORN_XIDS = {63, 64, 92}

@@ -55,7 +55,7 @@ class Evidence:
             return []
         new = []
         try:
-            new = [line[:LONGEST_LINE] for line in records(self.log) if OF_DRIVER in line]
+            new = [line[:LONGEST_LINE] for line in records(self.log) if XID.match(line)]
         except OSError:
             os.close(self.log)
             self.log = None
@@ -91,7 +91,7 @@ def is_about(line: str, pids: Container[int]) -> bool:
 
 def broken(line: str) -> str:
     """Return which GPU a line calls broken, and with which Xid; or nothing."""
-    found = XID.search(line)
+    found = XID.match(line)
     return f"{found[1]} {found[2]}" if found and int(found[2]) in FATAL_XIDS else ""
 
 
@@ -108,7 +108,7 @@ def records(log: int) -> Iterator[str]:
 
 def in_journal(since: float) -> list[str]:
     """Return what the driver has reported since then, as far as systemd tells this login."""
-    words = ["journalctl", "-k", "-q", "--no-pager", "-o", "cat", f"--lines={KEPT_LINES}"]
+    words = ["journalctl", "-k", "-q", "--no-pager", "-o", "short", f"--lines={KEPT_LINES}"]
     try:
         done = subprocess.run(
             [*words, f"--since=@{since:.0f}", f"--grep={OF_DRIVER}"],
@@ -121,7 +121,7 @@ def in_journal(since: float) -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     lines = done.stdout.decode("utf-8", "replace").splitlines()
-    return [line[:LONGEST_LINE] for line in lines]
+    return [line[:LONGEST_LINE] for line in lines if XID.match(line)]
 
 
 def oom_kills() -> dict[str, int]:

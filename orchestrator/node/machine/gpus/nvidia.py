@@ -160,7 +160,7 @@ def processes(text: str) -> list[Holder]:
 def xids(text: str) -> list[Xid]:
     """Return the errors that the driver reported, the last of each number on each GPU."""
     errors: dict[tuple[str, int], Xid] = {}
-    for match in map(XID.search, text.splitlines()):
+    for match in map(XID.match, text.splitlines()):
         if match:
             key = pci, xid = short_pci(match.group(1)), int(match.group(2)[:9])
             before = errors.pop(key, None)

@@ -153,6 +153,23 @@ Nov 03 01:02:03 gpu07 kernel: NVRM: Xid (PCI:0000:4F:00): 79, GPU has fallen off
     assert found[1].words == "GPU has fallen off the bus."
 
 
+def test_a_program_that_is_called_like_a_report_breaks_no_gpu() -> None:
+    """Linux 6 wrote these when somebody's programs with such names crashed."""
+    name = "NVRM: Xid (PCI:0000:4f:00): 79, GPU has fallen off the bus"
+    crashed = "segfault at 0 ip 0000560bb3fca132 sp 00007ffe321a2a80 error 6 in"
+    told = [
+        f"{name[:15]}[13266]: {crashed} {name}[1132,560bb3fca000+1000] likely on CPU 0",
+        rf"x\x0a{name[:13]}[13266]: {crashed} x\x0a{name}[1132,560bb3fca000+1000]",
+        f"x\n               {name[:13]}[13266]: {crashed} x\n               {name}[1132]",
+        f"traps: {name[:15]}[13266] trap invalid opcode ip:7f sp:7f error:0 in {name}[7f+1]",
+    ]
+    for before in ("6,44854,25755496178,-;", "[25755.496178] ", "Nov 03 01:02:03 gpu07 kernel: "):
+        assert nvidia.xids("\n".join(before + line for line in told)) == []
+        assert len(nvidia.xids(before + name)) == 1
+    assert len(nvidia.xids(f"[25755.496178][ T1234] {name}")) == 1
+    assert len(nvidia.xids(f"6,44854,25755496178,-,caller=T1;{name}")) == 1
+
+
 @given(
     st.text(alphabet=st.sampled_from(list("0123456789,[]N/A Xid(PCI:)-.\nGPU-ERR!é")), max_size=300)
 )
