@@ -49,7 +49,7 @@ Hook = Callable[[], Any]
 class Hooks:
     """Functions of the user's, called on every rank.
 
-    A result that is true, on any rank, ends the training there and then on all.
+    A result that is True, on any rank, ends the training there and then on all.
     """
 
     on_train_begin: Hook | None = None  # the model is in training mode already
@@ -242,7 +242,7 @@ class Loop:
             enough = hook()
         self.users = Randomness.now()
         self._warn_of_untrained()
-        if enough:
+        if is_true(enough):
             self.policy.request_end()
 
     def _warn_of_untrained(self) -> None:
@@ -462,6 +462,12 @@ class Loop:
             names = save_checkpoint(checkpoints, self.parts, self.state, self.schedulers, endless)
         self._warn_of_unreadable(names)
         self._warn_of_draws()
+
+
+def is_true(result: Any) -> bool:
+    """Tell whether a hook returned True, as Python, numpy and torch have it. Other results, such as
+    the metrics of an evaluation that is the last a lambda does, are none of the training's."""
+    return bool(result) if str(getattr(result, "dtype", "")).endswith("bool") else result is True
 
 
 def refuse_unsaved(optimizer: Optimizer, names: list[str]) -> None:

@@ -194,6 +194,9 @@ class Cadence:
         return due
 
 
+BY_PROGRAM = "ended by a hook that returned True, or by trainer.stop()"
+
+
 class StopPolicy:
     """Decide with the other ranks, after each step and epoch, whether to save, evaluate or end."""
 
@@ -215,7 +218,7 @@ class StopPolicy:
         self.first = ranks.is_first()  # its clock is that of all
         self.began = time.monotonic()
         self.enough = False
-        self.enough_reason = "asked to stop"
+        self.enough_reason = BY_PROGRAM
         self.urgent = False  # ended by a signal or a clock: whoever asked may not wait for long
         self.save = self.evaluate = False  # due after this step
         self.profile = 0  # steps that are to be traced from here on
@@ -293,7 +296,7 @@ class StopPolicy:
         else:
             self._end_if_enough()
 
-    def request_end(self, reason: str = "asked to stop") -> None:
+    def request_end(self, reason: str = BY_PROGRAM) -> None:
         """End with the next vote, once min_period is over; any rank may ask for it."""
         if not self.vote.requests(ENOUGH):
             self.enough_reason = reason

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from numbers import Integral, Real
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,10 @@ FIX = (
     " once, by the count of all ranks and micro-batches."
 )
 
+FIX_OF_STEP = (
+    "return a mean over the samples of the batch, or (sum, count), or (sum, count, {name: sum})"
+)
+
 
 class Sums(NamedTuple):
     """The sums that a model returns for a batch."""
@@ -68,6 +73,7 @@ def as_sums(result: Any, giver: str) -> Sums:
         raise CheckFailed(f"{giver} gave {kind(result)}, where a sum and a count are needed", FIX)
     loss, count = result[:2]
     extra = result[2] if len(result) == 3 else {}
+    loss = torch.tensor(float(loss)) if isinstance(loss, Real) else loss
     if not isinstance(loss, Tensor) or loss.dim():
         shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else kind(loss)
         raise CheckFailed(f"{giver} gave {shape} as the sum of its losses, not one number", FIX)
@@ -95,9 +101,10 @@ def refuse_taken_names(names: Mapping[str, Any], giver: str) -> None:
 def number(value: Any, like: Tensor, what: str) -> Tensor:
     if isinstance(value, Tensor) and value.dim() == 0:
         return value
-    if isinstance(value, (int, float)):
-        kept = torch.int64 if isinstance(value, int) else torch.float32
-        return torch.full((), value, dtype=kept, device=like.device)
+    if isinstance(value, Integral):  # of numpy, too
+        return torch.full((), int(value), dtype=torch.int64, device=like.device)
+    if isinstance(value, Real):
+        return torch.full((), float(value), dtype=torch.float32, device=like.device)
     raise CheckFailed(f"{what} is {kind(value)}, not one number", FIX)
 
 
@@ -210,14 +217,24 @@ class Losses:
 
 def totals(giver: str, result: Any, batch: Any, size: Size | None) -> Totals:
     """Take a mean back to its sum, by the number of samples: known, or seen in the batch."""
-    if isinstance(result, (int, float)):
+    if isinstance(result, Real):
         result = torch.tensor(float(result))
     if isinstance(result, Tensor) and result.dim():
         return {"loss": (at_least_fp32(result).sum(), number(result.numel(), result, giver))}
     if isinstance(result, Tensor):
         many = size_of(batch) if size is None else came(batch, size)
         return {"loss": (at_least_fp32(result) * many, number(many, result, giver))}
+    if not isinstance(result, tuple):
+        refuse_no_loss(giver, result)
     return as_sums(result, giver).totals()
+
+
+def refuse_no_loss(giver: str, result: Any) -> NoReturn:
+    """Say it where a program forgot to return, or to take the loss out of what a model gave."""
+    inside = isinstance(result, Mapping) and "loss" in result
+    fix = f"it has a loss: return that alone; else {FIX_OF_STEP}" if inside else FIX_OF_STEP
+    what = "None: it returns nothing" if result is None else f"{kind(result)}, which is no loss"
+    raise CheckFailed(f"{giver} gave {what}", fix)
 
 
 def loss_of(name: str) -> str:
@@ -234,7 +251,8 @@ def by_optimizer(
     """
     if "" in known or (not isinstance(result, Mapping) and len(known) == 1):
         result = {known[0]: result}
-    refuse_other_optimizers(names, result, known)
+    if "" not in known:
+        refuse_other_optimizers(names, result, known)
     given = {name: result[name]() if callable(result[name]) else result[name] for name in names}
     each = {
         name: totals(f"the step's loss of {name!r}" if name else "the step", given[name], batch,

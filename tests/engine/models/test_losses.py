@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -99,6 +100,19 @@ def test_a_loss_is_kept_where_it_may_change() -> None:
 
 def test_a_dict_of_outputs_is_no_loss_of_the_only_optimizer() -> None:
     """As a model of transformers gives it, whose step forgot `.loss`."""
-    with pytest.raises(CheckFailed, match="the step gave a dict, where a sum and a count are"):
+    with pytest.raises(CheckFailed, match="gave a dict, which is no loss") as refused:
         by_optimizer([""], {"loss": SCALAR, "logits": TARGETS}, TARGETS, Size(4), [""])
+    assert "it has a loss: return that alone" in refused.value.fix
+    with pytest.raises(CheckFailed, match="the step gave None: it returns nothing"):
+        by_optimizer([""], None, TARGETS, Size(4), [""])
     assert by_optimizer([""], SCALAR, TARGETS, Size(4), [""])["loss"][1] == 4
+
+
+def test_numbers_of_numpy_and_of_python_are_numbers() -> None:
+    """As a metric has them from .item(), or from a library that computes with numpy."""
+    for half in (0.5, np.float32(0.5), np.float64(0.5)):
+        assert totals("the metric", half, TARGETS, Size(4))["loss"] == (2.0, 4)
+    for three in (3, np.int64(3), torch.tensor(3)):
+        found = totals("the metric", (three, np.int64(4)), TARGETS, Size(4))["loss"]
+        assert found == (3.0, 4)
+        assert found[1].dtype == torch.int64

@@ -637,7 +637,15 @@ def promises(directory: Path) -> None:
     assert quick.state.ended == "max_period is over"
     patient = trainer(on_epoch_end=lambda made: True)
     assert patient.train(fit, min_period="2 epochs", max_period="9 epochs")[-1]["epoch"] == 2
-    assert patient.state.ended == "asked to stop"
+    assert patient.state.ended.startswith("ended by a hook that returned True")
+    for given, ends in (
+        (np.True_, True),
+        (torch.tensor(True), True),
+        ({"loss": 1.0}, False),
+        (1, False),
+    ):
+        hooked = trainer(on_epoch_end=lambda made, given=given: given)
+        assert hooked.train(fit, epochs=2)[-1]["epoch"] == (1 if ends else 2), given
     asked = trainer(on_epoch_end=lambda made: rank == 1 and os.kill(os.getpid(), signal.SIGTERM))
     asked.train(fit, max_period="1h")
     assert asked.state.ended == "asked to stop"
