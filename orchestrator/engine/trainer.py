@@ -22,9 +22,8 @@ from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.files import expanded
 from orchestrator.config.arguments import checked
 from orchestrator.config.schema import Config
-from orchestrator.engine.core import evaluation, request, settings
+from orchestrator.engine.core import average, evaluation, request, settings
 from orchestrator.engine.core import loop as training_loop
-from orchestrator.engine.core.average import KEPT
 from orchestrator.engine.core.kept import WHAT_IS_DRAWN, WHAT_TRAINS, ExtraState
 from orchestrator.engine.core.loop import Loop
 from orchestrator.engine.core.optimizer import (
@@ -330,7 +329,7 @@ class Trainer:
         self.keep(WHAT_TRAINS, self.parts.what_trains)
         for stepper in self.parts.steppers:
             if stepper.average is not None:
-                self.keep(f"{KEPT} {stepper.name}".rstrip(), stepper.average)
+                self.keep(average.name_of(stepper.name), stepper.average)
         self._drawn = Drawn()
         self.keep(WHAT_IS_DRAWN, self._drawn)
         losses = self.parts.losses

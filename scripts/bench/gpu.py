@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -41,6 +42,7 @@ from orchestrator.config.schema import Config  # noqa: E402
 from orchestrator.engine.observe import speed  # noqa: E402
 from orchestrator.engine.ranks import ranks  # noqa: E402
 from orchestrator.engine.saving import checkpoint  # noqa: E402
+from orchestrator.engine.saving.in_memory.memory import Memory  # noqa: E402
 from orchestrator.engine.sharding import mesh  # noqa: E402
 from orchestrator.node.machine.gpus import nvidia  # noqa: E402
 
@@ -484,6 +486,35 @@ def stall(place: Path) -> Seen:
     return Seen(
         f"{found[0]:,.0f} ms, else {found[1]:,.0f} ms", REHEARSING or found[0] < found[1] / 10
     )
+
+
+@check("a state in memory while training goes on", "as it was when it was kept")
+def kept_in_memory(place: Path) -> Seen:
+    """A buffer changes in the next forward, a weight in the next step; what is made for the state
+    alone is free as soon as it is given."""
+    size = 1 << (16 if REHEARSING else 28)
+    fingerprint = {"model": "m"}
+    ones = functools.partial(torch.ones, size, device=DEVICE)
+    state = {"model.weight": ones(), "model.buffer": ones(), "optim.made": ones()}
+    memory = Memory(place, "t", 0, fingerprint, "alone", print)
+    wrong = 0
+    for step in range(1, 5):  # the first one prepares its file
+        memory.save(step, state, "", early={"model.buffer"})
+        del state["optim.made"]
+        state["model.buffer"].zero_()
+        reused = torch.zeros(size, device=DEVICE)
+        memory.settle()
+        state["model.weight"].zero_()
+        memory.wait()
+        found = Memory(place, "t", 0, fingerprint, "alone", print).find()
+        assert found is not None
+        wrong += sum(int((kept != 1).sum()) for kept in found.tensors_here().values())
+        del reused
+        state["model.weight"].fill_(1.0)
+        state["model.buffer"].fill_(1.0)
+        state["optim.made"] = ones()
+    memory.close()
+    return Seen(f"{wrong} numbers are not", wrong == 0)
 
 
 @check("profile and overlap", "computation and communication are found")

@@ -22,6 +22,11 @@ KEPT = "ema"  # by this name a checkpoint has it
 WEIGHTS = "weights"
 
 
+def name_of(optimizer: str) -> str:
+    """Return the name by which a checkpoint has the average of what an optimizer trains."""
+    return f"{KEPT} {optimizer}".rstrip()
+
+
 class Average:
     """The average of what one optimizer trains."""
 

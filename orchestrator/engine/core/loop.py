@@ -451,7 +451,9 @@ class Loop:
         )
         self._warn_of_draws()
         tensors = whole_state.state_of(parts.bare, snapshot.tensors)
-        memory.save(state.step, tensors, json.dumps(progress), whole_state.frozen_of(parts.bare))
+        early = parts.auxiliary.changed_anytime(tensors, parts.bare)
+        frozen = whole_state.frozen_of(parts.bare)
+        memory.save(state.step, tensors, json.dumps(progress), frozen, early)
 
     def save(self) -> None:
         checkpoints, endless = self.checkpoints, self.training.endless

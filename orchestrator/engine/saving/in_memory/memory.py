@@ -14,7 +14,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -129,11 +129,17 @@ class Memory:
         return self.pace.due(step, self.say)
 
     def save(
-        self, step: int, tensors: Mapping[str, Tensor], rest: str, frozen: Iterable[str] = ()
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        rest: str,
+        frozen: Iterable[str] = (),
+        early: Collection[str] = (),
     ) -> None:
         """Keep a state; the one before has to be done first. Every rank calls it.
 
         Those that are frozen are written once into each file, as long as nothing changes them.
+        Those that are early may change before settle() is called, so they are copied before that.
         """
         if self.fixed.copies.sums:
             torch.cuda.current_stream().synchronize()  # what the step still takes is not our cost
@@ -153,7 +159,7 @@ class Memory:
         if self.members.part.writes:
             try:
                 payload = self._slot(self.members.shard).begin(size)
-                self._copy(tensors, notes, payload)
+                self._copy(tensors, notes, payload, early)
             except OSError as error:
                 problem = error.strerror or str(error)
         stall = time.perf_counter() - began
@@ -168,15 +174,23 @@ class Memory:
         assert self.slots is not None
         return self.slots[shard][0]
 
-    def _copy(self, tensors: Mapping[str, Tensor], notes: Notes, payload: Tensor) -> None:
+    def _copy(
+        self,
+        tensors: Mapping[str, Tensor],
+        notes: Notes,
+        payload: Tensor,
+        early: Collection[str],
+    ) -> None:
         """Copy what changes, and what does not if the file does not have it yet."""
         places = notes.tensors
         if self._slot(self.members.shard).settled:
             places = places[len(self.fixed.places) :]
         elif not self.fixed.copies.copies:
             self.fixed.note(tensors, payload)
-        values = [local_tensor(tensors[place.name]) for place in places]
-        self.copied = copied_out(values, [memory_file.tensor_at(p, payload) for p in places])
+        in_turn = sorted(places, key=lambda place: place.name not in early)
+        values = [local_tensor(tensors[place.name]) for place in in_turn]
+        targets = [memory_file.tensor_at(place, payload) for place in in_turn]
+        self.copied = copied_out(values, targets, sum(place.name in early for place in places))
 
     def settle(self) -> None:
         """Let no GPU change the tensors before they are copied. Called before they change."""
@@ -366,19 +380,28 @@ def rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
-def copied_out(tensors: Sequence[Tensor], targets: Sequence[Tensor]) -> torch.cuda.Event | None:
-    """Copy to the host; from a GPU on a stream of its own, with the event that ends it."""
+def copied_out(
+    tensors: Sequence[Tensor], targets: Sequence[Tensor], early: int
+) -> torch.cuda.Event | None:
+    """Copy to the host; from a GPU on a stream of its own, with the event that ends it.
+
+    The GPU goes on once the first ones, as many as are early, are copied.
+    """
     gpu = next((tensor.device for tensor in tensors if tensor.device.type == "cuda"), None)
     if gpu is None:
         for tensor, target in zip(tensors, targets, strict=True):
             target.copy_(tensor)
         return None
-    stream = side_stream(gpu)
-    stream.wait_stream(torch.cuda.current_stream(gpu))
+    training, stream = torch.cuda.current_stream(gpu), side_stream(gpu)
+    stream.wait_stream(training)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
-        for tensor, target in zip(tensors, targets, strict=True):
+        for number, (tensor, target) in enumerate(zip(tensors, targets, strict=True), 1):
             target.copy_(tensor, non_blocking=True)
+            if tensor.device == gpu:  # else what is made for this state alone is free too soon
+                tensor.record_stream(stream)
+            if number == early:
+                training.wait_stream(stream)
         done.record(stream)
     return done
 

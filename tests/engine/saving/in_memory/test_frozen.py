@@ -60,9 +60,9 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
     noted: list[set[int]] = []
     copied_out = memory_module.copied_out
 
-    def note(tensors: list[Tensor], targets: list[Tensor]) -> None:
+    def note(tensors: list[Tensor], targets: list[Tensor], early: int) -> None:
         noted.append({tensor.numel() for tensor in tensors})
-        copied_out(tensors, targets)
+        copied_out(tensors, targets, early)
 
     monkeypatch.setattr(memory_module, "copied_out", note)
     return noted
