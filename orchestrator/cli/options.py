@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 import shutil
 import types
 import typing
@@ -327,10 +328,14 @@ asking = functools.partial(shared, asks_nodes=True)
 
 
 def experiment_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Complete the name of an experiment."""
+    """Complete the name of an experiment, but none in which a shell finds more than a word.
+
+    bash quotes nothing of it: a repository may come with an experiment `$(command)`.
+    """
     root = ctx.params.get("experiments") or Path("experiments")
     names = [path.parent.name for path in Path(root).glob("*/job.json")]
-    return sorted(name for name in names if name.startswith(incomplete))
+    plain = (name for name in names if shlex.quote(name) == name)
+    return sorted(name for name in plain if name.startswith(incomplete))
 
 
 # -- translate ----------------------------------------------------------------------------------

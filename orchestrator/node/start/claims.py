@@ -12,7 +12,7 @@ from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.machine.gpus import policy, use
 from orchestrator.node.server.visit import Refusal, RoomState, Visit
 from orchestrator.node.start import devices
-from orchestrator.node.start.book import Book, name_of
+from orchestrator.node.start.book import Book, name_of, printable
 from orchestrator.node.start.devices import Device
 from orchestrator.protocol.requests.claims import (
     RUNNING,
@@ -279,8 +279,8 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
         found[device.key] = Taken(
             names=(device.name,),
             user=str(whose.get("user") or "somebody"),
-            job=str(whose.get("job") or ""),
-            program=program,
+            job=printable(str(whose.get("job") or "")),
+            program=printable(program),
             pid=holder.pid,
         )
     return found, output.problem

@@ -509,13 +509,14 @@ def test_a_gpu_on_which_somebody_computes_is_taken(
 ) -> None:
     used_by(
         tmp_path / "tools",
-        f"{os.getpid()}, GPU-3, 60000, /usr/bin/python3\n77, GPU-0, 20, nvidia-cuda-mps-server\n",
+        f"{os.getpid()}, GPU-3, 60000, /usr/bin/python3\x1b[2J\n"
+        "77, GPU-0, 20, nvidia-cuda-mps-server\n",
     )
     assert visits[0].answer(ReadBook()).free == 8  # to look costs a command
     assert visits[0].answer(ReadBook(programs=True)).free == 7
     answer = visits[0].answer(Claim(wish=wish()))
     (taken,) = answer.taken
-    assert (taken.names, taken.program, taken.pid) == (("GPU 3",), "python3", os.getpid())
+    assert (taken.names, taken.program, taken.pid) == (("GPU 3",), "python3?[2J", os.getpid())
     assert visits[0].answer(Claim(wish=wish(gpus=4))).words == "GPU 4-7 of 8"
     assert visits[1].answer(Claim(wish=wish(gpus=2))).words == "GPU 0-1 of 8"
     assert visits[2].answer(Claim(wish=wish(gpus=2))).taken

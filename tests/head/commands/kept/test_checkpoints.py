@@ -141,6 +141,9 @@ def test_completion(root: Path) -> None:
         env = {**place, "_ORCHESTRATOR_COMPLETE": "bash_complete"}
         return typed_in([], root, **env)[1].split()
 
+    theirs = root / "experiments/run_$(id)_20260104_000000"  # which a shell would run
+    theirs.mkdir()
+    (theirs / "job.json").touch()
     assert complete("orchestrator checkpoint ") == ["plain,export", "plain,ls", "plain,verify"]
     for command in ("ls", "verify", "export"):
         names = [f"plain,run_2026010{day}_000000" for day in (1, 2, 3)]
