@@ -6,6 +6,7 @@ import base64
 import contextlib
 import errno
 import functools
+import io
 import logging
 import os
 import random
@@ -20,9 +21,14 @@ import subprocess
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.utils import CryptographyDeprecationWarning
 
 from orchestrator.common import interrupt
 from orchestrator.common.errors import NodeError, NoKey, OrchestratorError
@@ -44,6 +50,11 @@ TURN_SECONDS = 0.1  # of a wait: one that took twice as long shows that this mac
 LATE_SECONDS = 2.0  # in which this machine did nothing for a connection: worth a word
 LONGEST_SECONDS = 3600.0  # paramiko's own limits, which count the time in which we are late
 NEARLY_SECONDS = 0.2  # so near to its end, what failed has run out of time
+KINDS_OF_KEY: tuple[tuple[type, type[paramiko.PKey]], ...] = (
+    (rsa.RSAPrivateKey, paramiko.RSAKey),
+    (ec.EllipticCurvePrivateKey, paramiko.ECDSAKey),
+    (ed25519.Ed25519PrivateKey, paramiko.Ed25519Key),
+)
 KERBEROS = "GSSAPIAuthentication"
 CONTROL_PATH = "write `ControlPath ~/.ssh/cm-%C` at the top of ~/.ssh/config, then "
 LONGEST = 300  # of what a machine says
@@ -51,6 +62,8 @@ FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 # paramiko logs a traceback for every connection that fails; our own errors say what happened.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+# cryptography warns of each DSA key, an old one that ssh-keygen has left in many homes.
+warnings.simplefilter("ignore", CryptographyDeprecationWarning)
 
 
 class Transport(paramiko.Transport):
@@ -172,16 +185,21 @@ class SshTransport:
             named = ", ".join(destination.only_ssh)
             raise OnlySsh(f"only ssh itself can do {named}, which your ssh_config asks for")
         guess = host_keys.is_guessed(destination)
-        try:
-            return self._attempt(destination, deadline, behind, guess=guess)
-        except host_keys.Guessed:
-            return self._attempt(destination, deadline, behind, guess=False)
+        unwilling: list[Unwilling] = []
+        while True:
+            try:
+                return self._attempt(destination, deadline, behind, unwilling, guess=guess)
+            except host_keys.Guessed:
+                guess = False
+            except Unwilling as error:  # paramiko has closed the connection
+                unwilling.append(error)
 
     def _attempt(
         self,
         destination: Destination,
         deadline: float,
         behind: tuple[Destination, ...],
+        unwilling: Sequence[Unwilling],
         *,
         guess: bool,
     ) -> Connection:
@@ -201,7 +219,7 @@ class SshTransport:
                 address=address,
                 guess=guess,
             )
-            log_in(transport, destination, deadline)
+            log_in(transport, destination, deadline, unwilling)
         except BaseException as error:
             transport.close()
             if isinstance(error, ConnectionDropped) and isinstance(sock, ProxyCommand):
@@ -495,11 +513,17 @@ def common(keyword: str, ours: Sequence[str], allowed: Sequence[str]) -> tuple[s
 # -- login ------------------------------------------------------------------------------------
 
 
-def log_in(transport: Transport, destination: Destination, deadline: float) -> None:
+def log_in(
+    transport: Transport,
+    destination: Destination,
+    deadline: float,
+    unwilling: Sequence[Unwilling] = (),
+) -> None:
     """Log in with public keys, or with nothing: nobody can type a password for 64 nodes at once."""
     tried: list[str] = []
-    notes: list[Unusable] = []
-    keys = keys_for(destination, notes)
+    notes = [Unusable(error.what, error.fix) for error in unwilling]
+    skipped = [error.label for error in unwilling]
+    keys = [pair for pair in keys_for(destination, notes) if pair[0] not in skipped]
     accepted: list[str] = []  # where that is no key
     for label, key in [*keys, ("", None)]:  # Tailscale's own sshd asks for nothing
         if not transport.is_active():
@@ -516,9 +540,7 @@ def log_in(transport: Transport, destination: Destination, deadline: float) -> N
             continue
         except (paramiko.SSHException, EOFError, OSError) as error:
             if "cannot be used for signing" in str(error):
-                raise NodeError(
-                    f"the agent refuses to sign with the key {label}", "confirm it when it asks"
-                ) from error
+                raise Unwilling(label) from error
             if key is None:
                 break  # one try too many, for sshd
             raise ConnectionDropped(str(error) or "end of file") from error
@@ -629,11 +651,22 @@ def slow_login(label: str, key: paramiko.PKey | None, said: str) -> NodeError:
     )
 
 
+class Unwilling(NodeError):
+    """A key with which its agent does not sign."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__(
+            f"the agent refuses to sign with the key {label}", "confirm or touch it when it asks"
+        )
+        self.label = label
+
+
 class Unusable(NamedTuple):
     """A file that should hold a private key."""
 
     why: str
     remedy: str = ""
+    path: Path | None = None  # of a key that an agent may hold
 
     def __str__(self) -> str:
         return f"{self.why}: {self.remedy}" if self.remedy else self.why
@@ -647,14 +680,63 @@ def keys_for(destination: Destination, notes: list[Unusable]) -> list[tuple[str,
         if isinstance(key, Unusable):
             notes.append(key)
         elif key is not None:
-            files.append((str(path), key))
+            files.append((f"{path}{validity(key)}", key))
     wanted = {public_blob(path) for path in destination.keys}
-    # Servers hang up after a few keys, so that those of the config come first here, too.
-    agent = sorted(agent_keys(destination, notes), key=lambda key: key[1].asbytes() not in wanted)
+    # Servers hang up after a few keys, so that those of the config come first here, too. A security
+    # key comes last: it asks to be touched before a server has said whether it knows the key.
+    agent = sorted(
+        agent_keys(destination, notes),
+        key=lambda key: (key[1].asbytes() not in wanted, key[1].get_name().startswith("sk-")),
+    )
     if destination.only_these_keys:
         agent = [(label, key) for label, key in agent if key.asbytes() in wanted]
+    held = {key.asbytes() for _, key in agent}
+    notes[:] = [note for note in notes if note.path is None or public_blob(note.path) not in held]
     listed = {key.asbytes() for _, key in files}
-    return files + [(label, key) for label, key in agent if key.asbytes() not in listed]
+    agent = [(label, key) for label, key in agent if key.asbytes() not in listed]
+    return files + [pair for one in agent for pair in certified(one, destination)]
+
+
+def certified(
+    one: tuple[str, paramiko.PKey], destination: Destination
+) -> Iterator[tuple[str, paramiko.PKey]]:
+    """Yield a key of the agent with each certificate that a file has for it, and then alone."""
+    label, key = one
+    names = (path.name.removesuffix(".pub") + "-cert.pub" for path in destination.keys)
+    usual = (path.with_name(name) for path, name in zip(destination.keys, names, strict=True))
+    for path in dict.fromkeys((*destination.certificates, *usual)):
+        if isinstance(key, paramiko.AgentKey) and key.asbytes() == certified_key(path):
+            with_it = paramiko.AgentKey(key.agent, key.blob, key.comment)
+            with contextlib.suppress(paramiko.SSHException, ValueError):
+                with_it.load_certificate(str(path))
+                yield f"{label} with {path}", with_it
+    yield one
+
+
+def validity(key: paramiko.PKey) -> str:
+    """Say so if a key has a certificate that does not count now."""
+    blob: Any = key.public_blob
+    if blob is None:
+        return ""
+    line = f"{blob.key_type} {base64.b64encode(blob.key_blob).decode()}".encode()
+    try:
+        certificate = serialization.load_ssh_public_identity(line)
+        assert isinstance(certificate, serialization.SSHCertificate)
+        now = certificate.valid_after <= time.time() < certificate.valid_before
+    except Exception:  # noqa: BLE001  whatever the file has
+        return ""
+    return "" if now else ", whose certificate is not valid now"
+
+
+def certified_key(path: Path) -> bytes:
+    """Return the public key that a file certifies, nothing for a file that does not."""
+    try:
+        certificate = serialization.load_ssh_public_identity(path.read_bytes())
+        assert isinstance(certificate, serialization.SSHCertificate)
+        as_ssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        return base64.b64decode(certificate.public_key().public_bytes(*as_ssh).split()[1])
+    except Exception:  # noqa: BLE001  whatever the file has
+        return b""
 
 
 def agent_keys(destination: Destination, notes: list[Unusable]) -> list[tuple[str, paramiko.PKey]]:
@@ -697,14 +779,16 @@ def load_key(path: Path, certificates: tuple[Path, ...]) -> paramiko.PKey | Unus
         reason = f"{path} is open to others, mode {mode:04o}, and therefore not used"
         return Unusable(reason, f"chmod 600 {shlex.quote(str(path))}")
     try:
-        key = paramiko.PKey.from_path(path)
+        key = read_key(path)
     except paramiko.PasswordRequiredException:
-        return locked(path)
+        return for_the_agent(path, "needs a passphrase")
     except PermissionError:
         return Unusable(f"{path} cannot be read")
-    except (paramiko.SSHException, ValueError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001  each format has errors of its own
         if "assphrase" in str(error) or "encrypted" in str(error) or "assword" in str(error):
-            return locked(path)
+            return for_the_agent(path, "needs a passphrase")
+        if re.search("sk-(ssh|ecdsa)", str(error)):
+            return for_the_agent(path, "is a security key, which an agent has to ask")
         return Unusable(f"{path} is not a key we can read ({error})")
     usual = path.with_name(path.name + "-cert.pub")
     for certificate in (*certificates, usual):
@@ -717,10 +801,25 @@ def load_key(path: Path, certificates: tuple[Path, ...]) -> paramiko.PKey | Unus
     return key
 
 
-def locked(path: Path) -> Unusable:
-    """Say what unlocks a key: ssh-add, which needs an agent."""
+def read_key(path: Path) -> paramiko.PKey:
+    """Read a key in any format that ssh reads; paramiko by itself does not know PKCS#8."""
+    data = path.read_bytes()
+    try:
+        key: Any = serialization.load_ssh_private_key(data, None)
+    except ValueError:
+        key = serialization.load_pem_private_key(data, None)
+    openssh = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH
+    text = key.private_bytes(*openssh, serialization.NoEncryption()).decode()
+    for kind, ours in KINDS_OF_KEY:
+        if isinstance(key, kind):
+            return ours.from_private_key(io.StringIO(text))
+    raise paramiko.SSHException("of a kind that sshd takes no longer")
+
+
+def for_the_agent(path: Path, why: str) -> Unusable:
+    """Say what makes a key usable: ssh-add, which needs an agent."""
     agent = "" if os.environ.get("SSH_AUTH_SOCK") else 'eval "$(ssh-agent -s)"; '
-    return Unusable(f"{path} needs a passphrase", f"{agent}ssh-add {shlex.quote(str(path))}")
+    return Unusable(f"{path} {why}", f"{agent}ssh-add {shlex.quote(str(path))}", path)
 
 
 # -- jump hosts ---------------------------------------------------------------------------------

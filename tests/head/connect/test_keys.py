@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from orchestrator.head.connect.ssh import (
@@ -21,14 +23,22 @@ from orchestrator.head.connect.ssh import (
 from orchestrator.head.connect.ssh_config import Destination
 
 
+def keygen(*words: str) -> None:
+    subprocess.run(["ssh-keygen", "-q", *words], check=True)
+
+
+def add(agent: Path, key: Path) -> None:
+    environment = {**os.environ, "SSH_AUTH_SOCK": str(agent)}
+    subprocess.run(["ssh-add", "-q", str(key)], env=environment, check=True, capture_output=True)
+
+
 @pytest.mark.parametrize("agent", ["", "/some/agent"])
 def test_a_key_with_a_passphrase_is_unlocked_by_an_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: str
 ) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", agent)
     path = tmp_path / "my key"
-    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(path)]
-    subprocess.run(words, check=True)
+    keygen("-t", "ed25519", "-N", "secret", "-f", str(path))
     key = load_key(path, ())
     assert isinstance(key, Unusable)
     assert key.why == f"{path} needs a passphrase"
@@ -56,10 +66,8 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         assert running.stdout.readline().startswith("SSH_AUTH_SOCK=")
         for name in ("one", "two", "three"):
             key = tmp_path / name
-            words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(key)]
-            subprocess.run(words, check=True)
-            environment = {**os.environ, "SSH_AUTH_SOCK": str(path)}
-            subprocess.run(["ssh-add", "-q", str(key)], env=environment, check=True)
+            keygen("-t", "ed25519", "-N", "", "-C", name, "-f", str(key))
+            add(path, key)
             key.unlink()  # its public half stays
         yield path
         running.terminate()
@@ -107,3 +115,76 @@ def test_what_opens_a_door_for_the_first_key() -> None:
     copy = "ssh-copy-id -p 22 bob@gpu01"
     for tried, fix in (([], f"once: ssh-keygen -t ed25519; then: {copy}"), (["id_rsa"], copy)):
         assert denied(there, tried, len(tried), []).fix == fix
+
+
+# -- kinds of keys ------------------------------------------------------------------------------
+
+
+def named(text: bytes) -> bytes:
+    return len(text).to_bytes(4, "big") + text
+
+
+def write_security_key(path: Path) -> None:
+    """Write what ssh-keygen leaves of a key that is in hardware: `-t ed25519-sk`."""
+    kind, public, application = b"sk-ssh-ed25519@openssh.com", os.urandom(32), b"ssh:"
+    half = named(kind) + named(public) + named(application)
+    private = bytes(8) + half + b"\x01" + named(b"handle") + named(b"") + named(b"me")
+    private += bytes(range(1, 1 + -len(private) % 8))
+    head = b"openssh-key-v1\0" + named(b"none") * 2 + named(b"") + (1).to_bytes(4, "big")
+    text = base64.encodebytes(head + named(half) + named(private)).decode()
+    begin, end = (f"-----{word} OPENSSH PRIVATE KEY-----\n" for word in ("BEGIN", "END"))
+    path.write_text(begin + text + end)
+    path.chmod(0o600)
+    path.with_suffix(".pub").write_text(f"{kind.decode()} {base64.b64encode(half).decode()} me\n")
+
+
+def test_a_security_key_is_for_the_agent(agent: Path, tmp_path: Path) -> None:
+    """ssh lists such a key among the usual ones: another, which is good, counts as ever."""
+    write_security_key(tmp_path / "id_sk")
+    keygen("-t", "ed25519", "-N", "", "-f", str(tmp_path / "good"))
+    keys = (tmp_path / "id_sk", tmp_path / "good")
+    notes: list[Unusable] = []
+    assert labels(notes, keys=keys) == [str(tmp_path / "good")]
+    assert notes[0].why.endswith("is a security key, which an agent has to ask")
+    assert notes[0].remedy.endswith(f"ssh-add {tmp_path / 'id_sk'}")
+    add(agent, tmp_path / "id_sk")
+    notes.clear()
+    found = labels(notes, keys=(tmp_path / "good",), agent=str(agent))
+    assert found[1:] == [f"agent: {name}" for name in ("one", "two", "three", "me")], "the last"
+    assert labels(notes, keys=keys, agent=str(agent))[1] == "agent: me", "it is named"
+    assert not notes
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ecdsa"])
+def test_a_key_of_openssl(tmp_path: Path, kind: str) -> None:
+    """ssh reads PKCS#8, too, which openssl and many clouds write."""
+    path = tmp_path / "key"
+    keygen("-t", kind, "-m", "PKCS8", "-N", "", "-f", str(path))
+    assert path.read_text().startswith("-----BEGIN PRIVATE KEY-----")
+    key = load_key(path, ())
+    assert isinstance(key, paramiko.PKey)
+    assert key.get_base64() == path.with_suffix(".pub").read_text().split()[1]
+
+
+def test_what_lies_beside_a_key_does_not_spoil_it(tmp_path: Path) -> None:
+    """A command that should have signed it has failed, and left an empty file."""
+    keygen("-t", "ed25519", "-N", "", "-f", str(tmp_path / "id"))
+    (tmp_path / "id-cert.pub").touch()
+    assert labels([], keys=(tmp_path / "id",)) == [str(tmp_path / "id")]
+
+
+def test_certificates(agent: Path, tmp_path: Path) -> None:
+    """A file may have the certificate of a key that only the agent has."""
+    keygen("-t", "ed25519", "-N", "", "-f", str(tmp_path / "authority"))
+    sign = ("-s", str(tmp_path / "authority"), "-I", "x", "-n", "bob")
+    keygen(*sign, "-V", "+1h", str(tmp_path / "two.pub"))
+    path = tmp_path / "two-cert.pub"
+    both = [f"agent: two with {path}", "agent: two"]
+    assert labels([], keys=(tmp_path / "two",), agent=str(agent))[:2] == both
+    found = labels([], keys=(), certificates=(path,), agent=str(agent))
+    assert found == ["agent: one", *both, "agent: three"]
+
+    keygen("-t", "ed25519", "-N", "", "-f", str(tmp_path / "id"))
+    keygen(*sign, "-V", "20200101:20200102", str(tmp_path / "id.pub"))
+    (label,) = labels([], keys=(tmp_path / "id",))
+    assert label == f"{tmp_path / 'id'}, whose certificate is not valid now"

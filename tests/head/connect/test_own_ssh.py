@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import socket
 import subprocess
 import sys
@@ -146,6 +147,34 @@ def test_without_ssh_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     there = Destination("gpu01", "bob", 22, (), only_ssh=("ProxyUseFdpass",))
     with pytest.raises(NodeError, match="only ssh itself can do ProxyUseFdpass"):
         HeldTransport(SshConfig()).connect(there)
+
+
+def test_a_key_that_its_agent_refuses_stands_in_nobodys_way(
+    cluster: FaultyLoopback, sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its user does not confirm it; another one is known, too."""
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(sockets / "agent"))
+    monkeypatch.delenv("DISPLAY", raising=False)
+    known = cluster.node(0) / "authorized_keys"
+    with subprocess.Popen(
+        ["ssh-agent", "-D", "-a", str(sockets / "agent")], stdout=subprocess.PIPE
+    ) as agent:
+        assert agent.stdout is not None and agent.stdout.readline()
+        add = ["ssh-add", "-q"]
+        subprocess.run([*add, "-c", str(cluster.key)], check=True)  # nobody is there to confirm
+        first, port = cluster.nodes[0].address, cluster.nodes[0].port
+        there = Destination(first, getpass.getuser(), port, (), lax=True)
+        way = SshTransport(SshConfig(), timeout=PATIENCE)
+        with pytest.raises(NodeError, match="the agent refuses to sign"):
+            way.connect(there)
+        text = known.read_text()
+        other = sockets / "other"
+        subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", str(other)], check=True)
+        subprocess.run([*add, str(other)], check=True)
+        known.write_text(text + other.with_suffix(".pub").read_text())
+        way.connect(there).close()
+        known.write_text(text)
+        agent.terminate()
 
 
 # -- sshd of others -----------------------------------------------------------------------------
