@@ -57,7 +57,7 @@ ROOMS_INSIDE = ("head", "node", "engine", "views")
 ENGINE = ("ranks", "sharding", "models", "data", "saving", "observe", "core", "verify")
 # Room -> what it may import of others' packages; else the standard library only.
 OTHERS = {
-    "head/connect": {"greenlet", "paramiko"},
+    "head/connect": {"cryptography", "greenlet", "paramiko"},
     "head/commands": {"click"},
     "views/dashboard": {"starlette", "uvicorn"},
     "views/templates.py": {"jinja2"},

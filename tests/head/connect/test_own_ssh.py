@@ -78,7 +78,9 @@ class Desk:
         """Return the exit code of a command, and whether the connection is well afterwards."""
         way = HeldTransport(SshConfig(self.file), timeout=PATIENCE)
         connection = way.connect(way.config.of_node(Node(node)))
-        channel = connection.run(f"echo begun; {line}", PATIENCE)
+        channel = connection.run(f"echo begun; read x; {line}", PATIENCE)
+        assert channel.recv(100) == b"begun\n"
+        channel.sendall(b"go\n")
         while channel.recv(100):
             pass
         return channel.recv_exit_status(), connection.alive
