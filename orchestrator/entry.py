@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 from orchestrator.common import interrupt
+from orchestrator.common.errors import no_linux
+
+if sys.platform == "win32":  # which lacks modules that are imported next
+    raise SystemExit(f"error: {no_linux()}")
 
 
 def main() -> None:

@@ -64,6 +64,15 @@ class CheckFailed(OrchestratorError):
     exit_code = EXIT_CHECK
 
 
+def no_linux() -> CheckFailed:
+    """Return the error where nodes are to be reached from a machine of another kind."""
+    return CheckFailed(
+        f"nodes are reached from Linux, and this machine is {sys.platform}",
+        "type it on one of the nodes, on another Linux machine that reaches them by ssh, in a"
+        " container or in WSL 2",
+    )
+
+
 class NodeError(OrchestratorError):
     """One or more nodes could not be reached, or were lost."""
 

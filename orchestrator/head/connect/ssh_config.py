@@ -266,7 +266,11 @@ def ask(
     if "jumphost loop" in done.stderr:
         raise loop(done.stderr.strip())
     if done.returncode != 0:
-        raise UsageError(f"ssh cannot read its configuration: {done.stderr.strip()}")
+        said, _, _ = done.stderr.strip().partition("\n")
+        raise UsageError(
+            f"ssh cannot read its configuration: {said}",
+            "`IgnoreUnknown NAME` at the top of it passes over an option of another machine's ssh",
+        )
     answers: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
         key, _, value = line.partition(" ")

@@ -23,6 +23,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from orchestrator.common.errors import no_linux
+
 STALE = 1000  # alarms of waits that have ended, before they are looked for
 PAUSE_SECONDS = 0.001  # between two looks at a lock that is held, at first
 LONGEST_PAUSE_SECONDS = 0.01
@@ -196,6 +198,8 @@ class Threads:
 
     def start(self, work: Callable[[], object], beside: Task | None = None) -> Task:
         """Begin a task, in the thread of another one or where there is room."""
+        if not hasattr(select, "epoll"):
+            raise no_linux()
         task = Task(work, self)
         if switching() is None:
             threading.Thread(target=task.run, daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import cast
 
 import pytest
 
+from orchestrator.common.errors import CheckFailed
 from orchestrator.head.connect import fleet, tasks
 from orchestrator.head.connect.tasks import Carrier, Socket, Threads
 
@@ -224,6 +226,7 @@ def test_work_for_a_fleet_has_few_threads_and_its_results_in_order() -> None:
 WITHOUT = """
 import sys
 sys.modules["greenlet"] = None
+from orchestrator.common.errors import CheckFailed
 from orchestrator.head.connect import fleet, tasks
 one, other = tasks.Event(), tasks.Event()
 def work(number):
@@ -330,3 +333,10 @@ while len(turns) < 100:
     done = subprocess.run(words, check=True, timeout=60, capture_output=True, text=True)
     before, after = map(int, done.stdout.split())
     assert before >= 100 and after == 0
+
+
+def test_on_a_machine_that_is_no_linux_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(select, "epoll")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(CheckFailed, match="reached from Linux, and this machine is darwin"):
+        fleet.everywhere(["gpu01"], str)
