@@ -228,6 +228,37 @@ def test_a_supervisor_that_is_killed(head: Head) -> None:
     assert head.nothing_left()
 
 
+# Its supervisor sees nothing of the child any more, which has no parent and an empty environment.
+UNSEEN = f"""
+import os, signal, subprocess, time
+def found(*words):
+    return [int(pid) for pid in subprocess.run(["pgrep", *words], stdout=-1).stdout.split()]
+supervisors = found("-f", "supervise.*[m]ultinode_")
+for pid in supervisors:
+    os.kill(pid, signal.SIGSTOP)
+subprocess.run(["sh", "-c", "env -i setsid sleep {LONG} &"], stdout=-3)
+while not found("-x", "-f", "sleep {LONG}"):
+    time.sleep(0.01)
+for pid in supervisors:
+    os.kill(pid, signal.SIGKILL)
+time.sleep(1000)
+"""
+
+
+def test_what_a_killed_supervisor_may_have_left_is_said(head: Head) -> None:
+    """Where the login may make a control group the kernel knows; elsewhere nobody does."""
+    command = head.launch("--nnodes", "1", "--no-torchrun", head.script("unseen.py", UNSEEN))
+    assert command.finish() == 1
+    stop = head.command("orchestrator", "stop")
+    if list(head.cluster.run_home(0).glob("runs/*/0/processes.json")):
+        assert re.search("nobody can tell whether .*, and they live: .*sleep", command.text)
+        assert stop.finish() == 1 and "CANNOT BE TOLD" in stop.text
+        head.cluster.exec(0, ["pkill", "-x", "-f", f"sleep {LONG}"])
+        stop = head.command("orchestrator", "stop")
+    assert stop.finish() == 0 and "nothing left" in stop.text, stop.text
+    assert sleepers(head.cluster) == 0
+
+
 def test_stop_ends_one_job_and_proves_it(head: Head) -> None:
     script = head.script("save.py", SAVE)
     jobs = [head.launch("--name", "one", script, "polite")]

@@ -40,8 +40,10 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
     )
     if receipts is not None:
         return Ended(record, receipts)
-    # Once a job is over, only nodes that were lost may still run it.
-    nodes = [node for node in record.nodes if not record.over or node.state == "lost"]
+    # What is over may still run on nodes that were lost, or whose supervisor was killed.
+    cause = record.verdict.kind if record.verdict else ""
+    asked = not record.over or cause == "supervisor"
+    nodes = [node for node in record.nodes if asked or node.state == "lost"]
     if not nodes:
         return Ended(record, None)
     if isinstance(job, FoundJob):

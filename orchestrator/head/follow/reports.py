@@ -21,9 +21,9 @@ from orchestrator.head.follow.streams.follower import (
     LossLost,
     Lost,
     News,
-    OutputsStay,
     Over,
     Unknown,
+    Warned,
     Wrote,
 )
 from orchestrator.head.follow.streams.printed import LostLoss
@@ -68,7 +68,7 @@ class Reports:
             node.lost_since = node.outside_since = node.awaited = 0.0
         elif isinstance(news, ClockRead):
             self.set_clock(node, news.clock)
-        elif isinstance(news, OutputsStay):
+        elif isinstance(news, Warned):
             self.job.warn(f"node {news.node}: {news.what}")
         elif isinstance(news, LossLost):
             self.loss_lost(node, news.what)

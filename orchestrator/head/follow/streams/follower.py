@@ -237,7 +237,7 @@ class NodeFollower:
         except Declined as error:
             said = [f"its outputs stay there: {error.what}"]
         for what in said:
-            self.post(OutputsStay(self.node.index, what))
+            self.post(Warned(self.node.index, what))
 
     def _sweep(self, channel: NodeChannel) -> None:
         """End the processes of a supervisor that is gone without a last event."""
@@ -249,7 +249,10 @@ class NodeFollower:
             wait=SWEEP_PATIENCE_SECONDS,
             for_good=False,  # the job may be started again
         )
-        channel.ask(order, 3 * SWEEP_PATIENCE_SECONDS)
+        if there := channel.ask(order, 3 * SWEEP_PATIENCE_SECONDS).doubtful:
+            names = ", ".join(f"{pid} ({name})" for pid, name in there.items())
+            what = f"{order.why}: nobody can tell whether these are of the job, and they live:"
+            self.post(Warned(self.node.index, f"{what} {names}; `kill` there what is yours"))
 
     def _reopen(self) -> NodeChannel:
         """Connect; after a cut soon again, and where a login is slow, with time for it."""
@@ -464,8 +467,8 @@ class State(News):
 
 
 @dataclass(frozen=True)
-class OutputsStay(News):
-    """Some outputs could not be fetched."""
+class Warned(News):
+    """Something stays there, which is to be said: outputs, or what may be of the job."""
 
     what: str
 
