@@ -218,7 +218,7 @@ def shard(
             give_forward(module)
         with left_where_they_were(module):
             fully_shard(
-                module,
+                [module],  # torch 2.8 and 2.9 refuse containers that come alone
                 mesh=mesh.mesh,
                 # The backward of the whole comes right after its forward.
                 reshard_after_forward=reshard and module is not model and module not in apart,

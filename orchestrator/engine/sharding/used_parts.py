@@ -79,6 +79,9 @@ class UsedParts:
             group.unshard = functools.partial(self._gather, group, group.unshard)
             group.reshard = functools.partial(self._free, group.reshard)
             group.post_forward = functools.partial(self._note_forward, group, group.post_forward)
+            if any(part in self.rests for part in group.modules):
+                register = group._register_post_backward_hook
+                group._register_post_backward_hook = functools.partial(self._sums_at, register)
 
     def _gather(
         self, group: Any, unshard: Callable[..., None], *options: Any, **named: Any
@@ -95,13 +98,12 @@ class UsedParts:
         refuse_hidden(name_of(group), output)
         if torch.is_grad_enabled():  # in an evaluation each copy may compute what it likes
             self.order.computed(name_of(group))
-        state = group._training_state
-        result = post_forward(module, inputs, output)
-        if self.in_forward and any(part in self.rests for part in group.modules):
-            # A step may use it again, by a method that FSDP does not see: it is summed and freed at
-            # the end of the backward, and not where the input of one of its forwards was.
-            group._training_state = state
-        return result
+        return post_forward(module, inputs, output)
+
+    def _sums_at(self, register: Callable[..., Any], args: Any, named: Any) -> Any:
+        """Sum and free a part that is in no block at the end of the backward, not where the input
+        of a forward was: a step may use it again, by a method that FSDP does not see."""
+        return (args, named) if self.in_forward else register(args, named)
 
     def _free(self, reshard: Callable[[], None]) -> None:
         if not self.derived:

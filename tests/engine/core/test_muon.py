@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn import functional
 from torch.optim import AdamW, Optimizer
-from torch.optim._muon import _zeropower_via_newtonschulz as of_torch
 from torch.utils.data import DataLoader
 
 from orchestrator import Trainer
@@ -48,6 +47,7 @@ from tests.engine.by_hand import (
 from tests.engine.programs.optimizers import both, matrices
 from tests.engine.worlds import Job, run
 
+of_torch: Any = pytest.importorskip("torch.optim._muon")._zeropower_via_newtonschulz
 pytestmark = pytest.mark.usefixtures("no_groups_left")
 LIFE = "STEPS_OF_THIS_LIFE"
 SHAPES = [(8, 6), (8, 8), (4, 8), (1, 5), (3, 7), (8, 8), (8, 8)]

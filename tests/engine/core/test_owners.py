@@ -83,7 +83,8 @@ def train_on_two_ranks(rank: int, directory: Path) -> None:
         hook = after and (lambda t, call=after: call(t.bare, t.state.step))
         more = {"strategy": "full_shard", "accumulate": 2, "on_step_end": hook}
         trainer = made(make, frozen=after is thaw, **more)
-        assert bool(trainer.parts.steppers.first.owners) is (name != "Adafactor"), name
+        if name != "copying":  # which torch 2.8 can on shards
+            assert bool(trainer.parts.steppers.first.owners) is (name != "Adafactor"), name
         apart[name] = far(trained(trainer, poisoned), by_hand(make, after, poisoned))
     apart |= {f"noise, {strategy}": noise(strategy, directory) for strategy in LAYOUTS}
     apart["in turns"] = in_turns()

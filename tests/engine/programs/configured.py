@@ -165,8 +165,14 @@ def _count() -> None:
 
         return wrapper
 
-    for name in ("all_reduce", "reduce_scatter_single", "all_gather_single"):
-        setattr(dist, name, counted(name, getattr(dist, name)))
+    # What earlier versions of torch call the last two.
+    names = {
+        "reduce_scatter_single": "reduce_scatter_tensor",
+        "all_gather_single": "all_gather_into_tensor",
+    }
+    for name in ("all_reduce", *names):
+        there = name if hasattr(dist, name) else names[name]
+        setattr(dist, there, counted(name, getattr(dist, there)))
 
     path = Path(os.environ["COUNT_INTO"], f"rank_{dist.get_rank()}.json")
     save = _write_at_the_end(path)

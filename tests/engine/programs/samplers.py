@@ -51,7 +51,7 @@ class Stateful(OwnGenerator):
 
 class Unseeded(OwnGenerator):
     def __init__(self) -> None:
-        super().__init__(int.from_bytes(os.urandom(4)))
+        super().__init__(int.from_bytes(os.urandom(4), "big"))
 
 
 class Another(OwnGenerator):

@@ -152,6 +152,25 @@ TORCH_FIRST = (
 )
 
 
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        ({}, ["2000", "None"]),
+        ({"TORCH_FR_BUFFER_SIZE": "7"}, ["7", "None"]),
+        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}, ["None", "7"]),
+    ],
+)
+def test_torch_2_8_is_asked_to_remember(
+    new_job: Callable[..., Job], tmp_path: Path, theirs: dict[str, str], words: list[str]
+) -> None:
+    text = (
+        "import os\nfor n in ('FR', 'NCCL_TRACE'): print(os.environ.get(f'TORCH_{n}_BUFFER_SIZE'))"
+    )
+    job = new_job()
+    job.start(job.spec(script(tmp_path, text), env=theirs)).wait(60)
+    assert job.output["0"].split() == words
+
+
 def test_the_recorder_of_nccl_is_asked_too(new_job: Callable[..., Job], tmp_path: Path) -> None:
     """torch's own dump, of an H200 where a kernel never ends and two sums wait for it."""
     text = f"""{SUMS.partition("print")[0]}

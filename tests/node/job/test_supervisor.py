@@ -770,8 +770,10 @@ def test_with_the_real_torchrun(
     target = {**script(tmp_path, REAL), "args": [how]}
     spec = job.spec(target, start=start, nproc=2, agent=torchrun(start, port, 2))
     ended = job.start(spec).wait(60)
-    assert job.output["0"] == f"total 2 {start == 'fork'}\n"
-    assert job.output["1"].startswith(job.output["0"])
+    total = f"total 2 {start == 'fork'}"
+    # Before it gloo of torch 2.8 and 2.9 says how many are connected.
+    assert job.output["0"].splitlines()[-1] == total
+    assert total in job.output["1"].splitlines()
     if how == "raise":
         assert job.ended()[1] == 1
         (failed,) = [event for event in job.of_kind("rank_ended") if event["rank"] == 1]

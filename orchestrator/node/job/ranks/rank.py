@@ -262,6 +262,7 @@ class Rank:
         thread (which `threading` does not count) writes those of the others, and what torch
         remembers of its collectives: the main one may never come back.
         """
+        rank_env.remember_collectives(os.environ)
         self.main_thread = _thread.get_ident()
         with contextlib.suppress(OSError):
             path = os.path.join(self.run, f"stacks_{self.local}")

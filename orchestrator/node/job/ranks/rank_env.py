@@ -23,6 +23,9 @@ OF_A_JOB = tuple(
     f"SLURM_{name}" for name in ("JOB_ID", "JOBID", "JOB_NAME", "CPUS_PER_TASK", "GPUS_ON_NODE")
 )
 
+# How many collectives torch's flight recorders hold; the second is the name before torch 2.8.
+RECORDED = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+
 
 def complete(environ: MutableMapping[str, str], spec: RankSpec) -> None:
     """Give a rank the environment that its launch asked for."""
@@ -34,6 +37,12 @@ def complete(environ: MutableMapping[str, str], spec: RankSpec) -> None:
         environ.update(of_mpi(environ))
     if OWN in wanted:
         leave_alone(environ)
+
+
+def remember_collectives(environ: MutableMapping[str, str]) -> None:
+    """Let torch 2.8 and 2.9 remember the last collectives as later ones do, if nobody chose."""
+    if not any(name in environ for name in RECORDED):
+        environ[RECORDED[0]] = "2000"
 
 
 def cpus_in(listed: str) -> set[int]:
