@@ -19,7 +19,7 @@ from typing import Any
 
 READ_AT_IMPORT = re.compile(r"(OMP|GOMP|KMP|MKL|OPENBLAS|NUMEXPR|DNNL|ONEDNN|ATEN|PYTORCH|TORCH)_?")
 READ_LATER = re.compile(
-    r"(PYTORCH_(\w+_)?ALLOC_CONF|TORCH_NCCL_\w+|TORCHELASTIC_\w+|TORCHINDUCTOR_CACHE_DIR)$"
+    r"(PYTORCH_(\w+_)?ALLOC_CONF|TORCH_(NCCL|FR)_\w+|TORCHELASTIC_\w+|TORCHINDUCTOR_CACHE_DIR)$"
 )
 # An optimizer imports this when it is made: without it, 1.7 s in each rank.
 OF_OPTIMIZERS = "torch._dynamo"
