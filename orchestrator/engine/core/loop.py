@@ -261,6 +261,7 @@ class Loop:
         """Refuse, or say, before the first step what a resume would not have."""
         if self.state.step or not (self.checkpoints or self.memory):
             return
+        whole_state.state_of(self.parts.bare, {})
         for stepper in self.parts.steppers:
             found = stepper.rehearse()
             refuse_unsaved(stepper.optimizer, found.unsaved)

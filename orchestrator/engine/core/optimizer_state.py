@@ -27,7 +27,7 @@ from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.saving.in_memory.encoding import decoded, encoded, packages_of
 from orchestrator.engine.saving.pieces import DTYPES
 from orchestrator.engine.sharding.by_owner import Owners, numbers_in, resumes_alike, set_numbers
-from orchestrator.engine.sharding.mesh import Mesh
+from orchestrator.engine.sharding.mesh import Mesh, plain_of
 
 HOW = ("fused", "foreach", "capturable", "differentiable")  # how it is computed, not what
 WHOLE = "whole"  # beside a sharded parameter
@@ -66,6 +66,7 @@ class Content:
         written = {}
         for key, value in values.items():
             name = f"[{key}]" if type(key) is int else key
+            value = plain_of(value) if isinstance(value, Tensor) else value  # noqa: PLW2901
             if isinstance(name, str) and key_of(name) == key:
                 with contextlib.suppress(UsageError):
                     written[name] = self.write(value, f"{path}{key}", parameter)
@@ -138,7 +139,7 @@ class TensorFactory:
                 axis = axis_of(parameter)
             spread = isinstance(parameter, DTensor) and axis == axis_of(parameter)
             if strides is None and (spread or not isinstance(parameter, DTensor)):
-                return torch.empty_like(parameter.detach(), dtype=dtype)
+                return torch.empty_like(plain_of(parameter).detach(), dtype=dtype)
         if isinstance(axis, int) and self.mesh.mesh is not None:
             return self._in_shards(shape, dtype, axis, strides or range(len(shape), 0, -1))
         where = torch.device("cpu") if device == "cpu" else self.device

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 WORDS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # of torch's own modules around others
 
@@ -29,6 +31,16 @@ def parameters(model: nn.Module, *, every: bool = False) -> Iterator[tuple[str, 
 def buffers(model: nn.Module, *, every: bool = False) -> Iterator[tuple[str, Tensor]]:
     for name, buffer in model.named_buffers(remove_duplicate=not every):
         yield plain(name), buffer
+
+
+def made_of(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Give a tensor, or those that it is made of, as quantised weights are."""
+    if isinstance(tensor, DTensor) or not is_traceable_wrapper_subclass(tensor):
+        yield name, tensor
+        return
+    attributes, _ = tensor.__tensor_flatten__()
+    for attribute in attributes:
+        yield from made_of(f"{name}.{attribute}", getattr(tensor, attribute))
 
 
 def state_dict(model: nn.Module) -> dict[str, Any]:

@@ -28,9 +28,11 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from orchestrator.common import text
-from orchestrator.common.errors import CheckFailed, JobFailed, OrchestratorError
+from orchestrator.common.errors import CheckFailed, JobFailed, OrchestratorError, UsageError
 from orchestrator.common.text import Say
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks import plain_names, supervisor
@@ -38,7 +40,8 @@ from orchestrator.engine.ranks.agreement import Copies
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group, say_once
 from orchestrator.engine.saving import carry, parts
 from orchestrator.engine.saving.ownership import Run, WriterLock, is_of, later_than
-from orchestrator.engine.sharding.mesh import Mesh, local_tensor, sharded_like
+from orchestrator.engine.sharding.mesh import Mesh, local_tensor, plain_of, sharded_like
+from orchestrator.engine.sharding.own_code import WHOLE
 from orchestrator.engine.sharding.used_parts import shards_again
 from orchestrator.protocol.reports import UNSAVED
 from orchestrator.records import checkpoint_store
@@ -515,11 +518,26 @@ def state_of(model: nn.Module, auxiliary: Mapping[str, Tensor]) -> dict[str, Ten
     shards_again(model)
     state: dict[str, Tensor] = {}
     for name, parameter in plain_names.parameters(model):
-        state[f"model.{name}"] = parameter.detach()
+        state.update(made_of(f"model.{name}", parameter))
     kept = plain_names.state_dict(model).keys()  # of the buffers, those that are to be kept
-    state.update({f"model.{name}": b for name, b in plain_names.buffers(model) if name in kept})
+    for name, buffer in plain_names.buffers(model):
+        if name in kept:
+            state.update(made_of(f"model.{name}", buffer))
     state.update(auxiliary)
     return state
+
+
+def made_of(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Give a tensor of the model, or those that it is made of."""
+    plain = plain_of(tensor)
+    if isinstance(plain, DTensor) and is_traceable_wrapper_subclass(plain._local_tensor):
+        raise UsageError(
+            f"no checkpoint can hold {name.removeprefix('model.')}, a"
+            f" {type(plain._local_tensor).__name__} in shards",
+            f"{WHOLE}; or train without save_to=, save_every= and --max-restarts",
+        )
+    for inner, value in plain_names.made_of(name, plain):
+        yield inner, value.detach()
 
 
 def frozen_of(model: nn.Module) -> set[str]:
@@ -534,7 +552,9 @@ def frozen_of(model: nn.Module) -> set[str]:
         for name, buffer in plain_names.buffers(model)
         if name in kept and buffer.dim() and not (buffer.is_floating_point() or buffer.is_complex())
     }
-    return {f"model.{name}" for name in names | buffers}
+    tensors = {**dict(plain_names.parameters(model)), **dict(plain_names.buffers(model))}
+    found = [made_of(f"model.{n}", tensors[n]) for n in names | buffers]
+    return {name for each in found for name, _ in each}
 
 
 def trouble_of(

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from orchestrator.common import files
 from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import gather, is_first
 from orchestrator.engine.saving.pieces import DTYPES, Place, whole_place
-from orchestrator.engine.sharding.mesh import plain_class
+from orchestrator.engine.sharding.mesh import plain_class, plain_of
 from orchestrator.engine.sharding.used_parts import shards_again
 
 TORCH = (".pt", ".pth", ".bin")
@@ -55,7 +56,7 @@ def _gathered(local: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole_tensor(value: Tensor) -> Tensor:
-    value = value.detach()
+    value = plain_of(value.detach())
     if not isinstance(value, DTensor):
         return value
     device = value.device_mesh.device_type  # offloaded shards are not there, and NCCL needs them
@@ -149,9 +150,12 @@ def entries_of(model: nn.Module) -> list[Place]:
     state = plain_names.state_dict(model)
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     for name, value in tensors.items():
-        if value.dtype not in NAMES:
+        plain = plain_of(value)
+        composite = is_traceable_wrapper_subclass(plain) and not isinstance(plain, DTensor)
+        if composite or value.dtype not in NAMES:
+            what = f"a {type(plain).__name__}" if composite else value.dtype
             raise UsageError(
-                f"{name} is {value.dtype}, which safetensors files cannot hold",
+                f"{name} is {what}, which safetensors files cannot hold",
                 'save("NAME.pt") can',
             )
     return in_order(whole_place(name, v.dtype, v.shape) for name, v in tensors.items())

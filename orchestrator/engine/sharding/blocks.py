@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from orchestrator.common.errors import UsageError, nearest
 from orchestrator.engine.ranks import plain_names
@@ -107,7 +108,7 @@ def kept_whole(modules: Sequence[nn.Module]) -> set[nn.Parameter]:
     for module in modules:
         parameters = [parameter for parameter in module.parameters() if parameter not in seen]
         seen.update(parameters)
-        fit = [p for p in parameters if p.dim() and p.numel() and p.is_floating_point()]
+        fit = [p for p in parameters if p.numel() and can_be_cut(p)]
         sizes: Counter[torch.dtype] = Counter()
         for parameter in fit:
             sizes[parameter.dtype] += parameter.numel() * parameter.requires_grad
@@ -116,6 +117,13 @@ def kept_whole(modules: Sequence[nn.Module]) -> set[nn.Parameter]:
         usual_ones = {p for p in fit if p.dtype == usual or not p.requires_grad}
         whole.update(parameter for parameter in parameters if parameter not in usual_ones)
     return whole
+
+
+def can_be_cut(parameter: nn.Parameter) -> bool:
+    """Tell whether it has rows, and, if it is made of other tensors, knows what FSDP does."""
+    composite = is_traceable_wrapper_subclass(parameter)
+    knows = not composite or hasattr(parameter, "fsdp_pre_all_gather")
+    return bool(parameter.dim()) and parameter.is_floating_point() and knows
 
 
 def has_no_forward(module: nn.Module) -> bool:

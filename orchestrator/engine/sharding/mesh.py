@@ -22,6 +22,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import COPIED, Config
@@ -319,6 +320,8 @@ def copied(model: nn.Module, ranks: Ranks, config: Config) -> nn.Module:
             static_graph=keys.static_graph,
             find_unused_parameters=keys.find_unused_parameters,
             broadcast_buffers=keys.broadcast_buffers,
+            # All have rank 0's values by now; and ddp cannot send what is made of other tensors.
+            init_sync=not any(map(is_traceable_wrapper_subclass, model.parameters())),
         )
     used_parts.sum_buckets(spread_out)
     if keys.find_unused_parameters:
@@ -492,6 +495,15 @@ def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
     meta = TensorMeta(parameter.shape, parameter.stride(), value.dtype)
     spec = DTensorSpec(parameter.device_mesh, parameter.placements, tensor_meta=meta)
     return DTensor(value, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def plain_of(tensor: Tensor) -> Tensor:
+    """Give the one tensor that this one is made of, if it is, spread over the ranks as it is."""
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    inside = [inner for _, inner in plain_names.made_of("", local)]
+    if len(inside) != 1 or inside[0] is local or inside[0].shape != local.shape:
+        return tensor
+    return sharded_like(tensor, inside[0]) if isinstance(tensor, DTensor) else inside[0]
 
 
 def is_empty(model: nn.Module) -> bool:

@@ -56,3 +56,17 @@ def test_parameters_outside_their_block_are_refused_or_right(
         assert ".weight was replaced, as torch.func.functional_call() does" in results["doubled"][0]
         assert "by something else than its output" in results["cached"][0]
         assert "would not be summed over the ranks" in results["gathered"][0]
+
+
+@pytest.mark.parametrize("nodes", [[1], [2], [2, 2]])
+def test_weights_that_are_made_of_other_tensors(tmp_path: Path, nodes: list[int]) -> None:
+    call = "tests.engine.programs.quantised:quantised"
+    job = Job(str(tmp_path / "job"), nodes, {}, call=call)
+    (codes,) = run(job)
+    assert codes == [0] * sum(nodes), job.output()
+    found, *kinds, refused = json.loads((job.path / "results_0").read_text())
+    assert kinds == ["Quantised", "Tensor", "Tensor"]
+    assert "layers.0.weight is a Quantised, which safetensors files cannot hold" in refused
+    for strategy, (of_a_loop, of_a_resume) in found.items():
+        assert of_a_loop < 1e-5, strategy
+        assert of_a_resume == 0.0, strategy
