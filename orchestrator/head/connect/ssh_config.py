@@ -87,11 +87,16 @@ class Destination:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the user's own ssh holds a connection to it."""
+        """Tell whether the user's own ssh holds a connection to it.
+
+        Anybody may listen in /tmp, and would be given all that a job is given.
+        """
         if not self.control_path:
             return False
         with socket.socket(socket.AF_UNIX) as sock:
             try:
+                if os.lstat(self.control_path).st_uid not in (0, os.geteuid()):
+                    return False
                 sock.connect(self.control_path)
             except OSError:  # nobody listens, or a path too long for ssh, too
                 return False

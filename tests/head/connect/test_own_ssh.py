@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import socket
 import subprocess
 import sys
@@ -102,6 +103,21 @@ def test_a_connection_that_is_open_lets_us_in(
             desk.connect("one")
     finally:
         cluster.allow_keys(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be others")
+def test_a_socket_of_somebody_else_is_no_connection(
+    cluster: FaultyLoopback, tmp_path: Path, sockets: Path
+) -> None:
+    desk = Desk(cluster, tmp_path, f"ControlPath {sockets}/path\n")
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(f"{sockets}/path")
+        os.chown(f"{sockets}/path", 65534, 65534)
+        theirs.listen()
+        theirs.settimeout(0.0)
+        assert not isinstance(desk.connect("one"), OwnSsh)
+        with pytest.raises(BlockingIOError):
+            theirs.accept()
 
 
 def test_one_to_a_jump_host_leads_to_those_behind(
