@@ -218,10 +218,11 @@ class NodeChannel:
         deadline = time.monotonic() + timeout
         noise = b""
         while mark not in noise or noise.endswith(mark):
-            data = self._receive(
-                deadline - time.monotonic(),
-                f"{server_command.WAITS} {server_command.IF_SLOW}",
-            )
+            try:
+                data = self._receive(deadline - time.monotonic(), "")
+            except Silent:
+                said = noise.decode(errors="replace")
+                raise Silent(*server_command.never_begins(said)) from None
             if not data or len(noise) > NOISE_LIMIT_BYTES:
                 outside = self.environment.wrap and b"python-here" not in noise
                 reason = no_server_reason(noise, self._errors(), self.environment)
@@ -398,6 +399,9 @@ def no_server_reason(noise: bytes, errors: str, environment: Environment) -> tup
     output = server_command.last_line(errors or noise.decode(errors="replace"))
     if b"no-python-here" in noise:
         return no_python(server_command.pythons(environment))
+    another = server_command.another_user(noise.decode(errors="replace"))
+    if another:
+        return another
     old = re.search(rb"old-python ([0-9.]{1,20})", noise)
     if old:
         return TOO_OLD.format(old[1].decode()), ANOTHER_PYTHON

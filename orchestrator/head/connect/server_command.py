@@ -32,6 +32,29 @@ LOOK_FOR_EXIT = (
     " (ForceCommand) or its authorized_keys (command=) puts in place of ours"
 )
 LONGEST = 300
+# As root's key on a cloud's machine answers, and then waits for ten seconds.
+ANOTHER_USER = re.compile(r"""Please login as the user "?([a-z_][\w.-]*)"? rather""")
+
+
+def never_begins(said: str) -> tuple[str, str]:
+    """Say why our command does not begin in time, by what came before it, and what to try."""
+    begun = re.search("^python-here (.{1,500})$", said, re.MULTILINE)
+    if begun:
+        return f"its Python, {begun[1]}, takes too long to begin", f"{IF_SLOW}, or a local disk"
+    echoed = FIRST in said.splitlines()  # by something that reads what is for our program
+    last = "" if echoed else last_line(said)
+    return another_user(said) or (f"{WAITS}{last and f' it says: {last}'}", IF_SLOW)
+
+
+def another_user(said: str) -> tuple[str, str] | None:
+    """Return what to type where the machine names another user, in place of a shell."""
+    named = ANOTHER_USER.search(said)
+    if named is None:
+        return None
+    return (
+        f"it wants the user {named[1]} in place of this one",
+        f"write {named[1]}@ before it in the node list, or User {named[1]} into your ssh_config",
+    )
 
 
 def last_line(text: str) -> str:

@@ -219,9 +219,8 @@ class Execution:
 def outcome_of(visit: Visit, code: int, *, lost: bool, said: bytes) -> Outcome:
     seconds = time.monotonic() - visit.began
     if visit.why == NEVER_BEGAN:
-        return Outcome(
-            visit.node, None, seconds, server_command.WAITS, server_command.IF_SLOW, lost=True
-        )
+        what, fix = server_command.never_begins(said.decode(errors="replace"))
+        return Outcome(visit.node, None, seconds, what, fix, lost=True)
     if not visit.begun and not visit.why and code >= 0:
         problem, fix = why_not_begun(code, said)
         return Outcome(visit.node, None, seconds, problem, fix, lost=True)
@@ -244,7 +243,10 @@ def why_not_begun(code: int, said: bytes) -> tuple[str, str]:
     """Say why a login shell has ended without coming to the command, and what to try."""
     if server_command.TAKEN.encode() in said:
         return server_command.INPUT_TAKEN
-    last = server_command.last_line(said.decode(errors="replace"))
+    text = said.decode(errors="replace")
+    if another := server_command.another_user(text):
+        return another
+    last = server_command.last_line(text)
     problem = f"its login shell ends before the command, with exit code {code}"
     return problem + (f": {last}" if last else ""), server_command.LOOK_FOR_EXIT
 

@@ -203,6 +203,37 @@ def test_an_rc_file_that_takes_our_place(
     assert not (home / "ran").exists()
 
 
+CLOUD = """echo 'Please login as the user "ubuntu" rather than the user "root".'; echo; """
+
+
+@pytest.mark.parametrize(
+    ("rc", "what", "fix"),
+    [
+        (f"{CLOUD}cat >/dev/null", "it wants the user ubuntu", "write ubuntu@ before it"),
+        (f"{CLOUD}exit 142", "it wants the user ubuntu", "write ubuntu@ before it"),
+        (
+            "echo 'waiting for /scratch'; cat >/dev/null",
+            "fish? it says: waiting for /scratch",
+            "slow",
+        ),
+        ("cat >/dev/null", "config.fish?", "slow"),
+        ("cat", "config.fish?", "slow"),
+        ("echo python-here /nfs/python; cat >/dev/null", "its Python, /nfs/python, takes", "slow"),
+    ],
+)
+def test_what_a_login_says_before_it_hangs_is_shown(
+    home: Path, monkeypatch: pytest.MonkeyPatch, rc: str, what: str, fix: str
+) -> None:
+    """A cloud's machine that names another user waits for ten seconds, as long as we do."""
+    monkeypatch.setattr(sys.modules[__name__], "SECONDS", 1.0)
+    login = home / "login"
+    program(login, f'#!/bin/sh\n{rc}\neval "$3"\n')
+    with pytest.raises(NodeError) as refused:
+        environment(Node("n"), home, monkeypatch, (str(login),))
+    assert what in refused.value.what and fix in refused.value.fix
+    assert refused.value.what.endswith(what) or "user" in what or "Python" in what
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a disk")
 def test_a_home_that_went_read_only_can_be_looked_at(
     home: Path, monkeypatch: pytest.MonkeyPatch

@@ -129,6 +129,7 @@ class RcFile(LocalTransport):
         ("exec sh", "its login shell ends before the command"),
         ("exec csh -f", "its login shell ends before the command"),
         ("cat", "its login shell never gets to our command"),
+        ("echo waiting for a disk; cat >/dev/null", "it says: waiting for a disk"),
     ],
 )
 def test_what_an_rc_file_does(tmp_path: Path, shell: str, text: str, problem: str) -> None:
