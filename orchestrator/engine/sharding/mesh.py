@@ -17,6 +17,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -43,20 +50,6 @@ from orchestrator.engine.sharding.blocks import (
     to_shard,
 )
 from orchestrator.engine.sharding.several import parts_of
-
-try:
-    from torch.distributed.fsdp import (
-        CPUOffloadPolicy,
-        FSDPModule,
-        OffloadPolicy,
-        fully_shard,
-        register_fsdp_forward_method,
-    )
-except ImportError:
-    raise CheckFailed(f"the engine needs torch 2.8, here is {torch.__version__}") from None
-
-if not hasattr(FSDPModule, "set_gradient_divide_factor"):
-    raise CheckFailed(f"the engine needs torch 2.8, here is {torch.__version__}")
 
 COMPUTED = "computed_by_orchestrator"  # a method that FSDP treats like a forward
 T = TypeVar("T")
