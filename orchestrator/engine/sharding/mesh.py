@@ -163,7 +163,11 @@ def distribute_local(
 ) -> tuple[Mesh, nn.Module]:
     """Spread a user's model over the ranks, with rank 0's weights, or those that `fill` reads."""
     if any(isinstance(m, (FSDPModule, DistributedDataParallel)) for m in model.modules()):
-        raise UsageError("the model is spread over the ranks already", "give the plain model")
+        raise UsageError(
+            "the model is spread over the ranks already",
+            "give the plain model; after another Trainer, which has cut this one into shards, make"
+            " it again: trainer.save(PATH) there, and Trainer(..., weights=PATH) here",
+        )
     own_code.refuse_untrainable(model, ranks)
     if fill is None and is_empty(model):
         raise UsageError(

@@ -370,7 +370,7 @@ def test_what_else_it_promises(tmp_path: Path) -> None:
         for name, words in {
             "later": "holds step 5 of another run, and this one is at step 0",
             "stranger": "a parameter of shape (6, 6) that is not the model's",
-            "twice": "spread over the ranks already",
+            "twice": "after another Trainer, which has cut this one into shards, make it again",
             "endless": "train() has no end",
             "period": "'parsecs' is not a unit",
             "bare period": "a number above 0 with a unit",
