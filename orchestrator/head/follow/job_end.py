@@ -21,9 +21,7 @@ from enum import Enum
 from orchestrator.protocol.timing import HEARSAY_SECONDS
 from orchestrator.records.experiment import NodeRecord
 
-END_LIMIT_SECONDS = (
-    30.0  # beyond its grace, a node that was asked to end has this long to confirm it
-)
+END_LIMIT_SECONDS = 30.0  # beyond its grace, for a node to confirm that it has ended
 
 
 class Outcome(Enum):

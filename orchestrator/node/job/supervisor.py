@@ -60,9 +60,7 @@ COMMAND = "prolog"  # its output is shown as torchrun's, and the epilog's, too
 SHELL = "/bin/sh"
 ENDED_BY_US = (-signal.SIGTERM, -signal.SIGKILL)
 RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ranks", "rank.py")
-FAILED_GRACE_SECONDS = (
-    1.0  # after a rank failed, its siblings may still say why; then they are killed
-)
+FAILED_GRACE_SECONDS = 1.0  # after a rank failed, in which its siblings may still say why
 SWEEP_GRACE_SECONDS = 0.5  # what outlives torchrun gets this long between SIGTERM and SIGKILL
 EVENTS_ROOM_BYTES = 1 << 18  # a job's last word must find room when its log has filled the disk
 STOP_ORDER = EndOrder(why="its supervisor was told to stop", grace=10.0)

@@ -238,9 +238,7 @@ class WrittenPlace(Message):
     size: Count = 0
     more: bool = False  # not all of it was looked at
     through: str = ""  # the link in the program's directory that leads there
-    of_workdir: bool = (
-        False  # it is below that directory itself, and so brought to further attempts
-    )
+    of_workdir: bool = False  # it is below that directory itself: further attempts get it
     inode: Count = 0  # it is this very one where the head, or another node, sees the same
     changed: Count = 0  # nanoseconds
 
