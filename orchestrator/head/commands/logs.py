@@ -76,6 +76,7 @@ class LogFetcher:
             NodeFollower(
                 *(self.ssh, self.record.job, node, self.experiment, self.inbox.put),
                 former_end=self.record.former_end,
+                among=len(self.record.nodes),
             )
             for node in self.record.nodes
         ]

@@ -166,6 +166,7 @@ class Stay:
                 head=None if self.looks_on else run.since,
                 patience=patience,
                 former_end=record.former_end,
+                among=len(record.nodes),
             )
             for node, channel, opened in zip(record.nodes, channels, attempt.logs, strict=True)
         ]

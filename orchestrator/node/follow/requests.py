@@ -58,7 +58,9 @@ def follow(visit: Visit, request: Follow) -> Following:
     other = conflict(run.job, run.version(), OWN)
     if other:
         raise Refusal(other, OTHER_VERSION)
-    visit.streamer = FileStreamer(run, request.log, request.ranks, request.events)
+    visit.streamer = FileStreamer(
+        run, request.log, request.ranks, request.events, request.gather or 0.0
+    )
     visit.activity = Activity(run)
     visit.of(WarmVisit).follow(run)
     visit.patience = min(SERVER_PATIENCE, request.patience or SERVER_PATIENCE)

@@ -108,8 +108,9 @@ class ChannelServer:
             poll.register(1, select.POLLOUT)
         elif streamer and streamer.bell is not None:
             poll.register(streamer.bell, select.POLLIN)
-        behind = streamer is not None and streamer.behind and not self.waiting
-        left = 0.0 if behind else max(0.0, self.next_beat - time.monotonic())
+        left = max(0.0, self.next_beat - time.monotonic())
+        if streamer is not None and not self.waiting:
+            left = min(left, streamer.left)
         left = min([left, *(each.waits for each in passing if each.waits)])
         return poll.poll(left * 1000)
 

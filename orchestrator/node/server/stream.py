@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Callable
 
 from orchestrator.node.job.run_directory import RunDir, connect
@@ -16,17 +17,21 @@ from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS, STREAM_CHUN
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import SupervisorGone
 
+BURST_SECONDS = 1.0  # in which lines that come one upon the other go at once
+
 
 class FileStreamer:
     """Sends what the files of one run have beyond the offsets that the head already holds."""
 
-    def __init__(self, run: RunDir, log: int, ranks: int, events: int) -> None:
+    def __init__(self, run: RunDir, log: int, ranks: int, events: int, gather: float = 0.0) -> None:
         self.run = run
+        self.gather = gather  # seconds between two frames, if lines come faster for longer
         self.offsets = {LOG: log, RANKS: ranks, EVENTS: events}
         self.files: dict[bytes, int] = {}
         self.behind = True
         self.supervisor: socket.socket | None = None
         self.end_announced = False
+        self.due = 0.0  # when all that was sent would have gone at an even pace
         try:
             self.supervisor = connect(run)
             self.supervisor.setblocking(False)
@@ -56,21 +61,32 @@ class FileStreamer:
             self.supervisor = None
         self.behind = True
 
+    @property
+    def left(self) -> float:
+        """Return the seconds until there is something to send, if nothing happens before."""
+        if not self.behind:
+            return float("inf")
+        return max(0.0, self.due - BURST_SECONDS - time.monotonic())
+
     def pump(self, send: Callable[..., None], send_message: Callable[[Message], None]) -> None:
         """Send one chunk of each file.
 
         A record of `ranks` comes before the log bytes it speaks of, and an event after those that
-        were written before it, unless they are many.
+        were written before it, unless they are many. An event, and the end, wait for no more lines.
         """
         if not self.behind:
             return
         alone = self.supervisor is None  # asked first: then the files hold all it wrote
         events, size = self.size(EVENTS), self.size(LOG)
-        self.behind = False
+        if self.left and not alone and events <= self.offsets[EVENTS]:
+            return
+        self.behind, before = False, dict(self.offsets)
         self.pass_on(RANKS, self.size(RANKS), send)
         if not self.behind:
             self.pass_on(LOG, size, send)
         self.pass_on(EVENTS, events, send)
+        if not self.behind and self.offsets != before:  # more than a chunk goes without a pause
+            self.due = max(self.due, time.monotonic()) + self.gather
         if alone and not self.behind and not self.end_announced:
             self.end_announced = True
             send_message(SupervisorGone())

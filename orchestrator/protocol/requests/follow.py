@@ -26,6 +26,7 @@ class Follow(Request[Following], do="follow"):
     events: int
     head: Optional[Moment] = None  # when this head came, by its clock; None for one that looks on
     patience: Optional[float] = None  # a head that is silent for so long is lost
+    gather: Optional[float] = None  # seconds for which lines that come fast may be held back
 
 
 class Left(Message):

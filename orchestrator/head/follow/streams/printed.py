@@ -23,6 +23,7 @@ from orchestrator.records.metrics.step_lines import LONGEST_CHARACTERS, StepRead
 
 LOOK_SECONDS = 1.0
 MOST_BYTES = 128 << 10  # read at once; of a log that grows faster, what came before is left out
+LEAST_BYTES = 4 << 10  # some lines, though there may be many nodes
 ENDS = re.compile(rb"[\r\n]+")  # a progress bar begins anew with \r
 
 
@@ -54,7 +55,8 @@ class Teller:
 class Printed:
     """The log of one node, read beside its follower from where it is now on."""
 
-    def __init__(self, log: LogFile, experiment: Path) -> None:
+    def __init__(self, log: LogFile, experiment: Path, most: int = MOST_BYTES) -> None:
+        self.most = max(LEAST_BYTES, min(MOST_BYTES, most))
         self.reader = LogReader(log, start=log.size())
         self.outputs = experiment / "outputs"
         self.tellers: dict[str, Teller] = {}
@@ -87,9 +89,9 @@ class Printed:
         self.looked, self.due = now, math.inf
         if not self.reader.behind() or trainers.measured(self.outputs):
             return
-        self.reader.skip_near_end(MOST_BYTES)
+        self.reader.skip_near_end(self.most)
         new: dict[str, list[str]] = {}
-        for stream, data in self.reader.read(MOST_BYTES):
+        for stream, data in self.reader.read(self.most):
             if stream.isdigit():
                 new.setdefault(stream, []).extend(self.rows_of(stream, data, time.time() + offset))
         for stream, lines in new.items():
