@@ -13,7 +13,7 @@ from orchestrator.common.errors import NodeError, UsageError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import DIRECT, Pace, Silent
 from orchestrator.head.follow.streams import follower as following
-from orchestrator.head.follow.streams.follower import NodeFollower
+from orchestrator.head.follow.streams.follower import News, NodeFollower, Warned
 from orchestrator.head.follow.streams.node_logs import open_logs
 from orchestrator.protocol.requests.follow import Stop
 from orchestrator.protocol.requests.request import Beat
@@ -129,15 +129,19 @@ def test_what_a_killed_supervisor_left_is_ended_and_the_job_may_start_again(tmp_
     asked: list[Stop] = []
 
     class Channel:
-        def ask(self, request: Stop, timeout: float) -> None:
+        def ask(self, request: Stop, timeout: float) -> Any:
             asked.append(request)
+            return SimpleNamespace(doubtful={41: "helper"})
 
+    said: list[News] = []
     directory = experiments.create(tmp_path, "run")
-    follower = NodeFollower(Any, "run-1", NODES[0], directory, print)  # type: ignore[arg-type]
+    follower = NodeFollower(Any, "run-1", NODES[0], directory, said.append)  # type: ignore[arg-type]
     follower._sweep(Channel())  # type: ignore[arg-type]
     assert [(stop.job, stop.node, stop.grace, stop.for_good) for stop in asked] == [
         ("run-1", 0, 0.0, False)
     ]
+    [warned] = said
+    assert isinstance(warned, Warned) and "41 (helper)" in warned.what
 
 
 def test_who_is_closed_while_it_comes_back_hangs_up(
