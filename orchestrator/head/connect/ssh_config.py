@@ -271,10 +271,11 @@ def ask(
     if "jumphost loop" in done.stderr:
         raise loop(done.stderr.strip())
     if done.returncode != 0:
-        said, _, _ = done.stderr.strip().partition("\n")
+        lines = [line for line in done.stderr.splitlines() if ": terminating, " not in line]
+        unknown = "Bad configuration option" in done.stderr
         raise UsageError(
-            f"ssh cannot read its configuration: {said}",
-            "`IgnoreUnknown NAME` at the top of it passes over an option of another machine's ssh",
+            f"ssh cannot read its configuration: {'; '.join(lines)}",
+            "`IgnoreUnknown NAME` at its top passes over the option of another ssh" * unknown,
         )
     answers: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():

@@ -190,6 +190,8 @@ OPTIONS = (
     *("RemoteCommand=none", "PermitLocalCommand=no", "ClearAllForwardings=yes", "ControlMaster=no"),
 )
 FAILED = 255  # ssh's own exit code
+FULL = "Session open refused by peer"  # before it tries to log in anew
+LONGEST = 1 << 12  # of what it says before
 ENDS_SECONDS = 2.0  # after it has closed its output
 
 
@@ -227,6 +229,8 @@ class OwnSsh(ProcessConnection):
         fix = f"try: {self.by_hand}"
         if self.error:
             return NodeError(f"{self.error.what}; ssh itself says: {said}", self.error.fix or fix)
+        if FULL in complaints:
+            said, fix = FULL, "MaxSessions in its sshd_config limits the commands at a time"
         return NodeError(f"your own ssh, which is logged in there, says: {said}", fix)
 
 
@@ -244,15 +248,20 @@ class OwnSshChannel(ProcessChannel):
         super().__init__(both, stderr, timeout, process)
         self.connection = connection
         self.heard = False
+        self.complaints = b""
 
     def recv(self, nbytes: int, /) -> bytes:
         data = super().recv(nbytes)
         if not data and not self.heard and self.has_failed():
-            complaints = b""
-            while self.recv_stderr_ready() and (said := self.recv_stderr(1 << 16)):
-                complaints += said
-            raise self.connection.refusal(complaints.decode(errors="replace"))
+            while self.recv_stderr_ready() and self.recv_stderr(1 << 16):
+                pass
+            raise self.connection.refusal(self.complaints.decode(errors="replace"))
         self.heard = True
+        return data
+
+    def recv_stderr(self, nbytes: int, /) -> bytes:
+        data = super().recv_stderr(nbytes)  # another task may be the reader
+        self.complaints = (self.complaints + data)[-LONGEST:] if not self.heard else b""
         return data
 
     def has_failed(self) -> bool:

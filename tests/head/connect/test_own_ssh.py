@@ -136,6 +136,32 @@ def test_one_to_a_jump_host_leads_to_those_behind(
     assert not isinstance(desk.connect("two"), OwnSsh)
 
 
+def test_one_that_takes_no_further_command_is_named(
+    cluster: FaultyLoopback, tmp_path: Path, sockets: Path
+) -> None:
+    config = cluster.node(1) / "sshd_config"
+    config.write_text("MaxSessions 1\n" + config.read_text())
+    cluster.kill_sshd(1)
+    cluster.start_sshd(1)
+    desk = Desk(cluster, tmp_path, f"ControlPath {sockets}/%C\n")
+    desk.ssh("-fNM", "two")
+    words = ["ssh", "-F", str(desk.file), "two", "cat"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe) as only:
+        assert only.stdin is not None and only.stdout is not None
+        only.stdin.write(b"begun\n")
+        only.stdin.flush()
+        assert only.stdout.readline() == b"begun\n"
+        cluster.deny_keys(1)
+        try:
+            with pytest.raises(NodeError, match="refused by peer") as refused:
+                desk.connect("two")
+            assert "MaxSessions" in refused.value.fix
+        finally:
+            cluster.allow_keys(1)
+    desk.ssh("-O", "exit", "two")
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [

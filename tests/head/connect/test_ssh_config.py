@@ -220,7 +220,8 @@ def test_any_host_can_be_asked_for(tmp_path: Path, host: str) -> None:
 def test_a_config_that_ssh_refuses(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UsageError, match="ssh cannot read its configuration") as refused:
         reach(tmp_path, text, "gpu01")
-    assert words in refused.value.what.lower()
+    assert words in refused.value.what.lower() and "\n" not in refused.value.what
+    assert ("IgnoreUnknown" in refused.value.fix) == ("bad configuration option" in words)
 
 
 def test_a_config_that_is_not_there(tmp_path: Path) -> None:
