@@ -93,13 +93,17 @@ class StatusSocket:
             self.ask({follower.node.index: follower for follower in followers()})
 
     def accept(self) -> None:
-        """Take those who have called, and tell each at once that it was heard."""
+        """Take those who have called, and tell each at once that it was heard.
+
+        Anybody may call without end. Who is not taken now is next, or asks the nodes itself.
+        """
         with contextlib.suppress(OSError):  # nobody has
-            while self.listener is not None:
+            for _ in range(WAITING if self.listener is not None else 0):
                 sock, _ = self.listener.accept()
                 self.waiting.append(sock)
                 sock.setblocking(False)
-                if wire.peer(sock)[1] == os.geteuid():
+                ours = wire.peer(sock)[1] == os.geteuid()
+                if ours and len(self.waiting) <= WAITING:
                     wire.send(sock, {})
                 else:
                     self.waiting.pop().close()

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -110,3 +113,35 @@ def test_a_node_whose_channel_is_made_meanwhile_is_asked_and_one_that_is_lost_is
         status.check(lambda: followers[:1])
         caller.join(10)
     assert told == [[0]]
+
+
+def test_commands_without_number_take_no_more_files_than_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callers that never read, and callers of other users, which are sent away."""
+    status = StatusSocket("job-1", tmp_path)
+    with status, contextlib.ExitStack() as calls:
+        for _ in range(4):
+            for _ in range(status_socket.WAITING):
+                caller = calls.enter_context(socket.socket(socket.AF_UNIX))
+                caller.connect(status_socket.name_of(tmp_path))
+            status.check(lambda: [Follower(0, None)])
+        assert len(status.callers) == len(status.waiting) == status_socket.WAITING
+        monkeypatch.setattr(status_socket.wire, "peer", lambda _: (1, os.geteuid() + 1))
+        taken = []
+
+        class Busy:
+            """At which somebody calls as fast as callers are taken."""
+
+            def accept(self) -> tuple[socket.socket, None]:
+                taken.append(socket.socketpair())
+                assert len(taken) <= status_socket.WAITING
+                taken[-1][1].close()
+                return taken[-1][0], None
+
+            def close(self) -> None: ...
+
+        calls.callback(status.listener.close)  # type: ignore[union-attr]
+        monkeypatch.setattr(status, "listener", Busy())
+        status.accept()
+        assert len(taken) == status_socket.WAITING == len(status.waiting)
