@@ -107,7 +107,8 @@ def noted(tmp_path: Path) -> Noted:
             "try:\n    module.make_fid(out + '/wrong', 'w')\n"
             "except ZeroDivisionError as error:\n"
             "    frames = error.__traceback__.tb_next.tb_frame.f_code.co_filename\n"
-            "    assert frames == __file__, frames\n",
+            "    # Python 3.10 raises again with the traceback that it had.\n"
+            "    assert frames == __file__ or sys.version_info < (3, 11), frames\n",
             {("file", "OUT/x"), ("file", "OUT/y"), ("file", "OUT/wrong")},
         ),
         (
