@@ -78,6 +78,11 @@ class NodeRecord:
         return known + [way for way in (self.activate, self.wrap) if way]
 
     @property
+    def numbers(self) -> range:
+        """Return the ranks that run there: what it says of others is not believed."""
+        return range(self.first_rank, self.first_rank + self.nproc)
+
+    @property
     def in_doubt(self) -> bool:
         """Tell whether its part was to begin, and nobody has heard that it has."""
         return self.state in ("starting", "lost") and not self.times
@@ -151,7 +156,7 @@ class JobRecord:
     def check_choice(self, node: int | None, rank: int | None, written: str) -> None:
         """Refuse a node or a rank that the job does not have, in the form that the user wrote."""
         nodes = [part.index for part in self.nodes]
-        ranks = [part.first_rank + i for part in self.nodes for i in range(part.nproc)]
+        ranks = [rank for part in self.nodes for rank in part.numbers]
         for name, chosen, known in (("node", node, nodes), ("rank", rank, ranks)):
             if chosen is not None and chosen not in known:
                 has = f"{name}s {known[0]} to {known[-1]}" if known else f"no {name}s yet"

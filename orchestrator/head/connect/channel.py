@@ -122,11 +122,14 @@ def installer() -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in texts)
 
 
+LONGEST_REASON = 4000  # characters, of whatever a node says
+
+
 class Declined(NodeError):
     """The node is there, and cannot do what was asked. `kind`: see protocol/requests/."""
 
     def __init__(self, what: str, kind: str = "") -> None:
-        super().__init__(what)
+        super().__init__(what[:LONGEST_REASON])
         self.kind = kind
 
 

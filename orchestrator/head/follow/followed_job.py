@@ -54,6 +54,7 @@ class NodeState:
     lost_since: float = 0.0  # monotonic; 0: connected
     lost_why: str = ""
     outside_since: float = 0.0  # monotonic: its machine answers, its container is not to be entered
+    said: int = 0  # times: words for a terminal, or failures
     silent: float = 0.0  # seconds for which it had said nothing when the connection was lost
     given_up: bool = False
     awaited: float = 0.0  # seconds of waiting of which the user knows
@@ -169,12 +170,12 @@ class FollowedJob:
 
     # -- its machines ------------------------------------------------------------------------
 
-    def held_up(self, slow: SlowRank) -> None:
+    def held_up(self, slow: SlowRank, *, blames: bool = True) -> None:
         """Note who holds the others up. A new head hears it all once more."""
         if slow not in self.record.slow:
             self.record = replace(self.record, slow=[*self.record.slow, slow])
             self.straggler(self.record, slow)
-            if slow.cause != IDLE:
+            if slow.cause != IDLE and blames:
                 self.remember(slow.node, time.time(), slow.cause, slow.text)
             self.changed = True
 

@@ -32,11 +32,13 @@ from orchestrator.head.screen.styles import DONE, styled
 from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.node.machine.gpus import nvidia
 from orchestrator.protocol import events
-from orchestrator.protocol.events import PROLOG, Event
+from orchestrator.protocol.events import PROLOG, Event, RankState
+from orchestrator.protocol.reports import UNSAVED
 from orchestrator.protocol.requests.transfer import WrittenPlace
 from orchestrator.records.outcome import SlowRank
 
 CONTAINER_SECONDS = 10.0  # a daemon that starts anew keeps its containers, and lets nobody in
+MOST_SAID, LONGEST_WORDS = 1000, 4000  # of one node's that a terminal, or a history, has
 CLOCK_IS_OFF_SECONDS = 2.0  # worth a word, because the log's own times will mislead
 NOT_BEGUN = "its part of the job had not begun, and nobody starts it any more"
 
@@ -69,7 +71,7 @@ class Reports:
         elif isinstance(news, ClockRead):
             self.set_clock(node, news.clock)
         elif isinstance(news, Warned):
-            self.job.warn(f"node {news.node}: {news.what}")
+            self.warn_of(node, f"node {news.node}: {news.what}")
         elif isinstance(news, LossLost):
             self.loss_lost(node, news.what)
         elif isinstance(news, Wrote):
@@ -87,17 +89,7 @@ class Reports:
         when = event.time - node.clock
         node.note_time(event)
         if isinstance(event, events.RankSlow):
-            self.job.held_up(
-                SlowRank(
-                    cause=event.cause,
-                    rank=event.who,
-                    node=event.node,
-                    step=event.step or None,
-                    text=event.text,
-                    # By its own clock: a new head, which hears it again, knows that it is the same.
-                    time=None if event.step else event.time,
-                )
-            )
+            self.held_up(node, event)
         elif isinstance(event, events.RankEvent):
             self.of_rank(node, event, when)
         elif isinstance(event, events.Started):
@@ -108,25 +100,62 @@ class Reports:
             self.broken_gpu(node, event)
         elif isinstance(event, events.LeaseFormed):
             if not event.active:
-                self.job.warn(
+                self.warn_of(
+                    node,
                     f"{node.who} cannot reach node 0's supervisor ({event.why}): without a head,"
                     " an end on one will not be an end on the other. If that is a firewall, ranks"
-                    f" that connect to each other hang, too: {OPEN_ALL}"
+                    f" that connect to each other hang, too: {OPEN_ALL}",
                 )
         elif isinstance(event, events.Ending):
             node.grace, node.asked_at = event.grace, event.time
             if self.job.end.open:
                 self.ending(node, event, when)
             elif self.job.end.outcome is Outcome.FAILED:
-                self.lost_before(event, when)
+                self.lost_before(node, event, when)
         elif isinstance(event, events.Ended):
             self.ended(node, event, when)
         self.job.changed = True
 
+    def held_up(self, node: NodeState, event: events.RankSlow) -> None:
+        """Take who holds the others up from rank 0, or from the node that does so itself.
+
+        Of a disk that several nodes share, one of them tells for all: no machine is blamed then.
+        """
+        own = event.node == node.record.index or 0 in node.record.numbers
+        known = event.node in self.nodes and event.rank in node.record.numbers
+        if not known or not (own or event.cause == UNSAVED) or self.said(node):
+            return
+        slow = SlowRank(
+            cause=event.cause[:LONGEST_WORDS],
+            rank=event.who,
+            node=event.node,
+            step=event.step or None,
+            text=event.text[:LONGEST_WORDS],
+            # By its own clock: a new head, which hears it again, knows that it is the same.
+            time=None if event.step else event.time,
+        )
+        self.job.held_up(slow, blames=own)
+
+    def said(self, node: NodeState) -> bool:
+        """Count what a node has to say; tell whether that is more than a job has."""
+        node.said += 1
+        return node.said > MOST_SAID
+
+    def warn_of(self, node: NodeState, text: str) -> None:
+        if not self.said(node):
+            self.job.warn(text[:LONGEST_WORDS])
+
     def of_rank(self, node: NodeState, event: events.RankEvent, when: float) -> None:
+        """Take what happened to a rank of this node, the first time that it is told."""
+        before = node.ranks.get(event.rank, RankState()).state
+        if event.rank not in node.record.numbers or before in (
+            "ended",
+            event.event[len("rank_") :],
+        ):
+            return
         node.take(event)
         if isinstance(event, events.RankAfresh):
-            self.say_not_forked(event)
+            self.say_not_forked(node, event)
         elif isinstance(event, events.RankFinished):
             self.rank_done(node, event, when)
         elif isinstance(event, events.RankEnded):
@@ -143,9 +172,10 @@ class Reports:
         """Take a failed prolog for the cause; what the epilog should do is no part of the job."""
         failure = verdict.of_command(node.record.index, node.record.name, event, when)
         if event.name == PROLOG:
-            self.job.failed(failure)
+            if not self.said(node):
+                self.job.failed(failure)
         else:
-            self.job.warn(f"{node.who}: {failure.message}")
+            self.warn_of(node, f"{node.who}: {failure.message}")
 
     def loss_lost(self, node: NodeState, lost: LostLoss) -> None:
         """Say that a program, which did not notice, goes on without a loss: the earliest rank."""
@@ -156,16 +186,16 @@ class Reports:
                 f" {lost.step} on; the job continues: `orchestrator stop` ends it"
             )
 
-    def say_not_forked(self, event: events.RankAfresh) -> None:
+    def say_not_forked(self, node: NodeState, event: events.RankAfresh) -> None:
         """Say why ranks were not forked, once for all of them."""
         if event.why not in self.not_forked:
             self.not_forked.add(event.why)
-            self.job.warn(f"rank {event.rank} is started afresh, not forked: {event.why}")
+            self.warn_of(node, f"rank {event.rank} is started afresh, not forked: {event.why}")
 
     def ending(self, node: NodeState, event: events.Ending, when: float) -> None:
         """Handle an end that a supervisor began, and that this head did not order."""
         if event.headless:
-            self.job.warn(f"{node.who} ended its part: {event.why}")
+            self.warn_of(node, f"{node.who} ended its part: {event.why}")
         elif self.has_other_heads:
             self.ended_elsewhere(node, event, when)
         elif (loss := self.loss_of(event, when)) is None:
@@ -182,10 +212,10 @@ class Reports:
         kind = "supervisor" if event.gone else "lost"
         return self.job.nodes[event.lost].failure(when - event.silent, kind, event.why)
 
-    def lost_before(self, event: events.Ending, when: float) -> None:
+    def lost_before(self, node: NodeState, event: events.Ending, when: float) -> None:
         """Take the loss of a node that is heard of after a rank that failed by it, as the cause."""
         loss = self.loss_of(event, when)
-        if loss is None or self.has_other_heads:
+        if loss is None or self.has_other_heads or self.said(node):
             return
         self.job.failures.append(loss)
         if not event.gone and verdict.cause(self.job.failures) is loss:
@@ -200,6 +230,8 @@ class Reports:
             self.job.failures.append(node.failure(when, "elsewhere", event.why))
 
     def ended(self, node: NodeState, event: events.Ended, when: float) -> None:
+        if self.said(node):
+            return
         node.ended = event
         self.say_what_was_lost(node, event)
         self.say_what_was_killed(node, event)

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -20,16 +21,25 @@ from orchestrator.head.connect.subprocess_transport import (
     ProcessChannel,
     ProcessConnection,
 )
+from orchestrator.head.follow import reports
 from orchestrator.head.follow import verdict as verdicts
 from orchestrator.head.follow.reports import CLOCK_IS_OFF_SECONDS
 from orchestrator.head.follow.run import Run
-from orchestrator.head.follow.streams.follower import Failed, Happened, Lost, News, NodeFollower
+from orchestrator.head.follow.streams.follower import (
+    Failed,
+    Happened,
+    Lost,
+    News,
+    NodeFollower,
+    Warned,
+)
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.transfer.fetch import fetch
 from orchestrator.protocol import events, frames
 from orchestrator.protocol.frames import EVENTS, JSON, LARGEST, LOG, OFFSET, RANKS
+from orchestrator.protocol.reports import UNSAVED
 from orchestrator.records import experiments
 from orchestrator.records.experiment import JobRecord, NodeRecord
 from tests.gears import examples
@@ -84,9 +94,11 @@ class Impatient(tasks.Event):
         return False
 
 
-def follow(directory: Path, says: bytes) -> list[News]:
+def follow(directory: Path, says: bytes, refusal: str = "") -> list[News]:
     """What the run hears of a node that says this once it has been followed."""
     answers: list[dict[str, Any]] = [{"id": i, "ok": {"time": 1e9}} for i in (1, 2, 3, 4)]
+    if refusal:
+        answers[-1:] = [{"id": 4, "error": refusal, "kind": ""}]
     connection = Liar(b"".join(map(in_json, answers)) + says)
     place = experiments.create(directory, f"run{next(count)}")
     heard: list[News] = []
@@ -174,6 +186,62 @@ def test_any_events_end_in_a_record_and_a_verdict(
     for follower in run.job.followers:
         follower.text.close()
         follower.ranks.close()
+
+
+def test_a_node_is_believed_about_itself_alone_and_not_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = experiments.create(tmp_path, "run")
+    record = JobRecord("run-1", str(place.path), "running", ["x"], NODES, 1000.0)
+    place.write_record(record)
+    said = io.StringIO()
+    run = Run(place, record, Display(Screen([], said, tty=False, color=False, quiet=True)),
+              backend_of(record))  # fmt: skip
+    blamed: list[int | None] = []
+    monkeypatch.setattr(run.job, "remember", lambda index, *_: blamed.append(index))
+    liar = run.job.nodes[1]
+    slow = events.RankSlow(
+        time=1.0, rank=1, local=0, cause="slow compute", who=0, node=0, step=1, text="x"
+    )
+    end = events.RankEnded(time=1.0, rank=0, local=0, pid=1, code=-9, oom_kills=1)
+    for event in (slow, slow.replace(rank=0), end, end.replace(rank=1 << 100)):
+        run.reports.happened(liar, event)
+    assert not (blamed or run.record.slow or run.job.failures or liar.ranks)
+    run.reports.happened(liar, slow.replace(cause=UNSAVED))  # of a disk that they share
+    assert [one.node for one in run.record.slow] == [0] and not blamed
+    long = "long" * (1 << 20)
+    for step in range(reports.MOST_SAID + 5):
+        run.reports.happened(liar, slow.replace(node=1, who=1, step=step, text=long))
+        run.reports.happened(liar, end.replace(rank=1, time=float(step)))
+        run.reports.handle(Warned(1, long))
+        failed = events.CommandFailed(time=float(step), name="prolog", how=f"failed {step}")
+        run.reports.happened(liar, failed)
+    assert len(run.record.slow) + len(run.job.failures) <= reports.MOST_SAID + 2
+    assert len(said.getvalue()) < 2 * reports.MOST_SAID * reports.LONGEST_WORDS
+    assert set(blamed) == {1}
+
+
+def test_of_a_very_long_text_the_middle_is_left_out(tmp_path: Path) -> None:
+    """Which is looked through, with many expressions, on the thread that follows all nodes."""
+    error = events.RankError(type="E", message="c" * 2_000_000 + "!", traceback="", time=1.0)
+    ended = events.RankEnded(time=1.0, rank=0, local=0, pid=1, code=1, error=error)
+    line = json.dumps(events.to_data(ended)).encode() + b"\n"
+    heard = follow(
+        tmp_path,
+        b"".join(
+            frame(EVENTS, OFFSET.pack(at) + line[at : at + frames.STREAM_CHUNK_BYTES])
+            for at in range(0, len(line), frames.STREAM_CHUNK_BYTES)
+        ),
+    )
+    (happened,) = (news for news in heard if isinstance(news, Happened))
+    assert isinstance(happened.event, events.RankEnded) and happened.event.error is not None
+    text = happened.event.error.message
+    assert len(text) < 40_000 and text.startswith("ccc") and text.endswith("c!")
+
+
+def test_a_refusal_is_a_sentence(tmp_path: Path) -> None:
+    heard = follow(tmp_path, b"", refusal="no " * (1 << 20))
+    assert isinstance(heard[-1], Lost) and len(heard[-1].why) < 5000
 
 
 @given(st.text() | st.sampled_from(["../x", "/x", "a/../../b", "a\0b", "\ud800", "results/\udcff"]))

@@ -73,13 +73,17 @@ class SlowMonitor:
         self.answers[node] = paces.paces
 
     def _rank(self, followers: Sequence[NodeFollower]) -> SlowRank | None:
-        paces = {rank: pace for ranks in self.answers.values() for rank, pace in ranks.items()}
+        paces = {
+            rank: self.answers[node.index][rank]
+            for node in self.nodes
+            for rank in self.answers.get(node.index, {}).keys() & node.numbers
+        }
         before, self.before = self.before, paces
         if len(paces) < sum(node.nproc for node in self.nodes):
             return None
-        node_of = {r: node for node in self.nodes for r in ranks_of(node)}
+        node_of = {r: node for node in self.nodes for r in node.numbers}
         clocks = {follower.node.index: follower.clock for follower in followers}
-        if not node_of.keys() >= paces.keys() or not clocks.keys() >= self.answers.keys():
+        if not clocks.keys() >= self.answers.keys():
             return None
         ahead = {rank: clocks[node_of[rank].index].offset for rank in paces}
         error = max(clock.error for clock in clocks.values()) if len(clocks) > 1 else 0.0
@@ -128,7 +132,3 @@ class SlowMonitor:
         node = full[found.node]
         who = f"GPU {found.gpu} of node {node.index} ({node.name})"
         return self._slow(found.cause, node, node.first_rank + found.gpu, f"{who} {found.text}")
-
-
-def ranks_of(node: NodeRecord) -> range:
-    return range(node.first_rank, node.first_rank + node.nproc)

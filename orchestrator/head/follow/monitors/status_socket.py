@@ -97,9 +97,11 @@ class StatusSocket:
 
         Anybody may call without end. Who is not taken now is next, or asks the nodes itself.
         """
+        if (listener := self.listener) is None:
+            return
         with contextlib.suppress(OSError):  # nobody has
-            for _ in range(WAITING if self.listener is not None else 0):
-                sock, _ = self.listener.accept()
+            for _ in range(WAITING):
+                sock, _ = listener.accept()
                 self.waiting.append(sock)
                 sock.setblocking(False)
                 ours = wire.peer(sock)[1] == os.geteuid()

@@ -6,6 +6,7 @@ The local file's length is all the state there is: a new process goes on where a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import threading
 import time
@@ -74,6 +75,7 @@ PART = 20  # of the silence so far, a pause is one
 BEATS_IN_PATIENCE = 4
 GIVE_SECONDS = 2.0
 LONGEST_EVENT_BYTES = 1 << 24
+LONGEST_TEXT, MOST_PARTS = 1 << 15, 1 << 12  # characters, or what is listed, in an event
 # What nodes together cost a head: a frame takes 0.2 to 0.4 ms, a line that tells a step 0.05 ms.
 FRAMES_PER_SECOND = 200  # of all beside one, where lines come faster for longer
 LONGEST_GATHER_SECONDS = 0.5
@@ -111,7 +113,8 @@ class NodeFollower:
         self.outputs = experiment.path / "outputs"
         self.growing = GrowingFiles(job, node, self.outputs)
         [log] = log_files(experiment, [node])
-        self.printed = Printed(log, experiment.path, PRINTED_BYTES // (among if node.index else 1))
+        most = PRINTED_BYTES // (among if node.index else 1)
+        self.printed = Printed(log, experiment.path, node.numbers, most)
         self.post = post
         self.channel = channel
         self.head = head  # when this head came; None for one that only looks on
@@ -399,7 +402,7 @@ class NodeFollower:
                 known = whole(line)
                 if known is None:
                     continue
-                event = events.from_data(known)
+                event = events.from_data(shortened(known))
                 self.ended = self.ended or isinstance(event, Ended)
                 self.post(Happened(self.node.index, event))
         except Nonsense as error:
@@ -412,6 +415,16 @@ def whole(line: bytes) -> dict[str, Any] | None:
         return parse(line)
     except Nonsense:
         return None
+
+
+def shortened(data: Any) -> Any:
+    """Return what an event says without the middle of a very long text, which is looked through."""
+    if isinstance(data, str) and len(data) > LONGEST_TEXT:
+        return f"{data[: LONGEST_TEXT // 2]}\n[...]\n{data[-LONGEST_TEXT // 2 :]}"
+    if isinstance(data, dict):
+        some = itertools.islice(data.items(), MOST_PARTS)
+        return {key[:LONGEST_TEXT]: shortened(value) for key, value in some}
+    return list(map(shortened, data[:MOST_PARTS])) if isinstance(data, list) else data
 
 
 # The news of one node that its follower passes on to the run: a class for each kind.

@@ -55,10 +55,13 @@ class Teller:
 class Printed:
     """The log of one node, read beside its follower from where it is now on."""
 
-    def __init__(self, log: LogFile, experiment: Path, most: int = MOST_BYTES) -> None:
+    def __init__(
+        self, log: LogFile, experiment: Path, ranks: range, most: int = MOST_BYTES
+    ) -> None:
         self.most = max(LEAST_BYTES, min(MOST_BYTES, most))
         self.reader = LogReader(log, start=log.size())
         self.outputs = experiment / "outputs"
+        self.ranks = frozenset(map(str, ranks))
         self.tellers: dict[str, Teller] = {}
         self.lost: LostLoss | None = None
         self.learn(log)
@@ -70,7 +73,7 @@ class Printed:
         if self.reader.position == 0:
             return
         for stream, data in LogReader(log).read(min(MOST_BYTES, self.reader.position)):
-            if stream.isdigit():
+            if stream in self.ranks:
                 list(self.rows_of(stream, data, 0.0))
         self.tellers = {
             stream: Teller(reader=teller.reader.at_new_lines())
@@ -92,7 +95,7 @@ class Printed:
         self.reader.skip_near_end(self.most)
         new: dict[str, list[str]] = {}
         for stream, data in self.reader.read(self.most):
-            if stream.isdigit():
+            if stream in self.ranks:
                 new.setdefault(stream, []).extend(self.rows_of(stream, data, time.time() + offset))
         for stream, lines in new.items():
             if lines:

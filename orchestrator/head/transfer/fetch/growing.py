@@ -54,8 +54,7 @@ class GrowingFiles:
 
     def __init__(self, job: str, node: NodeRecord, outputs: Path) -> None:
         self.listing = Outputs(job=job, node=node.index)
-        ranks = range(node.first_rank, node.first_rank + node.nproc)
-        self.continued = ranks if node.first_job else ()  # ranks that an earlier attempt had
+        self.continued = node.numbers if node.first_job else ()  # ranks that an earlier attempt had
         self.outputs = outputs
         self.folder = Folder(outputs, private=True)
         self.ours: dict[str, int] = {}  # paths that this node fills: bytes here before its own

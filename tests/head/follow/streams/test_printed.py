@@ -30,7 +30,7 @@ def lines(experiment: Path, rank: int) -> list[dict[str, Any]]:
 def test_each_rank_that_tells_its_steps_has_a_file(tmp_path: Path) -> None:
     log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
     append(log, "0", "step 1 loss 9\n")
-    reading = Printed(log, tmp_path)  # from here on: a head before has read that
+    reading = Printed(log, tmp_path, range(2))  # from here on: a head before has read that
     append(log, "0", "step 2 loss 0.5\nste")
     append(log, "1", "  5%|# | 4/8 [00:00<00:01]\r")
     append(log, "-", "step 7 loss 7\n")
@@ -43,7 +43,7 @@ def test_each_rank_that_tells_its_steps_has_a_file(tmp_path: Path) -> None:
         {"rank": 0, "step": 3, "loss": None, "lost_steps": 1},
     ]
     assert reading.lost == LostLoss(0, 3)
-    assert Printed(log, tmp_path).lost is None, "the head before has said so"
+    assert Printed(log, tmp_path, range(2)).lost is None, "the head before has said so"
     assert lines(tmp_path, 1) == [{"rank": 1, "step": 4, "steps": 8, "loss": 0.25}]
     assert list(trainers.every(tmp_path / "outputs")[1]) == [0, 1]
 
@@ -54,7 +54,7 @@ def test_a_log_is_looked_at_when_it_has_grown(
     now = 1000.0
     monkeypatch.setattr(printed.time, "monotonic", lambda: now)
     log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
-    reading = Printed(log, tmp_path)
+    reading = Printed(log, tmp_path, range(2))
     assert reading.due == math.inf
     for step in (1, 2):
         append(log, "0", f"step {step} loss 1\n")
@@ -71,7 +71,7 @@ def test_a_log_is_looked_at_when_it_has_grown(
 
 def test_a_program_that_measures_by_itself_is_believed(tmp_path: Path) -> None:
     log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
-    reading = Printed(log, tmp_path)
+    reading = Printed(log, tmp_path, range(2))
     outputs = tmp_path / "outputs"
     outputs.mkdir()
     (outputs / trainers.file_name(0)).touch()
@@ -83,7 +83,7 @@ def test_a_program_that_measures_by_itself_is_believed(tmp_path: Path) -> None:
 
 def test_of_a_log_that_grows_faster_than_it_is_read_the_end_is_read(tmp_path: Path) -> None:
     log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
-    reading = Printed(log, tmp_path)
+    reading = Printed(log, tmp_path, range(2))
     append(log, "0", "step 1 loss 1\n" + "x" * printed.MOST_BYTES + "\nstep 2 loss 2\n")
     reading.check(0.0, last=True)
     assert [line["step"] for line in lines(tmp_path, 0)] == [2]
@@ -93,7 +93,7 @@ def test_a_head_that_comes_later_knows_how_the_program_counts(tmp_path: Path) ->
     """The third epoch of a program that counts from 0, two of 10 steps each having gone by."""
     log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
     append(log, "0", "Epoch: [0][ 1/10] Loss 9\nEpoch: [1][ 1/10] Loss 8\n")
-    reading = Printed(log, tmp_path)
+    reading = Printed(log, tmp_path, range(2))
     append(log, "0", "Loss 7\nEpoch: [2][ 1/10] Loss 6\n")
     reading.check(0.0, last=True)
     assert lines(tmp_path, 0) == [{"rank": 0, "step": 21, "loss": 6.0, "epoch": 2.0}]
@@ -101,10 +101,20 @@ def test_a_head_that_comes_later_knows_how_the_program_counts(tmp_path: Path) ->
 
 def test_an_evaluation_at_a_step_that_is_written_adds_its_loss(tmp_path: Path) -> None:
     log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
-    reading = Printed(log, tmp_path)
+    reading = Printed(log, tmp_path, range(2))
     append(log, "0", "step 2: train loss 3.6, val loss 3.5\niter 2: loss 3.4\niter 2: loss 3.4\n")
     reading.check(0.0, last=True)
     assert lines(tmp_path, 0) == [
         {"rank": 0, "step": 2, "val_loss": 3.5},
         {"rank": 0, "step": 2, "loss": 3.4},
     ]
+
+
+def test_a_node_tells_of_its_own_ranks_alone(tmp_path: Path) -> None:
+    log = LogFile(1, "10.0.0.2", tmp_path / "log", tmp_path / "ranks")
+    reading = Printed(log, tmp_path, range(2, 4))
+    for stream in ("0", "2", "02", "999999999"):
+        append(log, stream, "step 2 loss nan\n")
+    reading.check(0.0, last=True)
+    assert list(trainers.every(tmp_path / "outputs")[1]) == [2]
+    assert reading.lost == LostLoss(2, 2)
