@@ -432,7 +432,7 @@ class Dealt:
     def _share_of(self, index: int, many: int) -> range:
         first = self.start + index * self.size * self.world
         stop = min(first + many * self.size * self.world, self.items)
-        return range(first + self.rank, stop, self.world)
+        return range(min(first + self.rank, stop), stop, self.world)  # which torch's arange takes
 
 
 def flat(items: list[Any]) -> list[Any]:

@@ -94,6 +94,16 @@ def test_other_ranks_go_on_after_any_sample(
         assert together == set(left[first : first + size * world])
 
 
+@pytest.mark.parametrize(("many", "position"), [(58, 56), (29, 28), (1, 0), (3, 0)])
+def test_ranks_for_which_nothing_is_left_go_on(many: int, position: int) -> None:
+    """Before the last step of an epoch, or with fewer samples than ranks."""
+    loader = DataLoader(range(many), batch_size=1, shuffle=True)  # type: ignore[arg-type, var-annotated]
+    parts = [list(MapShard(loader, own, 3).epoch(0, position)) for own in ranks(8)]
+    assert [[micro.real for micro in part] for part in parts] == [
+        [at < many - position] for at in range(8)
+    ]
+
+
 @pytest.mark.parametrize("world", [4, 2, 1])
 def test_an_epoch_ends_where_it_ended_before(world: int) -> None:
     """What four ranks had dropped, two drop as well: else an epoch has a step more from now on."""
