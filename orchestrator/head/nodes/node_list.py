@@ -381,6 +381,8 @@ def _split_host(word: Word) -> tuple[str | None, Word, int | None]:
         if not _v6(host.text):
             what = f"{_cut(host.text)} is not an IPv6 address"
             raise Mistake(host.column, what, "[fe80::1]:2222")
+    elif boxed and boxed[2] and re.search("[A-Za-z.]", boxed[1]):  # as known_hosts writes a port
+        host, port = Word(boxed[1], host.column + 1), boxed[2]
     elif _outside_brackets(rest).count(":") > 1:
         _check_unboxed(host)
     elif colon and "]" not in last:

@@ -54,6 +54,8 @@ def hosts(text: str) -> list[str]:
         ("gpu01:1", Node("gpu01", port=1), "gpu01:1"),
         ("[fe80::1]:2222", Node("fe80::1", port=2222), "[fe80::1]:2222"),
         ("bob@[fe80::1]:22", Node("fe80::1", user="bob", port=22), "bob@[fe80::1]:22"),
+        ("[127.0.0.2]:2222", Node("127.0.0.2", port=2222), "127.0.0.2:2222"),
+        ("bob@[gpu01]:22", Node("gpu01", user="bob", port=22), "bob@gpu01:22"),
         ("[::1]", Node("::1"), "::1"),
         ("2001:db8::1", Node("2001:db8::1"), "2001:db8::1"),
         ("fe80::1%eth0", Node("fe80::1%eth0"), "fe80::1%eth0"),
