@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
 from orchestrator.head.commands.sweep import journal as journals
 from orchestrator.head.commands.sweep.journal import Journal
 from orchestrator.views.report import command, members, page
+from tests.gears import examples
+from tests.protocol.test_message import json_data
 from tests.views.report.test_browser import browse
 
 HOSTILE = "<script>alert(1)</script>"
@@ -150,3 +157,27 @@ def test_it_is_drawn(tmp_path: Path, look: tuple[str, ...]) -> None:
     dom = browse(place, "--dump-dom", "--window-size=1000,1200", *look)
     assert re.search(r'data-drawn="1"', dom.stdout) and dom.stdout.count("<polyline") == 100
     assert "CONSOLE" not in dom.stderr
+
+
+@settings(max_examples=examples(60), derandomize=True, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+@given(st.data())
+def test_a_journal_with_anything_in_it_has_a_page_or_is_said_to_be_changed(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    journal = swept(tmp_path / str(time.monotonic_ns()), [{"lr": "1"}, {"lr": "2"}], [("done", 1)])
+    file = data.draw(st.sampled_from([journal.file, journal.path / journals.SWEEP]))
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    keys = ["member", "at", "given", "state", "words", "values", "value", "seconds", "experiment",
+            "problem", "terms", "members"]  # fmt: skip
+    changes = st.dictionaries(st.sampled_from(keys), json_data | st.just(1e37), min_size=1)
+    at = data.draw(st.integers(0, len(lines) - 1))
+    changed = data.draw(changes.map(lambda new: {**lines[at], **new}) | json_data)
+    lines[at] = changed
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    try:
+        read = members.read(Journal(journal.path))
+    except UsageError as error:
+        assert "was changed" in error.what
+    else:
+        page.page_of_members(read)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,11 +20,53 @@ from orchestrator.common import files
 from orchestrator.common.errors import UsageError, nearest
 from orchestrator.common.permissions import others
 from orchestrator.head.commands.sweep.slot import Slot
-from orchestrator.protocol.message import parse
+from orchestrator.protocol.message import Count, Moment, Nonsense, decode, parse
 from orchestrator.records import experiments, trust
 from orchestrator.records.experiment import TRUST, Experiment
 
+SLOT = re.compile(r"[0-9]{1,9}")
 SWEEP, JOURNAL, SLOTS = "sweep.json", "journal.jsonl", "slots"
+
+
+@dataclass(frozen=True)
+class Typed:
+    """Holds what was typed of the sweep itself."""
+
+    variables: tuple[str, ...] = ()  # NAME=VALUES
+    random: int | None = None
+    optuna: int | None = None
+    array: str = ""
+    way: str = "args"
+    jobs: int | None = None
+    metric: str = ""
+    best: str = ""  # least or most
+
+
+@dataclass(frozen=True)
+class About:
+    """What its file says of a sweep."""
+
+    words: tuple[str, ...] = ()
+    terms: Typed = field(default_factory=Typed)
+    directory: str = ""
+    restarts: int = 0
+    members: tuple[tuple[dict[str, str], tuple[str, ...]], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One event of the journal: a member was given out, or its end has a state."""
+
+    member: Count
+    at: Moment = 0.0
+    given: str = ""
+    words: str = ""
+    state: str = ""
+    values: dict[str, str] = field(default_factory=dict)
+    value: float | None = None  # of the metric
+    seconds: Moment = 0.0
+    experiment: str = ""
+    problem: str = ""
 
 
 @dataclass
@@ -91,8 +134,9 @@ class Journal:
                 if not line.endswith(b"\n"):
                     break
                 try:
-                    event = json.loads(line)
-                except ValueError as error:
+                    event = parse(line)
+                    decode(Line, event, newer=True)
+                except Nonsense as error:
                     raise UsageError(f"{self.file} was changed: {error}") from None
                 self.size += len(line)
                 yield event
@@ -103,14 +147,21 @@ class Journal:
     def slots(self) -> list[Slot]:
         """Return those that were given out before, in order."""
         with contextlib.suppress(FileNotFoundError):
-            found = [path for path in (self.path / SLOTS).iterdir() if path.name.isdigit()]
+            found = [path for path in (self.path / SLOTS).iterdir() if SLOT.fullmatch(path.name)]
             return sorted(map(Slot, found), key=lambda slot: slot.number)
         return []
 
-    def describe(self) -> dict[str, Any]:
+    def data(self) -> dict[str, Any]:
+        """Return what its file has, as it was signed."""
         try:
             return parse((self.path / SWEEP).read_bytes())
-        except ValueError as error:
+        except Nonsense as error:
+            raise UsageError(f"{self.path / SWEEP} was changed: {error}") from None
+
+    def describe(self) -> About:
+        try:
+            return decode(About, self.data(), newer=True)
+        except Nonsense as error:
             raise UsageError(f"{self.path / SWEEP} was changed: {error}") from None
 
 
@@ -146,7 +197,7 @@ def find(root: Path, name: str, *, trusted: bool = False) -> Journal:
                     f"chmod -R go-w {journal.path}",
                 )
         with files.opened(journal.path) as directory:
-            signed = trust.signature(directory, journal.describe()) is not None
+            signed = trust.signature(directory, journal.data()) is not None
         if not signed and not trusted:
             raise UsageError(
                 f"{journal.path} was not begun by this login: the machines and programs that it"

@@ -15,14 +15,28 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from orchestrator.common import files
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.head.background.process import Answers, Background
+from orchestrator.protocol.message import Check, Moment, Nonsense, decode, parse
 
 if TYPE_CHECKING:
     from orchestrator.config.launch import LaunchArguments
+
+
+@dataclass(frozen=True)
+class Said:
+    """Tells what a line of the file may hold."""
+
+    since: Moment = 0.0
+    pid: Annotated[int, Check("a process", lambda pid: 1 < pid < 1 << 31)] = 2
+    host: str = ""
+    place: str = ""
+    error: str = ""
+    fix: str = ""
+    code: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,8 +61,10 @@ class Slot:
         known: dict[str, Any] = {}
         with contextlib.suppress(OSError):
             for line in self.path.read_bytes().splitlines():
-                with contextlib.suppress(ValueError, TypeError):  # a disk was full
-                    known.update(json.loads(line))
+                with contextlib.suppress(Nonsense):  # a disk was full
+                    said = parse(line)
+                    decode(Said, said, newer=True)
+                    known.update(said)
         return known
 
     def take(self) -> int | None:

@@ -42,17 +42,8 @@ Parse = Callable[[Sequence[str]], LaunchArguments]
 
 
 @dataclass(frozen=True)
-class Terms:
-    """Holds what was typed of the sweep itself, as its file has it."""
-
-    variables: tuple[str, ...] = ()  # NAME=VALUES
-    random: int | None = None
-    optuna: int | None = None
-    array: str = ""
-    way: str = "args"
-    jobs: int | None = None
-    metric: str = ""
-    best: str = ""  # least or most
+class Terms(journals.Typed):
+    """Says what the members are."""
 
     @property
     def checked(self) -> Terms:
@@ -123,11 +114,20 @@ def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None)
 def resume(where: Where, name: str, parse: Parse, *, as_json: bool, detach: bool) -> int:
     """Go on with a sweep whose head has ended, in its directory."""
     journal = journals.find(where.experiments, name)
-    directory = journal.describe()["directory"]
-    os.chdir(directory)
-    base = parse(journal.describe()["words"])
+    base = parse_there(journal, parse)
     check(resolve(base), words_of(base))
     return leave(journal, base) if detach else lead(journal, base, as_json=as_json)
+
+
+def parse_there(journal: Journal, parse: Parse) -> LaunchArguments:
+    """Return what was typed, in the directory where it was."""
+    about = journal.describe()
+    try:
+        os.chdir(about.directory)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", "") or error
+        raise UsageError(f"{journal.name} was begun in {about.directory!r}: {why}") from None
+    return parse(about.words)
 
 
 def leave(journal: Journal, base: LaunchArguments) -> int:
@@ -158,9 +158,7 @@ def stop(where: Where, name: str, parse: Parse) -> int:
     holder = experiment.lock()
     if holder is None:
         experiment.unlock()
-        os.chdir(journal.describe()["directory"])
-        base = parse(journal.describe()["words"])
-        return lead(journal, base, as_json=False, stops=True)
+        return lead(journal, parse_there(journal, parse), as_json=False, stops=True)
     if holder.host != socket.gethostname():
         raise UsageError(f"{journal.name} is led by {holder}", "stop it there")
     os.kill(holder.pid, signal.SIGINT)
@@ -171,16 +169,16 @@ def stop(where: Where, name: str, parse: Parse) -> int:
 
 
 def lead(journal: Journal, base: LaunchArguments, *, as_json: bool, stops: bool = False) -> int:
-    data = journal.describe()
-    terms = Terms(**{**data["terms"], "variables": tuple(data["terms"]["variables"])})
+    about = journal.describe()
+    terms = Terms(**vars(about.terms))
     board = table.Board(
         terms.metric, terms.best, output.terminal().width is not None and not as_json
     )
     sweep = Sweep(
         journal,
-        supply_of(journal, terms, data["members"]),
+        supply_of(journal, terms, about.members),
         lambda member: launch_of(base, terms, journal.name, member),
-        restarts=data["restarts"],
+        restarts=about.restarts,
         jobs=terms.jobs,
         metric=terms.metric,
         measures=board.live or terms.optuna is not None,

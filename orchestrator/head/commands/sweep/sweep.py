@@ -25,6 +25,7 @@ from orchestrator.common.errors import (
     EXIT_FAILED,
     EXIT_NODE,
     EXIT_STOPPED,
+    UsageError,
 )
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.background.process import Background
@@ -184,7 +185,7 @@ class Sweep:
     def take_up(self) -> None:
         """Go on where the journal ends, with the members that run without a head of the sweep."""
         for event in self.journal.read():
-            if "state" in event:
+            if event.get("state"):
                 names = End.__dataclass_fields__
                 end = End(**{name: event[name] for name in names if name in event})
                 self.ends[end.member] = end
@@ -192,6 +193,8 @@ class Sweep:
         for end in self.ends.values():
             self.supply.ended(end)
         for slot in self.journal.slots():
+            if slot.number >= len(self.supply):
+                raise UsageError(f"{slot.path} is of no member of {self.journal.name}")
             if slot.number in self.ends:  # the head was killed between the two
                 slot.remove()
             else:

@@ -78,3 +78,26 @@ def test_a_slot_has_one_process_and_none_once_it_was_removed(tmp_path: Path) -> 
     assert slot.take() is None and not slot.held
     slot.make()
     assert "place" not in slot.read()
+
+
+def test_what_is_of_another_type_is_said_to_be_changed_and_nobody_is_signalled(
+    tmp_path: Path,
+) -> None:
+    journal = new(tmp_path)
+    for text in ('{"words": 3}', '{"members": {"0": 1}}', '{"terms": []}', "[" * 9999, "\x80"):
+        (journal.path / journals.SWEEP).write_text(text, encoding="latin-1")
+        with pytest.raises(UsageError, match="was changed"):
+            journals.find(tmp_path, journal.name, trusted=True).describe()
+    for line in ("7", '{"member": "0"}', '{"member": -1}', '{"member": 1, "value": "x"}'):
+        journal.file.write_text(f"{line}\n")
+        with pytest.raises(UsageError, match="was changed"):
+            list(journal.read())
+    slot = journal.slot(3)
+    slot.make()
+    (slot.path.parent / "²").touch()
+    with slot.path.open("a") as file:
+        for pid in ("-1", "0", "1", '"x"'):
+            file.write(f'{{"pid": {pid}, "host": "here"}}\n')
+        file.write('{"place": 5}\n[]\n{"place": "/there"}\n')
+    assert slot.read().keys() == {"since", "place"}
+    assert journal.slots() == [slot]
