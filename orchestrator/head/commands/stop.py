@@ -15,7 +15,7 @@ from orchestrator.head.screen import output
 from orchestrator.head.status import containers
 from orchestrator.head.status.find_job import FoundJob, find_job, without_record
 from orchestrator.protocol.message import encode
-from orchestrator.records.experiment import JobRecord
+from orchestrator.records.experiment import JobRecord, NodeRecord
 from orchestrator.records.outcome import Receipt
 
 
@@ -26,6 +26,17 @@ class Ended:
     record: JobRecord
     receipts: list[Receipt] | None  # None: it was over already
     problem: str = ""  # why the receipts could not be written into job.json
+
+
+def may_run_on(record: JobRecord, node: NodeRecord) -> bool:
+    """Tell whether the job may still run there.
+
+    What is over may, on nodes that were lost, whose supervisor was killed, or that proved no end.
+    """
+    killed = record.verdict is not None and record.verdict.kind == "supervisor"
+    told = record.receipts.get(node.name)
+    in_doubt = told is not None and not told.proved
+    return not record.over or killed or node.state == "lost" or in_doubt
 
 
 def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
@@ -40,10 +51,7 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
     )
     if receipts is not None:
         return Ended(record, receipts)
-    # What is over may still run on nodes that were lost, or whose supervisor was killed.
-    cause = record.verdict.kind if record.verdict else ""
-    asked = not record.over or cause == "supervisor"
-    nodes = [node for node in record.nodes if asked or node.state == "lost"]
+    nodes = [node for node in record.nodes if may_run_on(record, node)]
     if not nodes:
         return Ended(record, None)
     if isinstance(job, FoundJob):

@@ -35,7 +35,7 @@ from orchestrator.protocol import events
 from orchestrator.protocol.events import PROLOG, Event, RankState
 from orchestrator.protocol.reports import UNSAVED
 from orchestrator.protocol.requests.transfer import WrittenPlace
-from orchestrator.records.outcome import SlowRank
+from orchestrator.records.outcome import Receipt, SlowRank
 
 CONTAINER_SECONDS = 10.0  # a daemon that starts anew keeps its containers, and lets nobody in
 MOST_SAID, LONGEST_WORDS = 1000, 4000  # of one node's that a terminal, or a history, has
@@ -71,7 +71,7 @@ class Reports:
         elif isinstance(news, ClockRead):
             self.set_clock(node, news.clock)
         elif isinstance(news, Warned):
-            self.warn_of(node, f"node {news.node}: {news.what}")
+            self.warned(node, news)
         elif isinstance(news, LossLost):
             self.loss_lost(node, news.what)
         elif isinstance(news, Wrote):
@@ -292,9 +292,22 @@ class Reports:
             self.job.failed(node.failure(time.time(), "supervisor", otherwise))
         elif node.ended.left:
             left = list(node.ended.left)
+            self.not_ended(Receipt(node.record.name, self.job.record.job, left=node.ended.left))
             self.job.warn(
                 f"node {node.record.index}: processes {left} do not end (stuck in the kernel?)"
             )
+
+    def warned(self, node: NodeState, news: Warned) -> None:
+        self.warn_of(node, f"node {news.node}: {news.what}")
+        if news.receipt is not None:
+            of = {"node": node.record.name, "job": self.job.record.job}
+            self.not_ended(Receipt(**{**vars(news.receipt), **of}))
+
+    def not_ended(self, receipt: Receipt) -> None:
+        """Keep that a node did not prove its end: `stop` asks there again."""
+        if not receipt.proved:
+            receipts = {**self.job.record.receipts, receipt.node: receipt}
+            self.job.record = replace(self.job.record, receipts=receipts)
 
     def wrote(self, node: NodeState, news: Wrote) -> None:
         if news.with_code is not None:

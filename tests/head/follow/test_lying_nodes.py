@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from orchestrator.head.commands.stop import may_run_on
 from orchestrator.head.connect import tasks
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.subprocess_transport import (
@@ -40,6 +41,7 @@ from orchestrator.head.transfer.fetch import fetch
 from orchestrator.protocol import events, frames
 from orchestrator.protocol.frames import EVENTS, JSON, LARGEST, LOG, OFFSET, RANKS
 from orchestrator.protocol.reports import UNSAVED
+from orchestrator.protocol.requests.follow import StopReceipt
 from orchestrator.records import experiments
 from orchestrator.records.experiment import JobRecord, NodeRecord
 from tests.gears import examples
@@ -219,6 +221,26 @@ def test_a_node_is_believed_about_itself_alone_and_not_without_end(
     assert len(run.record.slow) + len(run.job.failures) <= reports.MOST_SAID + 2
     assert len(said.getvalue()) < 2 * reports.MOST_SAID * reports.LONGEST_WORDS
     assert set(blamed) == {1}
+
+
+def test_stop_asks_again_where_an_end_was_not_proved_whatever_failed_first(tmp_path: Path) -> None:
+    place = experiments.create(tmp_path, "run")
+    record = JobRecord("run-1", str(place.path), "running", ["x"], NODES, 1000.0)
+    place.write_record(record)
+    display = Display(Screen([], io.StringIO(), tty=False, color=False, quiet=True))
+    run = Run(place, record, display, backend_of(record))
+    first = events.CommandFailed(time=1.0, name="prolog", how="failed")
+    run.reports.happened(run.job.nodes[0], first)
+    swept = StopReceipt(job="another's", node=7, ended={}, killed={}, left=(), gpu_memory={},
+                        gpu_unknown="", took=1.0, doubtful={77: "sleep"})  # fmt: skip
+    run.reports.handle(Warned(1, "they live", swept))
+    for node in run.job.nodes:
+        run.reports.over(node, "its supervisor was killed")
+    run.conclude()
+    written = place.read_record()
+    assert written.over and written.verdict is not None and written.verdict.kind == "prolog"
+    assert [may_run_on(written, node) for node in written.nodes] == [False, True]
+    assert written.receipts["n1"].doubtful == {77: "sleep"}
 
 
 def test_of_a_very_long_text_the_middle_is_left_out(tmp_path: Path) -> None:

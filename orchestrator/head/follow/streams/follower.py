@@ -45,6 +45,7 @@ from orchestrator.protocol.requests.follow import (
     Left,
     Paces,
     Stop,
+    StopReceipt,
     Stuck,
 )
 from orchestrator.protocol.requests.machine import Dialed, Listening
@@ -258,10 +259,13 @@ class NodeFollower:
             wait=SWEEP_PATIENCE_SECONDS,
             for_good=False,  # the job may be started again
         )
-        if there := channel.ask(order, 3 * SWEEP_PATIENCE_SECONDS).doubtful:
+        receipt = channel.ask(order, 3 * SWEEP_PATIENCE_SECONDS)
+        if there := receipt.doubtful:
             names = ", ".join(f"{pid} ({name})" for pid, name in there.items())
             what = f"{order.why}: nobody can tell whether these are of the job, and they live:"
-            self.post(Warned(self.node.index, f"{what} {names}; `kill` there what is yours"))
+            self.post(
+                Warned(self.node.index, f"{what} {names}; `kill` there what is yours", receipt)
+            )
 
     def _reopen(self) -> NodeChannel:
         """Connect; after a cut soon again, and where a login is slow, with time for it."""
@@ -491,6 +495,7 @@ class Warned(News):
     """Something stays there, which is to be said: outputs, or what may be of the job."""
 
     what: str
+    receipt: StopReceipt | None = None
 
 
 @dataclass(frozen=True)
