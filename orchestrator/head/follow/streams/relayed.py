@@ -31,6 +31,7 @@ class RelayedStream:
         self.relay, self.node, self.signed = relay, node, signed
         self.changed = tasks.Condition()
         self.came: list[bytes] = []
+        self.waiting = 0  # bytes of these
         self.rest = memoryview(b"")
         self.window = WINDOW_BYTES  # that the relay still takes
         self.taken = 0  # since the relay was told last
@@ -38,10 +39,13 @@ class RelayedStream:
         self.timeout: float | None = None
 
     def deliver(self, load: Load) -> None:
-        """Take what the relay has brought."""
+        """Take what the relay has brought; it may bring no more than has a place here."""
         with self.changed:
             if load.data:
                 self.came.append(load.data)
+                self.waiting += len(load.data)
+            if self.waiting + self.taken > WINDOW_BYTES:
+                raise NodeError("it brings more than was asked for")
             self.window += load.taken
             if load.over:
                 self.broken = self.broken or "its relay lost it"
@@ -95,11 +99,13 @@ class RelayedStream:
         """Wait for what the relay brings next, and let it bring as many bytes more."""
         with self.changed:
             self._wait(lambda: bool(self.came))
-            data = self.came.pop(0)
-        self.taken += len(data)
-        if self.taken >= TAKEN_BYTES:
-            self.relay.send(Load(self.node, self.taken, False, b""))
-            self.taken = 0
+            data = b"".join(self.came)  # of many small pieces each alone would be a lot of work
+            self.came, self.waiting = [], 0
+            self.taken += len(data)
+            taken = self.taken if self.taken >= TAKEN_BYTES else 0
+            self.taken -= taken  # before the relay hears that, and brings as many more
+        if taken:
+            self.relay.send(Load(self.node, taken, False, b""))
         return data
 
     def _send(self, data: bytes) -> None:

@@ -31,6 +31,7 @@ from orchestrator.head.follow.streams.relayed import RelayedConnection, RelayedS
 from orchestrator.node.follow.relay import door as doors
 from orchestrator.node.follow.relay.sealed import Sealed, context, some
 from orchestrator.node.follow.relay.signed import KEY_BYTES, Signed
+from orchestrator.protocol import frames
 from orchestrator.protocol.frames import WINDOW_BYTES, Load
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import OpenDoor
@@ -228,6 +229,39 @@ def test_a_relay_that_forges_a_word_is_found_out(behind: Sequence[relays.Open]) 
     with pytest.raises(NodeError, match="what came through its relay is not what it said"):
         ask(behind[1], Beat())
     ask(behind[2], Beat())
+
+
+@pytest.mark.parametrize("size", [1 << 17, 1])
+def test_a_relay_that_brings_more_than_was_asked_for_is_lost(size: int) -> None:
+    """Nobody reads a stream while the disk is full here: what comes then would fill the memory."""
+    loads = [Load(7, 0, False, bytes(size)).frame()] * (3 * WINDOW_BYTES // size)
+    bytes_ = memoryview(b"".join(loads))
+    left = len(bytes_)
+
+    def exactly(wanted: int, _: float, __: str) -> bytes:
+        nonlocal left
+        data = bytes_[len(bytes_) - left :][:wanted]
+        left -= wanted
+        return bytes(data)
+
+    def header(deadline: float, silence: str) -> tuple[bytes, int]:
+        return frames.parse_header(exactly(frames.HEADER.size, deadline, silence))
+
+    ends = SimpleNamespace(close=lambda: None)
+    sent: list[bytes] = []
+    channel = SimpleNamespace(
+        header=header, exactly=exactly, rest=b"", connection=ends, put_frame=sent.append
+    )
+    relay = relayed.RelayChannel("node0", cast("Any", channel))
+    stream = relay.add(7, Signed(secrets.token_bytes(KEY_BYTES), calls=True))
+    relay.read()
+    assert stream.broken == "its relay node0 is lost: it brings more than was asked for"
+    assert sum(map(len, stream.came)) <= WINDOW_BYTES + size
+    began = time.monotonic()
+    with pytest.raises(ConnectionError):  # what it brought has no signature of the node's
+        while True:
+            stream.recv(1)
+    assert time.monotonic() - began < 1.0
 
 
 def test_the_relay_goes_with_the_last_node_behind_it(behind: Sequence[relays.Open]) -> None:
