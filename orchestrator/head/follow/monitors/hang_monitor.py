@@ -70,13 +70,15 @@ class HangMonitor:
         if not self.early:
             self.settled_at = now
         ranks = [
-            (hang_report.of_rank(rank, node, stacks), stacks)
-            for node, answer in sorted(self.answers.items())
-            for rank, stacks in sorted(answer.stuck.items())
+            (hang_report.of_rank(rank, f.node.index, stacks), stacks)
+            for f in followers
+            if f.node.index in self.answers
+            for rank, stacks in sorted(self.answers[f.node.index].stuck.items())
+            if rank in f.node.numbers
         ]
         stuck = [rank for rank, _ in ranks]
-        # Clocks of nodes differ; a wait of minutes is one by any of them.
-        clock = max((answer.time for answer in self.answers.values()), default=0.0)
+        # Each by the clock of its own node: another's may be far off.
+        waits = (hang_report.oldest_wait([r], self.answers[r.node].time) for r in stuck)
         idle = min((f.idle for f in followers), default=0.0)
         asked = [f.node for f in followers if f.node.index in self.answers]
         ended = max(0, sum(node.nproc for node in asked) - len(stuck)) if stuck else 0
@@ -86,7 +88,7 @@ class HangMonitor:
                 self.first_said = True
                 self._say_first(idle, reading, hang_report.culprit(stuck, ended))
             return None
-        if idle <= self.timeout and hang_report.oldest_wait(stuck, clock) <= self.timeout:
+        if idle <= self.timeout and max(waits, default=0.0) <= self.timeout:
             return None  # busy with something that says nothing
         if ranks:
             self._keep(ranks)

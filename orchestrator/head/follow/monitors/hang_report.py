@@ -58,7 +58,7 @@ def collectives(text: str) -> tuple[dict[Group, tuple[int, str, float]], dict[Gr
                 waits.pop(group, None)
             else:
                 waits.setdefault(group, (int(number), name, entry["time_created_ns"] / 1e9))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         return {}, {}  # of a torch whose dumps look otherwise
     return waits, entered
 

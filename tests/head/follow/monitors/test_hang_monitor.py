@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def time(self) -> float:
+        return self.now
+
 
 @dataclass
 class SilentFollower:
@@ -34,6 +38,8 @@ class SilentFollower:
         self.node = self
 
     index = 0
+    name = "node"
+    numbers = range(4)
 
     @property
     def silent(self) -> float:
@@ -112,3 +118,35 @@ STACKS = """Current thread 0x00007f0000000000 (most recent call first):
   File "/project/data.py", line 88 in read
   File "/project/train.py", line 5 in <module>
 """
+
+
+def test_a_node_tells_nothing_of_the_clocks_and_ranks_of_others(
+    follower: SilentFollower, tmp_path: Path
+) -> None:
+    """One that is in the year 5138 makes no wait of another's older; busy ranks do not hang."""
+    follower.idle_at_most = 0.0
+    liar = SilentFollower(follower.clock, idle_at_most=0.0)
+    follower.numbers, liar.index, liar.numbers = range(1), 1, range(1, 2)  # type: ignore[misc]
+    monitor = HangMonitor(600.0, Experiment(tmp_path), "job", print)
+    followers: Any = [follower, liar]
+
+    def ask(of_liar: dict[int, RankStacks], since: int) -> Any:
+        entry = {"profiling_name": "nccl:all_reduce", "process_group": ["0"], "state": "scheduled",
+                 "collective_seq_id": 7, "time_created_ns": since}  # fmt: skip
+        collectives = json.dumps({"entries": [entry]})
+        stacks = RankStacks(state="R", stacks="", collectives=collectives)
+        for moment in range(int(follower.clock.now), int(follower.clock.now) + 700):
+            follower.clock.now = float(moment)
+            monitor.check(followers)
+        monitor.asked_at = follower.clock.now
+        monitor.early = False
+        monitor.answer(0, Stuck(stuck={0: stacks}, time=2e9))
+        monitor.answer(1, Stuck(stuck=of_liar, time=99_999_999_999.0))
+        return monitor.check(followers)
+
+    theirs = RankStacks(state="R", stacks="", collectives="")
+    assert ask({0: theirs, 1: theirs, 1 << 99: theirs}, 1_999_999_999 * 10**9) is None
+    found = ask({0: theirs, 1: theirs}, 1_999_999_000 * 10**9)
+    assert found is not None and found.kind == "hang"
+    kept = sorted(path.name for path in (tmp_path / "hang").iterdir() if "stacks" in path.name)
+    assert kept == ["node_0_rank_0_stacks.txt", "node_1_rank_1_stacks.txt"]

@@ -121,7 +121,11 @@ def test_what_is_no_python_is_at_its_program() -> None:
     assert reading(unknown) == "no rank makes progress; rank 0: its position is unknown"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": 5}', "null"])
+ENTRY = '{"entries": [{"profiling_name": "n:a", "process_group": ["0"], "collective_seq_id": %s}]}'
+HUGE = [ENTRY % "Infinity", ENTRY % f'1, "time_created_ns": 1{"0" * 400}']
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": 5}', "null", *HUGE])
 def test_a_rank_that_tells_nothing_sensible(text: str) -> None:
     found = of_rank(0, 0, RankStacks(state="S", stacks=text, collectives=text))
     assert (found.where, found.waits, found.entered) == ("", {}, {})
