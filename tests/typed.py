@@ -7,6 +7,7 @@ which has no threads and none of what a test has changed; it serves all tests of
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib
@@ -108,7 +109,8 @@ class Typed:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since then
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

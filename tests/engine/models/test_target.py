@@ -149,7 +149,7 @@ def test_a_loss_function_of_the_users_is_called_with_model_and_batch() -> None:
 
 
 def test_two_and_three_things_are_sums() -> None:
-    assert as_sums((ONE, 4), "it") == (1.5, 4, {})
+    assert as_sums((ONE, 4), "it") == as_sums((1.5, 4), "it") == (1.5, 4, {})
     low = torch.tensor(1.5, dtype=torch.bfloat16)
     found = as_sums((low, torch.tensor(4), {"correct": torch.tensor(3), "far": 0.5}), "it")
     assert found == (1.5, 4, {"correct": 3, "far": 0.5})
@@ -164,7 +164,7 @@ def test_two_and_three_things_are_sums() -> None:
         ((ONE,), "it gave a tuple"),
         (None, "it gave a NoneType"),
         ((torch.ones(3), 1), "it gave a tensor of shape (3,) as the sum of its losses"),
-        ((1.5, 1), "it gave a float as the sum of its losses"),
+        (("1.5", 1), "it gave a str as the sum of its losses"),
         ((ONE, "many"), "it: the count is a str, not one number"),
         ((ONE, torch.ones(2)), "it: the count is a Tensor, not one number"),
         ((ONE, 1, {"far": None}), "it: 'far' is a NoneType, not one number"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -174,7 +175,8 @@ def test_what_ssh_alone_can_do_it_does(
     cluster: FaultyLoopback, tmp_path: Path, lines: str, words: str
 ) -> None:
     (tmp_path / "pass.py").write_text(FD_PASS)
-    values = {"python": sys.executable, "fd_pass": tmp_path / "pass.py", "file": "/dev/null"}
+    python, fd_pass = shlex.quote(sys.executable), shlex.quote(str(tmp_path / "pass.py"))
+    values = {"python": python, "fd_pass": fd_pass, "file": "/dev/null"}
     desk = Desk(cluster, tmp_path, lines.format(**values))
     if words:
         assert isinstance(desk.connect("one"), OwnSsh)
