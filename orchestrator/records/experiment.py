@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -296,12 +297,13 @@ class Experiment:
                 files.give_to_owner_of(directory, file.fileno())
             file.write(text.encode(errors="backslashreplace"))  # names that are no text
 
+    def write_json(self, name: str, data: Mapping[str, Any]) -> None:
+        """Write a line for each field and each node, to be read by eye; 4,096 ranks take 10 ms."""
+        fields = (f"{json.dumps(field)}: {laid_out(value)}" for field, value in data.items())
+        self.write(name, "{\n" + ",\n".join(fields) + "\n}\n")
+
     def write_record(self, record: JobRecord) -> None:
-        # A line for each field and each node: to be read by eye, and 4,096 ranks take 10 ms.
-        fields = (
-            f"{json.dumps(name)}: {laid_out(value)}" for name, value in encode(record).items()
-        )
-        self.write(RECORD, "{\n" + ",\n".join(fields) + "\n}\n")
+        self.write_json(RECORD, encode(record))
 
     def read_record(self) -> JobRecord:
         try:

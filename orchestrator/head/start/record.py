@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import sys
@@ -37,7 +36,6 @@ from orchestrator.protocol import message
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
-MOST_INDENTED = 64  # nodes in a manifest: indenting takes 1 ms for each
 TREE_SECONDS = 1.0  # for what is still being read when the job has started
 
 
@@ -276,8 +274,7 @@ def write_manifest(prepared: Prepared) -> str:
     try:
         if tree and tree.size <= prepared.request.config.sync.keep * MEGABYTE:
             archive.write(tree, experiment.path / archive.NAME)
-        indent = 1 if len(prepared.nodes.reached) <= MOST_INDENTED else None
-        experiment.write("manifest.json", json.dumps(described, indent=indent) + "\n")
+        experiment.write_json("manifest.json", described)
     except OSError as error:
         return f"manifest.json is missing: {experiment.path}: {error.strerror}"
     return ""
