@@ -47,6 +47,7 @@ HOUSE = Path(__file__).parents[2]
 READ_BYTES = 1 << 20  # paramiko moves all that it keeps to the front after every read: read much
 STEP_BYTES = 1 << 18  # it copies what is left after every 32 KB: 1.7 of 7.6 s with larger pieces
 NOISE_LIMIT_BYTES = 1 << 20
+LONGEST_REASON = 4000  # characters, of whatever a node says
 ASKS = b"+"  # the installer's, in place of a greeting
 # What `head -n1` in an rc file reads at once is 8192 bytes: something of ours is left then, and our
 # Python sees that it is not the beginning. Without it, it would wait.
@@ -120,9 +121,6 @@ def pack(text: bytes) -> bytes:
 def installer() -> str:
     texts = [HOUSE / "common/permissions.py", HOUSE / "node/install.py"]
     return "\n".join(path.read_text(encoding="utf-8") for path in texts)
-
-
-LONGEST_REASON = 4000  # characters, of whatever a node says
 
 
 class Declined(NodeError):

@@ -40,7 +40,7 @@ class Algorithms:
 
 
 class OnlySsh(NodeError):
-    """What ssh itself can do and paramiko cannot."""
+    """Raised for what ssh itself can do and paramiko cannot."""
 
 
 _asking = threading.Lock()

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +83,7 @@ class ProcessConnection:
     def __init__(self, program: tuple[str, ...], address: str) -> None:
         self.program = program
         self.address = address
+        self.channel: Callable[..., ProcessChannel] = ProcessChannel
         self.open: list[ProcessChannel] = []
 
     def run(self, command: str, timeout: float) -> ProcessChannel:
@@ -107,15 +108,6 @@ class ProcessConnection:
 
     def environment(self) -> dict[str, str] | None:
         return step_environment(os.environ) if self.program else None
-
-    def channel(
-        self,
-        both: socket.socket,
-        stderr: socket.socket,
-        timeout: float,
-        process: subprocess.Popen[bytes],
-    ) -> ProcessChannel:
-        return ProcessChannel(both, stderr, timeout, process)
 
     @property
     def alive(self) -> bool:
@@ -204,20 +196,12 @@ class OwnSsh(ProcessConnection):
         self, program: tuple[str, ...], address: str, by_hand: str, error: NodeError | None
     ) -> None:
         super().__init__(program, address)
+        self.channel = functools.partial(OwnSshChannel, self)
         self.by_hand = by_hand
         self.error = error
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
-
-    def channel(
-        self,
-        both: socket.socket,
-        stderr: socket.socket,
-        timeout: float,
-        process: subprocess.Popen[bytes],
-    ) -> ProcessChannel:
-        return OwnSshChannel(self, both, stderr, timeout, process)
 
     @property
     def alive(self) -> bool:

@@ -44,7 +44,7 @@ class Typed:
 
 @dataclass(frozen=True)
 class About:
-    """What its file says of a sweep."""
+    """Holds what its file says of a sweep."""
 
     words: tuple[str, ...] = ()
     terms: Typed = field(default_factory=Typed)
