@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from orchestrator.api import head_process
 from orchestrator.api.functions import check_callable, pack
@@ -29,12 +29,10 @@ from orchestrator.records import experiments
 from orchestrator.records.experiment import NAME, Experiment
 
 if TYPE_CHECKING:
-    from fabric import Connection, Group
+    from fabric import Group
     from typing_extensions import Unpack
 
     from orchestrator.api.pool import Pool
-    from orchestrator.head.connect.ssh import SshTransport
-    from orchestrator.head.connect.ssh_config import Destination
     from orchestrator.head.nodes.machine import Machine
 
 P = ParamSpec("P")
@@ -216,7 +214,7 @@ class Cluster:
             strict=bool(self._options.get("strict_host_keys", False)),
         )
         nodes = read_nodes(absolute(self._where.node_list))
-        connections = [verified_connection(fabric, ssh, ssh.config.of_node(node)) for node in nodes]
+        connections = [ssh.fabric_connection(ssh.config.of_node(node)) for node in nodes]
         return fabric.ThreadingGroup.from_connections(connections)  # nothing is connected yet
 
     def _start(self, arguments: LaunchArguments, command: list[str]) -> Job:
@@ -266,28 +264,6 @@ class Cluster:
         """List the jobs of the experiments directory, the newest last."""
         known = experiments.every(self._where.experiments)
         return [Job(candidate, self._where) for candidate in known]
-
-
-def verified_connection(fabric: Any, ssh: SshTransport, destination: Destination) -> Connection:
-    """Make a connection of fabric that is opened as all of ours are.
-
-    fabric by itself reads no `Include` of an ssh_config, and takes a host key that has changed for
-    a new one. Only its way to a connection is replaced: run, put, get, sudo and Group are its own.
-    """
-
-    class VerifiedConnection(fabric.Connection):  # type: ignore[misc]
-        def open(self) -> None:
-            if not self.is_connected:
-                # Kept, as the machines that it passes through are.
-                self.verified = ssh.connect(destination)
-                self.client._transport = self.transport = self.verified.transport
-
-    return VerifiedConnection(
-        destination.host,
-        user=destination.user,
-        port=destination.port,
-        config=fabric.Config(overrides={"load_ssh_configs": False}),
-    )
 
 
 # -- options ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from orchestrator.common.errors import NodeError, OrchestratorError
-from orchestrator.head.connect import fleet, tasks
+from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import nonsense, read_message
 from orchestrator.head.connect.reach import kept_if_well, serving
 from orchestrator.head.connect.transport import Transport
@@ -84,7 +84,7 @@ class Exchange:
         """
         select.select([0], [], [])  # until then the program reads lines
         for node in self.nodes:
-            tasks.WORK.start(partial(self.listen, node))
+            fleet.start(partial(self.listen, node))
         try:
             self.forward()
         finally:

@@ -154,11 +154,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("orchestrator pull EXP --checkpoints", "its checkpoints, too"),
         ("orchestrator pull /var/log/syslog logs/", "a path of every node, into logs/node_<i>_..."),
     ),
-    "connections": (
-        ("orchestrator connections --open 10m", "hold them until 10 minutes pass unused"),
-        ("orchestrator connections", "show which are held"),
-        ("orchestrator connections --close", "close them"),
-    ),
     "warm": (
         ("master_launch --warm train.py", "leave torch imported for the next start"),
         ("orchestrator warm", "list the processes that wait"),

@@ -59,7 +59,6 @@ HEADINGS = {
         "ssh",
         "push",
         "pull",
-        "connections",
         "warm",
         "bootstrap",
     ),
@@ -237,23 +236,6 @@ def emergency_stop_command(
     from orchestrator.head.commands import stop
 
     return stop.emergency_stop(where, all_users=not mine, as_json=as_json, yes=yes, dry_run=dry_run)
-
-
-@cli.command()
-@functools.partial(asking, reads_records=False)
-@click.option(
-    "--open",
-    "idle",
-    metavar="TIME",
-    help="Hold connections to all nodes open until nobody has used them for this time: --open 10m.",
-)
-@click.option("--close", is_flag=True, help="Close them, and end the process that holds them.")
-@json_option
-def connections(where: Where, idle: str | None, close: bool, as_json: bool) -> int:
-    """Hold SSH connections open, so that commands skip the login."""
-    from orchestrator.head.commands.machines import warm
-
-    return warm.connections(where, idle=idle, close=close, as_json=as_json)
 
 
 @cli.command()

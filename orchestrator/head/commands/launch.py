@@ -52,18 +52,12 @@ def wait_in_background(arguments: LaunchArguments) -> int:
 def follow_up(launched: Launched, arguments: LaunchArguments) -> int:
     """Follow a job that was just started, or leave it running."""
     from orchestrator.head.commands import follow  # while the ranks meet: 40 ms less before that
-    from orchestrator.head.commands.machines import warm
 
-    keeping = warm.keep_after(launched, say) if launched.running.record.launch.warm else None
     if arguments.detach and not interrupt.end_is_wanted():
-        code = detach(launched, arguments.where)
-    else:
-        if in_foreground() and not sys.stdout.isatty():  # where a line that moves says so
-            say(KEYS)
-        code = follow.follow_launched(launched, arguments.view, where=arguments.where)
-    if keeping is not None:
-        keeping.join(warm.START_SECONDS)
-    return code
+        return detach(launched, arguments.where)
+    if in_foreground() and not sys.stdout.isatty():  # where a line that moves says so
+        say(KEYS)
+    return follow.follow_launched(launched, arguments.view, where=arguments.where)
 
 
 def detach(launched: Launched, where: Where) -> int:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 def launch(answers: Hears, arguments: LaunchArguments, command: list[str]) -> None:
     """Launch a job as `master_launch` does, and follow it; `command` is shown in its record."""
     from orchestrator.head.commands import follow
-    from orchestrator.head.commands.machines import warm
     from orchestrator.head.start import stages
     from orchestrator.head.start.request import resolve
 
@@ -34,8 +33,6 @@ def launch(answers: Hears, arguments: LaunchArguments, command: list[str]) -> No
     try:
         request = replace(resolve(arguments, command), detached=False)
         launched = stages.launch(request, say, queued)
-        if request.config.launch.warm:
-            warm.keep_after(launched, lambda _: None)
     finally:
         if arguments.payload is not None:
             shutil.rmtree(arguments.payload, ignore_errors=True)

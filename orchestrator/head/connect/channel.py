@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect import server_command, tasks
+from orchestrator.head.connect import server_command
 from orchestrator.head.connect.beats import beats
 from orchestrator.head.connect.transport import Channel, Connection
 from orchestrator.head.nodes.environment import Environment
@@ -162,7 +162,7 @@ def nonsense(error: Nonsense) -> NodeError:
 class Way(Protocol):
     """A relay through which channels to some nodes go."""
 
-    reading: tasks.Task | None
+    reading: object
 
     def together(self) -> AbstractContextManager[None]:
         """Send what is posted meanwhile in one piece."""
@@ -178,7 +178,7 @@ class NodeChannel:
         self.environment = environment
         self.nonce = f"orchestrator-{secrets.token_hex(8)}"
         self.rest = memoryview(b"")
-        self.sending = tasks.Lock()
+        self.sending = threading.Lock()
         self.pace = DIRECT
         self.count, self.posted_at = 0, 0.0
         self.pending: dict[int, Request[Any]] = {}  # number -> request that is not answered yet

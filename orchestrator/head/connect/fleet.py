@@ -6,16 +6,16 @@ import errno
 import itertools
 import os
 import resource
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
-from orchestrator.common.errors import NodeError, OrchestratorError, UsageError
+from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.common.hosts import folded
 from orchestrator.common.text import table
-from orchestrator.head.connect import tasks
 from orchestrator.head.nodes.facts import by_value
 
 if TYPE_CHECKING:
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 SPARE = 16
 A_CONNECTION = 2  # open files: one, and one more while it is made
+THREADS = 3  # for each node: its connection's, its follower's, and one that asks
 MORE_FILES = "allow more: ulimit -n 65536, or by its hard limit in /etc/security/limits.conf"
+MORE_THREADS = (
+    "allow more: ulimit -u unlimited, TasksMax= of its unit, --pids-limit of its container; or, for"
+    " so many nodes, start through Slurm: --nodes-from slurm"
+)
 MANY = 16  # nodes of which each has no line of its own
 
 
@@ -44,8 +49,8 @@ def limit() -> int:
 def room() -> int:
     """Return how many more this process may open."""
     try:
-        return limit() - sum(1 for _ in os.scandir("/proc/self/fd"))
-    except OSError:  # not even that
+        return limit() - sum(1 for _ in os.scandir("/dev/fd"))
+    except OSError:  # Not even this directory can be opened.
         return 0
 
 
@@ -59,7 +64,11 @@ def need_room(files: int, what: str) -> None:
 
 def need_room_for(nodes: Sequence[object]) -> None:
     """Raise an error where this process may not open connections to all these nodes."""
-    need_room(A_CONNECTION * len(nodes), f"{len(nodes)} nodes cannot be connected to at once")
+    what = f"{len(nodes)} nodes cannot be connected to at once"
+    need_room(A_CONNECTION * len(nodes), what)
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if os.geteuid() and most != resource.RLIM_INFINITY and most < THREADS * len(nodes) + SPARE:
+        raise UsageError(f"{what}: you may have {most} processes and threads", MORE_THREADS)
 
 
 N = TypeVar("N")
@@ -100,12 +109,22 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
                 crashes.append(error)
             results[index] = NodeError("no more files may be opened here", MORE_FILES)
 
-    begun = [tasks.WORK.start(partial(run, index, item)) for index, item in enumerate(items)]
-    for task in begun:
-        task.join()  # Ctrl-C leaves at once, and with the process the connections close
+    begun = [start(partial(run, index, item)) for index, item in enumerate(items)]
+    for thread in begun:
+        thread.join()  # Ctrl-C leaves at once, and with the process the connections close
     if crashes:
         raise crashes[0]
     return cast("list[R | OrchestratorError]", results)
+
+
+def start(work: Callable[[], object]) -> threading.Thread:
+    """Begin work for a node in a thread of its own, which ends with the process."""
+    thread = threading.Thread(target=work, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise CheckFailed("this process may start no more threads", MORE_THREADS) from error
+    return thread
 
 
 def failures(

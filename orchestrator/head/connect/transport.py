@@ -1,13 +1,19 @@
-"""The interface of a transport: SSH (ssh.py), or a program's pipes (subprocess_transport.py)."""
+"""The interface of a transport: fabric (ssh.py), or a program's pipes (openssh.py, srun, local)."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import select
 import socket
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from orchestrator.head.connect.ssh_config import Destination, Login
+from orchestrator.head.connect.way import Way
+
+T = TypeVar("T")
 
 
 class Channel(Protocol):
@@ -37,6 +43,7 @@ class Connection(Protocol):
     """An open connection to one node."""
 
     address: str  # its IP address as the head sees it, or ""
+    way: Way
 
     @property
     def alive(self) -> bool: ...
@@ -67,15 +74,32 @@ class Transport(Protocol):
 
 
 def readable(end: socket.socket) -> bool:
-    """Tell whether something can be read now; select() knows no descriptor from 1024 on."""
+    """Return True if something can be read now; select() knows no descriptor from 1024 on."""
     poll = select.poll()
     poll.register(end, select.POLLIN)
     return bool(poll.poll(0))
 
 
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """Call what has no time limit of its own in a thread; TimeoutError where it takes longer."""
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001  raised in the caller
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return future.result(seconds)
+    except concurrent.futures.TimeoutError:
+        raise TimeoutError("timed out") from None
+
+
 def notice_loss(connection: Connection, silence: float) -> None:
     """Let the kernel give up a node that acknowledges nothing for so many seconds."""
     transport = getattr(connection, "transport", None)
-    sock = getattr(transport, "sock", None)  # a connection that is held has none here
+    sock = getattr(transport, "sock", None)
     if isinstance(sock, socket.socket) and hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * silence))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.common.errors import NodeError, OrchestratorError
-from orchestrator.head.connect import fleet, server_command, tasks
+from orchestrator.head.connect import fleet, server_command
 from orchestrator.head.connect.transport import Channel, Connection, Transport, notice_loss
 from orchestrator.head.exec.shell import BEGINS, GO, GRACE_SECONDS
 from orchestrator.head.nodes.node_list import NumberedNode
@@ -83,7 +83,7 @@ class Visit:
         self.deadline: float | None = None
         self.why = ""  # why it was ended, if it was
         self.given_up = False
-        self.changing = tasks.Lock()  # its end may be ordered while it begins
+        self.changing = threading.RLock()  # its end may be ordered while it begins
 
     def start(self, connection: Connection, line: str, wait: float) -> bool:
         """Start the login shell that comes to the program, unless its end came first."""
@@ -199,7 +199,7 @@ class Execution:
         assert visit.channel is not None
         channel = visit.channel
         out, err = (Prologue(self.sink_of(visit.node, errors)) for errors in (False, True))
-        complaints = tasks.WORK.start(lambda: receive(channel.recv_stderr, err))
+        complaints = fleet.start(lambda: receive(channel.recv_stderr, err))
         try:
             if receive(channel.recv, out, until_it_begins=True):
                 visit.begin(self.limit)

@@ -26,7 +26,7 @@ from orchestrator.common.errors import (
 )
 from orchestrator.common.text import Say
 from orchestrator.config.launch import Launch
-from orchestrator.head.connect.held.transport import HeldTransport
+from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.subprocess_transport import LocalTransport, SrunTransport
 from orchestrator.head.connect.transport import Transport
@@ -72,7 +72,7 @@ class SshBackend:
         """Return the way to its nodes; who launched on slow ones waits for them later, too."""
         recorded = Path(record.ssh_config) if record.ssh_config else None
         launch = record.launch
-        return HeldTransport(
+        return SshTransport(
             SshConfig(ssh_config or recorded),
             timeout=seconds or max(Launch.connect_timeout, launch.connect_timeout),
             strict=launch.strict_host_keys,

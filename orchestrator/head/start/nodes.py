@@ -15,8 +15,8 @@ from orchestrator.common.hosts import listed
 from orchestrator.common.text import plural
 from orchestrator.config.launch import Launch
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.held.transport import HeldTransport
 from orchestrator.head.connect.reach import Reached, reach
+from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes import environment
@@ -61,8 +61,8 @@ class ListedNodes:
     ssh_config: Path | None
     strict: bool
 
-    def transport(self, timeout: float) -> HeldTransport:
-        return HeldTransport(SshConfig(self.ssh_config), timeout=timeout, strict=self.strict)
+    def transport(self, timeout: float) -> SshTransport:
+        return SshTransport(SshConfig(self.ssh_config), timeout=timeout, strict=self.strict)
 
     def experiment(self, root: Path, name: str) -> Experiment:
         return experiments.create(root, name)

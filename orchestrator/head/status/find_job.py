@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Launch, Where
-from orchestrator.head.connect.held.transport import HeldTransport
+from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import read_nodes
@@ -72,10 +72,10 @@ def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
     return RemoteJob(known, ssh, backend_of(known))
 
 
-def without_record(where: Where) -> HeldTransport:
+def without_record(where: Where) -> SshTransport:
     """Return the way to nodes of which nothing but the node list is known."""
     seconds = where.connect_timeout or Launch.connect_timeout
-    return HeldTransport(SshConfig(where.ssh_config), timeout=seconds)
+    return SshTransport(SshConfig(where.ssh_config), timeout=seconds)
 
 
 def find_experiment(where: Where, wanted: str | None) -> Experiment | None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from orchestrator.common.errors import NodeError, OrchestratorError
-from orchestrator.head.connect import tasks
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.transfer.tree import Gone, Tree
@@ -50,8 +49,8 @@ class Peer:
     channel: NodeChannel | None = None
     reached: Reached | None = None  # with its facts, where it was probed
     address: str = ""  # where other nodes may reach it
-    lock: tasks.Lock = field(default_factory=tasks.Lock)  # of the channel
-    taking: tasks.Lock = field(default_factory=tasks.Lock)  # it takes from one at a time
+    lock: threading.RLock = field(default_factory=threading.RLock)  # of the channel
+    taking: threading.RLock = field(default_factory=threading.RLock)  # it takes from one at a time
     callers: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MOST_CALLERS))
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import secrets
 import threading
 import time
@@ -19,7 +20,7 @@ from typing import TypeVar
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.common.hosts import listed
 from orchestrator.common.text import Say, plural
-from orchestrator.head.connect import fleet, tasks
+from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import OWN_BRIDGES
 from orchestrator.head.screen.progress import Progress
@@ -36,7 +37,7 @@ LONGEST_SECONDS = 86400.0  # of one transfer: terabytes over a slow line
 MOST_ADDRESSES = 3  # of one node, tried one after the other
 LOOK_SECONDS = 0.02  # between two looks at who else takes files from a node
 WAIT_SECONDS = 0.2  # before it is asked again whether anybody still wants the files
-PASSING_THROUGH = tasks.Lock()
+PASSING_THROUGH = threading.RLock()
 
 T = TypeVar("T")
 P = TypeVar("P", bound=Peer)
@@ -130,7 +131,7 @@ def carry_out(
     the node is lost. prepare() hears of nodes that will give before others are sent to them.
     """
     results: dict[int, T | OrchestratorError] = {}
-    ended: tasks.Queue[tuple[Order, T | BaseException]] = tasks.Queue()
+    ended: queue.SimpleQueue[tuple[Order, T | BaseException]] = queue.SimpleQueue()
 
     def run(order: Order) -> None:
         try:
@@ -142,7 +143,7 @@ def carry_out(
         orders = schedule.orders()
         prepare({order.giver for order in orders if order.giver != HEAD})
         for order in orders:
-            tasks.WORK.start(partial(run, order))
+            fleet.start(partial(run, order))
         order, result = ended.get()
         if isinstance(result, CannotTake):
             schedule.failed(order.taker)
@@ -259,7 +260,7 @@ class Spread:
             giver = self.peer(order.giver)
             while not giver.callers.acquire(blocking=False):
                 self.stopped()
-                tasks.sleep(LOOK_SECONDS)
+                time.sleep(LOOK_SECONDS)
             try:
                 taken = self.take(order, sender)
             finally:
@@ -291,7 +292,7 @@ class Spread:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.stopped()
-            tasks.sleep(WAIT_SECONDS)
+            time.sleep(WAIT_SECONDS)
 
     def take(self, order: Order, sender: Sender) -> Taken:
         """Let a node take the files from another, and follow that to its end."""

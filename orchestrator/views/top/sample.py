@@ -7,6 +7,7 @@ comes here anyhow, and an nvidia-smi for every look would cost the node more tha
 from __future__ import annotations
 
 import contextlib
+import queue
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.head.connect import fleet, tasks
+from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
@@ -281,10 +282,10 @@ class WatchedNode:
     crash: BaseException | None = None  # a defect of ours
     busy: bool = False
     closed: bool = False
-    orders: tasks.Queue[bool] = field(default_factory=tasks.Queue)
+    orders: queue.SimpleQueue[bool] = field(default_factory=queue.SimpleQueue)
 
     def __post_init__(self) -> None:
-        tasks.WORK.start(self.work)
+        fleet.start(self.work)
 
     def begin(self) -> None:
         """Have the task look, unless it still does."""

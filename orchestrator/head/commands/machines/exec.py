@@ -26,7 +26,7 @@ from orchestrator.common.hosts import listed
 from orchestrator.config.launch import Where
 from orchestrator.config.parse import waiting_time
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.held.transport import HeldTransport
+from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.exec import collected
 from orchestrator.head.exec.collected import PrefixedOutput, Stream, Streams
@@ -66,9 +66,9 @@ class Chosen:
     def numbered(self) -> list[NumberedNode]:
         return choose(read_nodes(self.where.node_list), self.nodes)
 
-    def transport(self) -> HeldTransport:
+    def transport(self) -> SshTransport:
         config = SshConfig(self.where.ssh_config)
-        return HeldTransport(config, timeout=self.connect_timeout, strict=self.strict_host_keys)
+        return SshTransport(config, timeout=self.connect_timeout, strict=self.strict_host_keys)
 
 
 def directory(node: NumberedNode, wanted: str | None) -> Directory:

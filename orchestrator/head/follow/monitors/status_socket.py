@@ -6,16 +6,17 @@ The head has a channel to every node. A command that asks through it logs in now
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.head.connect import tasks
-from orchestrator.head.connect.held import wire
+from orchestrator.head.connect import fleet
 from orchestrator.head.nodes import clock
 from orchestrator.protocol.message import decode, encode
 from orchestrator.protocol.requests.follow import Jobs, JobState, JobStates
@@ -27,6 +28,11 @@ HEARD_SECONDS = 3.0  # a head that says nothing until then hangs
 ANSWER_SECONDS = 8.0  # nodes that have not answered by then are asked by the command itself
 READING_SECONDS = 3.0  # a command that has not read the answer until then hangs
 WAITING = 64  # commands that ask at the same moment
+LARGEST_BYTES = 1 << 24  # of an answer
+CREDENTIALS = struct.Struct("3i")
+# The kernel names the caller, and holds names without files: so does Linux alone. Elsewhere
+# commands ask the nodes.
+POSSIBLE = hasattr(socket, "SO_PEERCRED")
 
 
 def name_of(experiment: Path) -> str:
@@ -38,18 +44,26 @@ def name_of(experiment: Path) -> str:
     return f"\0orchestrator/{os.geteuid()}/{place.st_dev:x}/{place.st_ino:x}"
 
 
+def user_of(sock: socket.socket) -> int:
+    """Return the user at the other end, as the kernel knows it."""
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return int(CREDENTIALS.unpack(data)[1])
+
+
 def ask_head(experiment: Path, job: str) -> dict[int, JobState]:
     """Ask whoever follows a job how its nodes stand; return what is known, by node."""
-    with socket.socket(socket.AF_UNIX) as plain:
-        plain.settimeout(HEARD_SECONDS)
+    if not POSSIBLE:
+        return {}
+    with socket.socket(socket.AF_UNIX) as sock, sock.makefile("rb") as lines:
+        sock.settimeout(HEARD_SECONDS)
         try:
-            plain.connect(name_of(experiment))
-            if wire.peer(plain)[1] != os.geteuid():
+            sock.connect(name_of(experiment))
+            if user_of(sock) != os.geteuid():
                 return {}
-            wire.receive(plain)
-            plain.settimeout(ANSWER_SECONDS + READING_SECONDS)
-            answer = decode(JobStates, wire.receive(plain)[0])
-        except (OSError, ValueError):  # nobody follows it here, or who does runs another version
+            lines.readline(LARGEST_BYTES)  # It was heard.
+            sock.settimeout(ANSWER_SECONDS + READING_SECONDS)
+            answer = decode(JobStates, json.loads(lines.readline(LARGEST_BYTES)))
+        except (OSError, ValueError):  # No head follows it here, or one of another version.
             return {}
     return {state.node: state for state in answer.jobs if state.job == job}
 
@@ -67,6 +81,8 @@ class StatusSocket:
         self.asked_at = 0.0
 
     def __enter__(self) -> None:
+        if not POSSIBLE:
+            return
         listener = socket.socket(socket.AF_UNIX)
         listener.setblocking(False)
         try:
@@ -104,9 +120,8 @@ class StatusSocket:
                 sock, _ = listener.accept()
                 self.waiting.append(sock)
                 sock.setblocking(False)
-                ours = wire.peer(sock)[1] == os.geteuid()
-                if ours and len(self.waiting) <= WAITING:
-                    wire.send(sock, {})
+                if user_of(sock) == os.geteuid() and len(self.waiting) <= WAITING:
+                    sock.send(b"{}\n")
                 else:
                     self.waiting.pop().close()
 
@@ -129,10 +144,10 @@ class StatusSocket:
         message = encode(JobStates(jobs=tuple(self.states.values()), time=time.time()))
         for sock in self.callers:
             sock.settimeout(READING_SECONDS)
-            tasks.WORK.start(partial(send, tasks.Socket.of(sock), message))
+            fleet.start(partial(send, sock, message))
         self.callers = []
 
 
 def send(sock: socket.socket, message: dict[str, object]) -> None:
     with sock, contextlib.suppress(OSError):  # the command is gone
-        wire.send(sock, message)
+        sock.sendall(json.dumps(message).encode("ascii") + b"\n")

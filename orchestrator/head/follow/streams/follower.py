@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.common.errors import NodeError, OrchestratorError
-from orchestrator.head.connect import tasks
+from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import (
     Declined,
     NodeChannel,
@@ -122,12 +122,12 @@ class NodeFollower:
         self.patience = patience  # after which the node takes us for lost; None: the usual
         self.former_end = former_end  # of the attempt before; 0 for the first
         self.gather = min((among - 1) / FRAMES_PER_SECOND, LONGEST_GATHER_SECONDS)
-        self.left = tasks.Event()
+        self.left = threading.Event()
         self.writing = threading.Lock()
         self.ended = self.over = False
         self.event_rest = b""
-        self.closing = tasks.Event()
-        self.task: tasks.Task | None = None
+        self.closing = threading.Event()
+        self.thread: threading.Thread | None = None
         self.order: End | None = None  # the end that the node was asked for
         self.next_beat = 0.0
         self.heard_at = time.monotonic()
@@ -138,9 +138,7 @@ class NodeFollower:
         self.beats: dict[int, float] = {}  # request -> when it was sent, monotonic
 
     def start(self) -> None:
-        way = None if self.channel is None else self.channel.way
-        reader = None if way is None else way.reading
-        self.task = (reader.start_beside if reader else tasks.WORK.start)(self.run)
+        self.thread = fleet.start(self.run)
 
     def end(self, reason: str, grace: float) -> None:
         """Ask the node to end its part: now, or as soon as it is back."""
@@ -175,8 +173,10 @@ class NodeFollower:
 
     def give_channel(self) -> NodeChannel | None:
         """Give away the channel of a node that is over, for who goes on with it."""
-        if self.task is not None and not self.task.join(GIVE_SECONDS):
-            return None
+        if self.thread is not None:
+            self.thread.join(GIVE_SECONDS)
+            if self.thread.is_alive():
+                return None
         if not self.over:
             return None
         channel, self.channel = self.channel, None

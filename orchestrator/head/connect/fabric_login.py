@@ -1,0 +1,444 @@
+"""Logs in by fabric and paramiko, as they are shipped; each error says what to do.
+
+What is ours is the order of keys, new hosts in known_hosts, and the words of errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import shlex
+import socket
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import fabric
+import paramiko
+from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemoryPrivateKey
+
+from orchestrator.common.errors import NodeError, NoKey, OrchestratorError
+from orchestrator.head.connect import known_hosts, openssh, way
+from orchestrator.head.connect.ssh import Dropped, NeedsSsh, left
+from orchestrator.head.connect.ssh_config import Destination
+from orchestrator.head.connect.transport import Channel, within
+from orchestrator.head.connect.way import Here, Way
+
+log = logging.getLogger(__name__)
+# Without a handler, Python prints what paramiko logs about each connection that fails.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+KEEPALIVE_SECONDS = 15
+AGENT_SECONDS = 5.0  # for an agent to list its keys
+WAKE_SECONDS = 5.0  # between two looks of an idle connection's thread
+NEARLY_SECONDS = 0.2  # An error so near to the deadline is that of the deadline.
+WINDOW_BYTES = 1 << 21
+LONGEST_BANNER = 300
+FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+PROHIBITED = 1  # the code of a channel that the server's configuration forbids
+
+
+class FabricChannel:
+    """A channel of paramiko's whose failures are all OSErrors, as a socket's are."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self.channel = channel
+        self.settimeout, self.recv = channel.settimeout, channel.recv
+        self.recv_stderr, self.recv_stderr_ready = channel.recv_stderr, channel.recv_stderr_ready
+        self.recv_exit_status = channel.recv_exit_status
+
+    def sendall(self, s: bytes, /) -> None:
+        with broken_link():
+            self.channel.sendall(s)
+
+    def shutdown_write(self) -> None:
+        with contextlib.suppress(ConnectionError), broken_link():
+            self.channel.shutdown_write()
+
+    def close(self) -> None:
+        with contextlib.suppress(ConnectionError), broken_link():
+            self.channel.close()
+
+
+@contextlib.contextmanager
+def broken_link() -> Iterator[None]:
+    try:
+        yield
+    except (paramiko.SSHException, EOFError) as error:
+        raise ConnectionError(str(error) or "it hung up") from error
+
+
+class FabricConnection:
+    """An open connection of fabric's to one machine."""
+
+    def __init__(
+        self, connection: fabric.Connection, chosen: Way, through: FabricConnection | None
+    ) -> None:
+        self.transport: paramiko.Transport = connection.transport
+        self.way = chosen
+        self.through = through  # the jump host's, which must not be closed before this one
+        self.transport.set_keepalive(KEEPALIVE_SECONDS)
+        self.transport.sock.settimeout(WAKE_SECONDS)  # paramiko's own is 0.1 s
+        sock = self.transport.sock
+        self.address = str(sock.getpeername()[0]) if isinstance(sock, socket.socket) else ""
+
+    def run(self, command: str, timeout: float) -> Channel:
+        """Start a command; the caller reads and writes the channel."""
+        try:
+            with in_protocol():
+                channel = self.transport.open_session(window_size=WINDOW_BYTES, timeout=timeout)
+                channel.settimeout(timeout)
+                channel.exec_command(command)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise NodeError(
+                f"it lets us in, but no command can be started there ({error})",
+                "check MaxSessions in its sshd_config and the login shell of this user",
+            ) from error
+        return FabricChannel(channel)
+
+    @property
+    def alive(self) -> bool:
+        return self.transport.is_active()
+
+    def close(self) -> None:
+        """Close it without waiting for its thread, which may sleep for seconds."""
+        sock = self.transport.sock
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            if isinstance(sock, socket.socket):
+                sock.shutdown(socket.SHUT_RDWR)
+            else:
+                sock.close()  # a channel of the jump host's connection
+        self.transport.close()
+
+
+@contextlib.contextmanager
+def in_protocol() -> Iterator[None]:
+    """Turn whatever paramiko stumbles over into an error of the node that sent it."""
+    try:
+        yield
+    except (paramiko.SSHException, EOFError, OSError, OrchestratorError):
+        raise
+    except Exception as error:
+        raise NodeError(
+            f"it does not keep to the SSH protocol ({type(error).__name__}: {error})",
+            "is it really an sshd that answers there?",
+        ) from error
+
+
+def channel_to(
+    through: FabricConnection, destination: Destination, deadline: float
+) -> paramiko.Channel:
+    """Open a way through a jump host; say what to change there where it leads no further."""
+    where = (destination.host, destination.port)
+    try:
+        with in_protocol():
+            return through.transport.open_channel(
+                "direct-tcpip", where, ("127.0.0.1", 0), timeout=left(deadline)
+            )
+    except (paramiko.SSHException, EOFError) as error:
+        raise no_way_on(destination, error) from error
+
+
+def no_way_on(destination: Destination, error: Exception) -> NodeError:
+    """Say why a jump host leads no further, and what to change there."""
+    jump, where = destination.jump.rpartition(",")[2], f"{destination.host}:{destination.port}"
+    reason = str(error)
+    if isinstance(error, paramiko.ChannelException):
+        if error.code == PROHIBITED:
+            return NodeError(
+                f"the jump host {jump} may not connect us to {where}",
+                "allow it in its sshd_config: AllowTcpForwarding yes, and no PermitOpen that"
+                " excludes it",
+            )
+        reason = error.text
+    return NodeError(
+        f"the jump host {jump} cannot reach {where} ({reason})",
+        f"try it on the jump host: ssh -p {destination.port} {destination.host}",
+    )
+
+
+# -- the login --------------------------------------------------------------------------------
+
+
+class AcceptNew(paramiko.MissingHostKeyPolicy):
+    """Writes new hosts down, or refuses them."""
+
+    def __init__(self, destination: Destination, *, strict: bool) -> None:
+        self.destination, self.strict = destination, strict
+
+    def missing_host_key(
+        self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
+    ) -> None:
+        known_hosts.accept(self.destination, key, strict=self.strict)
+
+
+@functools.cache
+def fabric_config() -> fabric.Config:
+    return fabric.Config(overrides={"load_ssh_configs": False})
+
+
+def prepared(
+    destination: Destination, gateway: fabric.Connection | bool, *, strict: bool
+) -> fabric.Connection:
+    """Return a connection of fabric's that logs in as ssh_config says, and is not open yet."""
+    lines = known_hosts.lines_about(destination)
+    connection = fabric.Connection(
+        destination.host,
+        user=destination.user,
+        port=destination.port,
+        config=fabric_config(),
+        gateway=gateway,
+        connect_kwargs={
+            "auth_strategy": Keys(destination),
+            "transport_factory": functools.partial(
+                new_transport, destination, [line.kind for line in lines]
+            ),
+        },
+    )
+    connection.client.set_missing_host_key_policy(AcceptNew(destination, strict=strict))
+    port = destination.port
+    name = destination.host if port == 22 else f"[{destination.host}]:{port}"
+    for line in lines:
+        with contextlib.suppress(paramiko.SSHException, paramiko.pkey.UnknownKeyType, ValueError):
+            key = paramiko.PKey.from_type_string(line.kind, line.blob)
+            connection.client.get_host_keys().add(name, line.kind, key)
+    return connection
+
+
+def new_transport(
+    destination: Destination, known: Sequence[str], sock: socket.socket, **options: Any
+) -> paramiko.Transport:
+    """Make a transport that offers what ssh_config allows: known kinds of key, fast ciphers."""
+    transport = paramiko.Transport(sock, **options)
+    security, settings = transport.get_security_options(), destination.settings
+    here = Here(algorithms=algorithms)
+    if settings:
+        security.digests = tuple(way.common("macs", settings, here))
+        security.kex = tuple(way.common("kexalgorithms", settings, here))
+    ciphers = way.common("ciphers", settings, here) if settings else security.ciphers
+    security.ciphers = tuple(sorted(ciphers, key=lambda name: name not in FAST_CIPHERS))
+    first = [kind.replace("ssh-rsa", "rsa-sha2-512") for kind in known]
+    kinds = security.key_types
+    security.key_types = tuple(sorted(kinds, key=lambda name: name not in first))
+    return transport
+
+
+@functools.cache
+def algorithms() -> dict[str, tuple[str, ...]]:
+    """Return what this paramiko can negotiate, by the keyword of ssh_config."""
+    with socket.socket() as unused:
+        options = paramiko.Transport(unused).get_security_options()
+    return {
+        "ciphers": tuple(options.ciphers),
+        "macs": tuple(options.digests),
+        "kexalgorithms": tuple(options.kex),
+        "pubkeyacceptedalgorithms": tuple(options.key_types),
+    }
+
+
+def log_in(
+    destination: Destination,
+    sock: socket.socket | paramiko.Channel,
+    deadline: float,
+    chosen: Way,
+    through: FabricConnection | None,
+    *,
+    strict: bool,
+) -> FabricConnection:
+    """Agree on keys, check the host's, and log in with the user's."""
+    connection, seconds = prepared(destination, False, strict=strict), left(deadline)
+    limits = ("timeout", "banner_timeout", "auth_timeout", "channel_timeout")
+    connection.connect_kwargs.update(sock=sock, **dict.fromkeys(limits, seconds))
+    try:
+        with in_protocol():
+            result = connection.open()
+    except paramiko.BadHostKeyException as error:
+        raise known_hosts.has_changed(destination, error.key) from error
+    except paramiko.ssh_exception.IncompatiblePeer as error:
+        raise NeedsSsh(
+            f"its sshd and our client have no common algorithm: {error}",
+            "look at HostKeyAlgorithms, KexAlgorithms, Ciphers and MACs in both configurations",
+        ) from error
+    except AuthFailure as error:
+        raise refused(connection, destination, error.result, deadline) from error
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        if time.monotonic() < deadline - NEARLY_SECONDS:
+            raise Dropped(str(error) or "end of file") from error
+        raise NodeError(
+            "it accepts the connection, then hangs in the SSH handshake",
+            f"is port {destination.port} really its sshd? try: ssh -v -p {destination.port} "
+            f"{destination.user}@{destination.host}",
+        ) from error
+    finally:
+        if connection.transport is None and connection.client.get_transport() is not None:
+            connection.client.close()
+    more = result[-1].result
+    if more:
+        connection.client.close()
+        raise NodeError(
+            f"after the key it also wants {', '.join(more)}, which cannot be asked here",
+            f"{openssh.open_by_hand(destination)}; or have {destination.user} let in by a key"
+            " alone, in its sshd_config: Match Address HEAD, then AuthenticationMethods publickey",
+        )
+    too_short(destination, connection)
+    return FabricConnection(connection, chosen, through)
+
+
+def too_short(destination: Destination, connection: fabric.Connection) -> None:
+    """Raise for an RSA host key that is shorter than RequiredRSASize allows."""
+    key = connection.transport.get_remote_server_key()
+    if key.get_name() == "ssh-rsa" and key.get_bits() < destination.smallest_rsa:
+        connection.client.close()
+        said = known_hosts.shown(key)
+        raise NodeError(f"its host key is shorter than RequiredRSASize allows: {said}")
+
+
+class NamedKey(InMemoryPrivateKey):
+    """A key, and where it comes from."""
+
+    def __init__(self, user: str, key: paramiko.PKey, label: str) -> None:
+        super().__init__(user, key)
+        self.label = label
+
+    def __repr__(self) -> str:
+        return self.label
+
+
+class Keys(AuthStrategy):
+    """The keys of ssh_config and of the agent, in the order of ssh: those of the config first."""
+
+    def __init__(self, destination: Destination) -> None:
+        super().__init__(ssh_config=paramiko.SSHConfig())
+        self.destination = destination
+        self.unusable: list[tuple[str, str]] = []  # what a key lacks, and what to type
+
+    def get_sources(self) -> Iterator[AuthSource]:
+        there, offered = self.destination, set[bytes]()
+        for path in there.keys:
+            found = load_key(path)
+            if isinstance(found, tuple):
+                self.unusable.append(found)
+            elif found is not None:
+                offered.add(found.asbytes())
+                yield NamedKey(there.user, found, str(path))
+        wanted = {public_blob(path) for path in there.keys}
+        keys = [key for key in agent_keys() if key.asbytes() not in offered]
+        # Servers hang up after a few keys. Those of the config come first; a security key comes
+        # last, as it asks to be touched before a server has said whether it knows the key.
+        keys.sort(key=lambda key: (key.asbytes() not in wanted, key.get_name().startswith("sk-")))
+        for key in keys:
+            if key.asbytes() in wanted or not there.only_these_keys:
+                yield NamedKey(there.user, key, f"agent: {key.comment or key.get_name()}")
+
+
+def agent_keys() -> list[paramiko.AgentKey]:
+    """Return the keys of the user's agent, over a connection of its own."""
+    if not os.environ.get("SSH_AUTH_SOCK") or not agent_answers():
+        return []
+    try:
+        return list(paramiko.Agent().get_keys())
+    except (paramiko.SSHException, OSError):
+        return []
+
+
+@functools.cache
+def agent_answers() -> bool:
+    """Return False for an agent that hangs: paramiko waits for it without a limit."""
+    try:
+        within(AGENT_SECONDS, lambda: paramiko.Agent().close())
+    except (TimeoutError, paramiko.SSHException, OSError) as error:
+        log.warning("the SSH agent does not answer, and its keys are not used: %s", error)
+        return False
+    return True
+
+
+def public_blob(path: Path) -> bytes:
+    """Return the public half of an IdentityFile, which may be all of it that is here."""
+    path = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
+    try:
+        return paramiko.pkey.PublicBlob.from_file(str(path)).key_blob
+    except (OSError, ValueError, IndexError):
+        return b""
+
+
+@functools.cache
+def load_key(path: Path) -> paramiko.PKey | tuple[str, str] | None:
+    """Return the key in a file, why it cannot be used and what to type, or None without a file."""
+    try:
+        if path.suffix == ".pub" or not path.is_file():  # An agent may have the other half.
+            return None
+        status = path.stat()
+        if status.st_uid == os.getuid() and status.st_mode & 0o077:
+            mode = stat.S_IMODE(status.st_mode)
+            reason = f"{path} is open to others, mode {mode:04o}, and therefore not used"
+            return reason, f"chmod 600 {shlex.quote(str(path))}"
+        return paramiko.PKey.from_path(path)
+    except PermissionError:
+        return f"{path} cannot be read", ""
+    except (paramiko.PasswordRequiredException, TypeError):  # what cryptography raises for one
+        agent = "" if os.environ.get("SSH_AUTH_SOCK") else 'eval "$(ssh-agent -s)"; '
+        return f"{path} needs a passphrase", f"{agent}ssh-add {shlex.quote(str(path))}"
+    except Exception as error:  # noqa: BLE001  each format has errors of its own
+        return f"{path} is not a key that paramiko reads ({error})", ""
+
+
+def refused(
+    connection: fabric.Connection,
+    destination: Destination,
+    results: Sequence[Any],
+    deadline: float,
+) -> Exception:
+    """Return the error for a login that failed, by what became of each key."""
+    transport, keys = connection.client.get_transport(), connection.connect_kwargs["auth_strategy"]
+    said = " ".join((transport.get_banner() or b"").decode(errors="replace").split())
+    if time.monotonic() >= deadline - NEARLY_SECONDS:
+        if said:
+            return NodeError(
+                f"it hangs during the login, and says: {said[-LONGEST_BANNER:]}",
+                "do what it says while it connects, with a longer --connect-timeout",
+            )
+        return NodeError(
+            "it hangs during the login",
+            "a slow directory or PAM there? --connect-timeout 60 waits longer; try: ssh to it",
+        )
+    tried = [
+        str(each.source)
+        for each in results
+        if isinstance(each.result, paramiko.AuthenticationException)
+    ]
+    if results and not tried:
+        return Dropped(str(results[0].result) or "end of file")
+    return denied(destination, tried, len(results), keys.unusable)
+
+
+def denied(
+    destination: Destination,
+    tried: Sequence[str],
+    count: int,
+    unusable: Sequence[tuple[str, str]],
+) -> NodeError:
+    """Return why none of so many keys opened it, and what does."""
+    fix = f"ssh-copy-id -p {destination.port} {destination.user}@{destination.host}"
+    notes = [f"{why}: {remedy}" if remedy else why for why, remedy in unusable]
+    if not tried and not notes:
+        return NoKeyAtAll(
+            "there is no key to log in with", f"once: ssh-keygen -t ed25519; then: {fix}"
+        )
+    if not tried:
+        why, remedy = unusable[0]
+        what = f"no key of yours can be used: {why}"
+        return NeedsSsh("; ".join([what, *notes[1:]]), remedy or fix)
+    what = f"it denies {destination.user} every key ({', '.join(tried)})"
+    if len(tried) < count:
+        what = f"it hung up on {destination.user} after {len(tried)} of {count} keys"
+        what += f" ({', '.join(tried)})"
+        fix = "name the right one in your ssh_config (IdentityFile, IdentitiesOnly yes), or " + fix
+    return NeedsSsh("; ".join([what, *notes]), fix)
+
+
+class NoKeyAtAll(NeedsSsh, NoKey):
+    """This machine has no key; ssh may still get in by Kerberos, or a server that asks nothing."""

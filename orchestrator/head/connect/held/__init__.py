@@ -1,1 +1,0 @@
-"""SSH connections that stay open between commands, in a process of the user's own."""

@@ -1,0 +1,182 @@
+"""Reaches a node by the user's own ssh program, for all that only OpenSSH can do.
+
+It asks the user nothing. For a session it goes by a connection that the user has open
+(ControlMaster), or logs in by what its configuration has. Every session is a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+from orchestrator.common.errors import NodeError
+from orchestrator.head.connect.ssh_config import Destination
+from orchestrator.head.connect.subprocess_transport import ProcessChannel, ProcessConnection
+from orchestrator.head.connect.transport import within
+from orchestrator.head.connect.way import Way
+
+OPTIONS = (
+    *("BatchMode=yes", "LogLevel=INFO", "ServerAliveInterval=15"),
+    # What a config has for terminals; and no session of ours is to be the way of others.
+    *("RemoteCommand=none", "PermitLocalCommand=no", "ClearAllForwardings=yes", "ControlMaster=no"),
+)
+FAILED = 255  # ssh's own exit code
+LONGEST = 1 << 12  # of what it says before the command begins
+LONGEST_REASON = 400
+ENDS_SECONDS = 2.0  # after it has closed its output
+CONTROL_PATH = "write `ControlPath ~/.ssh/cm-%C` at the top of ~/.ssh/config, then "
+# What ssh says, and what it means. It has one exit code for all of these.
+MEANINGS = (
+    ("Session open refused by peer",
+     "your ssh, which is logged in there, may open no further session",
+     "MaxSessions in its sshd_config limits the commands at a time"),
+    (r"revoked by file (\S+)", "its host key is revoked in {}", "do not connect to it"),
+    ("REVOKED HOST KEY", "its host key is revoked in your known_hosts", "do not connect to it"),
+    (r"IDENTIFICATION HAS CHANGED[\s\S]*Offending .* key in (\S+)",
+     "its host key has changed: see {}",
+     "if you know that it was reinstalled, remove that line; if not, someone may be intercepting"
+     " the connection"),
+    (r"No (\S+) host key is known", "its host key is not known ({})",
+     "compare the fingerprint, then: ssh-keyscan HOST >> ~/.ssh/known_hosts"),
+    ("Unable to negotiate", "its sshd and ssh have no common algorithm",
+     "look at HostKeyAlgorithms, KexAlgorithms, Ciphers and MACs in both configurations"),
+    ("Invalid key length", "its host key is shorter than RequiredRSASize allows", ""),
+    ("Connection refused", "it refuses connections", "is sshd running there, and on this port?"),
+    ("timed out|timeout", "it does not answer", "is it up? does a firewall drop the packets?"),
+    ("Could not resolve hostname", "its name cannot be resolved", "check its spelling"),
+)  # fmt: skip
+# Lines of its warnings that say nothing about this host.
+NOISE = re.compile(
+    "@|Warning: Permanently|Host key verification failed|IT IS POSSIBLE|Someone could|It is also|Please "
+)
+
+
+class SshProcess(ProcessConnection):
+    """A node that the ssh program reaches; `error` is why fabric does not."""
+
+    shell = ()  # sshd starts the login's
+
+    def __init__(
+        self,
+        program: tuple[str, ...],
+        address: str,
+        way: Way,
+        by_hand: str,
+        error: NodeError | None,
+    ) -> None:
+        super().__init__(program, address, way)
+        self.by_hand = by_hand
+        self.error = error
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
+
+    def channel(
+        self, both: socket.socket, stderr: socket.socket, process: subprocess.Popen[bytes]
+    ) -> SshSession:
+        return SshSession(self, both, stderr, process)
+
+    @property
+    def alive(self) -> bool:
+        return all(channel.code != FAILED for channel in self.open)
+
+    def refusal(self, complaints: str) -> NodeError:
+        """Return why ssh did not get there."""
+        lines = [line.strip() for line in complaints.splitlines() if not NOISE.match(line)]
+        said = "; ".join(lines[-3:])[-LONGEST_REASON:] or f"exit code {FAILED}"
+        what, fix = "", f"try: {self.by_hand}"
+        if self.error is not None:
+            what, fix = f"{self.error.what}; ", self.error.fix or fix
+        for pattern, meaning, remedy in MEANINGS if self.error is None else ():
+            if found := re.search(pattern, complaints):
+                what, fix = f"{meaning.format(*found.groups())}; ", f"{remedy}; {fix}"
+                break
+        return NodeError(f"{what}ssh itself says: {said}", fix)
+
+
+class SshSession(ProcessChannel):
+    """A session of the ssh program, which may fail before its command begins."""
+
+    def __init__(
+        self,
+        connection: SshProcess,
+        both: socket.socket,
+        stderr: socket.socket,
+        process: subprocess.Popen[bytes],
+    ) -> None:
+        super().__init__(both, stderr, process)
+        self.connection = connection
+        self.heard = False
+        self.complaints = b""
+
+    def recv(self, nbytes: int, /) -> bytes:
+        data = super().recv(nbytes)
+        if not data and not self.heard and self.has_failed():
+            while self.recv_stderr_ready() and self.recv_stderr(1 << 16):
+                pass
+            raise self.connection.refusal(self.complaints.decode(errors="replace"))
+        self.heard = True
+        return data
+
+    def recv_stderr(self, nbytes: int, /) -> bytes:
+        data = super().recv_stderr(nbytes)  # Another thread may be the reader.
+        self.complaints = (self.complaints + data)[-LONGEST:] if not self.heard else b""
+        return data
+
+    def has_failed(self) -> bool:
+        """Wait a moment for its end: a program there may close its output and go on."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(ENDS_SECONDS) == FAILED
+        return False
+
+    def recv_exit_status(self) -> int:
+        code = super().recv_exit_status()
+        return -1 if code == FAILED else code
+
+
+def reach(
+    destination: Destination,
+    file: Path | None,
+    timeout: float,
+    way: Way,
+    *,
+    strict: bool,
+    error: NodeError | None = None,
+) -> SshProcess:
+    """Return a node whose sessions are ssh's; each logs in, or goes by the user's own master."""
+    checking = "accept-new" if destination.checking == "ask" else destination.checking
+    limit = max(1, round(timeout))
+    options = (*OPTIONS, f"StrictHostKeyChecking={'yes' if strict else checking}")
+    path = destination.control_path.replace("%", "%%")
+    config = ("-F", str(file)) if file else ()
+    there = (*("-l", destination.user, "-p", str(destination.port)), "--", destination.name)
+    words = [shutil.which("ssh") or "ssh", *config, *(("-S", path) if path else ())]
+    words += ["-T", "-a", "-x", "-e", "none"]
+    words += [word for option in (*options, f"ConnectTimeout={limit}") for word in ("-o", option)]
+    by_hand = shlex.join(("ssh", *config, *there, "true"))
+    return SshProcess((*words, *there), address_of(destination, timeout), way, by_hand, error)
+
+
+def open_by_hand(destination: Destination) -> str:
+    """Say how the user's own ssh opens a connection, by which ours then goes."""
+    where = "" if destination.control_path else CONTROL_PATH
+    there = f"-p {destination.port} {destination.user}@{destination.name or destination.host}"
+    return f"{where}log in by hand once, and all commands go by that: ssh -fNM {there}"
+
+
+def address_of(destination: Destination, timeout: float) -> str:
+    """Return the address that ssh calls; nothing where the way there leads through others."""
+    if destination.jump or "proxycommand" in destination.settings:
+        return ""
+    where = (destination.host, destination.port)
+    try:
+        found = within(timeout, lambda: socket.getaddrinfo(*where, type=socket.SOCK_STREAM))
+        return str(found[0][4][0])
+    except (OSError, TimeoutError):
+        return ""
