@@ -53,7 +53,7 @@ MEANINGS = (
 )  # fmt: skip
 # Lines of its warnings that say nothing about this host.
 NOISE = re.compile(
-    "@|Warning: Permanently|Host key verification failed|IT IS POSSIBLE|Someone could|It is also|Please "
+    "@|Warning: Permanently|Host key verification failed|IT IS POSSIBLE|Someone could|It is also"
 )
 
 
@@ -95,7 +95,10 @@ class SshProcess(ProcessConnection):
             what, fix = f"{self.error.what}; ", self.error.fix or fix
         for pattern, meaning, remedy in MEANINGS if self.error is None else ():
             if found := re.search(pattern, complaints):
-                what, fix = f"{meaning.format(*found.groups())}; ", f"{remedy}; {fix}"
+                what, fix = (
+                    f"{meaning.format(*found.groups())}; ",
+                    "; ".join(filter(None, (remedy, fix))),
+                )
                 break
         return NodeError(f"{what}ssh itself says: {said}", fix)
 
