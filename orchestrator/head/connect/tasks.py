@@ -274,9 +274,6 @@ class Task:
 
 WORK = Threads(32)  # what is done for nodes: here it may block for a moment
 STREAMS = Threads(4)  # what reads connections: nothing here may block otherwise
-# What reads relays, and follows the nodes behind them. In 32 threads 10,000 nodes at rest take half
-# as much again, as each word wakes another thread.
-RELAYED = Threads(4)
 
 
 def sleep(seconds: float) -> None:
