@@ -64,7 +64,6 @@ OTHERS = {
     "views/top": {"rich", "textual"},
     "head/start": {"click"},
     "head/follow": {"click"},
-    "head/follow/streams/authority.py": {"cryptography"},
     "head/screen": {"rich"},
     "head/status": {"click"},
     "head/plan": {"yaml"},

@@ -62,5 +62,4 @@ class Options(TypedDict, total=False):
     tag: tuple[str, ...]
     master_port: int
     connect_timeout: float
-    relays: int
     strict_host_keys: bool

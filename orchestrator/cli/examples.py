@@ -189,11 +189,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("orchestrator metrics --port 0", "at a port that is free"),
         ("orchestrator metrics --host 0.0.0.0 --token-file word", "elsewhere, with a token"),
     ),
-    "start-report": (
-        ("orchestrator start-report", "where the seconds of the newest start went"),
-        ("orchestrator start-report EXP", "of another one"),
-        ("orchestrator start-report EXP --json", "for a program"),
-    ),
     "diff": (
         ("orchestrator diff EXP1 EXP2", "all that differs: code, settings, loss, speed"),
         ("orchestrator diff EXP1 EXP2 --color | less -R", "page by page"),
@@ -226,11 +221,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "those of a step, in bf16",
         ),
         ("orchestrator checkpoint export EXP out/ --layout huggingface", "for from_pretrained"),
-    ),
-    "usage": (
-        ("orchestrator usage", "what each user's jobs took"),
-        ("orchestrator usage --by month ~/other/experiments", "by month, of two directories"),
-        ("orchestrator usage --by project --since 30d --json", "of the last 30 days, as JSON"),
     ),
     "prune": (
         ("orchestrator prune --keep 20 --dry-run", "show what would be removed"),

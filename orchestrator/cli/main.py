@@ -34,9 +34,7 @@ from orchestrator.cli.records import (
     prune,
     report,
     rerun,
-    start_report,
     track,
-    usage,
 )
 from orchestrator.cli.sweep import sweep_command
 from orchestrator.common.errors import UsageError
@@ -63,8 +61,8 @@ HEADINGS = {
         "bootstrap",
     ),
     "What jobs leave": (
-        *("dashboard", "report", "profile", "track", "metrics", "start-report", "diff"),
-        *("label", "checkpoint", "usage", "prune"),
+        *("dashboard", "report", "profile", "track", "metrics", "diff", "label", "checkpoint"),
+        "prune",
     ),
     "Other launchers": ("run-node", "submit", "generate"),
     "Help": ("help", "skill"),
@@ -296,8 +294,7 @@ for command in (
     ),
     *(doctor_command, verify_command, skill_command),
     *(bootstrap_command, node),
-    *(dashboard, report, profile, track, metrics, start_report, diff, label, checkpoint),
-    *(usage, prune),
+    *(dashboard, report, profile, track, metrics, diff, label, checkpoint, prune),
     *(rerun,),
     *(exec_command, ssh_command, push_command, pull_command),
 ):

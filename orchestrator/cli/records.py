@@ -126,18 +126,6 @@ def checkpoint_export(where: Where, **options: Any) -> int:
     return checkpoints.export(where, **options)
 
 
-@command("start-report")
-@shared
-@click.argument("experiment", metavar="[EXP]", required=False, shell_complete=experiment_names)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@color_option
-def start_report(where: Where, experiment: str | None, as_json: bool) -> int:
-    """Show where the seconds of a start went."""
-    from orchestrator.head.commands.kept import start_report
-
-    return start_report.start_report(where, experiment, as_json=as_json)
-
-
 @command()
 @shared
 @click.argument("names", metavar="[EXP]...", nargs=-1, shell_complete=experiment_names)
@@ -316,35 +304,6 @@ def diff(where: Where, first: str, second: str, as_json: bool) -> int:
     from orchestrator.head.commands import diff
 
     return diff.diff(where, first, second, as_json=as_json)
-
-
-@command()
-@shared
-@click.argument(
-    "directories", metavar="[DIR]...", nargs=-1, type=FilePath(path_type=Path, file_okay=False)
-)
-@click.option(
-    "--by",
-    type=click.Choice(["user", "project", "month"]),
-    default="user",
-    show_default=True,
-    help="Sum up by who launched, from which directory, or in which month.",
-)
-@click.option("--since", metavar="AGE", help="Only jobs that began so long ago at most: 30d, 36h.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@color_option
-def usage(
-    where: Where, directories: tuple[Path, ...], by: str, since: str | None, as_json: bool
-) -> int:
-    """Sum up what jobs took: hours, energy, useful time.
-
-    Hours are those of GPUs, and of slots on nodes without. DIR is another directory of
-    experiments, such as a colleague's. A ? is what nobody measured. USEFUL is the part of the
-    hours in which jobs trained, where they tell it.
-    """
-    from orchestrator.head.commands.kept import usage
-
-    return usage.usage(where, directories, by=by, since=since, as_json=as_json)
 
 
 @command()

@@ -438,15 +438,6 @@ class Launch:
         most=LONGEST_WAIT_SECONDS,
         metavar="SECONDS",
     )
-    relays: int = option(
-        256,
-        "Follow jobs of at least this many nodes through some of them, 64 behind each; 0: never.",
-        NODES,
-        commands=START,
-        least=0,
-        most=100_000,
-        metavar="NODES",
-    )
     strict_host_keys: bool = option(
         False,
         "Refuse nodes whose host key known_hosts does not list.",

@@ -18,7 +18,6 @@ LOG = b"L"  # to the head: a job's log,
 RANKS = b"R"  # whose bytes these are,
 EVENTS = b"E"  # and its events
 CALL = b"C"  # both ways: a piece of a call in a rank, or of its result
-CARRIED = b"T"  # both ways, at a relay: what the head and another node say to each other
 STREAMS = (LOG, RANKS, EVENTS)
 
 HEADER = struct.Struct(">cI")
@@ -27,11 +26,8 @@ PART = struct.Struct(
     ">IQc?"
 )  # rank, number of the call, kind, more to come: what a CALL begins with
 EVERY_RANK = 0xFFFFFFFF
-LOAD = struct.Struct(">II?")  # node, bytes taken, end of this node's: what CARRIED begins with
 STREAM_CHUNK_BYTES = 1 << 18  # of a file in one frame
 CALL_CHUNK_BYTES = 1 << 18
-CARRIED_CHUNK_BYTES = 1 << 17
-WINDOW_BYTES = 1 << 20  # to a node through a relay, or from it, that nobody has taken yet
 # Stacks and collectives of every rank of a node are the longest answer: 2 MB each, escaped.
 LARGEST = {
     JSON: 1 << 28,
@@ -40,9 +36,8 @@ LARGEST = {
     RANKS: STREAM_CHUNK_BYTES + OFFSET.size,
     EVENTS: STREAM_CHUNK_BYTES + OFFSET.size,
     CALL: CALL_CHUNK_BYTES + PART.size,
-    CARRIED: CARRIED_CHUNK_BYTES + LOAD.size,
 }
-SMALLEST = {**dict.fromkeys(STREAMS, OFFSET.size), CALL: PART.size, CARRIED: LOAD.size}
+SMALLEST = {**dict.fromkeys(STREAMS, OFFSET.size), CALL: PART.size}
 
 
 def header(kind: bytes, size: int) -> bytes:
@@ -124,25 +119,3 @@ def call_frames(rank: int, number: int, kind: bytes, data: bytes) -> Iterator[by
     for start in range(0, max(1, len(data)), CALL_CHUNK_BYTES):
         piece = bytes(view[start : start + CALL_CHUNK_BYTES])
         yield Part(rank, number, kind, start + CALL_CHUNK_BYTES < len(data), piece).frame()
-
-
-# -- through a relay ----------------------------------------------------------------------------
-
-
-class Load(NamedTuple):
-    """Holds what goes to a node through a relay, or comes from it."""
-
-    node: int
-    taken: int  # bytes of the other side's, which may send as many more
-    over: bool  # the node's connection to the relay ends
-    data: bytes
-
-    def frame(self) -> bytes:
-        head = LOAD.pack(self.node, self.taken, self.over)
-        return header(CARRIED, len(head) + len(self.data)) + head + self.data
-
-
-def load(payload: bytes) -> Load:
-    """Read the payload of a CARRIED."""
-    node, taken, over = LOAD.unpack_from(payload)
-    return Load(node, taken, over, payload[LOAD.size :])

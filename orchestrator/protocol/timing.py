@@ -14,10 +14,6 @@ HEAD_PATIENCE_SECONDS = 8.0  # and is lost to the head after so long without a w
 HEAD_BEAT_SECONDS = 10.0  # the head asks for the time so often,
 SERVER_PATIENCE = 60.0  # and the server leaves a head that is silent for so long
 LOOK_SECONDS = 2.0  # between two questions of the head's what has grown on a node
-# Through a relay: it knows from the kernel's own signs of life whether the node is there.
-RELAYED_BEAT = 20.0  # either end says something so often
-RELAYED_PATIENCE_SECONDS = 50.0
-RELAY_PATIENCE_SECONDS = 3.0  # without a byte from the relay itself, which only carries
 
 # -- the end of a job --
 HEARSAY_SECONDS = 0.3  # what fails by itself in this time says so, before it is ended for another

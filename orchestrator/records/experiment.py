@@ -70,7 +70,6 @@ class NodeRecord:
     log_before: int = 0
     ranks_before: int = 0
     runs: str = ""  # names its directory for jobs: of this login, on this machine
-    site: str | None = None  # as the node list has it
 
     @property
     def place(self) -> list[Any]:

@@ -30,8 +30,6 @@ class StartTimes:
     synced: float = 0.0  # the code is where it was lacking
     planned: float = 0.0
     checked: float = 0.0
-    recorded: float = 0.0
-    started: float = 0.0  # all supervisors have answered
     nodes: list[dict[str, float]] = field(default_factory=list)  # begin, connect, server, probe
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from tests.clusters.netns import NetnsCluster
-from tests.clusters.require import lacking
 from tests.launching import BIN, Head
 
 # Numbered lines at a steady pace until a file says stop; their count is the last line.
@@ -75,43 +74,6 @@ def test_a_link_that_is_cut_for_a_while(
     assert len(head.log(1)) > before
     for node in (0, 1):
         assert same_bytes(head, node) and numbered(head, node, node)
-
-
-@pytest.mark.parametrize("sent", ["KILL", "STOP"])
-def test_a_job_behind_a_relay_that_ends_or_falls_silent(head: Head, sent: str) -> None:
-    """A further attempt starts through the relay; after its end nodes are reached as before."""
-    cluster = head.cluster
-    if not isinstance(cluster, NetnsCluster):
-        lacking("connections of a node's own need root")
-
-    def established(node: int, *which: str) -> str:
-        return cluster.exec(node, ["ss", "-Htnp", "state", "established", *which])
-
-    ssh = ("sport", "=", ":22")
-    directory = str(head.directory)
-    fails_first = "import os\nif os.environ['ORCHESTRATOR_ATTEMPT'] == '1':\n    os._exit(7)\n"
-    program = head.script("again.py", fails_first + COUNT)
-    words = ("--relays", "2", "--max-restarts", "1", "--no-torchrun", program, directory)
-    command = head.launch(*words)
-    command.wait_for(r"node1 rank1 \| line 20 ")
-    assert states(head, *no_way(head)) == ["running", "running"]
-    assert not established(1, *ssh)
-    address = cluster.addresses[1]
-    [relay] = re.findall(rf"{re.escape(address)}:\d+ .*pid=(\d+)", established(0, "dst", address))
-    cluster.exec(0, ["kill", f"-{sent}", relay])
-    command.wait_for(r"node 1 .*is back")
-    if sent == "STOP":
-        cluster.exec(0, ["kill", "-KILL", relay])
-    assert established(1, *ssh)
-    os.kill(command.process.pid, signal.SIGKILL)
-    command.finish()
-    attached = head.command("orchestrator", "attach")
-    attached.wait_for("1 node is followed through 1 other")
-    attached.wait_for(r"node1 rank1 \| line")
-    assert not established(1, *ssh)
-    (head.directory / "stop").touch()
-    assert attached.finish() == 0, attached.text
-    assert all(numbered(head, node, node) for node in (0, 1)), attached.text
 
 
 def states(head: Head, *words: str) -> list[str]:

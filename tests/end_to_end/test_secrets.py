@@ -55,7 +55,7 @@ def test_it_is_nowhere(head: Head) -> None:
         (head.directory / "looked").touch()
         assert launch.finish() == 1, launch.text
         said.append(launch.text)
-        for other in ("status --json", "start-report", "report", "list --json", "logs"):
+        for other in ("status --json", "report", "list --json", "logs"):
             shown = head.command("orchestrator", *other.split())
             shown.finish()
             said.append(shown.text)

@@ -176,12 +176,10 @@ TYPED = {
     "metrics": "& orchestrator metrics --help",
     "orchestrator diff EXP1 EXP2": "& orchestrator diff {experiment} {experiment}",
     "rerun EXP": "& orchestrator rerun --help",
-    "orchestrator start-report": "& orchestrator start-report",
     "orchestrator exec -- CMD": "& orchestrator exec -- true",
     "ssh 3": "& orchestrator ssh --help",
     "orchestrator push SRC": "& orchestrator push train.py /tmp/ --dry-run",
     "pull EXP": "& orchestrator pull {experiment}",
-    "orchestrator usage": "& orchestrator usage --by month",
     "orchestrator prune --keep 20": "& orchestrator prune --keep 20 --yes",
 }
 

@@ -12,9 +12,8 @@ import threading
 import time
 import zlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import server_command
@@ -34,13 +33,7 @@ from orchestrator.protocol.requests.request import (
     frame_of_request,
     read_incoming,
 )
-from orchestrator.protocol.timing import (
-    HEAD_BEAT_SECONDS,
-    HEAD_PATIENCE_SECONDS,
-    LOOK_SECONDS,
-    RELAYED_BEAT,
-    RELAYED_PATIENCE_SECONDS,
-)
+from orchestrator.protocol.timing import HEAD_BEAT_SECONDS
 from orchestrator.protocol.version import OWN
 
 HOUSE = Path(__file__).parents[2]
@@ -143,35 +136,12 @@ class NotActive(NodeError):
     """The node is there, and its environment cannot be activated."""
 
 
-class Pace(NamedTuple):
-    """How often the two ends of a channel hear from each other, in seconds."""
-
-    beat: float  # between two signs of life of the head's
-    look: float  # between two questions what has grown on a node where nothing grows
-    patience: float  # without a word from the server
-
-
-DIRECT = Pace(HEAD_BEAT_SECONDS, LOOK_SECONDS, HEAD_PATIENCE_SECONDS)
-RELAYED = Pace(RELAYED_BEAT, RELAYED_BEAT, RELAYED_PATIENCE_SECONDS)
-
-
 def nonsense(error: Nonsense) -> NodeError:
     return NodeError(f"the node broke the protocol: {error}")
 
 
-class Way(Protocol):
-    """A relay through which channels to some nodes go."""
-
-    reading: object
-
-    def together(self) -> AbstractContextManager[None]:
-        """Send what is posted meanwhile in one piece."""
-
-
 class NodeChannel:
     """An open channel to one node's server. Requests are asked one at a time."""
-
-    way: Way | None = None
 
     def __init__(self, connection: Connection, environment: Environment, timeout: float) -> None:
         self.connection = connection
@@ -179,7 +149,6 @@ class NodeChannel:
         self.nonce = f"orchestrator-{secrets.token_hex(8)}"
         self.rest = memoryview(b"")
         self.sending = threading.Lock()
-        self.pace = DIRECT
         self.count, self.posted_at = 0, 0.0
         self.pending: dict[int, Request[Any]] = {}  # number -> request that is not answered yet
         self.channel: Channel = connection.run(
@@ -257,30 +226,22 @@ class NodeChannel:
 
     def post(self, request: Request[Any]) -> int:
         """Send a request whose answer nobody waits for here; return its number."""
-        return self.post_all([request])[0]
-
-    def post_all(self, requests: Sequence[Request[Any]]) -> list[int]:
-        """Send requests in one piece; return their numbers."""
         with self.sending:
-            return self._post(requests)
+            return self._post(request)
 
-    def _post(self, requests: Sequence[Request[Any]]) -> list[int]:
+    def _post(self, request: Request[Any]) -> int:
         self.posted_at = time.monotonic()
-        numbers, piece = [], b""
-        for request in requests:
-            self.count += 1
-            self.pending[self.count] = request
-            text = json.dumps(frame_of_request(self.count, request)).encode("ascii")
-            piece += frames.header(JSON, len(text)) + text
-            numbers.append(self.count)
-        self._send(piece)
-        return numbers
+        self.count += 1
+        self.pending[self.count] = request
+        text = json.dumps(frame_of_request(self.count, request)).encode("ascii")
+        self._send(frames.header(JSON, len(text)) + text)
+        return self.count
 
     def beat(self) -> None:
         """Send a sign of life, whose answer is passed over; none where something is on its way."""
         if self.sending.acquire(blocking=False):
             try:
-                self._post([Beat()])
+                self._post(Beat())
             except NodeError:  # whoever needs the node hears that
                 beats.drop(self)
             finally:
@@ -288,7 +249,7 @@ class NodeChannel:
 
     def beat_if_quiet(self) -> None:
         """Do so, unless the node has heard something not long ago."""
-        if time.monotonic() - self.posted_at > self.pace.beat:
+        if time.monotonic() - self.posted_at > HEAD_BEAT_SECONDS:
             self.beat()
 
     def answer_of(self, answer: Answered) -> tuple[Request[Any], Message]:
@@ -378,11 +339,6 @@ class NodeChannel:
         except OSError as error:
             reason = str(error) or "it takes no more bytes: is the link to it cut?"
             raise NodeError(f"the connection broke ({reason})") from error
-
-    def change_ways(self, connection: Connection, channel: Channel, way: Way) -> None:
-        """Go on by way of a relay; the server does so after its last answer."""
-        self.connection, self.channel, self.way = connection, channel, way
-        self.pace = RELAYED
 
     def close(self) -> None:
         beats.drop(self)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import resource
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
@@ -213,10 +211,7 @@ def ask_channels(
     whoever asks thousands needs no task for each.
     """
     pairs = list(zip(channels, requests, strict=True))
-    numbers: list[int | OrchestratorError] = []
-    for way, some in itertools.groupby(pairs, key=lambda pair: pair[0].way):
-        with way.together() if way else nullcontext():
-            numbers += [attempt(partial(channel.post, request)) for channel, request in some]
+    numbers = [attempt(partial(channel.post, request)) for channel, request in pairs]
     since = time.monotonic()
     return [
         number

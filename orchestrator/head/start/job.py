@@ -18,7 +18,7 @@ from orchestrator.common.text import Say
 from orchestrator.config.launch import View
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import for_now, serving
+from orchestrator.head.connect.reach import for_now
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.monitors.job_line import JobLine
 from orchestrator.head.follow.notify.notifier import Notifier
@@ -156,9 +156,7 @@ class Stay:
         record, launch = run.record, run.record.launch
         needed = not self.looks_on and launch.on_head_loss == "stop"
         patience = max(SHORTEST_SILENCE_SECONDS, launch.node_loss_timeout) if needed else None
-        channels = attempt.channels
-        if launch.relays and len(record.nodes) >= launch.relays:
-            channels = self.hand_over(record.nodes, channels)
+        parts = zip(record.nodes, attempt.channels, attempt.logs, strict=True)
         return [
             NodeFollower(
                 *(self.transport, record.job, node, self.experiment, run.post, channel),
@@ -168,23 +166,8 @@ class Stay:
                 former_end=record.former_end,
                 among=len(record.nodes),
             )
-            for node, channel, opened in zip(record.nodes, channels, attempt.logs, strict=True)
+            for node, channel, opened in parts
         ]
-
-    def hand_over(
-        self, nodes: Sequence[NodeRecord], channels: Sequence[NodeChannel | None]
-    ) -> list[NodeChannel | None]:
-        """Reach most nodes through others of them; those that do not answer are left to later."""
-        from orchestrator.head.follow.streams import relays  # not for every job
-
-        def opened(pair: tuple[NodeRecord, NodeChannel | None]) -> relays.Open:
-            node, channel = pair
-            return relays.Open(node, channel or serving(self.transport, node))
-
-        found = fleet.everywhere(list(zip(nodes, channels, strict=True)), opened)
-        open_now = [each for each in found if isinstance(each, relays.Open)]
-        relays.hand_over(open_now, self.transport, self.say)
-        return [each.channel if isinstance(each, relays.Open) else None for each in found]
 
     def ended(self, ending: Ending) -> Ending:
         """Give back what this head held of the job."""

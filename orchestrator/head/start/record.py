@@ -78,7 +78,6 @@ def node_record(node: NodePlan) -> NodeRecord:
         activate=needed_by_python(node.node.activate),
         wrap=node.node.wrap,
         runs=node.runs,
-        site=node.node.site,
     )
 
 

@@ -101,7 +101,7 @@ class Calls:
         for fd, rank in self.ranks.items():
             poll.register(fd, (select.POLLIN * reading) | (select.POLLOUT * bool(rank.queue)))
 
-    def deliver(self, payload: bytes, send: Send) -> None:
+    def deliver(self, payload: bytes) -> None:
         """Pass a part on to its rank, or to every rank here."""
         for rank in self.ranks.values():
             rank.deliver(payload)

@@ -13,15 +13,12 @@ from orchestrator.node.job.run_directory import RunDir, all_runs
 from orchestrator.node.server.stream import FileStreamer
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit, answers
 from orchestrator.node.warm.visit import WarmVisit
-from orchestrator.protocol.frames import CALL, CARRIED
 from orchestrator.protocol.requests.follow import (
     AskPaces,
     AskProcess,
     AskProfile,
     AskStuck,
     Call,
-    ComeIn,
-    Door,
     End,
     Follow,
     Following,
@@ -31,12 +28,9 @@ from orchestrator.protocol.requests.follow import (
     Left,
     Living,
     LivingRuns,
-    OpenDoor,
     Paces,
     ProfileState,
     RankStacks,
-    Relay,
-    Relayed,
     Remove,
     RemovedRuns,
     Stop,
@@ -80,7 +74,7 @@ def leave(visit: Visit, request: Leave) -> Left:
 def call(visit: Visit, request: Call) -> Nothing:
     from orchestrator.node.calls.relay import Calls  # a launch does without it
 
-    visit.passing[CALL] = Calls(RunDir(request.job, request.node))
+    visit.calls = Calls(RunDir(request.job, request.node))
     return Nothing()
 
 
@@ -159,29 +153,3 @@ def remove(visit: Visit, request: Remove) -> RemovedRuns:
     removed = cleanup.remove(request.runs, LIBRARY)
     gone = [(run.job, run.node) for run in removed.runs if not run.problem]
     return removed.replace(freed=removed.freed + checkout.remove(snapshots, gone))
-
-
-# -- through another node ----------------------------------------------------------------------
-
-
-@answers(OpenDoor)
-def open_door(visit: Visit, request: OpenDoor) -> Door:
-    from orchestrator.node.follow.relay.door import Doors  # few jobs need it
-
-    return Door(port=visit.of(Doors).open(request))
-
-
-@answers(ComeIn)
-def come_in(visit: Visit, request: ComeIn) -> Nothing:
-    from orchestrator.node.follow.relay.door import Doors
-
-    visit.way = visit.of(Doors).come_in()
-    return Nothing()
-
-
-@answers(Relay)
-def relay(visit: Visit, request: Relay) -> Relayed:
-    from orchestrator.node.follow.relay.lines import Lines
-
-    lines = visit.passing[CARRIED] = Lines()
-    return Relayed(unreached=lines.call(request))

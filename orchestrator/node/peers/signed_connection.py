@@ -34,16 +34,26 @@ CLOSED = (ConnectionResetError, BrokenPipeError)
 
 
 class Signature:
-    """Signs what one side says, and proves what the other says, by a key of this one connection."""
+    """Signs what one side says, and proves what the other says.
 
-    __slots__ = ("key", "other", "proved", "side", "signed")
+    Both sides make the key: of a token, and of a random number of either side.
+    """
 
-    def __init__(self, key: bytes, side: str) -> None:
+    def __init__(self, token: str, side: str) -> None:
         """`side` is "hub" at the end that listened, "spoke" at the one that called."""
-        self.key = key
+        self.token = bytes.fromhex(token)
         self.side = side
         self.other = "spoke" if side == "hub" else "hub"
+        self.nonce = os.urandom(16).hex().encode()
+        self.key = b""  # until the other side's number is here
         self.signed = self.proved = 0
+
+    def agree(self, nonce: bytes) -> None:
+        """Make the key, now that the other side's number is here."""
+        if len(nonce) != len(self.nonce):
+            raise Broken("not one of us")
+        both = (self.nonce, nonce) if self.side == "hub" else (nonce, self.nonce)
+        self.key = hmac.digest(self.token, b"".join(both), "sha256")
 
     def sign(self, data: bytes) -> bytes:
         signature = self._of(self.side, self.signed, data)
@@ -62,24 +72,6 @@ class Signature:
         return hmac.new(self.key, words, "sha256").digest()
 
 
-class AgreedSignature(Signature):
-    """A signature whose key both sides make: of a token, and of a random number of either side."""
-
-    __slots__ = ("nonce", "token")
-
-    def __init__(self, token: str, side: str) -> None:
-        super().__init__(b"", side)  # until the other side's number is here
-        self.token = bytes.fromhex(token)
-        self.nonce = os.urandom(16).hex().encode()
-
-    def agree(self, nonce: bytes) -> None:
-        """Make the key, now that the other side's number is here."""
-        if len(nonce) != len(self.nonce):
-            raise Broken("not one of us")
-        both = (self.nonce, nonce) if self.side == "hub" else (nonce, self.nonce)
-        self.key = hmac.digest(self.token, b"".join(both), "sha256")
-
-
 class SignedConnection:
     """One end of it."""
 
@@ -88,7 +80,7 @@ class SignedConnection:
         self.connection = connection
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.signature = AgreedSignature(token, side)
+        self.signature = Signature(token, side)
         self.waiting = self.signature.nonce + b"\n"  # what the kernel has not taken yet
         self.early: list[dict[str, Any]] = []
         self.incoming = b""

@@ -11,13 +11,12 @@ import json
 import os
 import select
 import signal
-import socket
 import sys
 import time
 
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
 from orchestrator.protocol import frames
-from orchestrator.protocol.frames import HEADER, JSON, PIECE, Splitter
+from orchestrator.protocol.frames import CALL, HEADER, JSON, PIECE, Splitter
 from orchestrator.protocol.message import Message, Nonsense, encode, parse
 from orchestrator.protocol.requests.request import (
     Greeting,
@@ -26,7 +25,7 @@ from orchestrator.protocol.requests.request import (
     number_of,
     read_request,
 )
-from orchestrator.protocol.timing import RELAYED_BEAT, SERVER_BEAT, SERVER_PATIENCE
+from orchestrator.protocol.timing import SERVER_BEAT, SERVER_PATIENCE
 from orchestrator.protocol.version import OWN
 
 BACKLOG_BYTES = 1 << 19  # read no more of the log while this much waits for the network
@@ -41,8 +40,7 @@ class ChannelServer:
         self.waiting_bytes = 0
         self.splitter = Splitter()
         self.heard = time.monotonic()
-        self.word_seconds = 0.0  # between two heartbeats: with every beat
-        self.next_beat = self.next_word = self.heard + SERVER_BEAT
+        self.next_beat = self.heard + SERVER_BEAT
 
     def send(self, kind: bytes, *parts: bytes) -> None:
         """Queue a frame whose payload are these parts."""
@@ -72,8 +70,6 @@ class ChannelServer:
         os.set_blocking(1, False)
         while time.monotonic() - self.heard < self.patience:
             self.flush()
-            if self.visit.way is not None and not self.waiting:
-                self.change_ways(self.visit.way)
             self.stream()
             for fd, events in self.ready():
                 if fd == 0 and not self.receive():
@@ -82,8 +78,8 @@ class ChannelServer:
                     return
                 if self.visit.streamer and fd == self.visit.streamer.bell:
                     self.visit.streamer.drain_bell()
-                for each in self.visit.passing.values():
-                    each.serve(fd, self.send)
+                if self.visit.calls:
+                    self.visit.calls.serve(fd, self.send)
             self.beat()
 
     def stream(self) -> None:
@@ -98,11 +94,11 @@ class ChannelServer:
     def ready(self) -> list[tuple[int, int]]:
         """Wait until something can be read or written, or is due."""
         poll = select.poll()
-        streamer, passing = self.visit.streamer, self.visit.passing.values()
-        for each in passing:
-            each.connect(self.send)
-            each.register(poll, reading=self.waiting_bytes < BACKLOG_BYTES)
-        if not any(each.is_full for each in passing):
+        streamer, calls = self.visit.streamer, self.visit.calls
+        if calls:
+            calls.connect(self.send)
+            calls.register(poll, reading=self.waiting_bytes < BACKLOG_BYTES)
+        if not (calls and calls.is_full):
             poll.register(0, select.POLLIN)
         if self.waiting:
             poll.register(1, select.POLLOUT)
@@ -111,16 +107,9 @@ class ChannelServer:
         left = max(0.0, self.next_beat - time.monotonic())
         if streamer is not None and not self.waiting:
             left = min(left, streamer.left)
-        left = min([left, *(each.waits for each in passing if each.waits)])
+        if calls and calls.waits:
+            left = min(left, calls.waits)
         return poll.poll(left * 1000)
-
-    def change_ways(self, way: socket.socket) -> None:
-        """Go on with the head elsewhere: all that was for it on the first way is on that."""
-        for file in (0, 1):
-            os.dup2(way.fileno(), file)
-        way.close()
-        os.set_blocking(0, False)
-        self.visit.way, self.word_seconds = None, RELAYED_BEAT
 
     @property
     def patience(self) -> float:
@@ -133,12 +122,8 @@ class ChannelServer:
         if time.monotonic() >= self.next_beat:
             self.next_beat = time.monotonic() + SERVER_BEAT
             self.visit.beat()
-            if not self.waiting and self.next_beat >= self.next_word:
-                self.say_word()
-
-    def say_word(self) -> None:
-        self.next_word = time.monotonic() + SERVER_BEAT + self.word_seconds
-        self.send_message(self.heartbeat())
+            if not self.waiting:  # what waits to be sent is a sign of life itself
+                self.send_message(self.heartbeat())
 
     def heartbeat(self) -> Heartbeat:
         if self.visit.activity is None:
@@ -159,12 +144,10 @@ class ChannelServer:
                 self.visit.waits = self.visit.waits or not payload
             elif kind == JSON:
                 self.serve(payload)
-            elif kind in self.visit.passing:
-                self.visit.passing[kind].deliver(payload, self.send)
+            elif kind == CALL and self.visit.calls:
+                self.visit.calls.deliver(payload)
             else:
                 raise Nonsense(f"a head sends no frame {kind.decode()}")
-        if self.waiting and self.next_word - self.heard < self.word_seconds / 2:
-            self.say_word()  # what is due soon costs little together with an answer
         return bool(data)
 
     def serve(self, payload: bytes) -> None:

@@ -11,7 +11,7 @@ import os
 import select
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from orchestrator.node.job import processes
 from orchestrator.node.job.run_directory import RunDir, stop_of_all
@@ -21,9 +21,9 @@ from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.timing import SERVER_PATIENCE
 
 if TYPE_CHECKING:
-    import socket
     import subprocess
 
+    from orchestrator.node.calls.relay import Calls
     from orchestrator.node.job.hang import Activity
     from orchestrator.node.server.stream import FileStreamer
 
@@ -33,7 +33,6 @@ R = TypeVar("R", bound=Request[Any])
 A = TypeVar("A", bound=Message)
 S = TypeVar("S", bound="RoomState")
 Handler = Callable[["Visit", Any], Message]
-Send = Callable[..., None]  # a frame: its kind, and the parts of its payload
 
 HANDLERS: dict[type[Request[Any]], Handler] = {}
 
@@ -63,26 +62,6 @@ def handler_of(kind: type[Request[Any]]) -> Handler:
     if kind not in HANDLERS:
         importlib.import_module(f"orchestrator.node.{kind.room}.requests")
     return HANDLERS[kind]
-
-
-class Passing(Protocol):
-    """Passes frames on between the head and others: ranks, or nodes."""
-
-    @property
-    def is_full(self) -> bool:
-        """Tell whether the head is not to be read just now."""
-
-    @property
-    def waits(self) -> float | None:
-        """Return the seconds until something has to be looked for, or None."""
-
-    def connect(self, send: Send) -> None: ...
-
-    def register(self, poll: select.poll, *, reading: bool) -> None: ...
-
-    def deliver(self, payload: bytes, send: Send) -> None: ...
-
-    def serve(self, fd: int, send: Send) -> None: ...
 
 
 class RoomState:
@@ -116,8 +95,7 @@ class Visit:
         self.patience = SERVER_PATIENCE
         self.streamer: FileStreamer | None = None
         self.activity: Activity | None = None  # of the job that is followed
-        self.passing: dict[bytes, Passing] = {}  # who passes on frames of this kind
-        self.way: socket.socket | None = None  # to the head, from the next answer on
+        self.calls: Calls | None = None  # in the ranks of a job
         self.supervisor: subprocess.Popen[bytes] | None = None  # started in this visit
         self.input: int | None = None  # where the head's requests come from
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import BinaryIO
 
-from orchestrator.node.peers.signed_connection import AgreedSignature, Broken
+from orchestrator.node.peers.signed_connection import Broken, Signature
 
 HEAD = struct.Struct(">cI")  # kind, size of the payload
 FRAME = struct.Struct(">cI32s")  # the same, signature
@@ -32,7 +32,7 @@ class Wire:
     def __init__(self, connection: socket.socket, token: str, side: str, deadline: float) -> None:
         self.connection = connection
         self.deadline = deadline  # of all that is sent
-        self.signature = AgreedSignature(token, side)
+        self.signature = Signature(token, side)
         self.data = memoryview(b"")  # of the last frame, as far as nobody took it
         self.be_patient(QUIET_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

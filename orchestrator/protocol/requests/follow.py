@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from orchestrator.protocol.events import RankState
-from orchestrator.protocol.message import Count, Message, Moment, Port
+from orchestrator.protocol.message import Count, Message, Moment
 from orchestrator.protocol.profiling import ProfileNews, ProfileWish
 from orchestrator.protocol.requests.request import Nothing, Request
 
@@ -257,56 +257,3 @@ class Remove(Request[RemovedRuns], do="remove"):
     """Delete the directories of these runs, and libraries that nobody needs."""
 
     runs: tuple[tuple[str, int], ...]
-
-
-# -- through another node ----------------------------------------------------------------------
-
-
-class Door(Message):
-    """The port where the node waits for the relay's call."""
-
-    port: Port
-
-
-class OpenDoor(Request[Door], do="open_door"):
-    """Wait for the call of a relay, which proves itself by TLS, with the head behind it."""
-
-    identity: str  # this node's certificate and its key
-    authority: str  # the certificate of who has signed it, and the relay's
-    key: str  # by which head and node sign what they say, in hexadecimal digits
-    seconds: float
-
-
-class ComeIn(Request[Nothing], do="come_in"):
-    """Speak with the head through the relay, as soon as this is answered."""
-
-
-class Place(Message):
-    """Where a node waits for the relay."""
-
-    number: Count  # by which head and relay name it
-    name: str  # in its certificate
-    addresses: tuple[str, ...]  # the best first
-    port: Port
-
-
-class Unreached(Message):
-    """A node that the relay cannot reach."""
-
-    number: Count
-    why: str
-
-
-class Relayed(Message):
-    """Names the nodes that a relay does not reach; from here on it carries what others say."""
-
-    unreached: tuple[Unreached, ...]
-
-
-class Relay(Request[Relayed], do="relay"):
-    """Call these nodes, and pass on what the head and they say to each other."""
-
-    places: tuple[Place, ...]
-    identity: str  # the relay's certificate and its key
-    authority: str  # the certificate of who has signed it, and those of the nodes
-    seconds: float

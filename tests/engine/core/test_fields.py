@@ -565,12 +565,6 @@ def test_a_launch_that_does_not_wait_for_long(head: Head) -> None:
         assert time.monotonic() - began < Config().launch.connect_timeout - 2
 
 
-@shows("launch.relays")
-def test_nodes_that_are_followed_through_another(head: Head) -> None:
-    words = ("--set", "launch.relays=2", "--no-torchrun", head.script("x.py", ""))
-    assert "1 node is followed through 1 other" in head.run(*words).text
-
-
 @shows("launch.after")
 @shows("launch.after_any")
 @shows("launch.at")

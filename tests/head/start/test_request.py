@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.head.start.request import resolve, target_of
+from orchestrator.head.start.request import begun, resolve, target_of
 
 
 @pytest.mark.parametrize(
@@ -112,3 +113,7 @@ def test_a_dry_run_that_would_start_a_job_is_refused(
     assert "write it before slow.py" in str(raised.value)
     assert resolve(LaunchArguments(program=("solw.py",))).target.near.endswith("'slow.py'?")
     assert not resolve(LaunchArguments(program=("slow.py",))).target.near
+
+
+def test_the_command_began_before_now_and_not_long_ago() -> None:
+    assert 0 < begun() <= time.time()

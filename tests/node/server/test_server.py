@@ -25,11 +25,8 @@ from orchestrator.head.connect.channel import NodeChannel, library
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import RunDir, connect, note_stop_of_all, runs_here
-from orchestrator.node.server.server import ChannelServer
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.start import start as node_start
-from orchestrator.protocol import frames
-from orchestrator.protocol.frames import JSON, Splitter
 from orchestrator.protocol.requests.follow import (
     Follow,
     Jobs,
@@ -40,7 +37,7 @@ from orchestrator.protocol.requests.follow import (
     StopReceipt,
 )
 from orchestrator.protocol.requests.machine import PortWish, Probe, ProbeTarget
-from orchestrator.protocol.requests.request import Beat, frame_of_request
+from orchestrator.protocol.requests.request import Beat
 from orchestrator.protocol.requests.start import Hook, Hooked, Start
 from orchestrator.protocol.timing import SERVER_PATIENCE
 from tests.node.running import (
@@ -323,20 +320,6 @@ def test_a_head_may_take_its_time_between_two_attempts(new_link: NewLink, new_jo
 def test_a_heartbeat_comes_every_second(new_link: NewLink) -> None:
     beats = new_link().beats()
     assert 0.9 < -next(beats) + next(beats) < 5
-
-
-@pytest.mark.parametrize(("due", "kinds"), [(9.0, ["ok", "beat"]), (12.0, ["ok"])])
-def test_a_heartbeat_that_is_due_soon_goes_with_an_answer(
-    monkeypatch: pytest.MonkeyPatch, due: float, kinds: list[str]
-) -> None:
-    """Behind a relay, where either comes once in a while."""
-    server = ChannelServer(Visit())
-    server.word_seconds, server.next_word = 20.0, time.monotonic() + due
-    text = json.dumps(frame_of_request(1, Beat())).encode("ascii")
-    monkeypatch.setattr(os, "read", lambda fd, size: frames.header(JSON, len(text)) + text)
-    assert server.receive()
-    said = Splitter().feed(b"".join(server.waiting))
-    assert [next(k for k in ("ok", "beat") if k in json.loads(data)) for _, data in said] == kinds
 
 
 # -- requests ---------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Commands on what jobs have left: checkpoints, the times of a start, whole experiments."""
+"""Commands on what jobs have left: checkpoints, and whole experiments."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -62,12 +61,14 @@ from orchestrator.protocol.requests.request import (
 from orchestrator.protocol.requests.start import Wanted
 from orchestrator.protocol.requests.transfer import WrittenPlace
 from orchestrator.protocol.timing import (
+    HEAD_BEAT_SECONDS,
     HEAD_PATIENCE_SECONDS,
     SERVER_PATIENCE,
     SWEEP_PATIENCE_SECONDS,
 )
 from orchestrator.records.experiment import Experiment, NodeRecord
 
+SILENCE = f"no word for {HEAD_PATIENCE_SECONDS:.0f} s"
 CLOCK_READS = 3  # the shortest round trip of these tells best
 RETRY_SECONDS = 5.0  # for the first try to reach a node again; the next has twice as long
 PAUSE_SECONDS = 0.5  # between two tries to reach a node
@@ -280,7 +281,7 @@ class NodeFollower:
 
     def _begin(self, channel: NodeChannel) -> None:
         self.event_rest = b""
-        self.growing.begin(channel.pace.look)
+        self.growing.begin()
         for _ in range(CLOCK_READS):
             sent = time.monotonic()
             answer = channel.ask(Beat(), HEAD_PATIENCE_SECONDS)
@@ -300,24 +301,22 @@ class NodeFollower:
         self.post(Connected(self.node.index, self.clock.offset))
 
     def _stream(self, channel: NodeChannel) -> None:
-        patience = channel.pace.patience
-        silence = f"no word for {patience:.0f} s"
         self.heard_at = time.monotonic()
         while True:
             self._check_printed()
             self._ask_what_is_due(channel)
             try:
-                kind, size = channel.header(self._due(patience), silence)
+                kind, size = channel.header(self._due(), SILENCE)
             except Silent:
-                if time.monotonic() - self.heard_at < patience:
+                if time.monotonic() - self.heard_at < HEAD_PATIENCE_SECONDS:
                     continue
                 raise
             self.heard_at = time.monotonic()
-            deadline = self.heard_at + 2 * patience
+            deadline = self.heard_at + 2 * HEAD_PATIENCE_SECONDS
             if kind in (LOG, RANKS):
                 self._append(channel, self.text if kind == LOG else self.ranks, size)
                 continue
-            data = channel.exactly(size, deadline, silence)
+            data = channel.exactly(size, deadline, SILENCE)
             if kind == EVENTS:
                 self._take_events(data)
                 continue
@@ -333,29 +332,20 @@ class NodeFollower:
             elif isinstance(message, Refused):
                 self.growing.refused(channel.pending.pop(message.id, None))
 
-    def _due(self, patience: float) -> float:
+    def _due(self) -> float:
         """Return until when there is nothing to do unless the node says something."""
-        return min(*(self.next_beat, self.growing.due, self.printed.due), self.heard_at + patience)
+        lost = self.heard_at + HEAD_PATIENCE_SECONDS
+        return min(self.next_beat, self.growing.due, self.printed.due, lost)
 
     def _ask_what_is_due(self, channel: NodeChannel, *, news: bool = True) -> None:
-        """Send a sign of life, as a server leaves a silent head, and ask what has grown.
-
-        Where one of them is due, the other one goes along if it soon is: two cost little more.
-        """
+        """Send a sign of life, as a server leaves a silent head, and ask what has grown."""
         now = time.monotonic()
-        if now < min(self.next_beat, self.growing.due if news else math.inf):
-            return
-        soon = now + channel.pace.look / 2
-        requests: list[Request[Any]] = []
-        if self.next_beat <= soon:
+        if now >= self.next_beat:
             patience = self.patience or SERVER_PATIENCE
-            self.next_beat = now + min(channel.pace.beat, patience / BEATS_IN_PATIENCE)
-            requests.append(Beat())
-        if news and (question := self.growing.question(soon)) is not None:
-            requests.append(question)
-        for number, each in zip(channel.post_all(requests), requests, strict=True):
-            if isinstance(each, Beat):
-                self.beats[number] = now
+            self.next_beat = now + min(HEAD_BEAT_SECONDS, patience / BEATS_IN_PATIENCE)
+            self.beats[channel.post(Beat())] = now
+        if news and (question := self.growing.question()) is not None:
+            channel.post(question)
 
     def _answered(self, number: int, answer: Message) -> None:
         if isinstance(answer, Left):
@@ -371,15 +361,13 @@ class NodeFollower:
                 self.post(ClockRead(self.node.index, self.clock.offset))
 
     def _append(self, channel: NodeChannel, file: AppendOnly, size: int) -> None:
-        patience = channel.pace.patience
-        silence = f"no word for {patience:.0f} s"
-        head = channel.exactly(OFFSET.size, time.monotonic() + patience, silence)
+        head = channel.exactly(OFFSET.size, time.monotonic() + HEAD_PATIENCE_SECONDS, SILENCE)
         (offset,) = OFFSET.unpack(head)
         if offset != file.size:
             raise NodeError(f"it sent bytes from {offset} on, {file.size} are here")
         size -= OFFSET.size
         while size:
-            data = channel.some(size, time.monotonic() + patience, silence)
+            data = channel.some(size, time.monotonic() + HEAD_PATIENCE_SECONDS, SILENCE)
             self._keep(channel, file, data)
             size -= len(data)
         self.printed.grew()

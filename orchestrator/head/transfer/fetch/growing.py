@@ -64,7 +64,6 @@ class GrowingFiles:
         self.seams: dict[str, bytes] = {}  # the last bytes that were taken of a continued file
         self.foreign: set[str] = set()  # paths that hold something else here
         self.next_look = 0.0
-        self.pause = self.longest = LOOK_SECONDS  # between two looks
         self.asked = False
         self.questions: list[Request[Any]] = []
 
@@ -88,13 +87,9 @@ class GrowingFiles:
             except Declined:
                 self.refused(question)
 
-    def begin(self, longest: float = LOOK_SECONDS) -> None:
-        """Begin anew, after a connection that broke with a question on its way.
-
-        Where nothing grows, the pause between two looks does, up to the longest.
-        """
+    def begin(self) -> None:
+        """Begin again, after a connection that broke with a question on its way."""
         self.questions.clear()
-        self.pause, self.longest = LOOK_SECONDS, longest
         self.asked, self.next_look = False, time.monotonic() + LOOK_SECONDS
 
     @property
@@ -102,14 +97,13 @@ class GrowingFiles:
         """Return when there is something to ask."""
         return math.inf if self.asked else 0.0 if self.questions else self.next_look
 
-    def question(self, by: float = 0.0) -> Request[Any] | None:
-        """Return what is to be asked next, if it is time, or is `by` then, and nothing is asked."""
+    def question(self) -> Request[Any] | None:
+        """Return what is to be asked next, if it is time and nothing is on its way."""
         now = time.monotonic()
-        if max(now, by) < self.due:
+        if now < self.due:
             return None
         if not self.questions:
-            self.next_look = now + self.pause
-            self.pause = min(2 * self.pause, self.longest)
+            self.next_look = now + LOOK_SECONDS
             self.questions.append(self.listing)
         self.asked = bool(self.questions)
         return self.questions.pop(0) if self.questions else None
@@ -124,8 +118,6 @@ class GrowingFiles:
             if isinstance(answer, OutputFiles):
                 self._look(answer)
             elif isinstance(request, Output) and isinstance(answer, OutputPiece):
-                self.pause = LOOK_SECONDS
-                self.next_look = min(self.next_look, time.monotonic() + LOOK_SECONDS)
                 self._take(request, answer.data)
             elif isinstance(request, SumOutput) and isinstance(answer, OutputSum):
                 self._compare(request, answer)

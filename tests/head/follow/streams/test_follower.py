@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
@@ -11,7 +10,7 @@ import pytest
 
 from orchestrator.common.errors import NodeError, UsageError
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.channel import DIRECT, Pace, Silent
+from orchestrator.head.connect.channel import Silent
 from orchestrator.head.follow.streams import follower as following
 from orchestrator.head.follow.streams.follower import News, NodeFollower, Warned
 from orchestrator.head.follow.streams.node_logs import open_logs
@@ -56,14 +55,13 @@ def test_a_head_beats_as_often_as_the_node_expects(
 class Quiet:
     """A node that says nothing; time goes by where something is waited for."""
 
-    def __init__(self, pace: Pace) -> None:
-        self.pace = pace
+    def __init__(self) -> None:
         self.now = 1000.0
-        self.posted: list[tuple[float, list[type]]] = []
+        self.posted: list[tuple[float, type]] = []
 
-    def post_all(self, requests: Sequence[Any]) -> list[int]:
-        self.posted.append((self.now - 1000.0, [type(request) for request in requests]))
-        return list(range(len(requests)))
+    def post(self, request: object) -> int:
+        self.posted.append((self.now - 1000.0, type(request)))
+        return len(self.posted)
 
     def header(self, deadline: float, silence: str) -> NoReturn:
         assert deadline > self.now, "it would run in circles"
@@ -71,57 +69,24 @@ class Quiet:
         raise Silent(silence)
 
 
-def following_it(channel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeFollower:
-    """A follower whose time is that of the node which it follows."""
-    monkeypatch.setattr(following.time, "monotonic", lambda: channel.now)
-    directory = experiments.create(tmp_path, "run")
-    follower = NodeFollower(cast("Any", None), "run-1", NODES[0], directory, print)
-    follower.growing.begin(channel.pace.look)
-    return follower
-
-
 def test_a_follower_wakes_when_something_is_due_and_loses_who_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    channel = cast("Any", Quiet(Pace(beat=10.0, look=3.0, patience=25.0)))
-    follower = following_it(channel, tmp_path, monkeypatch)
-    with pytest.raises(Silent, match="no word for 25 s"):
+    channel = cast("Any", Quiet())
+    monkeypatch.setattr(following.time, "monotonic", lambda: channel.now)
+    monkeypatch.setattr(following, "HEAD_BEAT_SECONDS", 3.0)
+    directory = experiments.create(tmp_path, "run")
+    follower = NodeFollower(cast("Any", None), "run-1", NODES[0], directory, print)
+    follower.growing.begin()
+    with pytest.raises(Silent, match="no word for 8 s"):
         follower._stream(channel)
-    assert channel.posted == [(0.0, [Beat]), (2.0, [Outputs]), (10.0, [Beat]), (20.0, [Beat])]
-    assert channel.now == 1025.0
-
-
-def test_what_is_soon_due_goes_with_what_is_due(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A node at rest is then asked once in a while, all at once."""
-    channel = cast("Any", Quiet(Pace(beat=10.0, look=10.0, patience=30.0)))
-    follower = following_it(channel, tmp_path, monkeypatch)
-    question = follower.growing.question
-
-    def answered(by: float) -> Any:
-        asked = question(by)
-        follower.growing.refused(asked)  # at once: the next pause is longer
-        return asked
-
-    monkeypatch.setattr(follower.growing, "question", answered)
-    with pytest.raises(Silent):
-        follower._stream(channel)
-    both = [Beat, Outputs]
-    assert channel.posted == [
-        (0.0, both),
-        (2.0, [Outputs]),  # the next beat is far off
-        (6.0, both),
-        (14.0, both),
-        (24.0, both),
-    ]
+    assert channel.posted == [(0.0, Beat), (2.0, Outputs), (3.0, Beat), (6.0, Beat)]
+    assert channel.now == 1008.0
 
 
 class Beats:
-    pace = DIRECT
-
-    def post_all(self, requests: Sequence[object]) -> list[int]:
-        return [1] * len(requests)
+    def post(self, request: object) -> int:
+        return 1
 
 
 def test_what_a_killed_supervisor_left_is_ended_and_the_job_may_start_again(tmp_path: Path) -> None:

@@ -77,8 +77,6 @@ ENTRY = Entry(id="0123456789abcdef", state=WAITING, job="train", since=1.0, want
 class Node:
     """A node of eight GPUs, four of which a job holds that may make way; a user may have four."""
 
-    way = None  # no relay
-
     def __init__(self, *, strangers: int = 0, most: int = 0, user: str = "ada") -> None:
         self.strangers, self.most, self.user = strangers, most, user
         self.asked: list[object] = []

@@ -105,34 +105,6 @@ def test_a_broken_connection_leaves_no_question_open(node: Node, here: Path) -> 
     assert files.question() is not None
 
 
-def test_where_nothing_grows_looks_are_rare_until_something_does(
-    node: Node, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr(growing, "LOOK_SECONDS", 2.0)
-    monkeypatch.setattr(growing.time, "monotonic", lambda: now)
-    files = GrowingFiles(JOB, NODE, here)
-
-    def looks(count: int) -> list[float]:
-        """Serve that often, each time when it is due, and return the pauses before."""
-        nonlocal now
-        pauses = []
-        for _ in range(count):
-            pauses.append(files.due - now)
-            now = files.due
-            while request := files.question():
-                files.answered(request, node.visit.answer(request))
-        return pauses
-
-    files.begin()
-    assert looks(3) == [2.0, 2.0, 2.0]
-    files.begin(20.0)
-    assert looks(6) == [2.0, 2.0, 4.0, 8.0, 16.0, 20.0]
-    node.write("x.csv", "1\n")
-    assert looks(3) == [20.0, 2.0, 2.0]
-    assert (here / "x.csv").read_text() == "1\n"
-
-
 def test_what_somebody_changes_here_is_left_alone(node: Node, here: Path, tmp_path: Path) -> None:
     files = GrowingFiles(JOB, NODE, here)
     node.write("a.jsonl", "one\n")

@@ -1,1 +1,0 @@
-"""Lets a head speak with a node through another one."""
