@@ -6,33 +6,26 @@ other nodes nothing, for longer than their servers wait.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from orchestrator.protocol.timing import HEAD_BEAT_SECONDS
 
-
-class Beating(Protocol):
-    def beat_if_quiet(self) -> None:
-        """Send a sign of life where none was sent lately; raise no error where that fails."""
+if TYPE_CHECKING:
+    from orchestrator.head.connect.channel import NodeChannel
 
 
 class Beats:
     """Has each open channel beat in turn, in a thread of its own."""
 
     def __init__(self) -> None:
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Know no channel: those of the process that forked this one are not for it."""
-        self.channels: weakref.WeakSet[Beating] = weakref.WeakSet()
+        self.channels: weakref.WeakSet[NodeChannel] = weakref.WeakSet()
         self.changing = threading.Lock()
         self.thread: threading.Thread | None = None
 
-    def keep(self, channel: Beating) -> None:
+    def keep(self, channel: NodeChannel) -> None:
         """Let a channel beat until it is dropped, or nobody has it any more."""
         with self.changing:
             self.channels.add(channel)
@@ -40,7 +33,7 @@ class Beats:
                 self.thread = threading.Thread(target=self.run, name="beats", daemon=True)
                 self.thread.start()
 
-    def drop(self, channel: Beating) -> None:
+    def drop(self, channel: NodeChannel) -> None:
         with self.changing:
             self.channels.discard(channel)
 
@@ -50,7 +43,7 @@ class Beats:
                 channel.beat_if_quiet()
             del channels, channel  # one that nobody has any more goes
 
-    def due(self) -> list[Beating]:
+    def due(self) -> list[NodeChannel]:
         """Wait, and return the channels; the thread ends where there is none."""
         time.sleep(HEAD_BEAT_SECONDS)
         with self.changing:
@@ -61,4 +54,3 @@ class Beats:
 
 
 beats = Beats()
-os.register_at_fork(after_in_child=beats.begin_anew)

@@ -25,7 +25,7 @@ from orchestrator.common.errors import NodeError, NoKey, OrchestratorError
 from orchestrator.head.connect import known_hosts, openssh, way
 from orchestrator.head.connect.ssh import Dropped, NeedsSsh, left
 from orchestrator.head.connect.ssh_config import Destination
-from orchestrator.head.connect.transport import Channel, within
+from orchestrator.head.connect.transport import Channel, notice_loss, within
 from orchestrator.head.connect.way import Here, Way
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ KEEPALIVE_SECONDS = 15
 AGENT_SECONDS = 5.0  # for an agent to list its keys
 WAKE_SECONDS = 5.0  # between two looks of an idle connection's thread
 NEARLY_SECONDS = 0.2  # An error so near to the deadline is that of the deadline.
+LINK_SECONDS = 60.0  # without progress after which a link is cut
 WINDOW_BYTES = 1 << 21
 LONGEST_BANNER = 300
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
@@ -78,13 +79,19 @@ class FabricConnection:
     def __init__(
         self, connection: fabric.Connection, chosen: Way, through: FabricConnection | None
     ) -> None:
+        self.fabric = connection
         self.transport: paramiko.Transport = connection.transport
         self.way = chosen
         self.through = through  # the jump host's, which must not be closed before this one
         self.transport.set_keepalive(KEEPALIVE_SECONDS)
-        self.transport.sock.settimeout(WAKE_SECONDS)  # paramiko's own is 0.1 s
         sock = self.transport.sock
-        self.address = str(sock.getpeername()[0]) if isinstance(sock, socket.socket) else ""
+        sock.settimeout(WAKE_SECONDS)  # paramiko's own is 0.1 s
+        self.address = ""
+        if isinstance(sock, socket.socket):  # else a channel of the jump host's connection
+            self.address = str(sock.getpeername()[0])
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            notice_loss(self, LINK_SECONDS)
 
     def run(self, command: str, timeout: float) -> Channel:
         """Start a command; the caller reads and writes the channel."""
@@ -127,20 +134,6 @@ def in_protocol() -> Iterator[None]:
             f"it does not keep to the SSH protocol ({type(error).__name__}: {error})",
             "is it really an sshd that answers there?",
         ) from error
-
-
-def channel_to(
-    through: FabricConnection, destination: Destination, deadline: float
-) -> paramiko.Channel:
-    """Open a way through a jump host; say what to change there where it leads no further."""
-    where = (destination.host, destination.port)
-    try:
-        with in_protocol():
-            return through.transport.open_channel(
-                "direct-tcpip", where, ("127.0.0.1", 0), timeout=left(deadline)
-            )
-    except (paramiko.SSHException, EOFError) as error:
-        raise no_way_on(destination, error) from error
 
 
 def no_way_on(destination: Destination, error: Exception) -> NodeError:
@@ -242,57 +235,91 @@ def algorithms() -> dict[str, tuple[str, ...]]:
 
 def log_in(
     destination: Destination,
-    sock: socket.socket | paramiko.Channel,
     deadline: float,
     chosen: Way,
     through: FabricConnection | None,
     *,
     strict: bool,
 ) -> FabricConnection:
-    """Agree on keys, check the host's, and log in with the user's."""
-    connection, seconds = prepared(destination, False, strict=strict), left(deadline)
+    """Connect, check the host's key, and log in with the user's keys."""
+    gateway = False if through is None else through.fabric
+    connection, seconds = prepared(destination, gateway, strict=strict), left(deadline)
     limits = ("timeout", "banner_timeout", "auth_timeout", "channel_timeout")
-    connection.connect_kwargs.update(sock=sock, **dict.fromkeys(limits, seconds))
+    connection.connect_kwargs.update(dict.fromkeys(limits, seconds))
     try:
         with in_protocol():
             result = connection.open()
-    except paramiko.BadHostKeyException as error:
-        raise known_hosts.has_changed(destination, error.key) from error
-    except paramiko.ssh_exception.IncompatiblePeer as error:
-        raise NeedsSsh(
-            f"its sshd and our client have no common algorithm: {error}",
-            "look at HostKeyAlgorithms, KexAlgorithms, Ciphers and MACs in both configurations",
-        ) from error
-    except AuthFailure as error:
-        raise refused(connection, destination, error.result, deadline) from error
-    except (paramiko.SSHException, EOFError, OSError) as error:
-        if time.monotonic() < deadline - NEARLY_SECONDS:
-            raise Dropped(str(error) or "end of file") from error
-        raise NodeError(
-            "it accepts the connection, then hangs in the SSH handshake",
-            f"is port {destination.port} really its sshd? try: ssh -v -p {destination.port} "
-            f"{destination.user}@{destination.host}",
-        ) from error
-    finally:
-        if connection.transport is None and connection.client.get_transport() is not None:
-            connection.client.close()
-    more = result[-1].result
-    if more:
+        if more := result[-1].result:
+            raise wants_more(destination, more)
+        refuse_short(destination, connection.transport.get_remote_server_key())
+        return FabricConnection(connection, chosen, through)
+    except BaseException as error:
         connection.client.close()
-        raise NodeError(
-            f"after the key it also wants {', '.join(more)}, which cannot be asked here",
-            f"{openssh.open_by_hand(destination)}; or have {destination.user} let in by a key"
-            " alone, in its sshd_config: Match Address HEAD, then AuthenticationMethods publickey",
+        raise explained(error, connection, destination, deadline) from error
+
+
+def explained(
+    error: BaseException, connection: fabric.Connection, destination: Destination, deadline: float
+) -> BaseException:
+    """Return the error that says what happened, and what to do about it."""
+    match error:
+        case paramiko.BadHostKeyException():
+            return known_hosts.has_changed(destination, error.key)
+        case paramiko.ssh_exception.IncompatiblePeer():
+            return NeedsSsh(
+                f"its sshd and our client have no common algorithm: {error}",
+                "look at HostKeyAlgorithms, KexAlgorithms, Ciphers and MACs in both configurations",
+            )
+        case AuthFailure():
+            return refused(connection, destination, error.result, deadline)
+        case paramiko.ChannelException():
+            return no_way_on(destination, error)
+        case socket.gaierror():
+            return NodeError(
+                "its name cannot be resolved",
+                f"check the spelling of {destination.host!r}, /etc/hosts, ssh_config",
+            )
+        case paramiko.ssh_exception.NoValidConnectionsError():
+            return unreachable(destination, next(iter(error.errors.values())))
+        case OSError() if connection.client.get_transport() is None:  # before any word of SSH
+            return unreachable(destination, error)
+        case paramiko.SSHException() | EOFError() | OSError():
+            if time.monotonic() < deadline - NEARLY_SECONDS:
+                return Dropped(str(error) or "end of file")
+            return NodeError(
+                "it accepts the connection, then hangs in the SSH handshake",
+                f"is port {destination.port} really its sshd? try: ssh -v -p {destination.port} "
+                f"{destination.user}@{destination.host}",
+            )
+    return error
+
+
+def unreachable(destination: Destination, error: Exception) -> NodeError:
+    """Return the error for a host to which no TCP connection could be made."""
+    if isinstance(error, ConnectionRefusedError):
+        return NodeError(
+            f"it refuses connections on port {destination.port}",
+            "is sshd running there, and on this port? write host:port in the list for another port",
         )
-    too_short(destination, connection)
-    return FabricConnection(connection, chosen, through)
+    if isinstance(error, TimeoutError):
+        return NodeError(
+            f"it does not answer on port {destination.port}",
+            "is it up? does a firewall drop the packets?",
+        )
+    return NodeError(f"there is no route to it: {getattr(error, 'strerror', None) or error}")
 
 
-def too_short(destination: Destination, connection: fabric.Connection) -> None:
+def wants_more(destination: Destination, more: Sequence[str]) -> NodeError:
+    return NodeError(
+        f"after the key it also wants {', '.join(more)}, which cannot be asked here",
+        f"{openssh.open_by_hand(destination)}; or have {destination.user} let in by a key"
+        " alone, in its sshd_config: Match Address HEAD, then AuthenticationMethods publickey",
+    )
+
+
+def refuse_short(destination: Destination, key: paramiko.PKey) -> None:
     """Raise for an RSA host key that is shorter than RequiredRSASize allows."""
-    key = connection.transport.get_remote_server_key()
     if key.get_name() == "ssh-rsa" and key.get_bits() < destination.smallest_rsa:
-        connection.client.close()
         said = known_hosts.shown(key)
         raise NodeError(f"its host key is shorter than RequiredRSASize allows: {said}")
 

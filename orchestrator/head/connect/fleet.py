@@ -7,14 +7,12 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, UsageError
-from orchestrator.common.hosts import folded
-from orchestrator.common.text import table
-from orchestrator.head.nodes.facts import by_value
+from orchestrator.head.screen import failures
 
 if TYPE_CHECKING:
     from orchestrator.head.connect.channel import NodeChannel
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.protocol.requests.request import Request
 
 SPARE = 16
+MOST_FILES = 1 << 16
 A_CONNECTION = 2  # open files: one, and one more while it is made
 THREADS = 3  # for each node: its connection's, its follower's, and one that asks
 MORE_FILES = "allow more: ulimit -n 65536, or by its hard limit in /etc/security/limits.conf"
@@ -33,39 +32,29 @@ MORE_THREADS = (
 MANY = 16  # nodes of which each has no line of its own
 
 
-def raise_limit() -> None:
-    """Raise the limit as far as this login may; most systems begin with 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def limit() -> int:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-def room() -> int:
-    """Return how many more this process may open."""
-    try:
-        return limit() - sum(1 for _ in os.scandir("/dev/fd"))
-    except OSError:  # Not even this directory can be opened.
-        return 0
-
-
 def need_room(files: int, what: str) -> None:
-    """Raise an error where this process may not open so many more files."""
-    raise_limit()
-    if room() < SPARE + files:
-        said = f"{what}: {limit()} files are all that this process may open"
-        raise UsageError(said, MORE_FILES)
+    """Raise an error where this process may not open so many more files.
+
+    The limit is raised as far as this login may; most systems begin with 1,024.
+    """
+    now, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else max(now, min(hard, MOST_FILES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        has_open = sum(1 for _ in os.scandir("/dev/fd"))
+    except OSError:  # Not even this directory can be opened.
+        has_open = most
+    if most - has_open < SPARE + files:
+        raise UsageError(f"{what}: {most} files are all that this process may open", MORE_FILES)
 
 
 def need_room_for(nodes: Sequence[object]) -> None:
-    """Raise an error where this process may not open connections to all these nodes."""
+    """Raise an error where this process may not reach all these nodes at once."""
     what = f"{len(nodes)} nodes cannot be connected to at once"
     need_room(A_CONNECTION * len(nodes), what)
-    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if os.geteuid() and most != resource.RLIM_INFINITY and most < THREADS * len(nodes) + SPARE:
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    limited = os.geteuid() and most != resource.RLIM_INFINITY
+    if limited and most < THREADS * len(nodes) + SPARE:
         raise UsageError(f"{what}: you may have {most} processes and threads", MORE_THREADS)
 
 
@@ -76,13 +65,6 @@ R = TypeVar("R")
 A = TypeVar("A", bound="Message")
 
 
-class Named(Protocol):
-    """A node, by whatever is known of it."""
-
-    @property
-    def name(self) -> str: ...
-
-
 class Answering(Protocol):
     """A node that was reached."""
 
@@ -90,22 +72,20 @@ class Answering(Protocol):
     def channel(self) -> NodeChannel: ...
 
 
-M = TypeVar("M", bound=Named)
-
-
 def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | OrchestratorError]:
     """Do work(item) for all items at once; return each one's result or its error, in order."""
-    raise_limit()
     results: list[R | OrchestratorError | None] = [None] * len(items)
     crashes: list[BaseException] = []
 
     def run(index: int, item: T) -> None:
         try:
             results[index] = attempt(partial(work, item))
-        except BaseException as error:  # noqa: BLE001  a defect of ours: raised again in the caller
-            if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
                 crashes.append(error)
             results[index] = NodeError("no more files may be opened here", MORE_FILES)
+        except BaseException as error:  # noqa: BLE001  a defect of ours: raised again in the caller
+            crashes.append(error)
 
     begun = [start(partial(run, index, item)) for index, item in enumerate(items)]
     for thread in begun:
@@ -123,76 +103,6 @@ def start(work: Callable[[], object]) -> threading.Thread:
     except RuntimeError as error:
         raise CheckFailed("this process may start no more threads", MORE_THREADS) from error
     return thread
-
-
-def failures(
-    nodes: Sequence[M], results: Sequence[R | OrchestratorError]
-) -> list[tuple[M, OrchestratorError]]:
-    """Return the nodes that failed, each with its error."""
-    pairs = zip(nodes, results, strict=True)
-    return [(node, result) for node, result in pairs if isinstance(result, OrchestratorError)]
-
-
-def all_or_table(
-    nodes: Sequence[Named],
-    results: Sequence[R | OrchestratorError],
-    then: str,
-    total: int | None = None,
-) -> list[R]:
-    """Return the results, or raise one error that names every node that failed, of how many."""
-    failed = failures(nodes, results)
-    if failed:
-        raise NodeError(failure_table(failed, total or len(nodes), then))
-    return [result for result in results if not isinstance(result, OrchestratorError)]
-
-
-def failure_table(failed: Sequence[tuple[M, OrchestratorError]], total: int, then: str) -> str:
-    """Name every node that failed, its error and, once for those that fail alike, the fix."""
-    rows = []
-    for what, fix, names in alike((node.name, error.what, error.fix) for node, error in failed):
-        rows += [(name, what) for name in names]
-        if fix:
-            rows.append(("", f"  -> {fix}"))
-    lines = [f"{len(failed)} of {total} nodes cannot be used{then}"]
-    lines += [f"  {line}" for line in table(rows)]
-    return "\n".join(lines)
-
-
-def reasons(failed: Iterable[tuple[str, str, str]]) -> list[str]:
-    """Name why each node failed, and what to type; unwrapped, as fixes are to be copied."""
-    lines = []
-    for what, fix, names in alike(failed):
-        lines += [*(f"{name}: {what}" for name in names), *[f"  -> {fix}"] * bool(fix)]
-    return lines
-
-
-def alike(failed: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield each error once: what and fix, and the nodes that have it; many of them folded."""
-    for what, fix, names in kinds(failed):
-        yield what, fix, few(names)
-
-
-def kinds(failed: Iterable[tuple[N, V, str]]) -> Iterator[tuple[V, str, list[N]]]:
-    """Yield what went wrong, its fix, and the nodes of it.
-
-    Many fixes that name their own node have one example; those of a few are all there to copy.
-    """
-    for what, nodes in by_value(((node, fix), what) for node, what, fix in failed).items():
-        if len(nodes) > MANY:
-            yield what, for_all([fix for _, fix in nodes]), [node for node, _ in nodes]
-        else:
-            for fix, those in by_value(nodes).items():
-                yield what, fix, those
-
-
-def for_all(fixes: Sequence[str]) -> str:
-    """Return the fix of nodes that fail alike: where each has its own, the first, as an example."""
-    return fixes[0] if len(set(fixes)) == 1 else f"{fixes[0]}  # for each of them, with its name"
-
-
-def few(names: list[str]) -> list[str]:
-    """Return names to show: many of them as one, folded."""
-    return [folded(names)] if len(names) > MANY else names
 
 
 def ask(
@@ -234,4 +144,4 @@ def ask_all(
 ) -> list[A]:
     """Ask each node its own request; one error names every node that failed."""
     answers = ask(reached, requests, timeout)
-    return all_or_table([node.node for node in reached], answers, then)
+    return failures.all_or_table([node.node for node in reached], answers, then)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import random
 import shutil
-import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import NodeError, UsageError
 from orchestrator.head.connect import known_hosts, openssh, way
@@ -25,22 +23,19 @@ from orchestrator.head.connect.ssh_config import (
     SshConfig,
     loop,
 )
-from orchestrator.head.connect.transport import Connection, within
+from orchestrator.head.connect.transport import Connection
 from orchestrator.head.connect.way import Here, Way
 
 if TYPE_CHECKING:
     import fabric
-    import paramiko
 
     from orchestrator.head.connect.fabric_login import FabricConnection
 
 log = logging.getLogger(__name__)
 
-LINK_SECONDS = 60.0  # without progress after which a link is cut
-NEXT_ADDRESS_SECONDS = 2.0  # for each address of a host but the last
 # Logins at a time. Each takes milliseconds of a processor, so more at once only make all of them
 # late; the time limit of each begins with its turn.
-LOGINS = threading.BoundedSemaphore(32)
+LOGINS = threading.BoundedSemaphore(64)
 
 
 class NeedsSsh(NodeError):
@@ -155,23 +150,11 @@ class SshTransport:
     ) -> FabricConnection:
         from orchestrator.head.connect import fabric_login  # It takes 0.2 s.
 
-        through: FabricConnection | None = None
-        sock: socket.socket | paramiko.Channel
-        if destination.jump:
-            through = self._gateway(destination, deadline, behind)
-            sock = fabric_login.channel_to(through, destination, deadline)
-        else:
-            sock = dial(destination, deadline)
+        through = self._gateway(destination, deadline, behind) if destination.jump else None
         asked = time.monotonic()
-        try:
-            with LOGINS:
-                deadline += time.monotonic() - asked
-                return fabric_login.log_in(
-                    destination, sock, deadline, chosen, through, strict=self.strict
-                )
-        except BaseException:
-            sock.close()
-            raise
+        with LOGINS:
+            deadline += time.monotonic() - asked
+            return fabric_login.log_in(destination, deadline, chosen, through, strict=self.strict)
 
     def _gateway(
         self, destination: Destination, deadline: float, behind: tuple[Destination, ...]
@@ -223,73 +206,3 @@ def certificates(destination: Destination) -> Iterator[Path]:
         beside = path.with_name(path.name.removesuffix(".pub") + "-cert.pub")
         if os.path.isfile(beside):  # noqa: PTH113  False where it may not be looked at
             yield beside
-
-
-# -- the socket -------------------------------------------------------------------------------
-
-FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
-
-
-def dial(destination: Destination, deadline: float) -> socket.socket:
-    """Open a TCP connection to the first address that answers; say why where none does."""
-    port = destination.port
-    try:
-        sock = first_to_answer(resolved(destination, deadline), destination.bind_address, deadline)
-    except ConnectionRefusedError as error:
-        raise NodeError(
-            f"it refuses connections on port {port}",
-            "is sshd running there, and on this port? write host:port in the list for another port",
-        ) from error
-    except TimeoutError as error:
-        raise NodeError(
-            f"it does not answer on port {port}",
-            "is it up? does a firewall drop the packets?",
-        ) from error
-    except OSError as error:
-        raise NodeError(f"there is no route to it: {error.strerror or error}") from error
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: else it tries for a quarter of an hour
-        milliseconds = int(LINK_SECONDS * 1000)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-    return sock
-
-
-Address = tuple[int, Any]
-
-
-def resolved(destination: Destination, deadline: float) -> list[Address]:
-    """Return the addresses of a host, each with its family."""
-    host, family = destination.host, FAMILIES.get(destination.family, socket.AF_UNSPEC)
-    ask = functools.partial(socket.getaddrinfo, host, destination.port, family, socket.SOCK_STREAM)
-    try:
-        found = within(left(deadline), ask)
-    except TimeoutError as error:
-        raise NodeError(
-            "its name cannot be resolved: no name server answers",
-            f"look at /etc/resolv.conf, or list an address instead of {host!r}",
-        ) from error
-    except socket.gaierror as error:
-        raise NodeError(
-            "its name cannot be resolved",
-            f"check the spelling of {host!r}, /etc/hosts, ssh_config",
-        ) from error
-    return [(kind, address) for kind, _, _, _, address in found]
-
-
-def first_to_answer(addresses: Sequence[Address], source: str, deadline: float) -> socket.socket:
-    """Connect to one address after the other; one that is silent leaves time for the next."""
-    failure: OSError = TimeoutError("timed out")
-    for number, (family, address) in enumerate(addresses, 1):
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            last = number == len(addresses)
-            sock.settimeout(left(deadline) if last else min(NEXT_ADDRESS_SECONDS, left(deadline)))
-            if source:
-                sock.bind((source, 0))
-            sock.connect(address)
-            return sock
-        except OSError as error:
-            sock.close()
-            failure = error
-    raise failure

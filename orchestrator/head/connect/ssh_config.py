@@ -12,12 +12,22 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from orchestrator.common.errors import UsageError
+
+if TYPE_CHECKING:
+    from orchestrator.head.connect.reach import LoginWithout
+    from orchestrator.head.nodes.node_list import Node
+    from orchestrator.records.experiment import NodeRecord
+
+    # What says how a node is reached.
+    Login: TypeAlias = Node | NodeRecord | LoginWithout
+else:
+    Login = object
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +51,7 @@ class Destination:
     keys: tuple[Path, ...]
     alias: str = ""  # HostKeyAlias: the name of its host key, without a port
     only_these_keys: bool = False
-    family: str = "any"  # AddressFamily: any, inet or inet6
     jump: str = ""
-    bind_address: str = ""
     checking: str = "ask"  # StrictHostKeyChecking
     user_known_hosts: tuple[Path, ...] = ()
     global_known_hosts: tuple[Path, ...] = ()
@@ -83,28 +91,6 @@ class Destination:
         return True
 
 
-class Login(Protocol):
-    """The part of a node, or of its record, by which it is reached."""
-
-    @property
-    def host(self) -> str: ...
-
-    @property
-    def user(self) -> str | None: ...
-
-    @property
-    def port(self) -> int | None: ...
-
-    @property
-    def python(self) -> str | None: ...
-
-    @property
-    def activate(self) -> str | None: ...
-
-    @property
-    def wrap(self) -> str | None: ...
-
-
 @dataclass(frozen=True)
 class SshConfig:
     """The config file that is used: the one of --ssh-config, or the user's and the system's."""
@@ -134,12 +120,6 @@ class SshConfig:
 
 
 _asking = threading.Lock()
-
-
-def read_again() -> None:
-    """Forget what the files said, for a process that outlives an edit of them."""
-    for remembered in (_common, _ask_once, _same_for_all, _last_hop):
-        remembered.cache_clear()
 
 
 @functools.cache
@@ -213,6 +193,11 @@ def loop(jump: str) -> UsageError:
     )
 
 
+# Lines by which a host's settings may differ from those of others.
+DEPENDS = re.compile(r"\s*(match|hostname|canonicalize|host[\s=]+(?!\*\s*$)|(?!#)[^#]*%)", re.I)
+INCLUDE = re.compile(r"\s*include[\s=]+(.*)", re.I)
+
+
 @functools.cache
 def _same_for_all(file: Path | None) -> bool:
     """Return True if no line of the config depends on the host: one question answers for all.
@@ -220,36 +205,24 @@ def _same_for_all(file: Path | None) -> bool:
     `ssh -G` costs 4 ms; 64 of them would be a third of the time to connect to 64 nodes.
     """
     files = [file] if file else [Path.home() / ".ssh/config", SYSTEM_CONFIG]
-    return not any(_depends_on_host(path, 0) for path in files)
+    return not any(DEPENDS.match(line) for path in files for line in _lines(path, 8))
 
 
-def _depends_on_host(path: Path, depth: int) -> bool:
+def _lines(path: Path, depth: int) -> Iterator[str]:
+    """Yield the lines of a config file, with those of the files that it includes."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
-        return False
-    for line in lines:
-        parts = re.split(r"[\s=]+", line.strip(), maxsplit=1)
-        keyword, rest = parts[0].lower(), parts[1] if len(parts) > 1 else ""
-        if keyword in ("match", "hostname", "canonicalizehostname"):
-            return True
-        if (keyword == "host" and rest.strip() != "*") or ("%" in rest and keyword[:1] != "#"):
-            return True
-        if keyword == "include" and (depth > 8 or _includes_depend(rest, path, depth)):
-            return True
-    return False
-
-
-def _includes_depend(rest: str, path: Path, depth: int) -> bool:
-    if re.search(r"""["'$\\]|~(?!/)""", rest):
-        return True  # Quotes and variables are for ssh to read.
+        return
     base = SYSTEM_CONFIG.parent if path.is_relative_to("/etc/ssh") else Path.home() / ".ssh"
-    patterns = [base / Path(word).expanduser() for word in rest.split()]
-    return any(
-        _depends_on_host(Path(included), depth + 1)
-        for pattern in patterns
-        for included in glob.glob(str(pattern))  # noqa: PTH207  the pattern is absolute
-    )
+    for line in lines:
+        yield line
+        included = INCLUDE.match(line)
+        if included and (not depth or re.search(r"""["'$\\]|~(?!/)""", included[1])):
+            yield "Match all"  # It is for ssh to read.
+        for word in included[1].split() if included else ():
+            for found in glob.glob(str(base / Path(word).expanduser())):  # noqa: PTH207
+                yield from _lines(Path(found), depth - 1) if depth else ()
 
 
 def _destination(host: str, user: str | None, port: int | None, settings: Settings) -> Destination:
@@ -257,28 +230,25 @@ def _destination(host: str, user: str | None, port: int | None, settings: Settin
         value = settings.get(key, (default,))[0]
         return default if value == "none" else value
 
-    name = first("hostname", host)
-    login = user or first("user") or getpass.getuser()
-    number = port or int(first("port", "22"))
-    tokens = {"%": "%", "d": str(Path.home()), "u": getpass.getuser(), "i": str(os.getuid())}
-    tokens |= {"h": name, "n": host, "p": str(number), "r": login}
-
     def paths(key: str) -> tuple[Path, ...]:
-        values = [word for value in settings.get(key, ()) for word in _words(key, value)]
-        words = [_expand(key, word, tokens) for word in values if word != "none"]
-        return tuple(Path(word).expanduser() for word in words)
+        # Options of known hosts list several files, and `ssh -G` drops the quotes.
+        several = key.endswith("knownhostsfile")
+        words = [
+            word
+            for value in settings.get(key, ())
+            for word in (re.split(r" (?=[/~%$])", value) if several else [value.strip('"')])
+        ]
+        return tuple(Path(word).expanduser() for word in words if word != "none")
 
     ssh = Path.home() / ".ssh"
     return Destination(
-        host=name,
-        user=login,
-        port=number,
+        host=first("hostname", host),
+        user=user or first("user") or getpass.getuser(),
+        port=port or int(first("port", "22")),
         alias=first("hostkeyalias").lower(),
         keys=paths("identityfile") or tuple(ssh / key for key in DEFAULT_KEYS),
         only_these_keys=first("identitiesonly") == "yes",
-        family=first("addressfamily", "any"),
-        jump=_expand("proxyjump", first("proxyjump"), tokens),
-        bind_address=first("bindaddress"),
+        jump=first("proxyjump"),
         checking=first("stricthostkeychecking", "ask"),
         user_known_hosts=paths("userknownhostsfile") if settings else (ssh / "known_hosts",),
         global_known_hosts=paths("globalknownhostsfile"),
@@ -288,24 +258,3 @@ def _destination(host: str, user: str | None, port: int | None, settings: Settin
         control_path=first("controlpath"),
         settings=settings,
     )
-
-
-def _words(key: str, value: str) -> list[str]:
-    """Split a value: known-hosts options list several files, and `ssh -G` drops the quotes."""
-    return re.split(r" (?=[/~%$])", value) if key.endswith("knownhostsfile") else [value.strip('"')]
-
-
-def _expand(key: str, text: str, tokens: Mapping[str, str]) -> str:
-    """Fill in ssh's tokens and ${VARIABLES}; raise for one that is not known here."""
-
-    def value(match: re.Match[str]) -> str:
-        name, known = (match[1], tokens) if match[1] else (match[2], os.environ)
-        if name not in known:
-            raise UsageError(
-                f"{match[0]} in the {key} of your ssh_config ({text}) is not "
-                + ("understood here" if match[1] else "set here"),
-                "write out what it stands for",
-            )
-        return known[name]
-
-    return re.sub(r"%(.)|\$\{(\w+)\}", value, text)

@@ -1,4 +1,4 @@
-"""Reaches nodes through a program's pipes: srun in a Slurm job, or a shell on this machine.
+"""Reaches nodes through a program's pipes: ssh, srun, or a shell on this machine.
 
 What runs at the other end is the same as over SSH.
 """
@@ -6,27 +6,16 @@ What runs at the other end is the same as over SSH.
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.common.errors import CheckFailed, NodeError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.ssh_config import Destination, Login
 from orchestrator.head.connect.transport import readable
 from orchestrator.head.connect.way import Way
 
-STEP = (
-    *("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none"),
-    *("--cpu-bind=none",),  # all ranks of the node live in this one task
-    *("--unbuffered",),  # else Slurm holds bytes back until a line ends
-    *("--export=ALL", "--quiet", "--job-name=orchestrator"),
-)
-# Every srun prints this where no plugin could bind anything.
-NO_BINDING = b"cluster configuration lacks support for cpu binding\n"
 HERE = Way("local", "a shell on this machine")
 
 
@@ -39,30 +28,6 @@ class LiteralHosts:
     def of_node(self, node: Login) -> Destination:
         host, user, port = node.host, node.user or "", node.port or 0
         return Destination(host=host, user=user, port=port, keys=())
-
-
-class SrunTransport:
-    """Reach the nodes of a Slurm job with srun; every connection is a step of its own."""
-
-    config = LiteralHosts()
-
-    def __init__(
-        self, job: str, addresses: Mapping[str, str] | None = None, *, timeout: float = 10.0
-    ) -> None:
-        self.job = job
-        self.addresses = addresses or {}
-        self.timeout = timeout
-
-    def connect(self, destination: Destination, timeout: float | None = None) -> ProcessConnection:
-        program = shutil.which("srun")
-        if program is None:
-            raise CheckFailed(
-                f"there is no srun here to reach {destination.host} with",
-                "type this where Slurm's commands are, on a login node or in the allocation",
-            )
-        where = (f"--jobid={self.job}", f"--nodelist={destination.host}")
-        address = self.addresses.get(destination.host, "")
-        return ProcessConnection((program, *STEP, *where), address, Way("srun", "a Slurm job"))
 
 
 class LocalTransport:
@@ -112,7 +77,7 @@ class ProcessConnection:
         return ProcessChannel(both, stderr, process)
 
     def environment(self) -> dict[str, str] | None:
-        return step_environment(os.environ) if self.program else None
+        return None  # ours
 
     @property
     def alive(self) -> bool:
@@ -145,8 +110,7 @@ class ProcessChannel:
         return readable(self.stderr)
 
     def recv_stderr(self, nbytes: int, /) -> bytes:
-        lines = self.stderr.recv(nbytes).splitlines(keepends=True)
-        return b"".join(line for line in lines if not line.endswith(NO_BINDING))
+        return self.stderr.recv(nbytes)
 
     def shutdown_write(self) -> None:
         self.both.shutdown(socket.SHUT_WR)
@@ -160,13 +124,3 @@ class ProcessChannel:
         for end in (self.both, self.stderr):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-
-
-def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Drop the variables of the srun or sbatch around us: srun would take them for options."""
-    own = ("SLURM_CONF", "SLURM_CONF_SERVER")
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in own or not name.startswith(("SLURM_", "SLURMD_", "SRUN_", "SBATCH_"))
-    }

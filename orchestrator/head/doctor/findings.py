@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.common.hosts import listed
-from orchestrator.head.connect.fleet import MANY, for_all
 from orchestrator.head.nodes.facts import Facts, by_value
 from orchestrator.head.plan.model import Foreseen, NodeAddress
+from orchestrator.head.screen.failures import MANY, for_all
 from orchestrator.protocol.facts import Checkup, Disk
 
 BAD, WARN, UNKNOWN = "bad", "warn", "unknown"

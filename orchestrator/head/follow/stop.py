@@ -20,6 +20,7 @@ from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.screen import failures
 from orchestrator.protocol.requests.follow import Stop, StopAll, StopReceipt
 from orchestrator.records.experiment import NOT_STARTED, Experiment, JobRecord, NodeRecord
 from orchestrator.records.outcome import Receipt
@@ -123,14 +124,14 @@ def to_text(receipts: Sequence[Receipt]) -> str:
     if len(receipts) > fleet.MANY:
         longest = max(receipt.took for receipt in receipts)
         receipts = [replace(receipt, took=longest) for receipt in receipts]
-    lines = fleet.reasons((each.node, described(each), each.fix) for each in receipts)
+    lines = failures.reasons((each.node, described(each), each.fix) for each in receipts)
     return "\n".join(lines or ["no job runs on these nodes"])
 
 
 def preview(receipts: Sequence[Receipt], experiments: Path) -> str:
     """Say what an emergency stop would end: jobs by name, where they run, whose they are."""
     lost = [receipt for receipt in receipts if receipt.error]
-    lines = fleet.reasons((r.node, f"cannot be asked: {r.error}", r.fix) for r in lost)
+    lines = failures.reasons((r.node, f"cannot be asked: {r.error}", r.fix) for r in lost)
     alive = [receipt for receipt in receipts if receipt.left]
     jobs: dict[tuple[str, str], list[Receipt]] = {}
     for receipt in alive:
@@ -138,7 +139,7 @@ def preview(receipts: Sequence[Receipt], experiments: Path) -> str:
     for (user, job), parts in jobs.items():
         whose = f"{user}'s {job}" if user else job
         known = [part.experiment for part in parts if part.experiment.startswith("/")]
-        where = ", ".join(fleet.few(list(dict.fromkeys(part.node for part in parts))))
+        where = ", ".join(failures.few(list(dict.fromkeys(part.node for part in parts))))
         count = processes(sum(len(part.left) for part in parts))
         lines.append(f"{whose}: {count} on {where}{f', of {known[0]}' if known else ''}")
     root = f"{experiments.absolute()}/"

@@ -28,10 +28,11 @@ from orchestrator.common.text import Say
 from orchestrator.config.launch import Launch
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
-from orchestrator.head.connect.subprocess_transport import LocalTransport, SrunTransport
+from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.schedulers import queue
+from orchestrator.head.schedulers.srun import SrunTransport
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.output import pass_on
 from orchestrator.records.experiment import Experiment, JobRecord

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from orchestrator.common import slurm_environment
 from orchestrator.common.errors import CheckFailed, NodeError
-from orchestrator.head.connect.subprocess_transport import SrunTransport
 from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.schedulers.srun import SrunTransport
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 

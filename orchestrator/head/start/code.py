@@ -26,6 +26,7 @@ from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.plan.plan import ENGINE
+from orchestrator.head.screen import failures
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.nodes import Nodes, reach_all
 from orchestrator.head.start.request import Request
@@ -362,7 +363,7 @@ def all_of(
 ) -> list[R]:
     """Return the results, or raise one error that names every node that failed."""
     then = "; nothing was started"
-    return fleet.all_or_table([node.node for node in nodes], results, then, total)
+    return failures.all_or_table([node.node for node in nodes], results, then, total)
 
 
 def is_lacking(answer: CheckedOut | OrchestratorError) -> bool:

@@ -25,6 +25,7 @@ from orchestrator.head.nodes.facts import ProbedNode, by_value
 from orchestrator.head.nodes.node_list import Node, read_nodes
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.schedulers import queue
+from orchestrator.head.screen import failures
 from orchestrator.head.screen.progress import counted
 from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code.scan import Scan
@@ -120,7 +121,7 @@ def reach_all(request: Request) -> Nodes:
     nodes = reach_these(request, source, listed)
     if len(nodes.reached) < bounds.least:
         total = len(nodes.reached) + len(nodes.lost)
-        table = fleet.failure_table(nodes.lost, total, "; nothing was started")
+        table = failures.failure_table(nodes.lost, total, "; nothing was started")
         more = [f"  {note}" for note in nodes.notes]
         more += [*cordoned_lines(bounds), *other_config(request, nodes)]
         raise NodeError("\n".join([table, *more]))
@@ -209,7 +210,7 @@ def reach_these(
         source=source,
         transport=transport,
         reached=tuple(result for result in results if isinstance(result, Reached)),
-        lost=tuple(fleet.failures(nodes, results)),
+        lost=tuple(failures.failures(nodes, results)),
         at=time.time(),
         master=nodes[0].name if port else "",
         notes=tuple(notes),

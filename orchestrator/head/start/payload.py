@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed, StoppedEarly
-from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.plan.model import Plan
+from orchestrator.head.screen import failures
 from orchestrator.head.transfer.spread import peers, send_to_all
 from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.requests.request import STOPPED
@@ -43,7 +43,7 @@ def deliver(reached: Sequence[Reached], plan: Plan, directory: Path) -> None:
     places = [Place(kind=HANDED, job=plan.job, node=part.index) for part in plan.nodes]
     results = send_to_all(peers(reached), places, tree)
     raise_if_stopped(results)
-    fleet.all_or_table([node.node for node in reached], results, "; nothing was started")
+    failures.all_or_table([node.node for node in reached], results, "; nothing was started")
 
 
 def raise_if_stopped(results: Sequence[object]) -> None:

@@ -27,7 +27,7 @@ from orchestrator.head.nodes.facts import NoTorch, said_of
 from orchestrator.head.plan.dry_run import foreseen_lines
 from orchestrator.head.plan.model import Foreseen, Plan
 from orchestrator.head.plan.plan import DEFAULT_PORT
-from orchestrator.head.screen import output
+from orchestrator.head.screen import failures, output
 from orchestrator.head.screen.progress import Progress, counted
 from orchestrator.head.screen.styles import WARNING, styled
 from orchestrator.head.start import payload, record, selection
@@ -209,7 +209,7 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting, say: Say) -
         results = start_all(starting, channels, orders)
         starting = replace(starting, nodes=with_doubts(starting.nodes, results))
         then = "; the others were ended again"
-        started = fleet.all_or_table([node.node for node in nodes.reached], results, then)
+        started = failures.all_or_table([node.node for node in nodes.reached], results, then)
         prepared.times["started"] = time.time()
         say_how_warm(starting.nodes, started, say)
         standing = spares.keep(blueprint, nodes.spares, say)

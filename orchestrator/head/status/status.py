@@ -21,7 +21,7 @@ from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.node_list import Node, in_words
 from orchestrator.head.schedulers.backend import UNSCHEDULED, Scheduled
-from orchestrator.head.screen import output, styles
+from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.output import Column, Table
 from orchestrator.head.screen.progress import SEPARATOR
@@ -305,7 +305,8 @@ def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> 
         if state.nproc is not None and wanted in (None, state.experiment, state.job)
     ]
     if not seen:
-        fleet.all_or_table(nodes, results, "")  # a node that is down may be the one that knows it
+        # A node that is down may be the one that knows it.
+        failures.all_or_table(nodes, results, "")
         return []
     by_age = in_order([state for _, state in seen], time.time())
     living = [state for state in by_age if wanted is None and lives(state)]

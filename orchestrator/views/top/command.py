@@ -16,13 +16,13 @@ from orchestrator.common.wings import needed
 from orchestrator.config.launch import Where
 from orchestrator.head.commands.machines.exec import NOBODY_READS
 from orchestrator.head.commands.stop import end_job
-from orchestrator.head.connect.fleet import reasons
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.stop import to_text as to_words
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen import tracebacks as crash_dump
+from orchestrator.head.screen.failures import reasons
 from orchestrator.head.screen.log_reader import NO_RANK
 from orchestrator.head.screen.tracebacks import THREAD, CrashDump
 from orchestrator.head.status.find_job import FoundJob, without_record

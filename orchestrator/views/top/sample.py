@@ -89,7 +89,7 @@ class Watch:
     answers: SimpleQueue[WatchedNode] = field(default_factory=SimpleQueue)
 
     def __post_init__(self) -> None:
-        fleet.raise_limit()
+        fleet.need_room_for(self.nodes)
         self.watched = [WatchedNode(node, self.transport, self.answers) for node in self.nodes]
 
     def observe(self) -> Sample:

@@ -19,6 +19,7 @@ from orchestrator.head.connect.fleet import failure_table
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.subprocess_transport import ProcessChannel, ProcessConnection
 from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.screen import failures
 from orchestrator.node.machine.reachability import ARRIVED, BULK_BYTES
 from orchestrator.protocol.requests.machine import Dial, Dialed
 from orchestrator.protocol.requests.request import Beat
@@ -136,7 +137,7 @@ def test_all_nodes_are_at_work_on_their_answers_at_once(channels: list[NodeChann
         place = ("127.0.0.1", listener.getsockname()[1], "word")
         dial = Dial(places=(place,), seconds=PATIENCE)
         answers = fleet.ask_channels(channels, [dial] * len(channels), 2 * PATIENCE)
-    assert not fleet.failures([Node("here")] * len(answers), answers)
+    assert not failures.failures([Node("here")] * len(answers), answers)
     assert [cast("Dialed", answer).answers for answer in answers] == [("",)] * len(channels)
 
 

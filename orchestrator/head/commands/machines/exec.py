@@ -25,7 +25,6 @@ from orchestrator.common.errors import (
 from orchestrator.common.hosts import listed
 from orchestrator.config.launch import Where
 from orchestrator.config.parse import waiting_time
-from orchestrator.head.connect import fleet
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.exec import collected
@@ -41,7 +40,7 @@ from orchestrator.head.exec.shell import (
 )
 from orchestrator.head.nodes import environment
 from orchestrator.head.nodes.node_list import NumberedNode, choose, in_words, read_nodes
-from orchestrator.head.screen import output, styles
+from orchestrator.head.screen import failures, output, styles
 
 if TYPE_CHECKING:
     from orchestrator.records.experiment import Experiment
@@ -195,7 +194,7 @@ def show_folded(nodes: Sequence[NumberedNode], kept: Streams) -> None:
 
 def summary(outcomes: Sequence[Outcome]) -> str:
     """Draw the table of exit codes, with one row for all nodes that ended alike, the good last."""
-    alike = fleet.kinds((each.node, (each.code, described(each)), each.fix) for each in outcomes)
+    alike = failures.kinds((each.node, (each.code, described(each)), each.fix) for each in outcomes)
     rows: list[list[output.Cell]] = [["NODE", "NAME", "EXIT CODE", ""]]
     for (code, about), fix, nodes in sorted(alike, key=lambda kind: kind[0][0] == 0):
         painted = "0" if code == 0 else ("-" if code is None else str(code), styles.FAILED)

@@ -27,7 +27,7 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes import clock, machine
 from orchestrator.head.nodes.machine import Machine
 from orchestrator.head.nodes.node_list import Node, choose, read_nodes
-from orchestrator.head.screen import output, styles
+from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import Request, resolve
@@ -123,7 +123,7 @@ def to_text(machines: Sequence[Machine], terminal: Terminal) -> str:
 
 def reasons(lost: Sequence[Machine], total: int) -> str:
     """Say how many nodes could not be reached, and why."""
-    lines = fleet.reasons((node.name, node.problem, node.fix) for node in lost)
+    lines = failures.reasons((node.name, node.problem, node.fix) for node in lost)
     first = f"{len(lost)} of {text.plural(total, 'node')} cannot be reached"
     return "\n  ".join([first, *lines])
 
@@ -222,7 +222,7 @@ def users_json(used: Used) -> dict[str, Any]:
 def users_text(users: Sequence[Used], now: float, terminal: Terminal) -> str:
     rows: list[Use] = []
     lost = [(used.node.name, used.error.what, used.error.fix) for used in users if used.error]
-    words = fleet.reasons(lost)
+    words = failures.reasons(lost)
     for used in users:
         if used.checkup is None:
             rows.append(Use(used.node.name, lost=True))

@@ -14,7 +14,7 @@ from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import said_of
-from orchestrator.head.screen import output, styles
+from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.start.claims.turn import Machine, expected, obstacles
 from orchestrator.head.start.nodes import try_all
@@ -89,7 +89,7 @@ def read_books(arguments: LaunchArguments) -> tuple[list[tuple[Reached, Page]], 
         for node, book in zip(answered.reached, books, strict=True)
         if isinstance(book, Page)
     ]
-    silent = fleet.failures([node.node for node in answered.reached], books)
+    silent = failures.failures([node.node for node in answered.reached], books)
     return read, [(node.name, error) for node, error in (*answered.lost, *silent)]
 
 
@@ -243,7 +243,7 @@ def to_text(lines: Sequence[Line], lost: Lost, terminal: Terminal) -> str:
 
 
 def reasons(lost: Lost) -> Sequence[str]:
-    return list(fleet.reasons((name, error.what, error.fix) for name, error in lost))
+    return list(failures.reasons((name, error.what, error.fix) for name, error in lost))
 
 
 def lost_json(lost: Lost) -> list[dict[str, str]]:

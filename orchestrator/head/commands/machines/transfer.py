@@ -19,12 +19,11 @@ from orchestrator.common.errors import (
 from orchestrator.common.folder import IS_DIRECTORY, Folder
 from orchestrator.common.hosts import folded
 from orchestrator.head.commands.machines.exec import Chosen, directory
-from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.schedulers.backend import backend_of
-from orchestrator.head.screen import output, styles
+from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.output import Column, Table, Terminal
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer import push as pushing
@@ -75,7 +74,7 @@ def to_text(
         is_absent=lambda part: part.error is not None,
     )
     lost = [(label_of(part), part.error.what, part.error.fix) for part in parts if part.error]
-    notes = fleet.reasons(lost)
+    notes = failures.reasons(lost)
     for part in parts:
         notes += [f"{label_of(part)}: {path}: {reason}" for path, reason in part.failed.items()]
         notes += [f"{label_of(part)}: left out: {what}" for what in part.left_out]

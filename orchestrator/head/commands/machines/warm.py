@@ -20,7 +20,7 @@ from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.environment import chosen
 from orchestrator.head.nodes.node_list import Node, choose, read_nodes
-from orchestrator.head.screen import output, styles
+from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.status import containers
 from orchestrator.head.status.find_job import without_record
@@ -121,7 +121,7 @@ def to_text(answers: Replies, terminal: Terminal) -> str:
 def reasons_of(answers: Replies) -> list[str]:
     """Say what to type for nodes that could not be asked, where that is known."""
     errors = ((node, answer) for node, answer in answers if isinstance(answer, OrchestratorError))
-    return fleet.reasons((node.place, each.what, each.fix) for node, each in errors if each.fix)
+    return failures.reasons((node.place, each.what, each.fix) for node, each in errors if each.fix)
 
 
 def lines_of(answers: Replies) -> Iterator[Line]:
@@ -154,7 +154,7 @@ def receipts(answers: Replies, _: Terminal) -> str:
     lines = []
     for node, answer in answers:
         if isinstance(answer, OrchestratorError):
-            lines += fleet.reasons([(node.place, f"unreachable: {answer.what}", answer.fix)])
+            lines += failures.reasons([(node.place, f"unreachable: {answer.what}", answer.fix)])
             continue
         ends = answer.ends if isinstance(answer, WarmEnds) else ()
         left = ", ".join(str(pid) for end in ends for pid in end.left)

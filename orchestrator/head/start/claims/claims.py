@@ -17,6 +17,7 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import by_value, said_of
 from orchestrator.head.plan import wishes
 from orchestrator.head.plan.plan import count_ranks
+from orchestrator.head.screen import failures
 from orchestrator.head.start.claims import rules
 from orchestrator.head.start.request import Request
 from orchestrator.protocol.requests.claims import STARTING, Wish, who_has
@@ -32,7 +33,7 @@ class Occupied(CheckFailed):
     def __init__(self, taken: Mapping[str, str], least: int) -> None:
         lines = "".join(
             f"\n  {line}"
-            for line in fleet.reasons((name, words, "") for name, words in taken.items())
+            for line in failures.reasons((name, words, "") for name, words in taken.items())
         )
         super().__init__(
             f"the job needs {plural(least, 'node')}, and what it wants of them is not free; nothing"
@@ -135,7 +136,7 @@ def ask(wanted: Sequence[tuple[Reached, Wish]], patience: float) -> list[Claimed
     answers = fleet.ask(nodes, requests, ANSWER_SECONDS + patience)
     if any(isinstance(answer, OrchestratorError) for answer in answers):
         release(nodes)
-    return fleet.all_or_table([node.node for node in nodes], answers, "; nothing was started")
+    return failures.all_or_table([node.node for node in nodes], answers, "; nothing was started")
 
 
 def release(nodes: Sequence[Reached]) -> None:

@@ -16,6 +16,7 @@ from orchestrator.config.launch import moment_of
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.nodes.facts import said_of
+from orchestrator.head.screen import failures
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.claims import rules
 from orchestrator.head.start.claims.claims import (
@@ -349,11 +350,11 @@ class Queue:
             return answer
 
         answers = fleet.everywhere(list(zip(self.places, requests, strict=True)), ask_one)
-        lost = fleet.failures(self.places, answers)
+        lost = failures.failures(self.places, answers)
         if lost:
             for one in self.places:
                 one.channel.connection.close()
-            raise Disconnected(fleet.failure_table(lost, len(answers), "; connecting again"))
+            raise Disconnected(failures.failure_table(lost, len(answers), "; connecting again"))
         return [answer for answer in answers if not isinstance(answer, OrchestratorError)]
 
     def tell(self, words: str) -> None:
