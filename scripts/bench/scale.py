@@ -1,13 +1,14 @@
 """Measure what a command costs the head on 2 to 512 hosts, beside pdsh and clush.
 
     python scripts/bench/scale.py [--hosts 2 8 32 64 128 256 512] [--jobs 256] [--svg FILE]  (root)
+    python scripts/bench/scale.py --hosts 32 --former DIR    beside another checkout, in turns
 
 Each host is a real sshd at an address of its own; all have one home, as on a shared disk, so that
 this machine holds our code once. Hosts and head share the processors, so `wall` is what all took.
 `head` is the processor time of the head and its children alone, as the kernel counted it; memory,
-threads and descriptors are its highest seen, bytes what went over the network. `holder` is what the
-process that holds connections took meanwhile; `status` has the share of the head that follows the
-job. Above `--jobs` hosts there is no job, as two cores do not start so many in time, and pdsh and
+threads and descriptors are its highest seen, bytes what went over the network. `status` has the
+share of the head that follows the job; `followed` is a launch of `sleep 2` until its end. Above
+`--jobs` hosts there is no job, as two cores do not start so many in time, and pdsh and
 clush run once: with 512 each takes 80 s of processor.
 """
 
@@ -36,7 +37,6 @@ from orchestrator.local_cluster import cluster as local
 
 LIMIT_SECONDS = 300.0
 BESIDE = ("pdsh", "clush")
-HOLDER = "holder"
 # All hosts start their Pythons on the cores of this machine.
 PATIENT = ("--connect-timeout", "300")
 OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("--hosts", nargs="+", type=int, default=[2, 8, 32, 64, 128, 256, 512])
     parser.add_argument("--jobs", type=int, default=256, help="a job on at most so many hosts")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--former", type=Path, help="another checkout, with its .venv")
     parser.add_argument("--svg", type=Path, help="where the picture of the curves goes")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -101,7 +102,9 @@ def main() -> None:
             tempfile.TemporaryDirectory(prefix="orchestrator-scale-") as directory,
             Hosts(size, Path(directory) / "hosts") as hosts,
         ):
-            results[size] = measured(hosts, options.repeat, with_job=size <= options.jobs)
+            results[size] = measured(
+                hosts, options.repeat, options.former, with_job=size <= options.jobs
+            )
     data = {
         size: {name: [asdict(cost) for cost in costs] for name, costs in found.items()}
         for size, found in results.items()
@@ -112,7 +115,9 @@ def main() -> None:
          render(results), data)  # fmt: skip
 
 
-def measured(hosts: Hosts, repeat: int, *, with_job: bool) -> dict[str, list[Cost]]:
+def measured(
+    hosts: Hosts, repeat: int, former: Path | None, *, with_job: bool
+) -> dict[str, list[Cost]]:
     """Run each command in turn, after a first round that only warms caches."""
     found: dict[str, list[Cost]] = {}
     for turn in range(repeat + 1):
@@ -120,11 +125,14 @@ def measured(hosts: Hosts, repeat: int, *, with_job: bool) -> dict[str, list[Cos
             if name in BESIDE and not with_job and turn != repeat:
                 continue
             take(hosts, name, words, found, counts=turn > 0)
-        holding = json.loads(ours(hosts, "connections", "--open", "1h", "--json"))
-        held(hosts, int(holding["pid"]), found, counts=turn > 0)
-        ours(hosts, "connections", "--close")
         if with_job:
             job(hosts, found, counts=turn > 0)
+            followed(hosts, ROOT, "followed", found, counts=turn > 0)
+            if former:
+                followed(hosts, former, "followed, former", found, counts=turn > 0)
+        if former:
+            words = [str(former / ".venv/bin/orchestrator"), "exec", *PATIENT, "--", "true"]
+            take(hosts, "exec, former", words, found, root=former, counts=turn > 0)
     return found
 
 
@@ -139,23 +147,6 @@ def commands(hosts: Hosts) -> dict[str, list[str]]:
     }
 
 
-def held(hosts: Hosts, holder: int, found: dict[str, list[Cost]], *, counts: bool) -> None:
-    """Run `true` over held connections; the process that holds them works for it, too."""
-    before = spent(holder)
-    cost = take(hosts, "exec, held", our("exec", *PATIENT, "--", "true"), found, counts=counts)
-    looked = state(holder)
-    if counts and cost is not None and looked is not None:
-        memory, threads, descriptors = looked
-        its = replace(
-            cost,
-            head=spent(holder) - before,
-            memory_mb=memory / 1024,
-            threads=threads,
-            descriptors=descriptors,
-        )
-        found.setdefault(HOLDER, []).append(its)
-
-
 def job(hosts: Hosts, found: dict[str, list[Cost]], *, counts: bool) -> None:
     """Start a job without torch on all hosts, look at it, and stop it."""
     launch = our(
@@ -164,6 +155,15 @@ def job(hosts: Hosts, found: dict[str, list[Cost]], *, counts: bool) -> None:
     take(hosts, "launch", launch, found, counts=counts)
     status(hosts, found, counts=counts)
     take(hosts, "stop", our("stop", "--now"), found, counts=counts)
+
+
+def followed(
+    hosts: Hosts, root: Path, name: str, found: dict[str, list[Cost]], *, counts: bool
+) -> None:
+    """Launch a job without torch on all hosts and follow it to its end."""
+    program = root / ".venv/bin/master_launch" if root != ROOT else our("master_launch")[0]
+    words = [str(program), *PATIENT, "--no-torchrun", "--sync", "off", "sleep", "2"]
+    take(hosts, name, words, found, root=root, counts=counts)
 
 
 def status(hosts: Hosts, found: dict[str, list[Cost]], *, counts: bool) -> None:
@@ -191,19 +191,20 @@ def our(command: str, *words: str) -> list[str]:
     return [str(program), command, *words]
 
 
-def ours(hosts: Hosts, *words: str) -> str:
-    return subprocess.run(our(*words), env=hosts.head_environment, cwd=hosts.work, check=True,
-                          stdout=subprocess.PIPE, text=True).stdout  # fmt: skip
-
-
 def take(
-    hosts: Hosts, name: str, words: Sequence[str], found: dict[str, list[Cost]], *, counts: bool
+    hosts: Hosts,
+    name: str,
+    words: Sequence[str],
+    found: dict[str, list[Cost]],
+    *,
+    root: Path = ROOT,
+    counts: bool,
 ) -> Cost | None:
     """Run a command once and keep what it took; one that failed or is not there has no figures."""
     progress(f"{len(hosts.addresses)} hosts: {name}")
     if not shutil.which(words[0]):
         return None
-    cost = run(hosts, words)
+    cost = run(hosts, words, root)
     if cost is None:
         print(f"\n{len(hosts.addresses)} hosts: {name} failed", file=sys.stderr)
     elif counts:
@@ -211,12 +212,12 @@ def take(
     return cost
 
 
-def run(hosts: Hosts, words: Sequence[str]) -> Cost | None:
+def run(hosts: Hosts, words: Sequence[str], root: Path) -> Cost | None:
     before, began = sent(), time.perf_counter()
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
             words,
-            env=hosts.head_environment,
+            env={**hosts.head_environment, "PYTHONPATH": str(root)},
             cwd=hosts.work,
             stdin=subprocess.DEVNULL,
             stdout=said,
@@ -333,7 +334,7 @@ def render(results: Mapping[int, Mapping[str, Sequence[Cost]]]) -> str:
 def picture(results: Mapping[int, Mapping[str, Sequence[Cost]]]) -> str:
     """Draw the head's processor seconds by hosts, both logarithmic, a line for each command."""
     sizes = list(results)
-    names = dict.fromkeys(name for found in results.values() for name in found if name != HOLDER)
+    names = dict.fromkeys(name for found in results.values() for name in found)
     seconds = {
         name: [(size, medians(found[name])["head"]) for size, found in results.items()
                if found.get(name)]
