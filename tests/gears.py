@@ -32,7 +32,6 @@ SLOW = [
     "tests/head/environments/test_requirements.py::test_settings_of_pip_are_uv_s_too",
     "tests/head/environments/test_requirements.py::test_wheels_are_downloaded_once",
     "tests/head/environments/test_hashes.py::test_a_wheel_without_any_of_its_hashes_is_refused",
-    "tests/cli/test_options.py::test_every_option_of_torchrun",
     "tests/head/commands/kept/test_prune.py::test_many_prunes_at_once",
     "tests/head/commands/kept/test_prune.py::test_pins",
     "tests/head/start/recovery/test_grow.py::test_a_new_checkpoint_is_awaited",

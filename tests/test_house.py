@@ -17,7 +17,7 @@ HOUSE = ROOT / "orchestrator"
 FILES = sorted(HOUSE.rglob("*.py"))
 
 TOP = {
-    *("orchestrator", "config", "scripts", "hydra_plugins", "experiments", "tests", "docs", ".ci"),
+    *("orchestrator", "config", "scripts", "experiments", "tests", "docs", ".ci"),
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile"),
     *(
         "node_ip_list.txt",

@@ -338,77 +338,9 @@ def experiment_names(ctx: click.Context, parameter: click.Parameter, incomplete:
     return sorted(name for name in plain if name.startswith(incomplete))
 
 
-# -- translate ----------------------------------------------------------------------------------
-# Understands the flags of torchrun, accelerate, deepspeed and mpirun, or says what to type here.
+# -- words --------------------------------------------------------------------------------------
 
 TIME = re.compile(r"[0-9]+([.][0-9]+)?[a-z]*")
-
-SAME = {  # of others -> ours, where the values are the same, too
-    "--nproc-per-node": "--nproc",
-    "--num-gpus": "--nproc",
-    **dict.fromkeys(("--num-nodes", "--num-machines"), "--nnodes"),
-    "--hostfile": "--nodes",
-    "--main-process-port": "--master-port",
-    "--start-method": "--start",
-    "--shutdown-timeout": "--grace",
-}
-_ORDER = "the order of the node list numbers the nodes; start the job once, on one machine"
-_MASTER = (
-    "the first node of the list is the master; ifname= after a node chooses its interface, and"
-    " --master-port the port"
-)
-_MEET = "no rendezvous is needed: the ranks meet at the first node of the list (--master-port)"
-_LOGS = "every rank's output is in experiments/NAME/logs; `orchestrator logs --rank N` shows one"
-_KIND = "leave it out: what kind of program it is, is seen from the file"
-_RANKS = "--nproc N starts N ranks on each node, not on all of them together"
-_ACCELERATE = "write it into accelerate's own file, and name that: --accelerate-config FILE"
-INSTEAD = {
-    **dict.fromkeys(("--node-rank", "--machine-rank"), _ORDER),
-    **dict.fromkeys(("--master-addr", "--main-process-ip", "--local-addr"), _MASTER),
-    **dict.fromkeys(
-        ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--same-network"), _MEET
-    ),
-    **dict.fromkeys(("--log-dir", "--redirects", "-r", "--tee", "-t", "--logs-specs"), _LOGS),
-    **dict.fromkeys(("--duplicate-stdout-filters", "--duplicate-stderr-filters"), _LOGS),
-    "--log-line-prefix-template": "leave it out: each line begins with its node and rank",
-    "--print-completion": 'type: eval "$(_MASTER_LAUNCH_COMPLETE=bash_source master_launch)"',
-    "--event-log-handler": "leave it out: events.jsonl and job.json of each job have its events",
-    "--signals-to-handle": "leave it out: SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 reach the"
-    " ranks",
-    "--virtual-local-rank": "leave it out: LOCAL_RANK is the rank's number on its node",
-    **dict.fromkeys(("--no-python", "--run-path"), _KIND),
-    "--standalone": "leave it out: a node list with one machine is such a job",
-    "--monitor-interval": "leave it out: the end of a rank is reported within milliseconds",
-    "--local-ranks-filter": "--rank N shows the lines of one rank",
-    "--role": "leave it out: all ranks have the same role",
-    "--use-env": "leave it out: LOCAL_RANK is always in the environment",
-    **dict.fromkeys(("--num-processes", "--np", "-np", "-n"), _RANKS),
-    **dict.fromkeys(
-        ("--gpus", "--gpus-per-node", "--devices"), "--nproc N starts N ranks per node"
-    ),
-    **dict.fromkeys(
-        (
-            *("--mixed-precision", "--use-deepspeed", "--use-fsdp", "--dynamo-backend"),
-            *("--zero-stage", "--deepspeed-config-file", "--deepspeed-config", "--offload-param"),
-            *("--fsdp-sharding-strategy", "--fsdp-version", "--downcast-bf16"),
-            "--use-parallelism-config",
-        ),
-        _ACCELERATE,
-    ),
-    **dict.fromkeys(
-        ("--host", "-H", "--include", "--exclude"), "write the nodes into a list: --nodes FILE"
-    ),
-    "--config-file": "--config FILE is for our own settings, --accelerate-config FILE for those of"
-    " accelerate",
-    "--multi-gpu": "leave it out: there is a rank for each GPU",
-}
-_INDEX = "pip's own settings count: PIP_EXTRA_INDEX_URL=URL orchestrator bootstrap ..."
-OF_PIP = {  # for `orchestrator bootstrap`
-    **dict.fromkeys(("-r", "--requirement"), "name the file: orchestrator bootstrap FILE"),
-    **dict.fromkeys(("-i", "--index-url", "--extra-index-url"), _INDEX),
-    **dict.fromkeys(("-U", "--upgrade"), "leave it out, and name the version: NAME==VERSION"),
-    "-f": "type --find-links DIR",
-}
 
 
 def ours(command: click.Command, arguments: Sequence[str]) -> list[str]:
@@ -427,7 +359,7 @@ def ours(command: click.Command, arguments: Sequence[str]) -> list[str]:
             words.append(flag + value)
             equals = value
         else:
-            flag = translated(flag, known)
+            flag = flag if flag in known else flag.replace("_", "-")  # as torchrun's may be spelled
             words.append(flag + equals + value)
         option = known.get(flag)
         if flag == "--warm" and option is not None:
@@ -445,17 +377,3 @@ def warm_with_its_time(value: str, rest: list[str]) -> str:
     if not value and rest and TIME.fullmatch(rest[0]):
         value = rest.pop(0)
     return f"--warm={value or DEFAULT_WARM}"
-
-
-def translated(flag: str, known: dict[str, click.Option]) -> str:
-    """Return an option of ours, however it is spelled; say what to do in place of another's."""
-    if flag in known:
-        return flag
-    dashed = flag.replace("_", "-")
-    dashed = SAME.get(dashed, dashed)
-    if dashed in known:
-        return dashed
-    instead = {**INSTEAD, **(OF_PIP if "--from-index" in known else {})}
-    if dashed in instead:
-        raise UsageError(f"unknown option {flag}", instead[dashed])
-    return flag

@@ -58,7 +58,6 @@ def test_without_why_it_is_the_dry_run(head: Head) -> None:
     found = json.loads(plan.text)
     assert (found["world_size"], found["transport"]) == (4, "ethernet")
     assert found["nodes"][1]["shell"].endswith("'a b'")
-    assert found["foreseen"]["files"] == [name] and not found["foreseen"]["guesses"]
 
     why = {setting["name"]: setting["why"] for setting in found["nodes"][1]["settings"]}
     assert why["GLOO_SOCKET_IFNAME"] == "it leads to the master"
@@ -152,12 +151,3 @@ def explain_fresh(cluster: NetnsCluster, directory: Path, *words: str) -> str:
 def manifest(head: Head) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((head.experiment / "manifest.json").read_text())
     return found
-
-
-def test_what_a_stranger_s_program_lacks_is_said_before_it_starts(head: Head) -> None:
-    name = head.script("stranger.py", "import torch, no_such_module_at_all\nopen('no/data')\n")
-    plan = head.command("master_launch", "--dry-run", name)
-    assert plan.finish() == 0, plan.text
-    assert f"#   imports no_such_module_at_all ({name}:1): no node has it" in plan.lines
-    assert f"#   reads no/data ({name}:2): it is not there" in plan.lines
-    assert "no-such-module-at-all   makes an environment with them" in plan.text

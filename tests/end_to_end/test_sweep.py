@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -186,35 +184,6 @@ def test_a_sweep_may_leave_the_terminal(sweeps: Sweeps) -> None:
     assert resumed.finish() == 0, resumed.text
     sweeps.until(lambda: "3 done" in said.read_text())
     assert "go on: orchestrator sweep --resume" in said.read_text()  # what the first one said
-
-
-HYDRA = """
-import hydra
-from omegaconf import OmegaConf
-
-@hydra.main(version_base=None, config_path=None)
-def main(config):
-    print(f"acc={float(config['lr']) / 10}")
-    assert config["lr"] != 3, "three"
-
-main()
-"""
-
-
-def test_a_multirun_of_hydra_is_a_sweep(head: Head) -> None:
-    pytest.importorskip("hydra")
-    head.script("train.py", HYDRA)
-    options = shlex.join(["--metric", "acc", *QUICK, *head.reach])
-    words = ["-m", "hydra/launcher=orchestrator", "+lr=1,3", "+name=a b"]
-    run = [sys.executable, "train.py", *words, f'hydra.launcher.options="{options}"']
-    command = Command(run, head.directory, {"HYDRA_FULL_ERROR": "1"})
-    assert command.finish() == 1, command.text
-    assert "three" in command.text and "1/2" in command.text
-    records = [Experiment(path).read_record() for path in head.experiments]
-    assert [(r.state, r.command[-3:]) for r in sorted(records, key=lambda r: r.command[-2])] == [
-        ("done", ["train.py", "+lr=1", "+name=a\\ b"]),
-        ("failed", ["train.py", "+lr=3", "+name=a\\ b"]),
-    ]
 
 
 def slots(sweeps: Sweeps) -> list[Path]:

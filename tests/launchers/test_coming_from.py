@@ -175,7 +175,8 @@ def test_all_that_a_page_says_works(page: Path, reader: Reader) -> None:
 
 def test_there_is_a_page_for_each_source_and_each_can_be_found() -> None:
     names = {page.name for page in PAGES}
-    assert names == {"accelerate.md", "aorta.md", "ddp-trainer.md", "slurm.md", "torchrun.md"}
+    sources = {"accelerate", "aorta", "ddp-trainer", "flags", "slurm", "torchrun"}
+    assert names == {f"{name}.md" for name in sources}
     for place in (ROOT / "README.md", ROOT / "docs" / "guide.md"):
         text = place.read_text(encoding="utf-8")
         assert not [name for name in names if f"coming-from/{name})" not in text]

@@ -1,4 +1,4 @@
-"""The documentation as a site: all pages are in it, all links hold, a guide is one screen."""
+"""The documentation as a site: all pages are in it, all links hold."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tests.browser import Browser
 
 pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
 ROOT = Path(__file__).parents[2]
@@ -36,22 +34,3 @@ def test_it_has_the_pages_that_are_made_from_the_code(site: Path) -> None:
     assert commands.count("Use this ssh_config in place of yours") == 1
     api = (site / "api.html").read_text(encoding="utf-8")
     assert 'id="clusterlaunch"' in api and 'id="orchestratordistributedbarrier"' in api
-
-
-def test_a_guide_is_read_without_scrolling(site: Path, tmp_path: Path) -> None:
-    """On a screen of 1280 x 900 the last line of each how-to page is seen, and all of its code."""
-    ends, wide = {}, {}
-    with Browser(tmp_path, "--allow-file-access-from-files") as browser:
-        browser.look(1280, 900)
-        for page in sorted((site / "guide").glob("*.html")):
-            browser.open(page.as_uri())
-            browser.until(
-                f"location.href == '{page.as_uri()}' && document.readyState == 'complete'"
-            )
-            last = "document.querySelector('article > :last-child').getBoundingClientRect().bottom"
-            ends[page.stem] = browser.eval(last)
-            code = "[...document.querySelectorAll('pre > code')]"
-            wide[page.stem] = browser.eval(f"{code}.some(e => e.scrollWidth > e.clientWidth)")
-    assert len(ends) == len([*ROOT.glob("docs/guide/*.md")])
-    assert {page: end for page, end in ends.items() if end > 900} == {}
-    assert [page for page, beyond in wide.items() if beyond] == []

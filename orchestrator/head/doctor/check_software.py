@@ -9,7 +9,6 @@ from orchestrator.common.hosts import listed
 from orchestrator.common.text import plural
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Finding, odd_values, unequal
 from orchestrator.head.nodes.facts import by_value, how_to_get_torch, release
-from orchestrator.head.plan.dry_run import sentence
 
 OLDEST_TORCH = (2, 8)  # that the engine can shard with
 
@@ -44,10 +43,8 @@ def torch(case: Case) -> Iterator[Finding]:
         of_python = by_value((name, facts.python) for name, facts in lacking.items())
         what = "; ".join(f"{listed(who)}: {path} has no torch" for path, who in of_python.items())
         most, _ = odd_values([(name, without_build(version)) for name, version in there])
-        command = case.needs.foreseen.command
-        yield Finding(
-            "torch", BAD, tuple(lacking), what, how_to_get_torch(lacking, most or "", command)
-        )
+        fix = how_to_get_torch(lacking, most or "")
+        yield Finding("torch", BAD, tuple(lacking), what, fix)
     yield from too_old(case, there)
     releases = [(name, without_build(version)) for name, version in there]
     _, others = odd_values(releases)
@@ -175,14 +172,3 @@ def unknown_code(case: Case) -> Iterator[Finding]:
         reason = checkup.problems.get("code", "")
         if reason and "not installed" not in reason:
             yield Finding("code", UNKNOWN, (node.name,), f"{node.name}: its revision: {reason}")
-
-
-def program(case: Case) -> Iterator[Finding]:
-    """Tell what the program will lack or lose, by its source: a guess, as it was not run."""
-    found, everywhere = case.needs.foreseen, tuple(node.name for node, _ in case.seen)
-    fixes = "; or: ".join(" ".join(fix.split()) for fix in found.fixes)
-    for guess in found.guesses if case.full else ():
-        fix = fixes if guess.what == "imports" else ""
-        fixes = "" if fix else fixes  # it is of all imports
-        what = f"{sentence(guess)} (a guess, by the source)"
-        yield Finding("program", WARN, guess.nodes or everywhere, what, fix)

@@ -59,7 +59,6 @@ CHECKS: dict[str, Check] = {
     "busy": check_machine.busy,
     "ours": check_machine.ours,
     "code": check_software.code,
-    "program": check_software.program,
     "workdir": check_machine.workdir,
     "disk": check_machine.disk,
     "shm": check_machine.shm,
@@ -73,7 +72,7 @@ CHECKS: dict[str, Check] = {
     "names": check_network.names,
 }
 NOBODY: Mapping[str, str] = {}
-FULL_ONLY = ("busy", "code", "program", "links")
+FULL_ONLY = ("busy", "code", "links")
 OF_OTHERS = ("ours", "names")  # nothing that a launch need repeat each time
 
 Call = tuple[str, str, int]  # from, to, port

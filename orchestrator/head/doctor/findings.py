@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.common.hosts import listed
 from orchestrator.head.nodes.facts import Facts, by_value
-from orchestrator.head.plan.model import Foreseen, NodeAddress
+from orchestrator.head.plan.model import NodeAddress
 from orchestrator.head.screen.failures import MANY, for_all
 from orchestrator.protocol.facts import Checkup, Disk
 
@@ -56,7 +56,6 @@ class Needs:
     nproc: int | None = None  # ranks on each node, where the user said so
     step: tuple[float, str] | None = None  # bytes that a node sends in a step, and for what
     refused: tuple[str, str] | None = None  # what the engine could not do on these nodes; the fix
-    foreseen: Foreseen = field(default_factory=Foreseen)  # of the program, by its source
     fabric: str = ""  # how NCCL's data will travel: Fabric.kind of the plan, where there can be one
 
 

@@ -112,34 +112,27 @@ def said_of(words: Iterable[tuple[str, str]]) -> Iterator[str]:
             yield f"{listed(where)}: {each}"
 
 
-class NoTorch(CheckFailed):
-    """The Python of some nodes has no torch: how to get it depends on what the program imports."""
-
-    def __init__(self, nodes: Sequence[ProbedNode], command: str = "") -> None:
-        without = [node for node in nodes if not node.facts.torch]
-        lacking = by_value((node.name, node.facts.python) for node in without)
-        version = next((node.facts.torch for node in nodes if node.facts.torch), "")
-        super().__init__(
-            "there is no torch on: "
-            + ", ".join(f"{listed(where)} ({python})" for python, where in lacking.items()),
-            how_to_get_torch({node.name: node.facts for node in without}, version, command),
-        )
-        self.nodes = nodes
+def no_torch(nodes: Sequence[ProbedNode]) -> CheckFailed:
+    """Return the error for nodes of which the Python of some has no torch."""
+    without = [node for node in nodes if not node.facts.torch]
+    lacking = by_value((node.name, node.facts.python) for node in without)
+    version = next((node.facts.torch for node in nodes if node.facts.torch), "")
+    return CheckFailed(
+        "there is no torch on: "
+        + ", ".join(f"{listed(where)} ({python})" for python, where in lacking.items()),
+        how_to_get_torch({node.name: node.facts for node in without}, version),
+    )
 
 
-def how_to_get_torch(without: Mapping[str, Facts], version: str, command: str = "") -> str:
-    """Say what to type for nodes whose Python has no torch; the others have this version.
-
-    `command` makes an environment with all that the program imports, where that is known.
-    """
+def how_to_get_torch(without: Mapping[str, Facts], version: str) -> str:
+    """Say what to type for nodes whose Python has no torch; the others have this version."""
     there = where_torch_is(without)
     if there:
         return there
-    what = f"{command}   makes an environment of all that it imports" if command else ""
-    what = what or f"{bootstrap_words(['numpy'], version)}   makes an environment with it"
     return (
-        f"{what} on every node; a requirements.txt does, too\n  or name a Python that has it:"
-        " --python /path/to/python, or python=/path in the list"
+        f"{bootstrap_words(['numpy'], version)}   makes an environment with it on every node; a"
+        " requirements.txt does, too\n  or name a Python that has it: --python /path/to/python, or"
+        " python=/path in the list"
     )
 
 

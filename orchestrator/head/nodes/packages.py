@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-BOOTSTRAP = "orchestrator bootstrap"
 # Where the package has another name than the module.
 INSTALLED_AS = {
     "Bio": "biopython",
@@ -61,7 +60,6 @@ INSTALLED_AS = {
 }
 OF_TORCH = ("torch", "functorch", "torchgen")
 WITH_CUDA = ("triton",)  # comes with torch's CUDA build
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # at the beginning of a requirement
 MODULE = re.compile(r"No module named ['\"]?([A-Za-z_]\w*)")
 WITHIN = re.compile(r"No module named ['\"]?([A-Za-z_][\w.]*)\.(\w+)")  # the package is there
 SHARED = ("azure", "backports", "google", "mpl_toolkits", "ruamel")  # by several packages
@@ -100,14 +98,7 @@ def bootstrap_words(modules: Iterable[str], torch: str = "") -> str:
     others = (name for name in packages if name != "torch" and not name.startswith("git+"))
     release = torch.partition("+")[0]
     first = f"torch=={release}" if release else "torch"
-    return " ".join([BOOTSTRAP, *map(shlex.quote, [first, *others])])
-
-
-def pip_words(python: str, modules: Sequence[str]) -> str:
-    """Return the command by which each node installs modules into a Python that is there."""
-    packages = dict.fromkeys(package_of(module) for module in modules if module not in WITH_CUDA)
-    words = [python, "-m", "pip", "install", *packages]
-    return f"orchestrator exec -- {shlex.join(words)}"
+    return " ".join(["orchestrator", "bootstrap", *map(shlex.quote, [first, *others])])
 
 
 def missing(message: str, *, everywhere: bool) -> str:

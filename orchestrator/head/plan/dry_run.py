@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from orchestrator.common.hosts import ranges
 from orchestrator.common.text import plural, table
 from orchestrator.head.plan import redact
-from orchestrator.head.plan.model import Foreseen, Guess, NodePlan, Plan
+from orchestrator.head.plan.model import NodePlan, Plan
 from orchestrator.head.plan.plan import script_path
 from orchestrator.head.plan.redact import value_of
 from orchestrator.protocol.message import encode
@@ -68,7 +68,6 @@ def to_text(plan: Plan) -> str:
         *(comment(f"spare: {name}") for name in plan.spares),
         *([comment(f"on each node before its first rank: {plan.prolog}")] if plan.prolog else []),
         *([comment(f"on each node after its last rank: {plan.epilog}")] if plan.epilog else []),
-        *(f"# {line}" for line in foreseen_lines(plan.foreseen)),
     ]
     return "\n".join(heading) + "\n\n" + "\n\n".join(blocks) + "\n"
 
@@ -89,31 +88,6 @@ def to_json(plan: Plan) -> str:
         entry["wish"] = encode(node.wish)
         del entry["paste"]
     return json.dumps(data, indent=1)
-
-
-# -- foreseen -----------------------------------------------------------------------------------
-
-MOST_PROBLEMS = 3
-
-
-def foreseen_lines(found: Foreseen) -> list[str]:
-    """Write what was foreseen, for the heading of a plan; nothing where there is nothing to say."""
-    if not (found.guesses or found.problems):
-        return []
-    modules = len(found.files) - 1
-    files = found.files[0] if found.files else "its modules"
-    more = f" and {plural(modules, 'module')} of its own" if modules > 0 else ""
-    heading = f"by the source of {files}{more} (a guess: it was read, not run):"
-    rows = [f"  {sentence(guess)}" for guess in found.guesses]
-    rows += [f"  not read: {problem}" for problem in found.problems[:MOST_PROBLEMS]]
-    rows += [f"  -> {fix}" for fix in found.fixes]
-    return [" ".join(line.splitlines()) for line in (heading, *rows)]  # each is one comment
-
-
-def sentence(guess: Guess) -> str:
-    where = f"{guess.file}:{guess.line}" if guess.line else guess.file
-    perhaps = "" if guess.certain else ", if it gets there"
-    return f"{guess.what} {guess.name} ({where}{perhaps}): {guess.why}"
 
 
 # -- explain ------------------------------------------------------------------------------------
@@ -142,7 +116,6 @@ def explained(plan: Plan) -> str:
         *table([("SETTING", "NODES", "VALUE", "SOURCE", "WHY"), *rows], widest=WIDEST),
     ]
     remarks = [f"note: {note}" for note in plan.notes] + [f"hint: {hint}" for hint in plan.hints]
-    remarks += foreseen_lines(plan.foreseen)
     return "\n".join([*lines, *([""] if remarks else []), *remarks]) + "\n"
 
 

@@ -72,30 +72,6 @@ class NodePlan:
 
 
 @dataclass(frozen=True)
-class Guess:
-    """Something that a program will lack or lose on the nodes, by its source."""
-
-    what: str  # imports, reads or writes
-    name: str  # the module, or the path
-    file: str
-    line: int
-    why: str
-    nodes: tuple[str, ...] = ()  # all of the job where none is named
-    certain: bool = True  # else it is in a function or under an `if`: perhaps never
-
-
-@dataclass(frozen=True)
-class Foreseen:
-    """Says what a program will lack or lose on the nodes: a guess, as it was read and not run."""
-
-    files: tuple[str, ...] = ()  # that were read
-    guesses: tuple[Guess, ...] = ()
-    fixes: tuple[str, ...] = ()  # what to type
-    command: str = ""  # that makes an environment of all that it imports
-    problems: tuple[str, ...] = ()  # what could not be read
-
-
-@dataclass(frozen=True)
 class Plan:
     """The whole job."""
 
@@ -109,7 +85,6 @@ class Plan:
     notes: tuple[str, ...]  # decisions made for the user, printed at every launch
     transport: str = "ethernet"  # how NCCL's data travels: Fabric.kind
     hints: tuple[str, ...] = ()  # printed by `plan --explain`
-    foreseen: Foreseen = Foreseen()  # of a plan that is only shown
     prolog: str = ""  # what a shell on each node runs before the first rank,
     epilog: str = ""  # and after the last
 

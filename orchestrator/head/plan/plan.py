@@ -20,10 +20,10 @@ from orchestrator.config.launch import Launch
 from orchestrator.config.schema import Config
 from orchestrator.head.nodes.facts import (
     Facts,
-    NoTorch,
     ProbedNode,
     by_value,
     names,
+    no_torch,
     release,
 )
 from orchestrator.head.nodes.node_list import Node
@@ -94,7 +94,7 @@ def make(
     """
     kind = check_targets(target, nodes)
     if not all(node.facts.torch for node in nodes):
-        raise NoTorch(nodes)
+        raise no_torch(nodes)
     start, notes = choose_start(config.launch, kind, target, nodes)
     layout = agreed or lay_out(nodes, config)
     if target.kind == "engine" and target.name == ENGINE:

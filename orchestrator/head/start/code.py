@@ -80,8 +80,7 @@ def expect_code(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
         return request, nodes
     request = relative(request, nodes.reached, wanted)
     check_spelling(request, wanted)
-    scan = begin_scan(request)
-    tree = scan.tree()
+    tree = begin_scan(request).tree()
     about = f"{plural(tree.files, 'file')}, {size(tree.size)}"
     names = listed([node.node.name for node in wanted])
     note = (
@@ -89,7 +88,7 @@ def expect_code(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
         " directory of its own, NAME: before that, commands cannot be pasted there"
     )
     shown = [expected(request, node) for node in wanted]
-    nodes = replace(with_snapshots(nodes, wanted, shown), scan=scan)
+    nodes = with_snapshots(nodes, wanted, shown)
     return replace(request, notes=(*request.notes, note, *tree.notes)), nodes
 
 

@@ -225,8 +225,6 @@ def probe_of(request: Request, transport: Transport, active: Sequence[Node]) -> 
         peers=tuple(peers(transport, active)),
         target=ProbeTarget(kind=request.target.kind, name=request.target.name),
         accelerate=request.accelerate is not None,
-        modules=request.modules,
-        paths=request.paths,
     )
 
 

@@ -65,8 +65,6 @@ class Request:
     told: tuple[Told, ...] = ()  # whom --notify names
     notes: tuple[str, ...] = ()  # what was read from the config that is written otherwise
     secret_files: tuple[Path, ...] = ()  # they never travel with the code
-    modules: tuple[str, ...] = ()  # nodes are asked which of these they lack, before a dry run
-    paths: tuple[str, ...] = ()
     directory: Path = field(default_factory=Path.cwd)  # of the program
     hook: str = ""  # the text of that file
 

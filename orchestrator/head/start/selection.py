@@ -18,7 +18,6 @@ from orchestrator.head.doctor import examination
 from orchestrator.head.doctor.examination import Diagnosis
 from orchestrator.head.doctor.findings import BAD, WARN, Examined, Needs
 from orchestrator.head.plan import nccl_transport, plan
-from orchestrator.head.plan.model import Foreseen
 from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
 from orchestrator.head.screen.styles import WARNING, styled
 from orchestrator.head.start.claims import claims, rules
@@ -152,9 +151,7 @@ def check(request: Request, nodes: Nodes, say: Say) -> None:
             say(f"{mark} {finding.what}" + (f" -> {finding.fix}" if finding.fix else ""))
 
 
-def diagnose(
-    request: Request, nodes: Nodes, *, full: bool, foreseen: Foreseen | None = None
-) -> Diagnosis:
+def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
     """Examine the nodes that were reached, and name the others."""
     launch, kind = request.config.launch, request.target.kind
     needs = Needs(
@@ -166,7 +163,6 @@ def diagnose(
         workdir=kind != "engine" or launch.workdir is not None,
         nproc=launch.nproc,
         refused=refused(request, nodes),
-        foreseen=foreseen or Foreseen(),
         fabric=fabric_of(request, nodes),
         step=step_of(request, len([node for node in nodes.reached if not node.node.spare])),
     )

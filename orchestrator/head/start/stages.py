@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
 from orchestrator.common.text import Say, parse_seconds, plural
@@ -23,16 +22,15 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.node_logs import NodeLogs, open_logs
-from orchestrator.head.nodes.facts import NoTorch, said_of
-from orchestrator.head.plan.dry_run import foreseen_lines
-from orchestrator.head.plan.model import Foreseen, Plan
+from orchestrator.head.nodes.facts import said_of
+from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.screen import failures, output
 from orchestrator.head.screen.progress import Progress, counted
 from orchestrator.head.screen.styles import WARNING, styled
 from orchestrator.head.start import payload, record, selection
 from orchestrator.head.start.claims import claims
-from orchestrator.head.start.code import HOME, expect_code, reach_with_code
+from orchestrator.head.start.code import expect_code, reach_with_code
 from orchestrator.head.start.nodes import ListedNodes, Nodes, reach_all
 from orchestrator.head.start.planning import (
     Meeting,
@@ -60,9 +58,6 @@ from orchestrator.protocol.requests.machine import PortWish
 from orchestrator.protocol.requests.start import Start, StartedHere, TakenPorts, TakePorts
 from orchestrator.protocol.spec import Attempt, Placement
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-
-if TYPE_CHECKING:
-    from orchestrator.head.plan.source.program import Program
 
 END_SECONDS = 10.0
 PORT_SECONDS = 10.0
@@ -110,56 +105,19 @@ def in_turn(request: Request, say: Say, queued: Callable[[], None]) -> Prepared:
     """Prepare a job whose nodes are free, or with --queue wait until they are."""
     request, nodes = reach_with_code(request, say)
     waits = request.config.launch.waits and isinstance(nodes.source, ListedNodes)
-    try:
-        if not waits:
-            return prepare(request, nodes)
-        from orchestrator.head.start.claims import queue  # no other launch needs it
+    if not waits:
+        return prepare(request, nodes)
+    from orchestrator.head.start.claims import queue  # no other launch needs it
 
-        return queue.wait(request, nodes, partial(reach_with_code, request, say), say, queued)
-    except NoTorch as error:
-        raise NoTorch(error.nodes, foresee(read_source(request)[1], nodes).command) from error
+    return queue.wait(request, nodes, partial(reach_with_code, request, say), say, queued)
 
 
 def rehearse(request: Request) -> Prepared:
-    """Plan a job as a launch would; nothing is sent to the nodes, or started there.
-
-    What its program will lack on them is read from the source.
-    """
-    request, source = read_source(request)
+    """Plan a job as a launch would; nothing is sent to the nodes, or started there."""
     request, nodes = expect_code(request, reach_all(request))
-    found = foresee(source, nodes)
-    try:
-        prepared = prepare(request, nodes, dry_run=True)
-    except CheckFailed as error:
-        if isinstance(error, NoTorch):
-            error = NoTorch(error.nodes, found.command)
-        more = "".join(f"\n  {line}" for line in foreseen_lines(found))
-        raise CheckFailed(f"{error.what}{more}", error.fix) from error
+    prepared = prepare(request, nodes, dry_run=True)
     taken = claims.foreseen(prepared.request, prepared.nodes.reached)
-    notes = (*prepared.plan.notes, *taken)
-    return replace(prepared, plan=replace(prepared.plan, foreseen=found, notes=notes))
-
-
-def read_source(request: Request) -> tuple[Request, Program]:
-    """Read the program here, and have the nodes asked for the modules and paths that it uses."""
-    from orchestrator.head.plan.source import foreseen, program  # no launch needs it
-
-    env = {setting.name: setting.value for setting in request.env}
-    source = program.read(request.target, Path.cwd(), env.get("PYTHONPATH", ""))
-    modules, paths = foreseen.modules_of(source), foreseen.paths_of(source)
-    return replace(request, modules=modules, paths=paths), source
-
-
-def foresee(source: Program, nodes: Nodes) -> Foreseen:
-    """Say what a program will lack or lose on nodes that a launch would send its code to."""
-    from orchestrator.head.plan.source import foreseen  # no launch needs it
-
-    getting = {node.name for node in nodes.probed if node.facts.workdir.startswith(HOME)}
-    others = [n.node.name for n in nodes.reached if not n.facts.marker_seen]
-    entries = nodes.scan.tree().entries if nodes.scan and getting else ()
-    apart = [name for name in others if name not in getting]
-    sent = foreseen.Sent.of([entry.path for entry in entries], getting, apart)
-    return foreseen.foresee(source, nodes.probed, sent, Path.cwd())
+    return replace(prepared, plan=replace(prepared.plan, notes=(*prepared.plan.notes, *taken)))
 
 
 def bring_checkpoint(prepared: Prepared, say: Say) -> None:

@@ -12,7 +12,7 @@ import resource
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.common.program import program_at
@@ -46,7 +46,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         {
             "workdir_exists": lambda: os.path.isdir(workdir),
             "target": lambda: resolve_target(request.target, workdir),
-            **asked_for(request, workdir),
+            "marker_seen": lambda: bool(request.marker) and os.path.lexists(request.marker),
             "software": lambda: software.software(root),
             **disks_of(workdir, root),
             "leftovers": leftovers,
@@ -90,16 +90,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
     }
 
 
-LISTS = ("leftovers", "cards", "interfaces", "rdma", "missing_modules", "missing_paths")
-
-
-def asked_for(request: Probe, workdir: str) -> dict[str, Work]:
-    """Return the parts that look for what the head names."""
-    return {
-        "marker_seen": lambda: bool(request.marker) and os.path.lexists(request.marker),
-        "missing_modules": lambda: tuple(filter(software.is_missing, request.modules)),
-        "missing_paths": lambda: missing_paths(request.paths, workdir),
-    }
+LISTS = ("leftovers", "cards", "interfaces", "rdma")
 
 
 def disks_of(workdir: str, root: str) -> dict[str, Work]:
@@ -108,15 +99,6 @@ def disks_of(workdir: str, root: str) -> dict[str, Work]:
         "home": lambda: disks.disk(home(), root),
         "shm": lambda: disks.shared_memory(root=root),
     }
-
-
-def missing_paths(paths: Sequence[str], workdir: str) -> tuple[str, ...]:
-    """Return those of the paths that are not here, as a program in the workdir would find them."""
-    return tuple(
-        path
-        for path in paths
-        if not os.path.exists(os.path.join(workdir, os.path.expanduser(path)))
-    )
 
 
 def place_of_files(workdir: str) -> str:

@@ -88,14 +88,6 @@ def torch_home() -> str:
     return os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
 
 
-def is_missing(module: str) -> bool:
-    """Tell whether this Python finds no such package; nothing of it is imported."""
-    try:
-        return importlib.util.find_spec(module.partition(".")[0]) is None
-    except (ImportError, ValueError, AttributeError):  # a finder or a module that is odd
-        return False
-
-
 def accelerate() -> dict[str, Any]:
     """Return accelerate's version and its files' keys; importing it would import torch."""
     spec = importlib.util.find_spec("accelerate")

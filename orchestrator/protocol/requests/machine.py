@@ -76,8 +76,6 @@ class Probed(Message):
     peers_port: Optional[Port] = None  # the master's: where the other supervisors will call
     marker_seen: bool = False  # the head's directory is on a disk that both share
     torch_elsewhere: tuple[str, ...] = ()  # Pythons that have torch, where this one has none
-    missing_modules: tuple[str, ...] = ()  # of those that were asked for
-    missing_paths: tuple[str, ...] = ()
     policy: Policy = Policy()
     runs: str = ""  # names the directory for jobs: of this user, on this machine
 
@@ -92,8 +90,6 @@ class Probe(Request[Probed], do="probe"):
     accelerate: bool = False
     port: Optional[PortWish] = None
     marker: str = ""  # a file that the head has just written: is its directory here, too?
-    modules: tuple[str, ...] = ()  # outermost packages: does this Python find them?
-    paths: tuple[str, ...] = ()  # are they here, seen from the workdir?
 
 
 class CheckedUp(Message):

@@ -23,7 +23,7 @@ from orchestrator.head.doctor.findings import (
 from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import nccl_transport
-from orchestrator.head.plan.model import Foreseen, Guess, NodeAddress
+from orchestrator.head.plan.model import NodeAddress
 from orchestrator.head.screen.output import Terminal
 from orchestrator.protocol.facts import (
     Card,
@@ -112,24 +112,6 @@ def test_what_the_engine_cannot_do_on_these_nodes() -> None:
     (finding,) = findings(case(needs=Needs(engine=True, refused=("two and one", "even them out"))))
     assert (finding.check, finding.level, finding.fix) == ("config", BAD, "even them out")
     assert len(finding.nodes) == 4
-
-
-def test_what_the_program_will_lack_by_its_source() -> None:
-    foreseen = Foreseen(
-        guesses=(
-            *(Guess("imports", name, "train.py", 3, "no node has it") for name in ("timm", "bs4")),
-            Guess("writes", "/x", "train.py", 9, "it stays on gpu2", ("gpu2",), certain=False),
-        ),
-        fixes=("orchestrator bootstrap", "orchestrator exec"),
-    )
-    first, second, last = findings(case(needs=Needs(foreseen=foreseen)))
-    assert (first.check, first.level, len(first.nodes)) == ("program", WARN, 4)
-    guessed = "(a guess, by the source)"
-    assert first.what == f"imports timm (train.py:3): no node has it {guessed}"
-    assert (first.fix, second.fix) == ("orchestrator bootstrap; or: orchestrator exec", "")
-    assert last.what.startswith("writes /x (train.py:9, if it gets there): it stays on gpu2")
-    assert last.nodes == ("gpu2",)
-    assert findings(case(full=False, needs=Needs(foreseen=foreseen))) == []
 
 
 def test_the_engine_needs_a_torch_that_can_shard() -> None:

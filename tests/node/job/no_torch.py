@@ -1,11 +1,10 @@
-"""Puts an empty torch among the modules: for what depends on its being there, not on what it does.
+"""An empty torch: for what depends on its being there, not on what it does.
 
 The real one takes two seconds to import.
 """
 
 from __future__ import annotations
 
-import sys
 import types
 from typing import Any
 
@@ -15,8 +14,3 @@ def broken_by_a_fork() -> Any:
     torch: Any = types.ModuleType("torch")
     torch._C = types.SimpleNamespace(_cuda_isInBadFork=lambda: True)
     return torch
-
-
-if __name__ == "no_torch":  # the stand-in imports it, and nothing of the tests does
-    for name in ("torch", "torch._dynamo"):
-        sys.modules[name] = types.ModuleType(name)

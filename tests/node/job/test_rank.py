@@ -610,28 +610,6 @@ def test_a_variable_that_a_fork_would_be_too_late_for_starts_it_afresh(
         assert re.search("(fresh|__main__).py sets OMP_NUM_THREADS before it|CUDA", why)
 
 
-@pytest.mark.parametrize(
-    ("variable", "first", "said"),
-    [
-        ("TORCH_LOGS", "sys", "TORCH_LOGS is set too late"),
-        ("TORCH_LOGS", "torch", ""),
-        ("TORCHDYNAMO_DISABLE", "torch", "TORCHDYNAMO_DISABLE is set too late"),
-    ],
-)
-def test_a_module_that_sets_a_variable_too_late_is_said(
-    begin: Begin, tmp_path: Path, variable: str, first: str, said: str
-) -> None:
-    (tmp_path / "setting.py").write_text(f"import os\nos.environ['{variable}'] = 'a'")
-    (tmp_path / "late.py").write_text(
-        f"import {first}\nimport setting\nimport torch\nprint('done')"
-    )
-    ranks = begin("fork", "late.py", agent=["--import=no_torch"])
-    assert ranks.end() == 0
-    assert ranks.output.endswith("done\n") and said in ranks.output
-    assert ranks.output.count("\n") == (2 if said else 1)
-    assert "afresh" not in [report["event"] for report in ranks.reports()]
-
-
 def test_a_torch_that_could_use_gpus_is_forked_where_there_are_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

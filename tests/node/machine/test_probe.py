@@ -28,16 +28,6 @@ REQUEST = Probe(
 )
 
 
-def test_modules_and_paths_that_are_missing_are_said(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    modules = ("json", "no_such_module_at_all", "pytest", "__main__")
-    paths = ("data", "data/train.bin", "../nowhere", "/proc/self", "~")
-    answer = probe.probe(REQUEST.replace(workdir=str(tmp_path), modules=modules, paths=paths))
-    assert answer["missing_modules"] == ("no_such_module_at_all",)
-    assert answer["missing_paths"] == ("data/train.bin", "../nowhere")
-    assert "no_such_module_at_all" not in sys.modules
-
-
 def test_what_it_finds_is_what_the_plan_wants() -> None:
     """Through JSON, as over the link; the head adds what it alone knows."""
     found = Probed(**probe.probe(REQUEST), library="/lib", time=0.0)

@@ -88,8 +88,8 @@ def undo(kind: int, row: bytearray, above: bytes, each: int) -> None:
 @pytest.mark.parametrize(
     ("size", "look", "line", "paper"),
     [
-        ("900,800", (), (0x00, 0x4C, 0xFF), (255, 255, 255)),
-        ("500,900", ("--force-dark-mode",), (0xCA, 0x7C, 0x07), (0x0F, 0x13, 0x18)),
+        ("900,1600", (), (0x00, 0x4C, 0xFF), (255, 255, 255)),
+        ("500,1600", ("--force-dark-mode",), (0xCA, 0x7C, 0x07), (0x0F, 0x13, 0x18)),
     ],
     ids=["light", "dark and narrow"],
 )

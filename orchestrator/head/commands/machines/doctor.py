@@ -20,7 +20,6 @@ from orchestrator.head.start.code import expect_code
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
 from orchestrator.head.start.selection import diagnose
-from orchestrator.head.start.stages import foresee, read_source
 from orchestrator.records import cordons, machines
 from orchestrator.records.machines import machine_of
 
@@ -29,9 +28,9 @@ def examine(
     arguments: LaunchArguments, *, full: bool, hints: bool, as_json: bool, nightly: bool = False
 ) -> int:
     began = time.monotonic()
-    request, source = read_source(resolve(arguments))
+    request = resolve(arguments)
     request, nodes = expect_code(request, try_all(request))
-    diagnosis = diagnose(request, nodes, full=full, foreseen=foresee(source, nodes))
+    diagnosis = diagnose(request, nodes, full=full)
     diagnosis = replace(diagnosis, seconds=time.monotonic() - began)
     listed = nodes.source.nodes
     night = night_of(diagnosis, listed, last_look.read(), cordons.read()) if nightly else None

@@ -180,7 +180,6 @@ class Rank:
         try:
             if self.forked:
                 interpreter.forget_the_parent()
-                torch_env.watch()
             self.run_target()
         except SystemExit as leaving:
             code = self.exit_code(leaving)

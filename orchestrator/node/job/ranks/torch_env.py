@@ -1,8 +1,8 @@
 """Reads from a program's source what it does with torch: variables set too late, and training.
 
 A rank forked from torchrun has imported torch already. If the program's own file sets a variable
-that torch reads then before it imports torch, the rank starts afresh; if another module does, it
-says so. A program that trains makes torch import as much again: torchrun does that for all ranks.
+that torch reads then before it imports torch, the rank starts afresh. A program that trains makes
+torch import as much again: torchrun does that for all ranks.
 Imports nothing of ours: rank.py loads it by its path, into the process of the user's program.
 """
 
@@ -13,7 +13,6 @@ import itertools
 import os
 import re
 import sys
-import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,7 +22,6 @@ READ_LATER = re.compile(
 )
 # An optimizer imports this when it is made: without it, 1.7 s in each rank.
 OF_OPTIMIZERS = "torch._dynamo"
-READ_BY_OPTIMIZERS = re.compile("TORCHDYNAMO_|TORCHINDUCTOR_|TORCH_COMPILE_")
 TRAINS = re.compile(
     rb"\boptim|Trainer\b|\bbackward\(|\b(lightning|accelerate|deepspeed|fully_shard)\b"
 )
@@ -167,47 +165,3 @@ def is_environ(node: ast.AST) -> bool:
 def constant_name(key: ast.AST | None, value: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     if isinstance(key, ast.Constant) and isinstance(key.value, str):
         yield key.value, value
-
-
-class Watched(os._Environ):  # type: ignore[type-arg]
-    """os.environ, which says once when a variable comes too late for torch."""
-
-    ahead = False  # what optimizers import is there, and the program has not made any
-
-    def __setitem__(self, name: Any, value: Any) -> None:
-        before = self.get(name)
-        super().__setitem__(name, value)
-        if before == value or not matters(name):
-            return
-        if (Watched.ahead and READ_BY_OPTIMIZERS.match(name)) or not has_torch():
-            os.environ.__class__ = os._Environ
-            sys.stderr.write(
-                f"orchestrator: {name} is set too late: this rank was forked from a process that"
-                " has imported what reads it in torch."
-                f" --env {name}={value} sets it in time, --start plain imports torch again\n"
-            )
-
-
-def has_torch() -> bool:
-    """Tell whether the program, or the module that sets a variable, has imported torch."""
-    frame = sys._getframe(2)
-    while frame.f_back and frame.f_globals.get("__name__") in ("os", "_collections_abc"):
-        frame = frame.f_back
-    things = [*vars(sys.modules["__main__"]).values(), *frame.f_globals.values()]
-    return any(map(of_torch, things))
-
-
-def of_torch(thing: object) -> bool:
-    name = ""
-    if isinstance(thing, types.ModuleType):
-        name = thing.__name__
-    elif isinstance(thing, (type, types.FunctionType)):
-        name = thing.__module__ or ""
-    return name.partition(".")[0] == "torch"
-
-
-def watch() -> None:
-    """Say it when a variable is set too late."""
-    if "torch" in sys.modules:
-        Watched.ahead = OF_OPTIMIZERS in sys.modules
-        os.environ.__class__ = Watched
