@@ -77,6 +77,8 @@ def usage_words(error: click.ClickException) -> str:
 def run(command: click.Command, name: str) -> NoReturn:
     """Run a command; print every error as a sentence and exit with its code."""
     fill_closed_streams()
+    if sys.platform != "linux":
+        complain(f"orchestrator: as a head, {sys.platform} is untested here")
     interrupt.before_exit(files.remove_unfinished)
     try:
         code = command.main(prog_name=name, standalone_mode=False)

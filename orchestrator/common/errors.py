@@ -67,9 +67,9 @@ class CheckFailed(OrchestratorError):
 def no_linux() -> CheckFailed:
     """Return the error where nodes are to be reached from a machine of another kind."""
     return CheckFailed(
-        f"nodes are reached from Linux, and this machine is {sys.platform}",
-        "type it on one of the nodes, on another Linux machine that reaches them by ssh, in a"
-        " container or in WSL 2",
+        f"nodes are reached from Linux or a Mac, and this machine is {sys.platform}",
+        "type it on one of the nodes, on another machine that reaches them by ssh, in a container or"
+        " in WSL 2",
     )
 
 
