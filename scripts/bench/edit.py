@@ -2,7 +2,7 @@
 
     python scripts/bench/edit.py [--nodes 4] [--files 200]
 
-All in turns on the same hosts, to the first all-reduce, each from warm nodes over held connections.
+All in turns on the same hosts, to the first all-reduce, each from warm nodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import held
 import launch
 import warm
 from ground import (
@@ -25,9 +24,7 @@ from ground import (
     as_data,
     compete,
     machine,
-    our,
     require_root,
-    run,
     seconds,
     show,
     table,
@@ -63,8 +60,6 @@ def relaunch(sync: str, files: int, edit: bool, cluster: Cluster) -> Mapping[str
     if not (work / "part_0.py").exists():
         for number in range(files):
             (work / f"part_{number}.py").write_text(f"x = {number}\n" * 100)
-        nodes = ["--nodes", cluster.node_list]
-        run(cluster, [*our("orchestrator"), "connections", *nodes, "--open", "1h"])
         timed(sync, cluster)
     warm.wait_until_ready(cluster)
     if edit:
@@ -74,7 +69,7 @@ def relaunch(sync: str, files: int, edit: bool, cluster: Cluster) -> Mapping[str
 
 def timed(sync: str, cluster: Cluster) -> Mapping[str, float]:
     def words(cluster: Cluster, ranks: int, out: Path) -> list[Word]:
-        given: list[Any] = held.words(Path(sys.executable), cluster, ranks, out)
+        given: list[Any] = warm.words_of(Path(sys.executable), cluster, ranks, out)
         return [*given[:-2], "--sync", sync, "--warm", *given[-2:]]
 
     return launch.timed(1, words, cluster)

@@ -3,8 +3,8 @@
     python scripts/bench/fanout.py
 
 Cold is a fresh process that connects to all hosts; warm is the second `true` on open connections.
-`orchestrator exec` is the whole command, with a login for each host or over the connections that
-`orchestrator connections` holds.
+`orchestrator exec` is the whole command. `head` is the processor time of what was typed, with all
+of its children, as the kernel counted it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ from ground import (
     run,
     show,
     table,
-    work_directory,
 )
 
 WARM_ROUNDS = 5
 COLD, WARM, PDSH = "ours, cold", "ours, warm", "pdsh -R ssh"
-EXEC, HELD = "orchestrator exec", "orchestrator exec, connections held"
+EXEC = "orchestrator exec"
 
 
 def main() -> None:
@@ -51,12 +50,13 @@ def main() -> None:
         results[hosts] = contenders(hosts)
         compete(results[hosts], hosts, options.repeat, f"{hosts} hosts")
     title = f"`true` on all hosts (median of {options.repeat})"
-    show(options.json, title, about, render(results), as_data(results))
+    text = "\n\n".join(f"{what}\n\n{render(results, what)}" for what in ("seconds", "processor"))
+    show(options.json, title, about, text, as_data(results))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--hosts", nargs="+", type=int, default=[2, 8, 64])
+    parser.add_argument("--hosts", nargs="+", type=int, default=[2, 8, 32, 64])
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -72,8 +72,7 @@ def contenders(hosts: int) -> list[Contender]:
     return [
         Contender(COLD, partial(timed, ours)),
         Contender(WARM, warm),
-        Contender(EXEC, not_held),
-        Contender(HELD, held),
+        Contender(EXEC, partial(timed, exec_true)),
         tool(PDSH, lambda c: ["pdsh", "-R", "ssh", "-S", "-f", fanout, "-w", listed(c), "true"]),
         tool("clush", lambda c: ["clush", "-S", "-f", fanout, "-w", listed(c), "true"]),
         tool("ssh & ... wait", in_parallel),
@@ -93,8 +92,8 @@ def in_parallel(cluster: Cluster) -> list[Word]:
 def timed(words: Any, cluster: Cluster) -> Mapping[str, float]:
     command = words(cluster)
     started = time.perf_counter()
-    run(cluster, command)
-    return {"seconds": time.perf_counter() - started}
+    ran = run(cluster, command)
+    return {"seconds": time.perf_counter() - started, "processor": ran.processor}
 
 
 def ours(cluster: Cluster, rounds: int = 1) -> list[Word]:
@@ -115,19 +114,6 @@ def exec_true(cluster: Cluster) -> list[Word]:
     return [*our("orchestrator"), "exec", "--nodes", cluster.node_list, "--", "true"]
 
 
-def not_held(cluster: Cluster) -> Mapping[str, float]:
-    """Run it where nothing is held: what is held has its socket in ORCHESTRATOR_HOME."""
-    elsewhere = ["env", f"ORCHESTRATOR_HOME={work_directory(cluster) / 'nothing'}"]
-    return timed(lambda cluster: [*elsewhere, *exec_true(cluster)], cluster)
-
-
-def held(cluster: Cluster) -> Mapping[str, float]:
-    """Run it over connections that are open already."""
-    nodes = ["--nodes", cluster.node_list]
-    run(cluster, [*our("orchestrator"), "connections", *nodes, "--open", "1h"])
-    return timed(exec_true, cluster)
-
-
 # -- what runs on the head in a process of its own ----------------------------------------------
 
 
@@ -135,9 +121,11 @@ def as_head(node_list: str, rounds: str) -> None:
     """Connect to all hosts, run `true` on all several times, and print the seconds as JSON."""
     from orchestrator.common.errors import NodeError
     from orchestrator.head.connect import fleet
-    from orchestrator.head.connect.ssh import Connection, SshTransport
+    from orchestrator.head.connect.ssh import SshTransport
     from orchestrator.head.connect.ssh_config import SshConfig
+    from orchestrator.head.connect.transport import Connection
     from orchestrator.head.nodes.node_list import read_nodes
+    from orchestrator.head.screen import failures
 
     nodes = read_nodes(Path(node_list))
     ssh = SshTransport(SshConfig(None))
@@ -152,11 +140,11 @@ def as_head(node_list: str, rounds: str) -> None:
     taken = []
     started = time.perf_counter()
     found = fleet.everywhere(nodes, lambda node: true(ssh.connect(ssh.config.of_node(node))))
-    connections = fleet.all_or_table(nodes, found, "")
+    connections = failures.all_or_table(nodes, found, "")
     taken.append(time.perf_counter() - started)
     for _ in range(int(rounds) - 1):
         started = time.perf_counter()
-        fleet.all_or_table(nodes, fleet.everywhere(connections, true), "")
+        failures.all_or_table(nodes, fleet.everywhere(connections, true), "")
         taken.append(time.perf_counter() - started)
     print(json.dumps(taken), flush=True)
     os._exit(0)  # as our commands do: the connections close with the process
@@ -165,7 +153,7 @@ def as_head(node_list: str, rounds: str) -> None:
 # -- the results --------------------------------------------------------------------------------
 
 
-def render(results: Mapping[int, Sequence[Contender]]) -> str:
+def render(results: Mapping[int, Sequence[Contender]], what: str) -> str:
     head = [""]
     for hosts in results:
         head += [f"{hosts} hosts", "of pdsh"]
@@ -174,13 +162,13 @@ def render(results: Mapping[int, Sequence[Contender]]) -> str:
         row = [one.name]
         for everyone in results.values():
             reference = next(other for other in everyone if other.name == PDSH)
-            row += cells(everyone[index], reference)
+            row += cells(everyone[index], reference, what)
         rows.append(row)
     return table(head, rows)
 
 
-def cells(one: Contender, reference: Contender) -> list[str]:
-    value, best = one.median("seconds"), reference.median("seconds")
+def cells(one: Contender, reference: Contender, what: str) -> list[str]:
+    value, best = one.median(what), reference.median(what)
     if value is None:
         return [one.missing, ""]
     return [f"{value:.3f} s", f"{value / best:.2f}" if best else ""]

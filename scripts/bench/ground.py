@@ -113,6 +113,7 @@ class Ran(NamedTuple):
 
     said: str
     peak_kb: int  # peak resident memory of the command itself
+    processor: float  # seconds, of the command and its children
 
 
 def run(cluster: Cluster, words: Sequence[Word], *, silent: bool = False) -> Ran:
@@ -129,7 +130,7 @@ def run(cluster: Cluster, words: Sequence[Word], *, silent: bool = False) -> Ran
     if process.returncode:
         print(f"\n{text}", file=sys.stderr)
     done_well(process)
-    return Ran(text, usage.ru_maxrss)
+    return Ran(text, usage.ru_maxrss, usage.ru_utime + usage.ru_stime)
 
 
 @contextlib.contextmanager
