@@ -34,7 +34,8 @@ class Reached:
 
     @property
     def probed(self) -> ProbedNode:
-        return ProbedNode(self.node, self.facts, self.channel.connection.address)
+        connection = self.channel.connection
+        return ProbedNode(self.node, self.facts, connection.address, str(connection.way))
 
 
 def environment_of(node: Login) -> Environment:

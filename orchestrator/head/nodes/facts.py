@@ -72,6 +72,7 @@ class ProbedNode:
     node: Node
     facts: Facts
     reached: str
+    way: str = ""  # by which program, and why: for `plan --explain`
 
     @property
     def name(self) -> str:

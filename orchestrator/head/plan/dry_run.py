@@ -95,6 +95,7 @@ def to_json(plan: Plan) -> str:
 
 IDENTITY = "identifies the node"  # settings that differ by design
 WIDEST = 32  # a longer value is not cut, and shifts only its own line
+NODE_COLUMNS = ("NODE", "NAME", "ADDRESS", "RANKS", "REACHED BY")
 TRANSPORTS = {
     "infiniband": "NCCL uses InfiniBand",
     "roce": "NCCL uses RoCE",
@@ -111,7 +112,7 @@ def explained(plan: Plan) -> str:
         f"{plural(len(plan.nodes), 'node')}, {plan.world_size} ranks, {plan.start} start, "
         f"master {plan.master}; {TRANSPORTS[plan.transport]}",
         "",
-        *table([("NODE", "NAME", "ADDRESS", "RANKS"), *map(node_row, plan.nodes)], widest=WIDEST),
+        *table([NODE_COLUMNS, *map(node_row, plan.nodes)], widest=WIDEST),
         "",
         *table([("SETTING", "NODES", "VALUE", "SOURCE", "WHY"), *rows], widest=WIDEST),
     ]
@@ -126,6 +127,7 @@ def node_row(node: NodePlan) -> tuple[str, ...]:
         node.node.name,
         node.address,
         f"{node.first_rank}{last} ({node.nproc_why})",
+        node.way,
     )
 
 

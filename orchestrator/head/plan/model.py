@@ -53,6 +53,7 @@ class NodePlan:
     target: Target  # kind: "engine", "script", "module" or "program"
     settings: tuple[EnvSetting, ...]  # in order; later ones win
     agent: tuple[str, ...]  # torchrun, as the supervisor starts it, up to what `placed` adds
+    way: str = ""  # by which program the node was reached, and why
     placed: tuple[tuple[str, str], ...] = ()  # fields of the spec, and its options for them
     library: str = ""  # where this package is on the node
     runs: str = ""  # names its directory for jobs

@@ -333,6 +333,7 @@ class Draft:
             target=target,
             settings=(*computed, *self.settings(index, facts, address, count)),
             agent=agent,
+            way=probed.way,
             placed=OF_TORCHRUN,
             program=program,
             paste=paste,
