@@ -13,6 +13,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import threading
 from pathlib import Path
 
 from orchestrator.common.errors import NodeError
@@ -117,19 +118,23 @@ class SshSession(ProcessChannel):
         self.connection = connection
         self.heard = False
         self.complaints = b""
+        self.reading = threading.Lock()  # so that a piece is among the complaints once it is read
 
     def recv(self, nbytes: int, /) -> bytes:
         data = super().recv(nbytes)
         if not data and not self.heard and self.has_failed():
-            while self.recv_stderr_ready() and self.recv_stderr(1 << 16):
-                pass
+            with contextlib.suppress(OSError):
+                self.stderr.shutdown(socket.SHUT_RD)  # What has come stays to be read.
+                while self.recv_stderr(1 << 16):
+                    pass
             raise self.connection.refusal(self.complaints.decode(errors="replace"))
         self.heard = True
         return data
 
     def recv_stderr(self, nbytes: int, /) -> bytes:
-        data = super().recv_stderr(nbytes)  # Another thread may be the reader.
-        self.complaints = (self.complaints + data)[-LONGEST:] if not self.heard else b""
+        with self.reading:  # Another thread may be the reader.
+            data = super().recv_stderr(nbytes)
+            self.complaints = (self.complaints + data)[-LONGEST:] if not self.heard else b""
         return data
 
     def has_failed(self) -> bool:
