@@ -57,7 +57,7 @@ ROOMS_INSIDE = ("head", "node", "engine", "views")
 ENGINE = ("ranks", "sharding", "models", "data", "saving", "observe", "core", "verify")
 # Room -> what it may import of others' packages; else the standard library only.
 OTHERS = {
-    "head/connect": {"cryptography", "greenlet", "paramiko"},
+    "head/connect": {"fabric", "paramiko"},
     "head/commands": {"click"},
     "views/dashboard": {"starlette", "uvicorn"},
     "views/templates.py": {"jinja2"},
@@ -280,13 +280,13 @@ def test_a_supervisor_starts_without_what_takes_long_to_import() -> None:
     assert not set(done.stdout.split()) & {"dataclasses", "inspect", "asyncio", "typing_extensions"}
 
 
-def test_logins_do_without_the_parts_of_paramiko_that_nobody_uses() -> None:
-    """They are most of the time that it takes to load."""
+def test_fabric_is_loaded_by_the_first_login_alone() -> None:
+    """It takes 0.2 s, and invoke is most of that: a status asks the head that follows the job."""
     code = "import sys, orchestrator.head.connect.ssh; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "paramiko.transport" in loaded
-    assert not loaded & {"asyncio", "unittest.mock", "invoke.tasks"}
+    assert "orchestrator.head.connect.ssh" in loaded
+    assert not loaded & {"asyncio", "fabric", "invoke", "paramiko"}
 
 
 # -- one way to the terminal -------------------------------------------------------------------
@@ -327,6 +327,103 @@ def test_whoever_writes_to_the_terminal_is_seen(tmp_path: Path) -> None:
     for text in ("print(1)", "import sys\nsys.stderr.write('')", "import os\nos.write(2, b'')"):
         (tmp_path / "bad.py").write_text(text)
         assert list(writes_to_the_terminal(tmp_path / "bad.py"))
+
+
+# -- nobody else's parts are replaced -----------------------------------------------------------
+
+# Settings that their owners mean to be set.
+SETTINGS = ("sys.", "os.environ", "torch.backends.")
+# What is left of it, each to go with the mechanism that it is part of: nothing is added here.
+REPLACED = {
+    # A rank that was forked from a process with torch begins as a fresh interpreter would.
+    "node/job/ranks/interpreter.py": {
+        "multiprocessing.process._parent_process",
+        "weakref.finalize._registered_with_atexit",
+    },
+    # torch.optim.Muon orthogonalises a matrix in shards as a whole, and `parameter.data = value`
+    # reaches the shards.
+    "engine/sharding/muon.py": {"torch.optim._muon.muon"},
+    "engine/sharding/assignment.py": {"torch.distributed.tensor.DTensor.data"},
+}
+
+
+def imported_names(text: str) -> dict[str, str]:
+    """Name in a module -> the dotted name of what it imports."""
+    names = {}
+    for node in ast.walk(tree(text)):
+        if isinstance(node, ast.Import):
+            names.update({(a.asname or a.name).split(".")[0]: a.name for a in node.names})
+        elif isinstance(node, ast.ImportFrom):
+            names.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
+    return names
+
+
+def assigned(node: ast.AST) -> Iterator[ast.expr]:
+    """The targets of a statement, and of setattr() and delattr()."""
+    if isinstance(node, (ast.Assign, ast.Delete)):
+        yield from node.targets
+    elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.For)):
+        yield node.target
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        yield node.optional_vars
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+        name = node.args[1]
+        yield ast.Attribute(node.args[0], str(getattr(name, "value", "?")))
+
+
+def replaced(path: Path) -> set[str]:
+    """The attributes of imported modules and classes, not our own, that a file sets."""
+    text, found = path.read_text(encoding="utf-8"), set()
+    names = imported_names(text)
+    for node in ast.walk(tree(text)):
+        for target in assigned(node):
+            parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+            for part in parts:
+                base, inner = part, part
+                while isinstance(base, (ast.Attribute, ast.Subscript)):
+                    base = base.value
+                if inner is base or not isinstance(base, ast.Name) or base.id not in names:
+                    continue
+                dotted = names[base.id] + ast.unparse(inner).removeprefix(base.id)
+                if not dotted.startswith((*SETTINGS, "orchestrator.")):
+                    found.add(dotted)
+    return found
+
+
+def test_no_attribute_of_another_library_is_set() -> None:
+    found = {show(path): names for path in FILES if (names := replaced(path))}
+    assert found == REPLACED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import paramiko\nparamiko.transport.time = None",
+        "import threading as t\nt.Thread = None",
+        "from torch import nn\nnn.Linear.forward = None",
+        "import invoke\nsetattr(invoke, 'run', None)",
+        "import fabric\ndel fabric.Connection",
+        "from paramiko import Transport\nTransport.a, b = 1, 2",
+    ],
+)
+def test_an_attribute_that_is_set_is_seen(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.py").write_text(text)
+    assert len(replaced(tmp_path / "bad.py")) == 1
+
+
+# -- budgets ----------------------------------------------------------------------------------
+
+# Statements of a room. What comes in above it names what leaves.
+BUDGETS = {"head/connect": 1300}
+
+
+def test_rooms_keep_to_their_budgets() -> None:
+    weights = dict.fromkeys(BUDGETS, 0)
+    for path in FILES:
+        if room(path) in weights:
+            nodes = ast.walk(tree(path.read_text(encoding="utf-8")))
+            weights[room(path)] += sum(isinstance(node, ast.stmt) for node in nodes)
+    assert {name: size for name, size in weights.items() if size > BUDGETS[name]} == {}
 
 
 # -- short ------------------------------------------------------------------------------------

@@ -39,6 +39,11 @@ def fill_closed_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
+def say_if_untested() -> None:
+    if sys.platform != "linux":
+        complain(f"orchestrator: as a head, {sys.platform} is untested here")
+
+
 def output_is_whole() -> bool:
     """Tell whether all that was printed was written: a full disk may have refused some of it."""
     output = sys.modules.get("orchestrator.head.screen.output")
@@ -77,8 +82,7 @@ def usage_words(error: click.ClickException) -> str:
 def run(command: click.Command, name: str) -> NoReturn:
     """Run a command; print every error as a sentence and exit with its code."""
     fill_closed_streams()
-    if sys.platform != "linux":
-        complain(f"orchestrator: as a head, {sys.platform} is untested here")
+    say_if_untested()
     interrupt.before_exit(files.remove_unfinished)
     try:
         code = command.main(prog_name=name, standalone_mode=False)

@@ -68,8 +68,7 @@ def no_linux() -> CheckFailed:
     """Return the error where nodes are to be reached from a machine of another kind."""
     return CheckFailed(
         f"nodes are reached from Linux or a Mac, and this machine is {sys.platform}",
-        "type it on one of the nodes, on another machine that reaches them by ssh, in a container or"
-        " in WSL 2",
+        "type it on one of the nodes, on another machine that reaches them by ssh, or in WSL 2",
     )
 
 

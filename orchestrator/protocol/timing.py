@@ -27,5 +27,5 @@ GONE_SECONDS = 5.0  # whose line was closed, and who lives, has called again wit
 SHORTEST_LEASE = 1.0  # a shorter one would end jobs for a busy processor
 
 # -- a rank and the server of its node --
-# A rank writes its stacks; no program that we know of uses it. A Mac, as a head, has no such signals.
+# A rank writes its stacks; no program that we know of uses it. A Mac has no such signals.
 STACKS_SIGNAL = getattr(signal, "SIGRTMIN", 34) + 9

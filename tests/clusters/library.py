@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from orchestrator.head.connect.channel import library
+from orchestrator.head.nodes.library import library
 from orchestrator.node.install import unpack
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect.channel import NodeChannel, library, parcel
+from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.nodes.environment import Environment
+from orchestrator.head.nodes.library import library, parcel
 from orchestrator.protocol.requests.request import Beat
 from orchestrator.protocol.requests.start import Hook
 from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS

@@ -9,23 +9,24 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from orchestrator.protocol.timing import HEAD_BEAT_SECONDS
 
-if TYPE_CHECKING:
-    from orchestrator.head.connect.channel import NodeChannel
+
+class Beating(Protocol):
+    def beat_if_quiet(self) -> None: ...
 
 
 class Beats:
     """Has each open channel beat in turn, in a thread of its own."""
 
     def __init__(self) -> None:
-        self.channels: weakref.WeakSet[NodeChannel] = weakref.WeakSet()
+        self.channels: weakref.WeakSet[Beating] = weakref.WeakSet()
         self.changing = threading.Lock()
         self.thread: threading.Thread | None = None
 
-    def keep(self, channel: NodeChannel) -> None:
+    def keep(self, channel: Beating) -> None:
         """Let a channel beat until it is dropped, or nobody has it any more."""
         with self.changing:
             self.channels.add(channel)
@@ -33,7 +34,7 @@ class Beats:
                 self.thread = threading.Thread(target=self.run, name="beats", daemon=True)
                 self.thread.start()
 
-    def drop(self, channel: NodeChannel) -> None:
+    def drop(self, channel: Beating) -> None:
         with self.changing:
             self.channels.discard(channel)
 
@@ -43,7 +44,7 @@ class Beats:
                 channel.beat_if_quiet()
             del channels, channel  # one that nobody has any more goes
 
-    def due(self) -> list[NodeChannel]:
+    def due(self) -> list[Beating]:
         """Wait, and return the channels; the thread ends where there is none."""
         time.sleep(HEAD_BEAT_SECONDS)
         with self.changing:

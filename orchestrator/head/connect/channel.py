@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import json
-import re
 import secrets
 import threading
 import time
-import zlib
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect import server_command
 from orchestrator.head.connect.beats import beats
 from orchestrator.head.connect.transport import Channel, Connection
+from orchestrator.head.nodes import refusals, server_command
 from orchestrator.head.nodes.environment import Environment
+from orchestrator.head.nodes.library import installer, library, parcel
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import HEADER, JSON, PIECE
 from orchestrator.protocol.message import Message, Nonsense, decode, parse
@@ -36,7 +31,6 @@ from orchestrator.protocol.requests.request import (
 from orchestrator.protocol.timing import HEAD_BEAT_SECONDS
 from orchestrator.protocol.version import OWN
 
-HOUSE = Path(__file__).parents[2]
 READ_BYTES = 1 << 20  # paramiko moves all that it keeps to the front after every read: read much
 STEP_BYTES = 1 << 18  # it copies what is left after every 32 KB: 1.7 of 7.6 s with larger pieces
 NOISE_LIMIT_BYTES = 1 << 20
@@ -48,72 +42,9 @@ MORE_THAN_A_BLOCK_BYTES = 8192 + 256
 LAST_WORDS_SECONDS = 2.0  # for what follows a refusal
 HANGS = "is its link cut? if one of its disks hangs, so does `df` there: try it over ssh"
 IN_A_CONTAINER = "a container reads no .bashrc: docker exec -i -e ORCHESTRATOR_HOME=/path NAME"
-TOO_OLD = "its Python {} is too old: 3.9 is needed"
-ANOTHER_PYTHON = "name one with python=/path after the node in the list, or --python /path"
-
-# What runs on nodes: the node's side, the engine, and what a user's script may import of us there.
-TRAVELS = (
-    *("__init__.py", "distributed.py", "common", "config", "records", "protocol", "node"),
-    *("engine", "traces", "trackers"),
-)
 
 
 A = TypeVar("A", bound=Message)
-
-
-class Library(NamedTuple):
-    """Our sources that run on nodes, which have only torch."""
-
-    digest: str  # its name there
-    checksum: int  # of all names and contents, in any order
-    text: bytes  # {name: source}
-
-
-READING = threading.Lock()
-
-
-def sources() -> list[Path]:
-    return [
-        path
-        for name in TRAVELS
-        for path in (sorted((HOUSE / name).rglob("*.py")) if "." not in name else [HOUSE / name])
-    ]
-
-
-def library() -> Library:
-    """Return it, read once however many nodes are connected to at the same moment."""
-    with READING:
-        return read()
-
-
-def parcel() -> bytes:
-    """Return what a node is sent that lacks it: its size in a line, and the sources, packed."""
-    with READING:
-        return pack(read().text)
-
-
-@functools.cache
-def read() -> Library:
-    files = {
-        f"orchestrator/{path.relative_to(HOUSE)}": path.read_text(encoding="utf-8")
-        for path in sources()
-    }
-    files["__main__.py"] = "from orchestrator.node.main import main\n\nmain()\n"
-    text = json.dumps(files).encode("ascii")
-    checksum = sum(zlib.crc32(files[name].encode(), zlib.crc32(name.encode())) for name in files)
-    return Library(hashlib.sha256(text).hexdigest()[:16], checksum, text)
-
-
-@functools.lru_cache(maxsize=1)
-def pack(text: bytes) -> bytes:
-    packed = zlib.compress(text, 6)
-    return b"%d\n%b" % (len(packed), packed)
-
-
-@functools.cache
-def installer() -> str:
-    texts = [HOUSE / "common/permissions.py", HOUSE / "node/install.py"]
-    return "\n".join(path.read_text(encoding="utf-8") for path in texts)
 
 
 class Declined(NodeError):
@@ -195,7 +126,7 @@ class NodeChannel:
                 raise Silent(*server_command.never_begins(said)) from None
             if not data or len(noise) > NOISE_LIMIT_BYTES:
                 outside = self.environment.wrap and b"python-here" not in noise
-                reason = no_server_reason(noise, self._errors(), self.environment)
+                reason = refusals.no_server_reason(noise, self._errors(), self.environment)
                 raise NotEntered(*reason) if outside else NodeError(*reason)
             noise += data
         return noise.partition(mark)[2]
@@ -350,62 +281,3 @@ def read_message(data: bytes) -> Incoming:
         return read_incoming(parse(data))
     except Nonsense as error:
         raise nonsense(error) from error
-
-
-def no_server_reason(noise: bytes, errors: str, environment: Environment) -> tuple[str, str]:
-    output = server_command.last_line(errors or noise.decode(errors="replace"))
-    if b"no-python-here" in noise:
-        return no_python(server_command.pythons(environment))
-    another = server_command.another_user(noise.decode(errors="replace"))
-    if another:
-        return another
-    old = re.search(rb"old-python ([0-9.]{1,20})", noise)
-    if old:
-        return TOO_OLD.format(old[1].decode()), ANOTHER_PYTHON
-    # A line of its own: a shell that does not understand our command may print that.
-    lines = (noise.decode(errors="replace") + "\n" + errors).splitlines()
-    taken = server_command.TAKEN in map(str.strip, lines)
-    if taken and not environment.wrap:
-        return server_command.INPUT_TAKEN
-    python = re.search(rb"^python-here (.{1,500})$", noise, re.MULTILINE)
-    if python and not taken:
-        return no_sound_python(python[1].decode(errors="replace"), errors or output)
-    if output.startswith("srun: "):
-        return f"Slurm starts no step there: {output}", "look at: squeue, scontrol show node"
-    said = f": {output}" if output and not taken else ""
-    if environment.wrap:
-        return (
-            f"`{environment.wrap}` ends before our program starts{said}",
-            f"try there: {environment.wrap} /bin/sh -c 'cat' </etc/hostname  (docker exec needs -i"
-            " and no -t)",
-        )
-    return (
-        f"its login shell ends before our program starts{said}",
-        server_command.LOOK_FOR_EXIT,
-    )
-
-
-def no_sound_python(path: str, output: str) -> tuple[str, str]:
-    if "Unknown option: -X" in output:  # Python 2
-        return TOO_OLD.format(path), ANOTHER_PYTHON
-    lines = [line for line in output.splitlines() if not line.startswith("python-here ")]
-    # What Python says when it cannot begin has the place after the error.
-    last = server_command.last_line("\n".join([line for line in lines if "Error" in line] or lines))
-    said = f": {last}" if last else ""
-    return f"its Python, {path}, ends before our program starts{said}", (
-        f"try there: {path} -c 'import json, selectors'; if that works, look for PYTHONHOME and"
-        " PYTHONPATH in its rc files; if not, name another with python= after the node in the list,"
-        " or --python"
-    )
-
-
-def no_python(pythons: Sequence[str]) -> tuple[str, str]:
-    if len(pythons) == 1:
-        return (
-            f"there is no {pythons[0]} that can be executed",
-            "correct --python, or the node's python= in the list",
-        )
-    return (
-        f"there is no Python: neither {', '.join(pythons[:-1])} nor {pythons[-1]}",
-        ANOTHER_PYTHON,
-    )

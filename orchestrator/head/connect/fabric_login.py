@@ -23,9 +23,15 @@ from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemo
 
 from orchestrator.common.errors import NodeError, NoKey, OrchestratorError
 from orchestrator.head.connect import known_hosts, openssh, way
-from orchestrator.head.connect.ssh import Dropped, NeedsSsh, left
 from orchestrator.head.connect.ssh_config import Destination
-from orchestrator.head.connect.transport import Channel, notice_loss, within
+from orchestrator.head.connect.transport import (
+    Channel,
+    Dropped,
+    NeedsSsh,
+    left,
+    notice_loss,
+    within,
+)
 from orchestrator.head.connect.way import Here, Way
 
 log = logging.getLogger(__name__)

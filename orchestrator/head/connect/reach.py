@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from orchestrator.common.errors import NodeError
@@ -70,23 +70,10 @@ def attending(ssh: Transport, node: Login) -> NodeChannel:
     try:
         return serving(ssh, node)
     except NotActive as error:
-        bare = LoginWithout(node.host, node.user, node.port, node.python, wrap=node.wrap)
         try:
-            return serving(ssh, bare)
+            return serving(ssh, replace(node, activate=None))
         except NodeError:
             raise error from None
-
-
-@dataclass(frozen=True)
-class LoginWithout:
-    """A login on a node, without its environment."""
-
-    host: str
-    user: str | None
-    port: int | None
-    python: str | None
-    activate: None = None
-    wrap: str | None = None
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from orchestrator.head.connect.ssh_config import (
     SshConfig,
     loop,
 )
-from orchestrator.head.connect.transport import Connection
+from orchestrator.head.connect.transport import Connection, Dropped, NeedsSsh, left
 from orchestrator.head.connect.way import Here, Way
 
 if TYPE_CHECKING:
@@ -36,14 +36,6 @@ log = logging.getLogger(__name__)
 # Logins at a time. Each takes milliseconds of a processor, so more at once only make all of them
 # late; the time limit of each begins with its turn.
 LOGINS = threading.BoundedSemaphore(64)
-
-
-class NeedsSsh(NodeError):
-    """Raised where fabric cannot log in, and the ssh program perhaps can."""
-
-
-class Dropped(Exception):
-    """The other side hung up before the login, which is worth another try."""
 
 
 class SshTransport:
@@ -194,10 +186,6 @@ def negotiable() -> Settings:
     from orchestrator.head.connect import fabric_login  # Few configurations ask for it.
 
     return fabric_login.algorithms()
-
-
-def left(deadline: float) -> float:
-    return max(0.05, deadline - time.monotonic())
 
 
 def certificates(destination: Destination) -> Iterator[Path]:

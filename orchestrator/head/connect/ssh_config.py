@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from orchestrator.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from orchestrator.head.connect.reach import LoginWithout
     from orchestrator.head.nodes.node_list import Node
     from orchestrator.records.experiment import NodeRecord
 
     # What says how a node is reached.
-    Login: TypeAlias = Node | NodeRecord | LoginWithout
+    Login: TypeAlias = Node | NodeRecord
 else:
     Login = object
 

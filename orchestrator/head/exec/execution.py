@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.common.errors import NodeError, OrchestratorError
-from orchestrator.head.connect import fleet, server_command
+from orchestrator.head.connect import fleet
 from orchestrator.head.connect.transport import Channel, Connection, Transport, notice_loss
 from orchestrator.head.exec.shell import BEGINS, GO, GRACE_SECONDS
+from orchestrator.head.nodes import server_command
 from orchestrator.head.nodes.node_list import NumberedNode
 
 PIECE_BYTES = 1 << 16

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common.errors import UsageError
-from orchestrator.head.connect.server_command import FIRST, TAKEN, python_candidates
 from orchestrator.head.nodes.node_list import NumberedNode
+from orchestrator.head.nodes.server_command import FIRST, TAKEN, python_candidates
 
 FIND_PYTHON = """\
 program={program}
@@ -66,7 +66,7 @@ def plain_line(directory: Directory, words: Sequence[str]) -> str:
 
 def job_line(part: JobPart, python: str | None, directory: str, words: Sequence[str]) -> str:
     """Return what the login shell gets for the same with a job's environment."""
-    from orchestrator.head.connect.channel import HOUSE  # exec does without the protocol
+    from orchestrator.head.nodes.library import HOUSE  # exec does without the protocol
 
     program = (HOUSE / "node/environments/shell.py").read_text(encoding="utf-8")
     text = FIND_PYTHON.format(

@@ -18,15 +18,16 @@ from termios import FIONREAD
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect import beats, channel, server_command
+from orchestrator.head.connect import beats, channel
 from orchestrator.head.connect import reach as reaching
-from orchestrator.head.connect.channel import NodeChannel, library
+from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import ask_once, clock_offset, open_channel, reach
-from orchestrator.head.connect.server_command import FIRST_LINE, READ_PROGRAM, quote, sized
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
+from orchestrator.head.nodes import library, server_command
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.nodes.server_command import FIRST_LINE, READ_PROGRAM, quote, sized
 from orchestrator.protocol.requests.follow import Jobs
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
 from orchestrator.protocol.requests.request import Answered, Beat
@@ -44,7 +45,7 @@ print(orchestrator.__file__, Trainer.__module__)
 
 
 def test_the_engine_and_a_users_imports_need_nothing_else(tmp_path: Path) -> None:
-    for name, text in json.loads(library().text).items():
+    for name, text in json.loads(library.library().text).items():
         path = tmp_path / "library" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -246,17 +247,17 @@ def test_our_program_is_read_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch)
         another.wait(0.5)
         return []
 
-    def connect(_: int) -> channel.Library:
+    def connect(_: int) -> library.Library:
         together.wait()
-        return channel.library()
+        return library.library()
 
-    channel.read.cache_clear()
-    monkeypatch.setattr(channel, "sources", sources)
+    library.read.cache_clear()
+    monkeypatch.setattr(library, "sources", sources)
     try:
         with ThreadPoolExecutor(8) as pool:
             assert len(set(pool.map(connect, range(8)))) == 1
     finally:
-        channel.read.cache_clear()
+        library.read.cache_clear()
     assert read == [1]
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect import server_command
 from orchestrator.head.connect.channel import NotEntered
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.subprocess_transport import ProcessConnection
+from orchestrator.head.nodes import server_command
 from orchestrator.head.nodes.environment import check
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.requests.start import Hook

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.head.connect import server_command
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
 from orchestrator.head.exec.collected import Stream
 from orchestrator.head.exec.execution import Execution, Input
 from orchestrator.head.exec.shell import BEGINS, GO, Directory, shell_line
+from orchestrator.head.nodes import server_command
 from orchestrator.head.nodes.node_list import Node, NumberedNode
 from tests.node.running import wait_until
 

@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect.channel import NodeChannel, library
+from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.nodes.environment import Environment
+from orchestrator.head.nodes.library import library
 from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import RunDir, connect, note_stop_of_all, runs_here
 from orchestrator.node.server.visit import Refusal, Visit
