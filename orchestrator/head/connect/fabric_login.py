@@ -175,11 +175,6 @@ class AcceptNew(paramiko.MissingHostKeyPolicy):
         known_hosts.accept(self.destination, key, strict=self.strict)
 
 
-@functools.cache
-def fabric_config() -> fabric.Config:
-    return fabric.Config(overrides={"load_ssh_configs": False})
-
-
 def prepared(
     destination: Destination, gateway: fabric.Connection | bool, *, strict: bool
 ) -> fabric.Connection:
@@ -189,7 +184,8 @@ def prepared(
         destination.host,
         user=destination.user,
         port=destination.port,
-        config=fabric_config(),
+        # One for each connection, which writes into it; ssh_config was read by `ssh -G`.
+        config=fabric.Config(overrides={"load_ssh_configs": False}),
         gateway=gateway,
         connect_kwargs={
             "auth_strategy": Keys(destination),
