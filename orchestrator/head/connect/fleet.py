@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import logging
 import os
 import resource
 import time
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from orchestrator.head.connect.reach import Reached
     from orchestrator.protocol.message import Message
     from orchestrator.protocol.requests.request import Request
+
+log = logging.getLogger(__name__)
 
 SPARE = 16
 A_CONNECTION = 2  # open files: one, and one more while it is made
@@ -95,7 +98,8 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
     def run(index: int, item: T) -> None:
         try:
             results[index] = attempt(partial(work, item))
-        except BaseException as error:  # noqa: BLE001  a defect of ours: raised again in the caller
+        except BaseException as error:
+            log.debug("a defect in work for %s", getattr(item, "name", "one"), exc_info=error)
             if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
                 crashes.append(error)
             results[index] = NodeError("no more files may be opened here", MORE_FILES)
@@ -105,6 +109,9 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
         task.join()  # Ctrl-C leaves at once, and with the process the connections close
     if crashes:
         raise crashes[0]
+    for item, result in zip(items, results, strict=True):
+        if isinstance(result, OrchestratorError):
+            log.debug("%s: %s", getattr(item, "name", "one"), result)
     return cast("list[R | OrchestratorError]", results)
 
 
