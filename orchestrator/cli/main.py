@@ -138,7 +138,8 @@ def logs(
     system: bool,
 ) -> int:
     """Show the logs of a job, running or finished."""
-    from orchestrator.head.commands import logs, system_logs
+    from orchestrator.head.commands import logs
+    from orchestrator.head.commands.kept import system_logs
 
     if system and (follow or rank is not None):
         raise UsageError("--system goes with --node and -n", "without -f and --rank")

@@ -156,7 +156,6 @@ class Growth:
                 return False
             self.get_ready(record, {name: there[name][1] for name in names})
             self.larger = larger(record, names)
-            log.info("can join: %s", names)
             return False
         finally:
             for answer in open_now:
@@ -254,6 +253,7 @@ def chosen(record: JobRecord, problems: Mapping[str, str]) -> set[str]:
 
 def larger(record: JobRecord, names: Sequence[str]) -> Change:
     """Let these nodes stand by: the next attempt takes them."""
+    log.info("can join: %s", names)
     spares = [
         replace(node, state="standing by") if node.name in names else node for node in record.spares
     ]
