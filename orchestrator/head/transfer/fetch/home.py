@@ -68,7 +68,7 @@ def bring(
         replace=grown.__contains__,
         since=since,
     )
-    log.debug("%s: fetches %d files of %d", channel.name, len(taken), len(listing.files))
+    log.debug("%s: fetches %d files of %d", label, len(taken), len(listing.files))
     result = fetch.go(taken)
     for path, reason in result.failed.items():
         stays[places[path]].append(f"{path} ({reason})")

@@ -167,7 +167,7 @@ def ask(transport: Transport, source: Source) -> Listed:
         for file in files
         if isinstance(source.question, Outputs) and gathered.is_manifest(file.path)
     }
-    log.debug("%s: lists %d files", channel.name, len(files))
+    log.debug("%s: lists %d files", source.name, len(files))
     left_out = listing.left_out
     return Listed(source, channel, listing.place, tuple(files), (), left_out, manifests)
 
