@@ -84,7 +84,7 @@ OTHERS = {
     "node/job/ranks/fast_torchrun.py": {"torch"},  # it is torchrun
 }
 MOST_CHILDREN = 12  # files and folders in a folder, so that it is seen at once
-CROWDED = {"head": 15}
+CROWDED = {"head": 15, "common": 13}
 MOST_ARROWS = 60  # between the rooms of the head
 LONGEST_FUNCTION = 50
 

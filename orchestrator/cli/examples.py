@@ -34,7 +34,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "logs": (
         ("orchestrator logs -f", "show the lines of all ranks, and those to come"),
         ("orchestrator logs EXP --rank 3 -n 50", "the last 50 lines of one rank"),
-        ("orchestrator logs --node 1 --color | less -R", "one node's lines, page by page"),
+        ("orchestrator logs EXP --system", "what the head and the nodes did, where a job hangs"),
     ),
     "ls": (
         ("orchestrator ls --running", "those that wait or run"),

@@ -123,6 +123,7 @@ def watch(where: Where, experiment: str | None, print_unit: bool) -> int:
 )
 @click.option("--node", type=int, help="Show this node only.")
 @click.option("--rank", type=int, help="Show this rank only.")
+@click.option("--system", is_flag=True, help="Show what the head and the nodes did, not the ranks.")
 @color_option
 def logs(
     where: Where,
@@ -131,9 +132,16 @@ def logs(
     last: int | None,
     node: int | None,
     rank: int | None,
+    system: bool,
 ) -> int:
     """Show the logs of a job, running or finished."""
     from orchestrator.head.commands import logs
+    from orchestrator.head.commands.kept import system_logs
+
+    if system and (follow or rank is not None):
+        raise UsageError("--system goes with --node and -n", "without -f and --rank")
+    if system:
+        return system_logs.show(where, experiment, node, last)
 
     view = View(node=node, rank=rank)
     return logs.logs(where, experiment, view, follow=follow, last=last)

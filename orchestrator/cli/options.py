@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
 import shutil
@@ -86,6 +87,9 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
+        taken = {flag for option in self.params for flag in option.opts}
+        if "-v" not in taken:  # of `orchestrator prune` it names what stays
+            self.params = [*self.params, verbosity_option()]
         for option in self.params:
             if isinstance(option, click.Option) and option.metavar is None and not option.is_flag:
                 option.metavar = metavar(option)
@@ -211,6 +215,31 @@ class GroupedCommand(Command):
             if rows:
                 with formatter.section(name):
                     formatter.write_dl(rows)
+
+
+def show_log(_: click.Context, __: click.Parameter, verbosity: int) -> None:
+    """Show the log on standard error, as -v, -vv or ORCHESTRATOR_LOG ask for."""
+    if not verbosity and "ORCHESTRATOR_LOG" not in os.environ:  # logging takes 5 ms
+        return
+    from orchestrator.common import logs
+    from orchestrator.head.screen import output
+
+    if level := logs.level_of(verbosity, os.environ):
+        logs.to_terminal(level, output.complain)
+
+
+@functools.cache
+def verbosity_option() -> click.Option:
+    """Return -v, which every command takes."""
+    return GroupedOption(
+        ["-v", "verbosity"],
+        group=OUTPUT,
+        count=True,
+        expose_value=False,
+        is_eager=True,
+        callback=show_log,
+        help="Log to standard error; -vv: each request.",
+    )
 
 
 def choose_color(_: click.Context, __: click.Parameter, color: bool | None) -> None:

@@ -30,6 +30,7 @@ LARGEST_RECORD_BYTES = 64 << 20
 TRUST = "--trust-record"
 STAMP = re.compile(r".+_\d{8}_\d{6}")
 SLURM_JOB = "slurm_job"  # a file with the number, there before anything else is
+HEAD_LOG = "head.log"  # what the head did, beside the logs of the nodes
 SHOWN = ".shown"
 IGNORED = ".gitignore"  # of the directory of all experiments
 NO_RESTART = ".no_restart"
@@ -282,6 +283,10 @@ class Experiment:
     def logs(self) -> Path:
         return self.path / "logs"
 
+    @property
+    def head_log(self) -> Path:
+        return self.logs / HEAD_LOG
+
     def log(self, node: NodeRecord) -> Path:
         address = re.sub(r"[^A-Za-z0-9_.%-]", "-", node.address)
         return self.logs / f"node_{node.index}_{address}.txt"
@@ -466,6 +471,8 @@ class Experiment:
             return  # it was submitted before, and its record says what became of it
         for file in (".head", RECORD, NOTIFY, trust.SIGNATURE):
             (self.path / file).unlink(missing_ok=True)
+        for each in (HEAD_LOG, f"{HEAD_LOG}.1"):
+            (self.logs / each).unlink(missing_ok=True)
         for inner in (self.path / "outputs", self.logs, self.path):
             inner.rmdir()
         if self.made_root:

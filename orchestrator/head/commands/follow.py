@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 import time
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.common import files
+from orchestrator.common import files, logs
 from orchestrator.common.errors import EXIT_DONE, EXIT_STOPPED, OrchestratorError, UsageError
 from orchestrator.common.program import installed
 from orchestrator.common.text import duration, plural
@@ -40,6 +41,8 @@ from orchestrator.records.outcome import Cause, Head
 if TYPE_CHECKING:
     from orchestrator.head.start.stages import Launched
 
+log = logging.getLogger(__name__)
+
 PAGE_ROWS, PAGE_COLUMNS = 22, 80  # of the smallest terminal, beside what it already shows
 FEWEST_LINES = 5  # of a traceback
 MOST_ATTEMPTS = 3  # of which the end is told
@@ -53,6 +56,7 @@ def follow_launched(
     With `where`, a head that leaves the job running leaves another one behind in the background.
     """
     running = launched.running
+    log.info("process %d follows job %s", os.getpid(), running.record.job)
     stay = Stay(
         *(launched.experiment, launched.nodes.transport, backend_of),
         *(notifier_of(launched.experiment, running.record, say), view, say),
@@ -75,6 +79,8 @@ def follow_again(
     looks_on: bool = False,
 ) -> int:
     """Be the head of a job that runs already."""
+    logs.keep_in(job.experiment.head_log)
+    log.info("process %d follows job %s, which runs already", os.getpid(), record.job)
     record = replace(record, head=this_head())
     stay = Stay(
         *(job.experiment, job.transport, backend_of),
@@ -107,6 +113,7 @@ def report(stay: Stay, ending: Ending, where: Where | None) -> int:
 
 def leave(running: Run, screen: Screen | None, where: Where | None) -> None:
     """Leave a job running, and say who goes on writing its logs, if anybody does."""
+    log.info("this head leaves; the job runs on")
     experiment, words = running.experiment, ""
     if where is not None and not running.record.head_elsewhere:
         if screen is not None and not screen.quiet:
@@ -133,6 +140,7 @@ def report_end(experiment: Experiment, record: JobRecord, screen: Screen | None 
     All of it fits on a small terminal, however many ranks have failed.
     """
     assert record.ended is not None and record.exit_code is not None
+    log.info("the job has ended: %s, exit code %d", record.state, record.exit_code)
     cause = record.verdict
     lines = [f"{state_of(record)} after {duration(record.ended - record.started)}"]
     if words := goodput.in_words({} if screen is None else record.goodput):
@@ -255,6 +263,7 @@ def take_up(
     Whoever comes next takes over from it. Where another head left this one behind on purpose, the
     job does not depend on this one.
     """
+    logs.hold()
     keys = Pipe()
     job = adopt_job(where, experiment)
     place = {"place": str(job.experiment.path), "pid": os.getpid()}
@@ -297,6 +306,7 @@ STEAL_SECONDS = 15.0  # for the other head to leave
 
 
 def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
+    logs.hold()
     job = adopt_job(where, wanted)
     experiment = job.experiment
     if job.record.over:

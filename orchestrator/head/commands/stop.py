@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestrator.common import logs
 from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE
 from orchestrator.config.launch import Where
 from orchestrator.config.parse import waiting_time
@@ -15,7 +18,7 @@ from orchestrator.head.screen import output
 from orchestrator.head.status import containers
 from orchestrator.head.status.find_job import FoundJob, find_job, without_record
 from orchestrator.protocol.message import encode
-from orchestrator.records.experiment import JobRecord, NodeRecord
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.outcome import Receipt
 
 
@@ -56,6 +59,8 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
         return Ended(record, None)
     if isinstance(job, FoundJob):
         job.experiment.check_launched(record)
+        words = "process %d stops the job on %d nodes; grace %g s"
+        logs.note(job.experiment.head_log, __name__, words, os.getpid(), len(nodes), grace)
         if Restarts(record).allowed and not record.over:
             job.experiment.forbid_restarts()
     receipts = stopping.stop_job(job.transport, record, nodes, grace)
@@ -64,7 +69,15 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
     while (now := job.experiment.read_record()).job != record.job and not now.over:
         record = now  # its head was starting the next attempt, and no further one can start
         receipts = stopping.stop_job(job.transport, record, record.nodes, grace)
+    note_in(job.experiment, receipts)
     return Ended(record, *stopping.conclude(job.experiment, receipts))
+
+
+def note_in(experiment: Experiment, receipts: Sequence[Receipt]) -> None:
+    """Append to a job's head.log what has become of it on each node."""
+    for receipt in receipts:
+        words = receipt.error or stopping.described(receipt)
+        logs.note(experiment.head_log, __name__, "%s: %s", receipt.node, words)
 
 
 def stop(where: Where, wanted: str | None, *, grace: float | None, as_json: bool) -> int:
@@ -107,7 +120,15 @@ def emergency_stop(
         if any(receipt.left for receipt in alive) and not output.agreed("end all of these?"):
             output.complain("nothing was ended")
             return EXIT_FAILED
-    return show_receipts(everywhere(only_show=False), as_json=as_json)
+    receipts = everywhere(only_show=False)
+    for job in {receipt.job for receipt in receipts if receipt.job and not receipt.user}:
+        # A job is called as its experiment, with six letters more.
+        name = job.rpartition("-")[0]
+        if "/" in name or name.startswith("."):  # a node may say anything
+            continue
+        experiment = Experiment(where.experiments / name)
+        note_in(experiment, [receipt for receipt in receipts if receipt.job == job])
+    return show_receipts(receipts, as_json=as_json)
 
 
 def show_receipts(receipts: list[Receipt], *, as_json: bool) -> int:

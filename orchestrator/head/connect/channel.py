@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import secrets
 import threading
 import time
@@ -19,6 +20,8 @@ from orchestrator.protocol import frames
 from orchestrator.protocol.frames import HEADER, JSON, PIECE
 from orchestrator.protocol.message import Message, Nonsense, decode, parse
 from orchestrator.protocol.requests.request import (
+    ROUTINE,
+    SLOW_SECONDS,
     Answered,
     Beat,
     Greeting,
@@ -30,6 +33,8 @@ from orchestrator.protocol.requests.request import (
 )
 from orchestrator.protocol.timing import HEAD_BEAT_SECONDS
 from orchestrator.protocol.version import OWN
+
+log = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 20  # paramiko moves all that it keeps to the front after every read: read much
 STEP_BYTES = 1 << 18  # it copies what is left after every 32 KB: 1.7 of 7.6 s with larger pieces
@@ -74,6 +79,8 @@ def nonsense(error: Nonsense) -> NodeError:
 class NodeChannel:
     """An open channel to one node's server. Requests are asked one at a time."""
 
+    name = "a node"  # in the log
+
     def __init__(self, connection: Connection, environment: Environment, timeout: float) -> None:
         self.connection = connection
         self.environment = environment
@@ -82,6 +89,7 @@ class NodeChannel:
         self.sending = threading.Lock()
         self.count, self.posted_at = 0, 0.0
         self.pending: dict[int, Request[Any]] = {}  # number -> request that is not answered yet
+        self.asked: dict[int, float] = {}  # number of one of them -> when it was sent, monotonic
         self.channel: Channel = connection.run(
             server_command.command(environment, self.nonce), timeout
         )
@@ -93,8 +101,10 @@ class NodeChannel:
 
     def begin(self, timeout: float) -> None:
         """Wait for the server's greeting, and send it the library if it has none."""
+        log.debug("%s: waits for its login shell, and for our server there", self.name)
         said = self._marked(timeout + server_command.patience(self.environment))
         if said.startswith(ASKS):
+            log.debug("%s: is sent our program", self.name)
             self.channel.settimeout(timeout)
             self._send(parcel())
             said = self._marked(timeout)
@@ -111,6 +121,7 @@ class NodeChannel:
                 " which was sent",
                 "delete ~/.orchestrator/lib there",
             )
+        log.debug("%s: its server greets", self.name)
         beats.keep(self)
 
     def _marked(self, timeout: float) -> bytes:
@@ -145,9 +156,13 @@ class NodeChannel:
         deadline = (time.monotonic() if since is None else since) + timeout
         silence = f"it does not answer ({request.do}) within {timeout:.0f} s; {HANGS}"
         while True:
-            answer = self.message(deadline, silence)
+            try:
+                answer = self.message(deadline, silence)
+            except NodeError as error:
+                log.debug("%s: no answer to %s (%d): %s", self.name, request.do, number, error.what)
+                raise
             if isinstance(answer, Refused):
-                self.pending.pop(answer.id, None)
+                self.refused(answer)
             if isinstance(answer, Refused) and answer.id == number:
                 raise Declined(answer.error, answer.kind)
             if isinstance(answer, Answered):
@@ -163,7 +178,9 @@ class NodeChannel:
     def _post(self, request: Request[Any]) -> int:
         self.posted_at = time.monotonic()
         self.count += 1
-        self.pending[self.count] = request
+        self.pending[self.count], self.asked[self.count] = request, self.posted_at
+        if request.do not in ROUTINE:
+            log.debug("%s: is asked %s (%d)", self.name, request.do, self.count)
         text = json.dumps(frame_of_request(self.count, request)).encode("ascii")
         self._send(frames.header(JSON, len(text)) + text)
         return self.count
@@ -188,10 +205,21 @@ class NodeChannel:
         request = self.pending.pop(answer.id, None)
         if request is None:
             raise nonsense(Nonsense(f"an answer to request {answer.id}, which was not asked"))
+        took = time.monotonic() - self.asked.pop(answer.id, time.monotonic())
+        if request.do not in ROUTINE or took > SLOW_SECONDS:
+            log.debug("%s: answers %s (%d) after %.3f s", self.name, request.do, answer.id, took)
         try:
             return request, decode(request.answer, answer.ok)
         except Nonsense as error:
             raise nonsense(error) from error
+
+    def refused(self, answer: Refused) -> Request[Any] | None:
+        """Return the request that this refuses, which is not pending any more."""
+        self.asked.pop(answer.id, None)
+        request = self.pending.pop(answer.id, None)
+        words = (self.name, request.do if request else "?", answer.id, answer.error)
+        log.debug("%s: refuses %s (%d): %s", *words)
+        return request
 
     def put(self, data: bytes, timeout: float) -> None:
         """Send bytes that the next request is about."""

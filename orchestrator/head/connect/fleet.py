@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import resource
 import threading
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from orchestrator.head.connect.reach import Reached
     from orchestrator.protocol.message import Message
     from orchestrator.protocol.requests.request import Request
+
+log = logging.getLogger(__name__)
 
 SPARE = 16
 MOST_FILES = 1 << 16
@@ -58,9 +61,7 @@ def need_room_for(nodes: Sequence[object]) -> None:
         raise UsageError(f"{what}: you may have {most} processes and threads", MORE_THREADS)
 
 
-N = TypeVar("N")
 T = TypeVar("T")
-V = TypeVar("V")
 R = TypeVar("R")
 A = TypeVar("A", bound="Message")
 
@@ -92,6 +93,9 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
         thread.join()  # Ctrl-C leaves at once, and with the process the connections close
     if crashes:
         raise crashes[0]
+    for item, result in zip(items, results, strict=True):
+        if isinstance(result, OrchestratorError):
+            log.debug("%s: %s", getattr(item, "name", "one"), result)
     return cast("list[R | OrchestratorError]", results)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.machine import Probe
 from orchestrator.protocol.requests.request import Request
+
+log = logging.getLogger(__name__)
 
 A = TypeVar("A", bound=Message)
 
@@ -49,8 +52,10 @@ def open_channel(connection: Connection, node: Login, timeout: float) -> NodeCha
     """
     try:
         channel = NodeChannel(connection, environment_of(node), timeout)
+        channel.name = node.host
         channel.begin(timeout)
-    except BaseException:
+    except BaseException as error:
+        log.debug("%s: no server there: %s", node.host, error)
         connection.close()
         raise
     return channel
@@ -58,6 +63,7 @@ def open_channel(connection: Connection, node: Login, timeout: float) -> NodeCha
 
 def serving(ssh: Transport, node: Login) -> NodeChannel:
     """Connect to a node, over a connection of its own, and start our server there."""
+    log.debug("%s: connecting", node.host)
     return open_channel(ssh.connect(ssh.config.of_node(node)), node, ssh.timeout)
 
 
@@ -105,8 +111,10 @@ def ask_once(ssh: Transport, node: Login, request: Request[A], timeout: float) -
 def reach(ssh: Transport, node: Node, request: Probe) -> Reached:
     """Connect to a node, start the server there and ask for its facts, in one go."""
     begun = time.time()
+    log.debug("%s: connecting", node.host)
     connection = ssh.connect(ssh.config.of_node(node))
     connected = time.time()
+    log.debug("%s: connected to %s", node.host, connection.address or "it")
     channel = open_channel(connection, node, ssh.timeout)
     asked = time.time()
     with kept_if_well(channel):

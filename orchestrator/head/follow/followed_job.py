@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ from orchestrator.records import machines
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.machines import Incident, machine_of
 from orchestrator.records.outcome import SlowRank
+
+log = logging.getLogger(__name__)
 
 PAUSES = 4  # as long as the writing of a record, between two of them
 
@@ -126,6 +129,7 @@ class FollowedJob:
         self.disk_is_full = False
 
     def say(self, text: str) -> None:
+        log.debug("says: %s", text)
         self.display.say(f"{OURS} {text}")
 
     def warn(self, text: str) -> None:
@@ -147,6 +151,7 @@ class FollowedJob:
 
     def failed(self, failure: Failure) -> None:
         self.failures.append(failure)
+        log.info("%s: %s (%s)", failure.who, failure.kind, verdict.first_line(failure.message))
         if self.end.open:
             self.end.fail(f"{failure.who} failed", time.monotonic(), certain=failure.certain)
             self.display.mute()
@@ -156,6 +161,7 @@ class FollowedJob:
             self.say(f"{said}; ending the job everywhere")
 
     def give_up_on(self, loss: Failure) -> None:
+        log.info("%s: given up: %s", loss.who, loss.message)
         self.end.outcome = Outcome.LOST
         self.failures.append(loss)
         self.display.mute()
@@ -164,6 +170,7 @@ class FollowedJob:
         self.end_all(f"node {loss.node} was lost", PEER_GRACE)
 
     def end_all(self, reason: str, grace: float) -> None:
+        log.info("all nodes are to end: %s; grace %g s", reason, grace)
         self.end.ordered(grace + self.record.launch.epilog_seconds, time.monotonic())
         for follower in self.at_work:
             follower.end(reason, grace)
@@ -218,6 +225,7 @@ class FollowedJob:
         if self.disk_is_full:
             return
         self.disk_is_full = True
+        log.info("the record cannot be written: %s", error)
         if error is not None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             self.warn(f"{self.experiment.path} cannot be written: {error.strerror}")
         else:

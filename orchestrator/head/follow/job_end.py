@@ -14,12 +14,15 @@ in any state: the job goes on without it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from orchestrator.protocol.timing import HEARSAY_SECONDS
 from orchestrator.records.experiment import NodeRecord
+
+log = logging.getLogger(__name__)
 
 END_LIMIT_SECONDS = 30.0  # beyond its grace, for a node to confirm that it has ended
 
@@ -56,6 +59,7 @@ class JobEnd:
         return self.outcome is Outcome.OPEN
 
     def fail(self, reason: str, now: float, *, certain: bool = False) -> None:
+        log.debug("open -> failed: %s%s", reason, " (certain)" if certain else "")
         self.outcome = Outcome.FAILED
         self.order_at, self.order_why = now + (0.0 if certain else HEARSAY_SECONDS), reason
 
@@ -64,6 +68,7 @@ class JobEnd:
 
     def ordered(self, grace: float, now: float) -> None:
         """Note that every node has been ordered to end."""
+        log.debug("%s: every node is ordered to end within %g s", self.outcome.value, grace)
         self.order_at = float("inf")
         self.give_up_at = now + grace + END_LIMIT_SECONDS
 

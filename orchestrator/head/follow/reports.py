@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ from orchestrator.protocol.reports import UNSAVED
 from orchestrator.protocol.requests.transfer import WrittenPlace
 from orchestrator.records.outcome import Receipt, SlowRank
 
+log = logging.getLogger(__name__)
+
 CONTAINER_SECONDS = 10.0  # a daemon that starts anew keeps its containers, and lets nobody in
 MOST_SAID, LONGEST_WORDS = 1000, 4000  # of one node's that a terminal, or a history, has
 CLOCK_IS_OFF_SECONDS = 2.0  # worth a word, because the log's own times will mislead
@@ -66,6 +69,7 @@ class Reports:
         elif isinstance(news, Connected):
             self.set_clock(node, news.clock)
             if node.lost_since:
+                log.info("%s is back after %.1f s", node.who, node.away)
                 self.job.say(styled(f"{node.who} is back after {node.away:.0f} s", DONE))
             node.lost_since = node.outside_since = node.awaited = 0.0
         elif isinstance(news, ClockRead):
@@ -93,6 +97,7 @@ class Reports:
         elif isinstance(event, events.RankEvent):
             self.of_rank(node, event, when)
         elif isinstance(event, events.Started):
+            log.info("%s: its supervisor has started torchrun", node.who)
             node.record = replace(node.record, state="running")
         elif isinstance(event, events.CommandFailed):
             self.command_failed(node, event, when)

@@ -12,6 +12,7 @@ then gets nowhere is given up again, rests, and is tried three times at most.
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,8 @@ from orchestrator.records.experiment import (
 )
 from orchestrator.records.metrics import trainers
 from orchestrator.records.outcome import Verdict
+
+log = logging.getLogger(__name__)
 
 # Kinds of failures (head/follow/failure_kinds.py) that another start may not meet again.
 PASSING = {
@@ -159,6 +162,7 @@ class Restarts:
             decision = Decision(restart=True, why=why, verdict=None)
         if stopped:
             decision = Decision(restart=False, why="the user stopped it", verdict=record.verdict)
+        log.info("another attempt: %s (%s)", decision.restart, decision.why)
         attempts[-1] = replace(attempts[-1], restarted=decision.restart, why=decision.why)
         if not decision.restart:
             return replace(record, attempts=attempts, verdict=decision.verdict)

@@ -6,6 +6,7 @@ Launch and attach both use it. One thread; followers and signals talk to it thro
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import signal
 import time
@@ -29,6 +30,8 @@ from orchestrator.head.transfer.fetch import elsewhere, home
 from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.outcome import Elsewhere, Head, SlowRank
+
+log = logging.getLogger(__name__)
 
 SUCCESSOR_SECONDS = 0.5  # between two looks whether another head wants to take over
 LEAVE_SECONDS = 3.0
@@ -117,6 +120,7 @@ class Run:
             self.inbox.put(held)
         try:
             with typed or Keys() as keys, self.status:
+                log.info("follows %d nodes of job %s", len(followers), self.record.job)
                 for follower in followers:
                     follower.start()
                 while not self.end.left and not all(n.over or n.given_up for n in self.job.nodes):
@@ -174,6 +178,7 @@ class Run:
     # -- signals -----------------------------------------------------------------------------
 
     def signalled(self, number: int) -> None:
+        log.info("signal %s, while the end is %s", number, self.end.outcome.value)
         if number == signal.SIGHUP or self.left_behind:
             self.end.left = True  # nobody who stops this machine means the job
             return
@@ -240,6 +245,8 @@ class Run:
                     self.job.warn(f"{node.who}: {reason}; still waiting (--on-node-loss wait)")
             too_long = not self.end.open and (gone or node.unheard > limit)
             given_up = self.end.gives_up(now) or too_long
+            if given_up and not node.given_up and not node.over:
+                log.info("%s is given up: away for %.1f s, %s", node.who, away, node.lost_why)
             if given_up and not node.given_up and away and self.end.outcome is not Outcome.LOST:
                 self.job.failures.append(node.failure(since, "lost", reason))
             node.given_up = node.given_up or given_up
@@ -266,6 +273,7 @@ class Run:
             return
         self.job.record = replace(self.record, spares=list(change.spares))
         self.change_why = change.why
+        log.info("the attempt is to end, as planned: %s", change.why)
         self.experiment.sign(self.job.current_record())
         self.job.save()  # whoever follows the job then has to know who joins
         self.end.outcome = Outcome.PLANNED
@@ -276,10 +284,13 @@ class Run:
         if time.monotonic() > self.successor_sought_at + SUCCESSOR_SECONDS:
             self.successor_sought_at = time.monotonic()
             self.successor = self.experiment.successor()
+            if self.successor is not None:
+                log.info("another head wants to follow the job: %s", self.successor)
             self.end.left = self.end.left or self.successor is not None
 
     def leave(self) -> None:
         """Leave the job running, as the user wants: no node must take that for a lost head."""
+        log.info("leaves the job running, as the user wants")
         self.end.left = self.left_on_purpose = True
         if self.record.launch.on_head_loss == "stop":
             deadline = time.monotonic() + LEAVE_SECONDS
@@ -312,6 +323,8 @@ class Run:
             stopped=bool(self.interrupts),
             change_why=self.change_why,
         )
+        cause = self.record.verdict
+        log.info("the attempt is over: %s; %s", self.record.state, cause and cause.message)
         if self.terminated and self.record.state == "stopped":
             self.taken_back = self.backend.is_taken_back(self.record)
         goes_on = self.record.goes_on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,6 +26,8 @@ from orchestrator.protocol.requests.follow import Stop, StopAll, StopReceipt
 from orchestrator.records.experiment import NOT_STARTED, Experiment, JobRecord, NodeRecord
 from orchestrator.records.outcome import Receipt
 
+log = logging.getLogger(__name__)
+
 HEAD_SECONDS = 20.0  # for a head to bring the outputs home and leave
 PROOF_SECONDS = 20.0  # beyond the grace: SIGKILL, the sweep, and looking again
 
@@ -38,6 +41,7 @@ def stop_job(
         order = Stop(job=record.job, node=node.index, why=reason, grace=grace, wait=wait)
         return (ask_once(ssh, node, order, wait + 20),)
 
+    log.info("stops job %s on %d nodes; grace %g s", record.job, len(nodes), grace)
     started = time.monotonic()
     results = fleet.everywhere(nodes, stop)
     proofs = receipts_of([node.name for node in nodes], results, started, record.job)

@@ -5,6 +5,7 @@ All nodes have to take the same kind: a node on InfiniBand and one on TCP never 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from orchestrator.config.schema import COPIED, Config, Model
 from orchestrator.head.nodes.facts import Facts, ProbedNode, names, release
 from orchestrator.head.plan.model import EnvSetting
 from orchestrator.protocol.facts import Gid, RdmaPort
+
+log = logging.getLogger(__name__)
 
 LAYERS = {"infiniband": "InfiniBand", "roce": "Ethernet"}
 SPOKEN = {"infiniband": "InfiniBand", "roce": "RoCE", "ethernet": "TCP"}
@@ -55,6 +58,7 @@ def choose(
     if profile in ports_by_kind:
         return fabric(nodes, profile, required(nodes, profile, ports_by_kind[profile]))
     complete = [kind for kind in ports_by_kind if all(ports.used for ports in ports_by_kind[kind])]
+    log.debug("kinds of cards that all nodes have: %s", complete)
     if complete:
         kind = complete[0]
         if kind == "infiniband":

@@ -6,6 +6,7 @@ settings, dry_run.py prints the result.
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
 import shlex
@@ -31,6 +32,8 @@ from orchestrator.head.plan import nccl_env, wishes
 from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan, Target
 
 # Fields of the spec that say where a node is among the others, and torchrun's options for them.
+log = logging.getLogger(__name__)
+
 OF_TORCHRUN = (
     *(("nnodes", "--nnodes"), ("node", "--node-rank")),
     *(("master", "--master-addr"), ("port", "--master-port")),
@@ -97,12 +100,16 @@ def make(
         raise no_torch(nodes)
     start, notes = choose_start(config.launch, kind, target, nodes)
     layout = agreed or lay_out(nodes, config)
+    log.info("%s start of a %s; ranks: %s; port %d", start, kind, layout.counts, layout.port)
     if target.kind == "engine" and target.name == ENGINE:
         check_engine(config, layout.counts, nodes)
     first, master = layout.index, layout.master_ip or None
     theirs = frozenset({*config.nccl.variables, *config.env, *(s.name for s in user_env)})
     net = nccl_env.make(nodes, config.nccl.profile, theirs, hinted, master=master, first=first)
     layout = replace(layout, master=layout.master or net.addresses[0].address)
+    log.info("network: %s; master %s", net.fabric.kind, layout.master)
+    for name, address in zip((node.name for node in nodes), net.addresses, strict=True):
+        log.debug("%s: address %s, %s", name, address.address, address)
     draft = Draft(job, experiment, start, kind, target, layout, config, user_env)
     return Plan(
         job=job,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -19,6 +20,8 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.schedulers.srun import SrunTransport
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import Experiment, JobRecord
+
+log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 30.0  # Slurm's controller may be busy; its commands retry by themselves
 OVER = (
@@ -51,6 +54,7 @@ def run(*command: str, stdin: str | None = None, env: Mapping[str, str] | None =
             f"there is no {command[0]} here",
             "run this where Slurm's commands are installed: a login node",
         )
+    log.debug("runs %s", command[0])
     try:
         done = subprocess.run(
             command,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import shlex
@@ -41,6 +42,8 @@ from orchestrator.protocol.requests.request import LACKING
 from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, Place
 from orchestrator.records import experiments as experiments_on_disk
 
+log = logging.getLogger(__name__)
+
 CHECK_OUT_SECONDS = 300.0  # 50,000 files on a slow disk
 COMPARE_SECONDS = 1.0  # for a directory that nodes share: a comparison is not worth more
 HOME = "~/.orchestrator/code/snapshots"  # on a node, as it is shown
@@ -66,6 +69,7 @@ def reach_with_code(request: Request, say: Say) -> tuple[Request, Nodes]:
             return request, replace(nodes, scan=scan if same else None)
         request = relative(request, nodes.reached, wanted)
         check_spelling(request, wanted)
+        log.info("brings the code to %s", [node.node.name for node in wanted])
         scan, checked = bring(request, wanted, len(nodes.reached), scan, say)
         return request, replace(with_snapshots(nodes, wanted, checked), scan=scan)
     except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,8 @@ from orchestrator.records import cordons, experiments
 from orchestrator.records.cordons import Cordon
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.machines import machine_of
+
+log = logging.getLogger(__name__)
 
 MOST_PEERS = 64  # hosts to which each node looks for a route
 
@@ -203,6 +206,7 @@ def reach_these(
             question = probe.replace(marker=path, port=port if node is nodes[0] else None)
             return reach(transport, node, question)
 
+        log.info("connects to %d nodes", len(nodes))
         fleet.need_room_for(nodes)
         with counted("connecting", reach_node, nodes) as counting:
             results = fleet.everywhere(nodes, counting)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator.common import interrupt
+from orchestrator.common import interrupt, logs
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.text import parse_seconds
 from orchestrator.config import load
@@ -26,6 +27,8 @@ from orchestrator.protocol.spec import Attempt, LeaseTerms, Spec, Target
 from orchestrator.protocol.timing import START_PATIENCE_SECONDS
 from orchestrator.records.experiment import Experiment
 from orchestrator.records.experiments import check_name
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,9 @@ def prepare(request: Request, nodes: Nodes, *, dry_run: bool = False) -> Prepare
         experiment = nodes.source.experiment(root, name)
         interrupt.undo_with(experiment.discard)  # until the job is recorded
         interrupt.answer_now()
+        logs.keep_in(experiment.head_log)
         job = f"{experiment.name}-{secrets.token_hex(3)}"
+        log.info("plans job %s in %s", job, experiment.path)
     with contextlib.nullcontext() if dry_run else discarded_on_error(experiment):
         plan = make_plan(request, nodes, job, str(experiment.path))
     return Prepared(request, nodes, experiment, plan, {**times, "planned": time.time()})
@@ -78,7 +83,8 @@ def discarded_on_error(experiment: Experiment) -> Iterator[None]:
     """Remove the directory of a job that cannot be started."""
     try:
         yield
-    except OrchestratorError:
+    except OrchestratorError as error:
+        log.info("nothing is started: %s", error)
         experiment.discard()
         raise
 
@@ -101,6 +107,7 @@ def make_plan(
     if by:
         planned = accelerate.planned(planned, by, probed, agreed)
     if request.hook:
+        log.info("runs the hook on %d nodes", len(planned.nodes))
         path = config.launch.hook
         planned = hook.run(planned, nodes.reached, request.hook, path, request.secrets)
     most = max(node.nproc for node in planned.nodes)

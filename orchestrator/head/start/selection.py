@@ -5,6 +5,7 @@ The doctor and the check before each start ask the same.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,8 @@ from orchestrator.head.start.request import Request
 from orchestrator.node.machine.disks import disk
 from orchestrator.records import cordons
 
+log = logging.getLogger(__name__)
+
 IN_THE_PLAN = ("port",)  # what the notes of the plan say anyhow
 OF_THE_JOB = ("port", "config", "names")  # findings that another node would not change
 
@@ -44,6 +47,8 @@ def choose(request: Request, nodes: Nodes, *, hold: bool) -> Nodes:
     unfit, held = unfit_of(request, nodes, bounds, hold)
     pool = [node for node in nodes.reached if node.node.name not in unfit]
     chosen, standing_by = pool[: bounds.most], pool[bounds.most :]
+    log.info("chosen of %d nodes: %s", len(nodes.reached), [one.node.name for one in chosen])
+    log.info("not chosen: %s", [one.node.name for one in standing_by])
     bad_spares = problems(request, nodes, standing_by)
     spares = [node for node in standing_by if node.node.name not in bad_spares]
     notes = [*passed_over(nodes, bounds, unfit), *stand_in(nodes, chosen)]
@@ -93,6 +98,7 @@ def unfit_of(
             taken.update(held.bad)
         if not bad and not held.bad:
             return unfit, held
+        log.info("not for this job: %s", {**bad, **held.bad})
         unfit.update({**bad, **held.bad})
 
 

@@ -7,6 +7,7 @@ start it, and is told only its place among the others.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from orchestrator.common import logs as job_log
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
 from orchestrator.common.text import Say, parse_seconds, plural
 from orchestrator.head.connect import fleet
@@ -59,6 +61,8 @@ from orchestrator.protocol.requests.start import Start, StartedHere, TakenPorts,
 from orchestrator.protocol.spec import Attempt, Placement
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
+log = logging.getLogger(__name__)
+
 END_SECONDS = 10.0
 PORT_SECONDS = 10.0
 LAST_PORT = 60_000
@@ -89,13 +93,17 @@ class Launched:
 
 def launch(request: Request, say: Say, queued: Callable[[], None] = lambda: None) -> Launched:
     """Start a job on all its nodes or on none; `queued` is called once it waits for them."""
+    job_log.hold(request.secrets)
+    log.info("launches %s from %s", request.target.name or "the engine", request.directory)
     prepared = in_turn(request, say, queued)
     request = prepared.request
+    log.info("checks %d nodes", len(prepared.nodes.reached))
     with discarded_on_error(prepared.experiment):
         with Progress("checking"):
             selection.check(request, prepared.nodes, say)
         bring_checkpoint(prepared, say)
     prepared.times["checked"] = time.time()
+    log.info("checked; the supervisors meet at %s", prepared.plan.master_address)
     peers_port = prepared.nodes.reached[0].facts.peers_port or 0
     meeting = Meeting(prepared.plan.master_address, peers_port, secrets.token_hex(32))
     return start(prepared, record.record_job(prepared), meeting, say)
@@ -103,6 +111,7 @@ def launch(request: Request, say: Say, queued: Callable[[], None] = lambda: None
 
 def in_turn(request: Request, say: Say, queued: Callable[[], None]) -> Prepared:
     """Prepare a job whose nodes are free, or with --queue wait until they are."""
+    log.info("reaches the nodes, and brings them the code")
     request, nodes = reach_with_code(request, say)
     waits = request.config.launch.waits and isinstance(nodes.source, ListedNodes)
     if not waits:
@@ -155,6 +164,8 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting, say: Say) -
     """Start a job that was recorded, and describe it in its manifest."""
     request, nodes, plan = prepared.request, prepared.nodes, prepared.plan
     prepared.times["recorded"] = time.time()
+    job_log.keep_in(prepared.experiment.head_log)
+    log.info("job %s is recorded in %s", plan.job, prepared.experiment.path)
     blueprint = Blueprint.of(prepared, meeting)
     announce(plan, say)
     say(f"logs in {output.path(prepared.experiment.logs)}")
@@ -169,10 +180,13 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting, say: Say) -
         then = "; the others were ended again"
         started = failures.all_or_table([node.node for node in nodes.reached], results, then)
         prepared.times["started"] = time.time()
+        job_log.let_go()
+        log.info("all %d supervisors have started torchrun", len(started))
         say_how_warm(starting.nodes, started, say)
         standing = spares.keep(blueprint, nodes.spares, say)
         starting = replace(starting, spares=standing)
     except OrchestratorError as error:
+        log.info("the job could not be started: %s", error)
         record.record_failure(prepared.experiment, starting, error, say)
         raise
     finally:  # not before the start: YAML takes 20 ms, git 10 ms, and seconds in a large tree
@@ -221,8 +235,10 @@ def launch_again(job: Again, say: Say) -> Running | JobRecord:
     gathering = Gathering(experiment, ended, job.transport, job.channels, say, job.latecomers)
     while True:
         gathered = None
+        log.info("attempt %d has ended; gathers the nodes of the next one", ended.attempt)
         try:
             gathered = gathering.run()
+            log.info("the next attempt has %s", [node.name for node in gathered.nodes])
             bring_what_is_lacking(experiment, ended, gathered, say)
             bring_saved(job, ended, gathered, say)
             return start_again(experiment, ended, gathered, say)
@@ -230,6 +246,7 @@ def launch_again(job: Again, say: Say) -> Running | JobRecord:
             final = record.given_up(ended, error)
             say(f"{error.what}; the job is given up")
         except OrchestratorError as error:
+            log.info("the next attempt could not be started: %s", error)
             nodes = None if gathered is None else (gathered.nodes, gathered.spares)
             if gathered is not None and isinstance(error, NotAllStarted):
                 nodes = error.nodes, gathered.spares
@@ -293,6 +310,7 @@ def start_again(experiment: Experiment, ended: JobRecord, gathered: Gathered, sa
         started = all_answers(starting.nodes, results)
     except NodeError as error:
         raise NotAllStarted(error, with_doubts(starting.nodes, results)) from error
+    log.info("attempt %d runs as job %s", number, starting.job)
     say_how_warm(starting.nodes, started, say)
     running = record.has_started(experiment, starting)
     return Running(running, gathered.channels, logs)
@@ -365,6 +383,7 @@ def start_all(
 ) -> list[StartedHere | OrchestratorError]:
     """Start all parts at once; if one cannot start, end the others again."""
     pairs = list(zip(channels, orders, strict=True))
+    log.info("starts the supervisors of %s", starting.job)
 
     def ask(pair: tuple[NodeChannel, Start]) -> StartedHere:
         return pair[0].ask(pair[1], patience(starting.launch))
@@ -373,6 +392,7 @@ def start_all(
         results = fleet.everywhere(pairs, counting)
     if any(isinstance(result, OrchestratorError) for result in results):
         reason = "not started"
+        log.info("a node has not started its part: ends the others again")
         ends = [End(job=starting.job, node=n.index, why=reason, grace=0.0) for n in starting.nodes]
         ended = fleet.everywhere(
             list(zip(channels, ends, strict=True)), lambda pair: pair[0].ask(pair[1], END_SECONDS)

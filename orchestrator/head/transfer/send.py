@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import zlib
@@ -23,6 +24,8 @@ from orchestrator.protocol.requests.transfer import Begun, Lacking, Offer, Place
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
+
+log = logging.getLogger(__name__)
 
 PUT_SECONDS = 60.0  # for a piece to go
 COMPARE_SECONDS = 3600.0  # a node may have to read terabytes
@@ -166,6 +169,7 @@ class Sender:
     def deliver(self, lacking: Lacking) -> Sent:
         """Send what the node lacks, batch after batch."""
         starts = self.starts(lacking)
+        log.debug("%s: lacks %d files, %d bytes", self.peer.name, len(self.numbers()), self.size)
         contents = self.outbox.contents_from(starts) if starts else None
         window: list[tuple[int, transfer.Contents]] = []
         number = 0

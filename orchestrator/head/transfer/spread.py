@@ -7,6 +7,7 @@ no other with it. Who gives to whom is decided in schedule.py; here that is carr
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import secrets
@@ -36,6 +37,8 @@ AUTO_BYTES = 32 << 20  # and so is what is no burden: before compression, for al
 LONGEST_SECONDS = 86400.0  # of one transfer: terabytes over a slow line
 MOST_ADDRESSES = 3  # of one node, tried one after the other
 LOOK_SECONDS = 0.02  # between two looks at who else takes files from a node
+log = logging.getLogger(__name__)
+
 WAIT_SECONDS = 0.2  # before it is asked again whether anybody still wants the files
 PASSING_THROUGH = threading.RLock()
 
@@ -145,6 +148,8 @@ def carry_out(
         for order in orders:
             fleet.start(partial(run, order))
         order, result = ended.get()
+        if isinstance(result, (CannotTake, OrchestratorError)):
+            log.debug("taker %d, from %d: %s", order.taker, order.giver, result)
         if isinstance(result, CannotTake):
             schedule.failed(order.taker)
         elif isinstance(result, OrchestratorError):
@@ -252,8 +257,11 @@ class Spread:
 
     def serve(self, order: Order) -> Sent:
         """Let a node have the files from here, or from another node."""
-        self.wait(order.pause_seconds)
         sender = self.senders[order.taker]
+        giver_name = "here" if order.giver == HEAD else self.peer(order.giver).name
+        wait = order.pause_seconds
+        log.debug("%s: is to have files from %s, in %g s", sender.peer.name, giver_name, wait)
+        self.wait(wait)
         with sender.peer.taking:
             if order.giver == HEAD:
                 return self.serve_from_here(order.taker, sender)

@@ -7,7 +7,7 @@ import time
 
 from orchestrator.node.follow import stop_job
 from orchestrator.node.follow.job_state import job_state
-from orchestrator.node.job import job_processes
+from orchestrator.node.job import job_processes, run_directory
 from orchestrator.node.job.hang import Activity, collect, of_process
 from orchestrator.node.job.run_directory import RunDir, all_runs
 from orchestrator.node.server.stream import FileStreamer
@@ -18,6 +18,7 @@ from orchestrator.protocol.requests.follow import (
     AskProcess,
     AskProfile,
     AskStuck,
+    AskSystem,
     Call,
     End,
     Follow,
@@ -38,6 +39,7 @@ from orchestrator.protocol.requests.follow import (
     StopReceipt,
     StopReceipts,
     Stuck,
+    SystemLines,
 )
 from orchestrator.protocol.requests.request import OTHER_VERSION, UNKNOWN_JOB, Nothing
 from orchestrator.protocol.timing import SERVER_PATIENCE
@@ -88,6 +90,16 @@ def jobs(visit: Visit, request: Jobs) -> JobStates:
     else:  # who names one knows that it is this machine's
         runs = [run for run in (RunDir(*request.part),) if os.path.isdir(run.path)]
     return JobStates(jobs=tuple(map(job_state, runs)), time=time.time())
+
+
+@answers(AskSystem)
+def system(visit: Visit, request: AskSystem) -> SystemLines:
+    since, until, server = request.since, request.until, run_directory.server_log()
+    runs = [RunDir(*part).system for part in request.parts]
+    return SystemLines(
+        supervisor=run_directory.lines_between(runs, since, until),
+        server=run_directory.lines_between([f"{server}.1", server], since, until),
+    )
 
 
 @answers(AskStuck)

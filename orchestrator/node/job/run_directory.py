@@ -11,8 +11,9 @@ import json
 import os
 import re
 import socket
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from orchestrator.common import files
@@ -44,6 +45,7 @@ class RunDir:
         self.log = os.path.join(self.path, "log")
         self.ranks = os.path.join(self.path, "ranks")
         self.events = os.path.join(self.path, "events.jsonl")
+        self.system = os.path.join(self.path, "supervisor.log")  # what it did, for a person
         self.register = os.path.join(self.path, "processes.json")
         self.socket = os.path.join(self.path, "socket")
         self.reports = os.path.join(self.path, "reports")
@@ -140,6 +142,60 @@ class RunDir:
             if isinstance(event, kind):
                 newest = event
         return newest
+
+
+LARGEST_SERVER_LOG_BYTES = 1 << 20  # beside as much in server-HOST.log.1
+MOST_TOLD_BYTES = 1 << 18
+SYSTEM_TIME = "%Y-%m-%d %H:%M:%S"
+
+
+def server_log() -> str:
+    """Return where servers write what they did: machines that share a home have a file each."""
+    return os.path.join(home(), f"server-{socket.gethostname()}.log")
+
+
+class SystemLog:
+    """A file in which a supervisor or a server says what it does, for its owner alone.
+
+    Several may write into it: each line is one write at the end of the file. Where that fails, the
+    job goes on without. `logging` is not used, as it would take 10 ms of each start.
+    """
+
+    def __init__(self, path: str, largest: int = 0, secrets: Sequence[str] = ()) -> None:
+        self.file: int | None = None
+        self.secrets = secrets
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.suppress(OSError):
+            self.file = os.open(path, flags, 0o600)
+            if largest and os.fstat(self.file).st_size > largest:
+                os.replace(path, f"{path}.1")
+                os.close(self.file)
+                self.file = os.open(path, flags, 0o600)
+
+    def line(self, text: str, *values: object) -> None:
+        """Write a line: its time, the number of this process, and the words."""
+        now = time.time()
+        at = f"{time.strftime(SYSTEM_TIME, time.localtime(now))}.{int(now % 1 * 1000):03d}"
+        words = text % values
+        if self.secrets:
+            from orchestrator.common import hiding  # a server has none
+
+            words = hiding.hide(words, self.secrets)
+        if self.file is not None:
+            with contextlib.suppress(OSError):
+                os.write(self.file, f"{at} [{os.getpid()}] {words}\n".encode(errors="replace"))
+
+
+def lines_between(paths: Sequence[str], since: float, until: float) -> str:
+    """Return the lines of these files from one time to another, the newest if there are many."""
+    first, last = (time.strftime(SYSTEM_TIME, time.localtime(at)) for at in (since, until + 1))
+    found = b""
+    for path in paths:
+        with contextlib.suppress(OSError), files.open_plain(path) as file:
+            for line in file:
+                if first <= line[: len(first)].decode("ascii", "replace") <= last:
+                    found += line
+    return found[-MOST_TOLD_BYTES:].decode("utf-8", "replace")
 
 
 def stop_of_all() -> str:

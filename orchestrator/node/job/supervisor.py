@@ -31,7 +31,7 @@ from orchestrator.node.job.job_processes import JobProcesses
 from orchestrator.node.job.oom_evidence import GPU_ASSERTS, Evidence, last_words
 from orchestrator.node.job.ranks.agent_start import AgentStart, limits, prctl, settle, with_room
 from orchestrator.node.job.ranks.node_command import NodeCommand
-from orchestrator.node.job.run_directory import RunDir, listen_in
+from orchestrator.node.job.run_directory import RunDir, SystemLog, listen_in
 from orchestrator.node.job.sampling import SamplerProcess
 from orchestrator.node.peers.lease import Lease
 from orchestrator.protocol import control, events
@@ -63,6 +63,7 @@ RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ranks", "rank.p
 FAILED_GRACE_SECONDS = 1.0  # after a rank failed, in which its siblings may still say why
 SWEEP_GRACE_SECONDS = 0.5  # what outlives torchrun gets this long between SIGTERM and SIGKILL
 EVENTS_ROOM_BYTES = 1 << 18  # a job's last word must find room when its log has filled the disk
+TOLD = ("rank", "pid", "code", "agent", "name", "how", "why")  # of an event, in its line
 STOP_ORDER = EndOrder(why="its supervisor was told to stop", grace=10.0)
 SWEEP_LIMIT_SECONDS = 10.0  # a process that survives SIGKILL this long hangs in the kernel
 
@@ -90,6 +91,7 @@ class Supervisor:
         self.spec = spec or run.read_spec()
         env = {**os.environ, **self.spec.env}
         self.secrets = hiding.of_environment(env, self.spec.secrets)
+        self.system = SystemLog(run.system, secrets=self.secrets)
         before = self.spec.attempt.log if self.spec.attempt else 0
         self.log = JobLog(run.log, run.ranks, before, self.secrets)
         self.evidence = Evidence()
@@ -128,6 +130,10 @@ class Supervisor:
     # -- start -------------------------------------------------------------------------------
 
     def start(self) -> None:
+        spec, number = self.spec, self.spec.attempt.number if self.spec.attempt else 1
+        words = "starts node %d of %d of job %s, attempt %d: %d ranks from %d on, %s start"
+        who = (self.run.node, spec.nnodes, self.run.job, number)
+        self.system.line(words, *who, spec.nproc, spec.first_rank, spec.start)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         # Node 0's has a connection to each of the others; the ranks keep the login's limit.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -161,6 +167,7 @@ class Supervisor:
     def start_agent(self) -> None:
         command = [*self.spec.command, f"--log-dir={self.run.path}/torchelastic", RANK]
         self.agent = self.with_output(self.spawn_agent, command, self.run.path, AGENT)
+        self.system.line("torchrun is process %d", self.agent.pid)
         if not self.spec.prolog:
             self.say_started(self.agent.pid)
 
@@ -205,6 +212,7 @@ class Supervisor:
         before = self.log.last.pop(AGENT, b"")
         process = self.with_output(spawn, [SHELL, "-c", text], here, COMMAND)
         limit = self.spec.prolog_timeout
+        self.system.line("the %s is process %d, for %g s at most", name, process.pid, limit)
         self.kill_at = time.monotonic() + limit
         self.command = NodeCommand(name, process, self.kill_at, limit, before)
         if name == PROLOG:
@@ -214,6 +222,7 @@ class Supervisor:
         """Start torchrun after the prolog. A failed epilog is only reported: the job is over."""
         assert self.command is not None
         command, self.command = self.command, None
+        self.system.line("the %s has ended with %d", command.name, code)
         command.process.returncode = code
         self.drain()
         how, said = command.failure(code), last_words(self.log.last.pop(AGENT, b""))
@@ -456,6 +465,7 @@ class Supervisor:
             listener, _ = server.accept()
         except OSError:  # it left again, or too many files are open
             return
+        self.system.line("a server connects")
         listener.setblocking(False)
         self.listeners.append(listener)
         self.watch(listener.fileno(), lambda: self.hear(listener))
@@ -470,6 +480,7 @@ class Supervisor:
         except OSError:
             data = b""
         if not data:
+            self.system.line("a server hangs up")
             self.lease.head_hung_up(listener.fileno())
             self.selector.unregister(listener.fileno())
             self.listeners.remove(listener)
@@ -492,6 +503,8 @@ class Supervisor:
 
     def event(self, event: Event) -> None:
         data = hiding.hide(events.to_data(event), self.secrets)
+        told = (f"{name}={data[name]}" for name in TOLD if data.get(name) not in (None, ""))
+        self.system.line("event %s", " ".join([str(data["event"]), *told]))
         self.unwritten += json.dumps(data).encode("ascii") + b"\n"
         with contextlib.suppress(OSError):
             while self.unwritten:
@@ -502,6 +515,7 @@ class Supervisor:
 
     def ask(self, order: EndOrder) -> None:
         """End the job because somebody asked for it: each rank may take its time."""
+        self.system.line("is asked to end: %s; grace %g s", order.why, order.grace)
         self.read_reports()  # of ranks that were asked through torchrun, too, it would be twice
         self.lease.pass_on(order)
         if not self.asked:
@@ -562,7 +576,9 @@ class Supervisor:
             self.signal_agent(signal.SIGKILL)
 
     def kill(self) -> None:
-        self.killed.update(self.processes.kill(self.living()))
+        living = self.living()
+        self.system.line("kills %d processes: %s", len(living), [one.pid for one in living])
+        self.killed.update(self.processes.kill(living))
         if self.sweep_since:  # looking for it may have taken long
             self.swept_since = min(self.swept_since, time.monotonic())
 
@@ -580,6 +596,7 @@ class Supervisor:
                 return
             if self.agent is not None and pid == self.agent.pid:
                 self.agent.returncode = os.waitstatus_to_exitcode(status)
+                self.system.line("torchrun has ended with %d", self.agent.returncode)
                 self.read_reports()  # what was said before is no consequence of this
                 self.agent_code = self.agent.returncode
                 if self.agent_code > 0 and not self.why:  # it ended by itself, and none with it
@@ -599,6 +616,7 @@ class Supervisor:
         self.sweep_since = time.monotonic()
         self.kill_at = min(self.kill_at, self.sweep_since + SWEEP_GRACE_SECONDS)
         left = self.living()
+        self.system.line("ends what torchrun left: %s", [one.pid for one in left])
         self.outlived = {process.pid: process.name for process in left}
         for process in left:
             processes.send(process, signal.SIGTERM)

@@ -14,11 +14,14 @@ import signal
 import sys
 import time
 
+from orchestrator.node.job.run_directory import LARGEST_SERVER_LOG_BYTES, SystemLog, server_log
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import CALL, HEADER, JSON, PIECE, Splitter
 from orchestrator.protocol.message import Message, Nonsense, encode, parse
 from orchestrator.protocol.requests.request import (
+    ROUTINE,
+    SLOW_SECONDS,
     Greeting,
     Heartbeat,
     Refused,
@@ -36,6 +39,7 @@ class ChannelServer:
 
     def __init__(self, visit: Visit) -> None:
         self.visit = visit
+        self.system = SystemLog(server_log(), LARGEST_SERVER_LOG_BYTES)
         self.waiting: list[memoryview] = []
         self.waiting_bytes = 0
         self.splitter = Splitter()
@@ -152,13 +156,21 @@ class ChannelServer:
 
     def serve(self, payload: bytes) -> None:
         number, fields = number_of(parse(payload))
+        do, since, how = str(fields.get("do"))[:50], time.monotonic(), "is answered"
+        if do not in ROUTINE:
+            self.system.line("%s (%d) is asked", do, number)
         try:
             answer = self.visit.answer(read_request(fields))
             data = {"id": number, "ok": encode(answer)}
         except Refusal as refusal:
+            # The reason may quote what a user's command printed: the head has it, and hides it.
+            how = f"is refused ({refusal.kind or 'the head says why'})"
             data = encode(Refused(id=number, error=str(refusal), kind=refusal.kind))
         except Nonsense as error:
+            how = "is nonsense"
             data = encode(Refused(id=number, error=f"the head broke the protocol: {error}"))
+        if do not in ROUTINE or time.monotonic() - since > SLOW_SECONDS:
+            self.system.line("%s (%d) %s after %.3f s", do, number, how, time.monotonic() - since)
         self.heard = time.monotonic()  # what took us long is no silence of the head's
         self.send(JSON, json.dumps(data).encode("ascii"))
 
@@ -169,6 +181,7 @@ def main(nonce: str, umask: int, *, fresh: bool) -> None:
     visit = Visit(umask)
     server = ChannelServer(visit)
     server.send_message(Greeting(version=OWN))
+    server.system.line("serves a head, from library %s", os.path.basename(LIBRARY))
     step = "SLURM_STEP_ID" in os.environ
     if step:  # Slurm signals everything in a step; the end of the job has to come home all the same
         for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -176,6 +189,7 @@ def main(nonce: str, umask: int, *, fresh: bool) -> None:
     try:
         with contextlib.suppress(BrokenPipeError):  # the head is gone; the files have everything
             server.loop()
+        server.system.line("leaves: the head has hung up, or was silent for too long")
     except Nonsense as error:
         sys.exit(f"the head broke the protocol: {error}")
     finally:

@@ -140,6 +140,24 @@ class Jobs(Request[JobStates], do="jobs"):
     part: Optional[tuple[str, int]] = None  # (job, node); a home that nodes share has all parts
 
 
+class SystemLines(Message):
+    """Lines that supervisors and servers wrote about what they did, the newest if there are many.
+
+    Empty, where there are none: of an earlier version, or pruned.
+    """
+
+    supervisor: str
+    server: str
+
+
+class AskSystem(Request[SystemLines], do="system"):
+    """Ask for the lines of the supervisors of these parts of a job, and of servers in its time."""
+
+    parts: tuple[tuple[str, int], ...]  # (job, node), one for each attempt
+    since: Moment
+    until: Moment
+
+
 class RankStacks(Message):
     """The place where one rank is."""
 

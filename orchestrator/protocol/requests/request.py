@@ -17,6 +17,16 @@ from orchestrator.protocol.version import Version
 
 A = TypeVar("A", bound=Message)
 
+# Requests that come again and again: a log has no line for them, unless their answer is slow.
+ROUTINE = frozenset(
+    {
+        *("request.beat", "start.read_book", "start.wanted", "follow.paces", "follow.stuck"),
+        *("environments.ask_build", "transfer.contents", "transfer.ask_taken"),
+        *("transfer.outputs", "transfer.output", "transfer.sum_output"),
+    }
+)
+SLOW_SECONDS = 5.0
+
 ROOMS = ("machine", "transfer", "environments", "start", "follow", "warm")
 
 

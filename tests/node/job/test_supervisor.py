@@ -22,7 +22,7 @@ import pytest
 from orchestrator.node.job import oom_evidence, supervisor
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.ranks import fast_torchrun, no_torchrun
-from orchestrator.node.job.run_directory import RunDir, connect
+from orchestrator.node.job.run_directory import RunDir, SystemLog, connect
 from orchestrator.node.job.supervisor import FAILED_GRACE_SECONDS, RankProcess, Supervisor
 from orchestrator.protocol.events import RankEnded
 from tests.free_ports import free_ports
@@ -690,6 +690,7 @@ def test_torchrun_that_is_reaped_is_not_killed_by_its_number(
     """The last rank's report may come just then, and the PID may be another process's."""
     job, rank = object.__new__(Supervisor), RankProcess(0)
     rank.state, rank.code = "ended", 1
+    job.system = SystemLog(os.devnull)
     monkeypatch.setattr(supervisor.os, "kill", lambda *_: pytest.fail("somebody was hit"))
     with subprocess.Popen(["false"]) as agent:
         job.agent, job.agent_code, job.ranks = agent, None, {0: rank}
@@ -709,6 +710,7 @@ def test_what_outlives_torchrun_is_killed_before_it_is_given_up(
 ) -> None:
     """However long the look takes that finds it."""
     job = object.__new__(Supervisor)
+    job.system = SystemLog(os.devnull)
     left = [Process(1 << 30, 1, 1, "S", "stays")]
     job.agent_code, job.sweep_since, job.swept_since = 1, 1.0, float("inf")
     job.command = None

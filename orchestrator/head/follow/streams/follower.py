@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -69,6 +70,8 @@ from orchestrator.protocol.timing import (
 from orchestrator.records.experiment import Experiment, NodeRecord
 
 SILENCE = f"no word for {HEAD_PATIENCE_SECONDS:.0f} s"
+log = logging.getLogger(__name__)
+
 CLOCK_READS = 3  # the shortest round trip of these tells best
 RETRY_SECONDS = 5.0  # for the first try to reach a node again; the next has twice as long
 PAUSE_SECONDS = 0.5  # between two tries to reach a node
@@ -143,6 +146,7 @@ class NodeFollower:
 
     def end(self, reason: str, grace: float) -> None:
         """Ask the node to end its part: now, or as soon as it is back."""
+        log.debug("%s: is to end: %s; grace %g s", self.node.name, reason, grace)
         self.order = End(job=self.job, node=self.node.index, why=reason, grace=grace)
         self._send_order()
 
@@ -210,9 +214,11 @@ class NodeFollower:
             self._check_printed(last=True)
             self._bring_outputs(self.channel)
             self.over = True
+            log.info("%s: its part is over, and all files are here", self.node.name)
             self.post(Over(self.node.index))
             return True
         except OrchestratorError as error:
+            log.debug("%s: the stream has ended: %s", self.node.name, error)
             if self.closing.is_set():
                 return True
             kind = error.kind if isinstance(error, Declined) else ""
@@ -228,8 +234,10 @@ class NodeFollower:
             # We may have slept.
             silent = min(HEAD_PATIENCE_SECONDS, time.monotonic() - self.heard_at)
             outside = isinstance(error, NotEntered)
+            wait = pause(time.monotonic() - self.heard_at)
+            log.info("%s: lost: %s; tried again in %.1f s", self.node.name, error.what, wait)
             self.post(Lost(self.node.index, error.what, silent, outside))
-            self.closing.wait(pause(time.monotonic() - self.heard_at))
+            self.closing.wait(wait)
             return False
 
     def _check_printed(self, *, last: bool = False) -> None:
@@ -274,6 +282,7 @@ class NodeFollower:
         destination = self.ssh.config.of_node(self.node)
         seconds = min(self.retry_seconds, self.ssh.timeout)
         self.retry_seconds = 2 * seconds
+        log.debug("%s: connecting again, for %.1f s at most", self.node.name, seconds)
         connection = self.ssh.connect(destination, seconds)
         channel = open_channel(connection, self.node, self.ssh.timeout)
         self.retry_seconds = RETRY_SECONDS
@@ -298,6 +307,7 @@ class NodeFollower:
             gather=self.gather,
         )
         channel.ask(request, HEAD_PATIENCE_SECONDS)
+        log.debug("%s: is followed; its clock is %.3f s ahead", self.node.name, self.clock.offset)
         self.post(Connected(self.node.index, self.clock.offset))
 
     def _stream(self, channel: NodeChannel) -> None:
@@ -330,7 +340,7 @@ class NodeFollower:
                 self._answered(message.id, answer)
                 self.growing.answered(request, answer)
             elif isinstance(message, Refused):
-                self.growing.refused(channel.pending.pop(message.id, None))
+                self.growing.refused(channel.refused(message))
 
     def _due(self) -> float:
         """Return until when there is nothing to do unless the node says something."""
@@ -397,6 +407,7 @@ class NodeFollower:
                     continue
                 event = events.from_data(shortened(known))
                 self.ended = self.ended or isinstance(event, Ended)
+                log.debug("%s: event %s", self.node.name, type(event).__name__)
                 self.post(Happened(self.node.index, event))
         except Nonsense as error:
             raise nonsense(error) from error

@@ -6,6 +6,7 @@ node after the other, in an order that is the same for all, so that one of them 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ from orchestrator.head.start.claims import rules
 from orchestrator.head.start.request import Request
 from orchestrator.protocol.requests.claims import STARTING, Wish, who_has
 from orchestrator.protocol.requests.start import Claim, Claimed, Page, ReadBook, Unclaim
+
+log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 15.0
 PATIENCE_SECONDS = 5.0  # for a launch that has less to wait for, and is about to start or give up
@@ -98,6 +101,7 @@ def against_the_rules(nodes: Sequence[Reached]) -> str:
 def take_all(wanted: Sequence[tuple[Reached, Wish]]) -> Hold:
     answers = ask(wanted, 0.0)
     bad = problems(names_of(wanted), answers)
+    log.info("claims on %s: %s", names_of(wanted), bad or "held")
     if not bad:
         return Hold(notes=tuple(notes(wanted, answers)))
     release([node for node, _ in wanted])

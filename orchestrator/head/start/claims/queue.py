@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -37,6 +38,8 @@ from orchestrator.protocol.requests.start import Claim, Page, ReadBook, Unclaim,
 from orchestrator.records import experiments
 from orchestrator.records.experiment import JobRecord
 
+log = logging.getLogger(__name__)
+
 AWAY_SECONDS = 5.0  # between two tries to reach nodes that were lost meanwhile
 LOOK_SECONDS = 0.3  # that a node waits for a change before it answers
 LATER_SECONDS = 1.0  # between two looks whether another job is over, or it is time
@@ -70,7 +73,8 @@ def wait(
             try:
                 request, nodes = reach()
                 break
-            except NodeError:
+            except NodeError as error:
+                log.info("the nodes are tried again in %g s: %s", AWAY_SECONDS, error.what)
                 time.sleep(AWAY_SECONDS)
 
 
@@ -220,6 +224,7 @@ class Queue:
         if words := self.forbidden(machines, leaving=own):
             raise CheckFailed(f"no waiting helps: {words}", "take fewer: --gpus N, --nnodes N")
         self.stand(machines)
+        log.info("stands in the queue of %s", [machine.name for machine in machines])
         self.look(0.0)
 
     def stand(self, machines: Sequence[Machine]) -> None:
@@ -280,6 +285,7 @@ class Queue:
         self.would_ask = would_ask if asked else {}
         self.asks_at = now + RETRY_SECONDS
         if asked != self.asked:
+            log.info("asks jobs of lower priority to make way: %s", asked)
             self.asked = asked
             self.stand(machines)
 
@@ -288,6 +294,7 @@ class Queue:
         requests = [Claim(wish=one.wish, part=one.part) for one in self.places]
         answers = self.ask(requests, ANSWER_SECONDS)
         taken = problems([one.name for one in self.places], answers)
+        log.info("held in its turn; not there: %s", taken or "nothing is taken")
         if len(self.places) - len(taken) < self.least:
             self.ask([Unclaim()] * len(self.places), ANSWER_SECONDS)
             raise Occupied(taken, self.least)
@@ -361,4 +368,5 @@ class Queue:
         """Say why it waits, once for each reason."""
         if words != self.said:
             self.said = words
+            log.info("waits: %s", words)
             self.say(words)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -40,6 +41,8 @@ from orchestrator.protocol.requests.start import AskPart, Start
 from orchestrator.protocol.spec import Spec
 from orchestrator.records import manifest as manifests
 from orchestrator.records.experiment import Experiment, JobRecord
+
+log = logging.getLogger(__name__)
 
 ASK_SECONDS = 10.0
 ENV_FILE = "--env-file "  # before the path, in the reason of a variable
@@ -127,6 +130,7 @@ class Blueprint:
 
 def restored(experiment: Experiment, transport: Transport) -> Blueprint:
     """Return the blueprint of a job, as far as it can be had; CheckFailed says what cannot."""
+    log.info("puts together what %s launched, from its record and a node", experiment.name)
     record = experiment.read_record()
     manifest = trusted_manifest(experiment)
     spec = part_of_another(record, transport)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.common.text import plural
 
 MOST_FAILURES = 3  # a node that verdicts named so often gives its place to a spare
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,10 @@ def choose(candidates: Sequence[Candidate], least: int, most: int) -> Choice:
     nodes = tuple(node.name for node in chosen if node is not None)
     if len(nodes) < max(least, 1):
         return too_few(candidates, len(nodes), least)
+    log.info("chosen among %d candidates: %s", len(candidates), nodes)
+    for node in candidates:
+        if not node.fit or node.suspect:
+            log.debug("against %s: it %s", node.name, node.against)
     return Choice(nodes, tuple(changes(last, seats)))
 
 

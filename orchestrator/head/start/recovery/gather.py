@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from orchestrator.protocol.requests.start import Claim, Claimed
 from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS, SWEEP_PATIENCE_SECONDS
 from orchestrator.records import cordons
 from orchestrator.records.experiment import PREEMPTED, Experiment, JobRecord, NodeRecord
+
+log = logging.getLogger(__name__)
 
 PROOF_SECONDS = 3 * SWEEP_PATIENCE_SECONDS
 RETRY_SECONDS = 1.0  # between two tries to reach a node that is away
@@ -105,6 +108,7 @@ class Gathering:
             refuse_if_stopped(self.experiment)
             waited = time.monotonic() - began
             choice, away = self.choose(waited)
+            log.debug("after %.1f s: %s; away: %s", waited, choice.problem or choice.nodes, away)
             if not choice.problem:
                 if not (self.renew(choice.nodes) and self.hold(choice.nodes)):
                     continue  # another may take the place
@@ -233,6 +237,7 @@ class Gathering:
         for name in names:
             if self.parts is None or self.has_part(known[name]):
                 continue
+            log.info("%s: is given its part of the job anew", name)
             try:
                 self.renewed[name] = self.parts.renew(known[name], self.say)
             except OrchestratorError as error:
@@ -274,6 +279,7 @@ class Gathering:
         if pairs:
             name = links.who_leaves(pairs, names, verdict.node_name if verdict else None)
             self.apart[name] = links.in_words(name, pairs)
+            log.info("%s %s", name, self.apart[name])
         return not pairs
 
     def has_part(self, node: NodeRecord) -> bool:
@@ -322,6 +328,7 @@ class Gathering:
         for node, channel in zip(gathered.nodes, gathered.channels, strict=True):
             for job, index in self.answers[node.name].living:
                 reason, wait = "the job is started again", SWEEP_PATIENCE_SECONDS
+                log.info("%s: ends what still lives of %s", node.name, job)
                 order = Stop(job=job, node=index, why=reason, grace=0, wait=wait, for_good=False)
                 receipt = channel.ask(order, PROOF_SECONDS)
                 if receipt.left:

@@ -7,6 +7,7 @@ head that follows the job takes up, which alone ends the attempt.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,8 @@ from orchestrator.head.start.recovery.candidates import Candidate, choose
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
 from orchestrator.protocol.requests.start import AskKept, GetReady
 from orchestrator.records.experiment import RESIZED, JobRecord, NodeRecord
+
+log = logging.getLogger(__name__)
 
 CHECKED = ("torch", "gpus", "disk", "shm", "limits")  # of a node that is to join: as at a launch
 SETTLED_SECONDS = 60.0  # after which a job that has kept nothing is not expected to
@@ -91,6 +94,7 @@ class Growth:
 
     def search(self, record: JobRecord) -> None:
         """Look once, and set the time of the next look."""
+        log.debug("looks for nodes that can join, after %d looks in vain", self.fruitless)
         self.next_look = float("inf")
         pause = pause_after(self.every, self.fruitless + 1)
         try:
@@ -249,6 +253,7 @@ def chosen(record: JobRecord, problems: Mapping[str, str]) -> set[str]:
 
 def larger(record: JobRecord, names: Sequence[str]) -> Change:
     """Let these nodes stand by: the next attempt takes them."""
+    log.info("can join: %s", names)
     spares = [
         replace(node, state="standing by") if node.name in names else node for node in record.spares
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -12,6 +13,8 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.protocol.requests.machine import Dial, Listen
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.outcome import Verdict
+
+log = logging.getLogger(__name__)
 
 BROKE = ("lost", "link", "hang", "communication")  # kinds of failures that a cut link may be
 DIAL_SECONDS = 3.0
@@ -44,6 +47,7 @@ def apart(nodes: Sequence[NodeRecord], channels: Mapping[str, NodeChannel]) -> P
         return [(node.name, one.name) for one, problem in answers if problem]
 
     fleet.everywhere(nodes, listen)
+    log.debug("ports at which nodes were called by each other: %s", ports)
     found = [
         pairs for pairs in fleet.everywhere(nodes, dial) if not isinstance(pairs, OrchestratorError)
     ]

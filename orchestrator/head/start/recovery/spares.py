@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,8 @@ from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code.shared import marker
 from orchestrator.protocol.requests.start import Start
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+
+log = logging.getLogger(__name__)
 
 STAND_BY_SECONDS = 30.0
 
@@ -100,6 +103,7 @@ class Latecomers:
 
     def reach(self, node: Node) -> tuple[NodeRecord, Reached]:
         """Reach a node, and plan what it would run; nothing is left there."""
+        log.debug("%s: reaches it, to see whether it can join", node.name)
         known = self.known()
         request, transport = known.request, known.transport
         settled_node = settled(node, request.config.launch)
@@ -118,6 +122,7 @@ class Latecomers:
 
     def stand_by(self, reached: Reached, say: Say) -> NodeRecord:
         """Give a node the code and its part, as a spare has them from the start."""
+        log.info("%s: is given the code and its part, to stand by", reached.node.name)
         known = self.known()
         if needs_code(known.request, reached):
             request = code.relative(known.request, [reached], [reached])

@@ -6,6 +6,7 @@ only others have, which were in an earlier job or an earlier attempt, is brought
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,8 @@ from orchestrator.records import (
 )
 from orchestrator.records.checkpoint_parts import Candidate, Holding
 from orchestrator.records.experiment import STAMP, Experiment, JobRecord, NodeRecord
+
+log = logging.getLogger(__name__)
 
 LATE_SECONDS = 10.0  # after which it is said who has not answered
 
@@ -56,6 +59,7 @@ def bring_to_start(start: Start, transport: Transport, say: Say) -> None:
 
     CheckFailed where parts of it are known, and none of its states is whole.
     """
+    log.info("looks for the state that the job resumes from: %s", start.checkpoint.resume)
     checkpoint = start.checkpoint
     named = checkpoint.resume if checkpoint.resume != "auto" else None
     directory = checkpoint.directory if named is None else named
@@ -130,6 +134,7 @@ def bring_to_attempt(
     `record` has all attempts so far, `spares` are the nodes that this one leaves, and `stopped`
     raises an error when the user has stopped the job. CheckFailed says why it must not begin.
     """
+    log.info("brings the newest state to %s", [node.name for node in nodes])
     partners = [
         Partner(node.name, channel, address=node.address, login=node, job=record.first_part(node))
         for node, channel in zip(nodes, channels, strict=True)

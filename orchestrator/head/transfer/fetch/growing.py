@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import math
 import os
 import re
@@ -43,6 +44,8 @@ from orchestrator.protocol.requests.transfer import (
 from orchestrator.protocol.timing import LOOK_SECONDS
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.metrics import trainers
+
+log = logging.getLogger(__name__)
 
 SEAM_BYTES = 512  # more than a line of metrics, which has its time
 READ_AND_WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -160,6 +163,7 @@ class GrowingFiles:
         with files.open_plain(self.outputs / request.path) as file:
             known = files.digest(file.fileno(), 0, request.size)
         if (answer.sum, answer.size) != (known, request.size):
+            log.debug("%s of job %s is another here", request.path, self.listing.job)
             self.foreign.add(request.path)
             return
         self.ours[request.path] = 0
@@ -176,6 +180,7 @@ class GrowingFiles:
         path = request.path
         seam = self.seams.pop(path, b"")
         if not data.startswith(seam):  # its rank has cut it since
+            log.debug("%s of job %s was cut: compared anew", path, self.listing.job)
             for known in (self.ours, self.passed):
                 known.pop(path, None)
             self.equal[path] = 0

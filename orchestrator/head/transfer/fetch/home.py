@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 from collections import defaultdict
@@ -16,6 +17,8 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.transfer.fetch.fetch import Fetch
 from orchestrator.head.transfer.fetch.growing import GROWS, GrowingFiles
 from orchestrator.protocol.requests.transfer import OutputFile, WrittenPlace
+
+log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 20.0
 SEARCH_SECONDS = 5.0  # for what was written beside the code, and elsewhere
@@ -65,6 +68,7 @@ def bring(
         replace=grown.__contains__,
         since=since,
     )
+    log.debug("%s: fetches %d files of %d", label, len(taken), len(listing.files))
     result = fetch.go(taken)
     for path, reason in result.failed.items():
         stays[places[path]].append(f"{path} ({reason})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ from orchestrator.head.transfer.fetch.gathered import Gathering
 from orchestrator.head.transfer.peer import Moved
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import Output, OutputFile, OutputFiles, Outputs
+
+log = logging.getLogger(__name__)
 
 LIST_SECONDS = 600.0
 LARGEST_MANIFEST_BYTES = 64 << 20
@@ -164,6 +167,7 @@ def ask(transport: Transport, source: Source) -> Listed:
         for file in files
         if isinstance(source.question, Outputs) and gathered.is_manifest(file.path)
     }
+    log.debug("%s: lists %d files", source.name, len(files))
     left_out = listing.left_out
     return Listed(source, channel, listing.place, tuple(files), (), left_out, manifests)
 

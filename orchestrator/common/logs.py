@@ -1,0 +1,157 @@
+"""Set up the package's logger: for standard error, and for the head.log of a job.
+
+Nothing is set up before a command asks for it: records below WARNING go nowhere until then. The
+head alone uses this. On the nodes, which do without `logging` for the sake of a quick start, it is
+node/job/run_directory.py that writes such lines.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from orchestrator.common import files, hiding
+from orchestrator.common.errors import UsageError
+
+PACKAGE = logging.getLogger("orchestrator")
+# The logger below "paramiko" that a connection uses: a level of its own wins over that one's.
+PARAMIKO = logging.getLogger("paramiko.transport")
+VARIABLE = "ORCHESTRATOR_LOG"
+LEVELS = {"warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
+LARGEST_BYTES = 8 << 20  # of a head.log, beside as much in head.log.1
+MOST_HELD = 5000  # records of a start, until its job has a directory: 64 nodes make 1,000
+LINE = "%(asctime)s.%(msecs)03d %(levelname)-7s %(place)s: %(message)s"
+PLAIN_THREADS = ("MainThread", "tasks")  # in "tasks" all waiting for nodes is done
+TIME, DATE_AND_TIME = "%H:%M:%S", "%Y-%m-%d %H:%M:%S"
+
+_secrets = list(hiding.of_environment(os.environ))
+
+
+def hide(secrets: Iterable[str]) -> None:
+    """Hide these values too in all that is logged from now on."""
+    _secrets.extend(secrets)
+
+
+class Formatter(logging.Formatter):
+    """Writes a record on a line: its time, where it comes from, its words without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        place = record.name.removeprefix("orchestrator.").removeprefix("head.")
+        if record.threadName not in PLAIN_THREADS:
+            place += f" ({record.threadName})"
+        record.__dict__["place"] = place
+        return hiding.hide(hiding.redacted_text(super().format(record)), _secrets)
+
+
+class Terminal(logging.Handler):
+    """Writes lines by a function, which knows of a line on the terminal that moves."""
+
+    def __init__(self, level: int, write: Callable[[str], None]) -> None:
+        super().__init__(level)
+        self.setFormatter(Formatter(LINE, TIME))
+        self.write = write
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.write(self.format(record))
+
+
+class Held(logging.Handler):
+    """Holds the newest records until it is known which file they belong to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: collections.deque[logging.LogRecord] = collections.deque(maxlen=MOST_HELD)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+class HeadLog(RotatingFileHandler):
+    """Writes the head.log of a job, for its owner alone; where that fails the job goes on."""
+
+    def __init__(self, path: Path, largest: int = LARGEST_BYTES) -> None:
+        super().__init__(path, maxBytes=largest, backupCount=1, delay=True, encoding="utf-8")
+        self.setFormatter(Formatter(LINE, DATE_AND_TIME))
+
+    def _open(self) -> TextIOWrapper:
+        descriptor = files.open_to_append(self.baseFilename)
+        return os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace")
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Pass over a line that cannot be written."""
+
+
+def remove(kind: type[logging.Handler], logger: logging.Logger = PACKAGE) -> None:
+    """Remove the handlers of a kind, and close them."""
+    for handler in [each for each in logger.handlers if isinstance(each, kind)]:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+# -- for standard error -----------------------------------------------------------------------
+
+
+def level_of(verbosity: int, environ: Mapping[str, str]) -> int:
+    """Return the level that -v, -vv or else ORCHESTRATOR_LOG asks for; 0 where neither is there."""
+    word = environ.get(VARIABLE, "").lower()
+    if verbosity or not word:
+        return (0, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
+    if word not in LEVELS:
+        raise UsageError(f"{VARIABLE}={word} is no level", f"set it to {', '.join(LEVELS)}")
+    return LEVELS[word]
+
+
+def to_terminal(level: int, write: Callable[[str], None]) -> None:
+    """Show records from a level on; those of paramiko at DEBUG, else its warnings alone."""
+    of_paramiko = level if level == logging.DEBUG else logging.WARNING
+    for logger, least in ((PACKAGE, level), (PARAMIKO, of_paramiko)):
+        remove(Terminal, logger)
+        logger.addHandler(Terminal(level, write))
+        logger.setLevel(least)
+
+
+# -- for a job --------------------------------------------------------------------------------
+
+
+def hold(secrets: Iterable[str] = ()) -> None:
+    """Hold what is logged from now on for the head.log of a job that has no directory yet."""
+    hide(secrets)
+    PACKAGE.setLevel(logging.DEBUG)
+    if not any(isinstance(each, Held) for each in PACKAGE.handlers):
+        PACKAGE.addHandler(Held())
+
+
+def keep_in(path: Path) -> None:
+    """Write what is logged, and what was held, into this head.log.
+
+    What was held is kept for another one, if this job's directory is discarded again.
+    """
+    handler = HeadLog(path)
+    before = [each.baseFilename for each in PACKAGE.handlers if isinstance(each, HeadLog)]
+    if before == [handler.baseFilename]:
+        return
+    remove(HeadLog)
+    PACKAGE.setLevel(logging.DEBUG)
+    for held in [each for each in PACKAGE.handlers if isinstance(each, Held)]:
+        for record in list(held.records):
+            handler.handle(record)
+    PACKAGE.addHandler(handler)
+
+
+def let_go() -> None:
+    """Hold nothing more: the job has started, and its directory stays."""
+    remove(Held)
+
+
+def note(path: Path, name: str, text: str, *values: object) -> None:
+    """Append a line to the head.log of a job that another process follows."""
+    if not path.parent.is_dir():
+        return
+    handler = HeadLog(path, largest=0)  # whoever follows the job rotates it
+    handler.handle(PACKAGE.makeRecord(name, logging.INFO, "", 0, text, values, None))
+    handler.close()

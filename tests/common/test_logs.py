@@ -1,0 +1,153 @@
+"""What the package logs, where it goes, and what is left out of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.common import logs
+from orchestrator.common.errors import UsageError
+
+LOG = logging.getLogger("orchestrator.head.connect.channel")
+SECRET = "s3cret-value-0815"
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave the loggers of this process as they were."""
+    loggers = (logs.PACKAGE, logs.PARAMIKO)
+    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
+    monkeypatch.setattr(logs, "_secrets", [])
+    for logger in loggers:
+        logger.handlers[:] = []
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "variable", "level"),
+    [
+        (0, "", 0),
+        (1, "", logging.INFO),
+        (2, "", logging.DEBUG),
+        (5, "", logging.DEBUG),
+        (0, "debug", logging.DEBUG),
+        (0, "INFO", logging.INFO),
+        (0, "warning", logging.WARNING),
+        (1, "debug", logging.INFO),
+    ],
+)
+def test_what_is_typed_wins_over_the_variable(verbosity: int, variable: str, level: int) -> None:
+    assert logs.level_of(verbosity, {logs.VARIABLE: variable}) == level
+
+
+def test_a_level_that_there_is_not_is_refused() -> None:
+    with pytest.raises(UsageError, match="ORCHESTRATOR_LOG=loud"):
+        logs.level_of(0, {logs.VARIABLE: "loud"})
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_the_terminal_has_what_was_asked_for(level: int) -> None:
+    shown: list[str] = []
+    logs.to_terminal(level, shown.append)
+    logs.hold()  # a launch keeps all of it in a file
+    LOG.debug("%s: is asked %s", "n1", "machine.probe")
+    LOG.info("checks %d nodes", 2)
+    transport = logging.getLogger("paramiko.transport")
+    transport.info("Connected")
+    transport.warning("Oops")
+    debug = level == logging.DEBUG
+    assert [line.partition(" ")[2] for line in shown] == [
+        *["DEBUG   connect.channel: n1: is asked machine.probe"] * debug,
+        "INFO    connect.channel: checks 2 nodes",
+        *["INFO    paramiko.transport: Connected"] * debug,
+        "WARNING paramiko.transport: Oops",
+    ]
+
+
+def test_a_job_has_what_was_logged_before_its_directory(tmp_path: Path) -> None:
+    """Also in the file of the next try, where the first one's directory is discarded again."""
+    logs.hold()
+    LOG.debug("connecting")
+    for name in ("first", "second"):
+        logs.keep_in(tmp_path / f"{name}.log")
+        LOG.debug("in the %s", name)
+        logs.keep_in(tmp_path / f"{name}.log")
+    logs.let_go()
+    LOG.debug("started")
+    first, second = ((tmp_path / f"{name}.log").read_text() for name in ("first", "second"))
+    assert [line.rpartition(": ")[2] for line in first.splitlines()] == [
+        "connecting",
+        "in the first",
+    ]
+    assert [line.rpartition(": ")[2] for line in second.splitlines()] == [
+        *("connecting", "in the first", "in the second", "started")
+    ]
+
+
+def test_secrets_are_hidden_everywhere(tmp_path: Path) -> None:
+    """Those of the launch by their values, others by their form."""
+    shown: list[str] = []
+    logs.hold([SECRET])
+    logs.to_terminal(logging.DEBUG, shown.append)
+    logs.keep_in(tmp_path / "head.log")
+    LOG.info("the hook said %s", f"key {SECRET}")
+    LOG.info("at https://anna:pass@host/x with hf_%s", "a" * 30)
+    logs.note(tmp_path / "head.log", LOG.name, "a note of %s", SECRET)
+    text = (tmp_path / "head.log").read_text() + "\n".join(shown)
+    assert text.count("(redacted)") == 2 * 3 + 1
+    assert not [word for word in (SECRET, "anna:pass", "hf_aaa") if word in text]
+
+
+def test_the_file_is_for_its_owner_alone_and_does_not_grow_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    umask = os.umask(0)
+    try:
+        handler = logs.HeadLog(tmp_path / "head.log", largest=1000)
+        for number in range(50):
+            handler.handle(
+                LOG.makeRecord(LOG.name, logging.INFO, "", 0, "line %d", (number,), None)
+            )
+        handler.close()
+    finally:
+        os.umask(umask)
+    files = sorted(tmp_path.iterdir())
+    assert [path.name for path in files] == ["head.log", "head.log.1"]
+    assert all(path.stat().st_size <= 1000 for path in files)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert files[0].read_text().endswith("line 49\n")
+
+
+def test_a_file_that_cannot_be_written_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "head.log").symlink_to("/dev/full")
+    logs.keep_in(tmp_path / "head.log")
+    LOG.info("a line")
+    logs.note(tmp_path / "head.log", LOG.name, "a note")
+    logs.note(tmp_path / "gone" / "head.log", LOG.name, "a note")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_command_that_logs_nothing_does_not_pay_for_it() -> None:
+    code = (
+        "import sys; from orchestrator.cli.main import cli\n"
+        "try: cli.main(sys.argv[1:], 'orchestrator')\n"
+        "except SystemExit: pass\n"
+        "print(*(name in sys.modules for name in ('logging', 'orchestrator.common.logs')))"
+    )
+    for words, loaded in (([], "False False"), (["-vv"], "True True")):
+        command = [sys.executable, "-c", code, "skill", *words]
+        environ = {name: value for name, value in os.environ.items() if name != logs.VARIABLE}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
+        assert done.stdout.splitlines()[-1] == loaded
