@@ -63,7 +63,7 @@ def test_too_few_are_left() -> None:
 def reached(text: str, **odd: Any) -> tuple[Reached, ...]:
     """The nodes of a list, spares last; `odd` says what is different on some of them."""
     nodes = sorted(parse_nodes(text, "list"), key=lambda node: node.spare)
-    channel = SimpleNamespace(connection=SimpleNamespace(address="127.0.0.1"))
+    channel = SimpleNamespace(connection=SimpleNamespace(address="127.0.0.1", way=""))
     known = facts(port=29500, disk=DISK, shm=DISK)
     return tuple(
         Reached(node, known.replace(boot=node.host, **odd.get(node.host, {})), cast(Any, channel))

@@ -127,7 +127,7 @@ def test_commands_without_number_take_no_more_files_than_some(
                 caller.connect(status_socket.name_of(tmp_path))
             status.check(lambda: [Follower(0, None)])
         assert len(status.callers) == len(status.waiting) == status_socket.WAITING
-        monkeypatch.setattr(status_socket.wire, "peer", lambda _: (1, os.geteuid() + 1))
+        monkeypatch.setattr(status_socket, "user_of", lambda _: os.geteuid() + 1)
         taken = []
 
         class Busy:

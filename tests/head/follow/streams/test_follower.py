@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
@@ -28,7 +29,11 @@ def test_logs_that_cannot_be_kept_open_are_refused_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few files more may be opened, too few for the logs of three nodes."""
-    monkeypatch.setattr(fleet, "room", lambda: fleet.SPARE + 5)
+    now = sum(1 for _ in os.scandir("/dev/fd"))
+    monkeypatch.setattr(
+        fleet.resource, "getrlimit", lambda _: (now + fleet.SPARE + 5, now + fleet.SPARE + 5)
+    )
+    monkeypatch.setattr(fleet.resource, "setrlimit", lambda *_: None)
     with pytest.raises(UsageError, match="the logs of 3 nodes cannot be kept open"):
         open_logs(experiments.create(tmp_path, "run"), NODES)
 
