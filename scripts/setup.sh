@@ -35,9 +35,13 @@ need_venv() {
         wanted+=(-e ".${extras:+[$extras]}")
     fi
     # All of it at once: pip looks once at what goes together.
-    [ "${#wanted[@]}" -gt 0 ] || return 0
-    (cd -- "$ROOT" && install "${wanted[@]}") || return
-    printf '%s\n' "$state" >"$stamp"
+    if [ "${#wanted[@]}" -gt 0 ]; then
+        (cd -- "$ROOT" && install "${wanted[@]}") || return
+        printf '%s\n' "$state" >"$stamp"
+    fi
+    # Where Python writes no bytecode, as in many containers, each command would compile all that it
+    # imports.
+    [ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || "$python" -m compileall -q "$ROOT/orchestrator"
 }
 
 make_venv() {
