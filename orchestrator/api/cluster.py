@@ -29,10 +29,12 @@ from orchestrator.records import experiments
 from orchestrator.records.experiment import NAME, Experiment
 
 if TYPE_CHECKING:
-    from fabric import Group
+    from fabric import Connection, Group
     from typing_extensions import Unpack
 
     from orchestrator.api.pool import Pool
+    from orchestrator.head.connect.ssh import SshTransport
+    from orchestrator.head.connect.ssh_config import Destination
     from orchestrator.head.nodes.machine import Machine
 
 P = ParamSpec("P")
@@ -214,7 +216,7 @@ class Cluster:
             strict=bool(self._options.get("strict_host_keys", False)),
         )
         nodes = read_nodes(absolute(self._where.node_list))
-        connections = [ssh.fabric_connection(ssh.config.of_node(node)) for node in nodes]
+        connections = [fabric_connection(ssh, ssh.config.of_node(node)) for node in nodes]
         return fabric.ThreadingGroup.from_connections(connections)  # nothing is connected yet
 
     def _start(self, arguments: LaunchArguments, command: list[str]) -> Job:
@@ -264,6 +266,24 @@ class Cluster:
         """List the jobs of the experiments directory, the newest last."""
         known = experiments.every(self._where.experiments)
         return [Job(candidate, self._where) for candidate in known]
+
+
+def fabric_connection(ssh: SshTransport, destination: Destination) -> Connection:
+    """Return a connection of fabric's that is not open yet, with the jump hosts before it."""
+    from orchestrator.head.connect import fabric_login
+
+    if ssh.way_to(destination).by_ssh:  # A host that is new is written down by ssh, and then known.
+        ssh.connect_to(destination, ssh.timeout).run("true", ssh.timeout).recv(1)
+    way = ssh.way_to(destination)
+    if way.by_ssh:
+        raise UsageError(
+            f"fabric cannot reach {destination.name}: {way.why}",
+            "use Cluster.run or `orchestrator exec`, which go by the ssh program there",
+        )
+    gateway: Connection | bool = False
+    if destination.jump:
+        gateway = fabric_connection(ssh, ssh.config.last_hop(destination.jump))
+    return fabric_login.prepared(destination, gateway)
 
 
 # -- options ----------------------------------------------------------------------------------

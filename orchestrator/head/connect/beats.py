@@ -19,7 +19,7 @@ class Beating(Protocol):
 
 
 class Beats:
-    """Has each open channel beat in turn, in a thread of its own."""
+    """Has each open channel beat in turn, in a thread that the first one starts."""
 
     def __init__(self) -> None:
         self.channels: weakref.WeakSet[Beating] = weakref.WeakSet()
@@ -27,7 +27,7 @@ class Beats:
         self.thread: threading.Thread | None = None
 
     def keep(self, channel: Beating) -> None:
-        """Let a channel beat until it is dropped, or nobody has it any more."""
+        """Let a channel beat until it is dropped, or no other thread has it any more."""
         with self.changing:
             self.channels.add(channel)
             if self.thread is None:
@@ -39,19 +39,12 @@ class Beats:
             self.channels.discard(channel)
 
     def run(self) -> None:
-        while channels := self.due():
-            for channel in channels:
-                channel.beat_if_quiet()
-            del channels, channel  # one that nobody has any more goes
-
-    def due(self) -> list[Beating]:
-        """Wait, and return the channels; the thread ends where there is none."""
-        time.sleep(HEAD_BEAT_SECONDS)
-        with self.changing:
-            channels = list(self.channels)
-            if not channels:
-                self.thread = None
-            return channels
+        while True:
+            time.sleep(HEAD_BEAT_SECONDS)
+            with self.changing:
+                channels = list(self.channels)
+            while channels:  # One that was closed is not kept by this list.
+                channels.pop().beat_if_quiet()
 
 
 beats = Beats()

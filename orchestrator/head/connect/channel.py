@@ -21,7 +21,6 @@ from orchestrator.protocol.frames import HEADER, JSON, PIECE
 from orchestrator.protocol.message import Message, Nonsense, decode, parse
 from orchestrator.protocol.requests.request import (
     ROUTINE,
-    SLOW_SECONDS,
     Answered,
     Beat,
     Greeting,
@@ -89,7 +88,6 @@ class NodeChannel:
         self.sending = threading.Lock()
         self.count, self.posted_at = 0, 0.0
         self.pending: dict[int, Request[Any]] = {}  # number -> request that is not answered yet
-        self.asked: dict[int, float] = {}  # number of one of them -> when it was sent, monotonic
         self.channel: Channel = connection.run(
             server_command.command(environment, self.nonce), timeout
         )
@@ -133,7 +131,8 @@ class NodeChannel:
             try:
                 data = self._receive(deadline - time.monotonic(), "")
             except Silent:
-                said = noise.decode(errors="replace")
+                # The ssh program writes what a server says during the login on standard error.
+                said = noise.decode(errors="replace") or self._errors()
                 raise Silent(*server_command.never_begins(said)) from None
             if not data or len(noise) > NOISE_LIMIT_BYTES:
                 outside = self.environment.wrap and b"python-here" not in noise
@@ -178,7 +177,7 @@ class NodeChannel:
     def _post(self, request: Request[Any]) -> int:
         self.posted_at = time.monotonic()
         self.count += 1
-        self.pending[self.count], self.asked[self.count] = request, self.posted_at
+        self.pending[self.count] = request
         if request.do not in ROUTINE:
             log.debug("%s: is asked %s (%d)", self.name, request.do, self.count)
         text = json.dumps(frame_of_request(self.count, request)).encode("ascii")
@@ -205,9 +204,8 @@ class NodeChannel:
         request = self.pending.pop(answer.id, None)
         if request is None:
             raise nonsense(Nonsense(f"an answer to request {answer.id}, which was not asked"))
-        took = time.monotonic() - self.asked.pop(answer.id, time.monotonic())
-        if request.do not in ROUTINE or took > SLOW_SECONDS:
-            log.debug("%s: answers %s (%d) after %.3f s", self.name, request.do, answer.id, took)
+        if request.do not in ROUTINE:
+            log.debug("%s: answers %s (%d)", self.name, request.do, answer.id)
         try:
             return request, decode(request.answer, answer.ok)
         except Nonsense as error:
@@ -215,11 +213,8 @@ class NodeChannel:
 
     def refused(self, answer: Refused) -> Request[Any] | None:
         """Return the request that this refuses, which is not pending any more."""
-        self.asked.pop(answer.id, None)
-        request = self.pending.pop(answer.id, None)
-        words = (self.name, request.do if request else "?", answer.id, answer.error)
-        log.debug("%s: refuses %s (%d): %s", *words)
-        return request
+        log.debug("%s: refuses request %d: %s", self.name, answer.id, answer.error)
+        return self.pending.pop(answer.id, None)
 
     def put(self, data: bytes, timeout: float) -> None:
         """Send bytes that the next request is about."""

@@ -12,6 +12,7 @@ import os
 import shlex
 import socket
 import stat
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,10 +20,16 @@ from typing import Any
 
 import fabric
 import paramiko
-from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemoryPrivateKey
+from paramiko.auth_strategy import (
+    AuthFailure,
+    AuthSource,
+    AuthStrategy,
+    InMemoryPrivateKey,
+    OnDiskPrivateKey,
+)
 
 from orchestrator.common.errors import NodeError, NoKey, OrchestratorError
-from orchestrator.head.connect import known_hosts, openssh, way
+from orchestrator.head.connect import known_hosts, openssh
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.transport import (
     Channel,
@@ -30,9 +37,8 @@ from orchestrator.head.connect.transport import (
     NeedsSsh,
     left,
     notice_loss,
-    within,
 )
-from orchestrator.head.connect.way import Here, Way
+from orchestrator.head.connect.way import Way
 
 log = logging.getLogger(__name__)
 # Without a handler, Python prints what paramiko logs about each connection that fails.
@@ -163,23 +169,14 @@ def no_way_on(destination: Destination, error: Exception) -> NodeError:
 # -- the login --------------------------------------------------------------------------------
 
 
-class AcceptNew(paramiko.MissingHostKeyPolicy):
-    """Writes new hosts down, or refuses them."""
-
-    def __init__(self, destination: Destination, *, strict: bool) -> None:
-        self.destination, self.strict = destination, strict
-
-    def missing_host_key(
-        self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
-    ) -> None:
-        known_hosts.accept(self.destination, key, strict=self.strict)
-
-
-def prepared(
-    destination: Destination, gateway: fabric.Connection | bool, *, strict: bool
-) -> fabric.Connection:
+def prepared(destination: Destination, gateway: fabric.Connection | bool) -> fabric.Connection:
     """Return a connection of fabric's that logs in as ssh_config says, and is not open yet."""
     lines = known_hosts.lines_about(destination)
+    if not lines:
+        raise NodeError(
+            "its host key is not known, and there is no ssh here to ask for it",
+            "install it (Debian, Ubuntu: apt-get install openssh-client)",
+        )
     connection = fabric.Connection(
         destination.host,
         user=destination.user,
@@ -189,12 +186,10 @@ def prepared(
         gateway=gateway,
         connect_kwargs={
             "auth_strategy": Keys(destination),
-            "transport_factory": functools.partial(
-                new_transport, destination, [line.kind for line in lines]
-            ),
+            "transport_factory": functools.partial(new_transport, [line.kind for line in lines]),
         },
     )
-    connection.client.set_missing_host_key_policy(AcceptNew(destination, strict=strict))
+    connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
     port = destination.port
     name = destination.host if port == 22 else f"[{destination.host}]:{port}"
     for line in lines:
@@ -204,35 +199,15 @@ def prepared(
     return connection
 
 
-def new_transport(
-    destination: Destination, known: Sequence[str], sock: socket.socket, **options: Any
-) -> paramiko.Transport:
-    """Make a transport that offers what ssh_config allows: known kinds of key, fast ciphers."""
+def new_transport(known: Sequence[str], sock: socket.socket, **options: Any) -> paramiko.Transport:
+    """Make a transport that offers the known kinds of host key and the fast ciphers first."""
     transport = paramiko.Transport(sock, **options)
-    security, settings = transport.get_security_options(), destination.settings
-    here = Here(algorithms=algorithms)
-    if settings:
-        security.digests = tuple(way.common("macs", settings, here))
-        security.kex = tuple(way.common("kexalgorithms", settings, here))
-    ciphers = way.common("ciphers", settings, here) if settings else security.ciphers
+    security = transport.get_security_options()
+    ciphers, kinds = security.ciphers, security.key_types
     security.ciphers = tuple(sorted(ciphers, key=lambda name: name not in FAST_CIPHERS))
     first = [kind.replace("ssh-rsa", "rsa-sha2-512") for kind in known]
-    kinds = security.key_types
     security.key_types = tuple(sorted(kinds, key=lambda name: name not in first))
     return transport
-
-
-@functools.cache
-def algorithms() -> dict[str, tuple[str, ...]]:
-    """Return what this paramiko can negotiate, by the keyword of ssh_config."""
-    with socket.socket() as unused:
-        options = paramiko.Transport(unused).get_security_options()
-    return {
-        "ciphers": tuple(options.ciphers),
-        "macs": tuple(options.digests),
-        "kexalgorithms": tuple(options.kex),
-        "pubkeyacceptedalgorithms": tuple(options.key_types),
-    }
 
 
 def log_in(
@@ -240,12 +215,10 @@ def log_in(
     deadline: float,
     chosen: Way,
     through: FabricConnection | None,
-    *,
-    strict: bool,
 ) -> FabricConnection:
     """Connect, check the host's key, and log in with the user's keys."""
     gateway = False if through is None else through.fabric
-    connection, seconds = prepared(destination, gateway, strict=strict), left(deadline)
+    connection, seconds = prepared(destination, gateway), left(deadline)
     limits = ("timeout", "banner_timeout", "auth_timeout", "channel_timeout")
     connection.connect_kwargs.update(dict.fromkeys(limits, seconds))
     try:
@@ -253,7 +226,6 @@ def log_in(
             result = connection.open()
         if more := result[-1].result:
             raise wants_more(destination, more)
-        refuse_short(destination, connection.transport.get_remote_server_key())
         return FabricConnection(connection, chosen, through)
     except BaseException as error:
         connection.client.close()
@@ -266,7 +238,7 @@ def explained(
     """Return the error that says what happened, and what to do about it."""
     match error:
         case paramiko.BadHostKeyException():
-            return known_hosts.has_changed(destination, error.key)
+            return NeedsSsh("its host key is not the one in known_hosts")
         case paramiko.ssh_exception.IncompatiblePeer():
             return NeedsSsh(
                 f"its sshd and our client have no common algorithm: {error}",
@@ -319,24 +291,6 @@ def wants_more(destination: Destination, more: Sequence[str]) -> NodeError:
     )
 
 
-def refuse_short(destination: Destination, key: paramiko.PKey) -> None:
-    """Raise for an RSA host key that is shorter than RequiredRSASize allows."""
-    if key.get_name() == "ssh-rsa" and key.get_bits() < destination.smallest_rsa:
-        said = known_hosts.shown(key)
-        raise NodeError(f"its host key is shorter than RequiredRSASize allows: {said}")
-
-
-class NamedKey(InMemoryPrivateKey):
-    """A key, and where it comes from."""
-
-    def __init__(self, user: str, key: paramiko.PKey, label: str) -> None:
-        super().__init__(user, key)
-        self.label = label
-
-    def __repr__(self) -> str:
-        return self.label
-
-
 class Keys(AuthStrategy):
     """The keys of ssh_config and of the agent, in the order of ssh: those of the config first."""
 
@@ -353,7 +307,7 @@ class Keys(AuthStrategy):
                 self.unusable.append(found)
             elif found is not None:
                 offered.add(found.asbytes())
-                yield NamedKey(there.user, found, str(path))
+                yield OnDiskPrivateKey(there.user, "ssh-config", path, found)
         wanted = {public_blob(path) for path in there.keys}
         keys = [key for key in agent_keys() if key.asbytes() not in offered]
         # Servers hang up after a few keys. Those of the config come first; a security key comes
@@ -361,7 +315,7 @@ class Keys(AuthStrategy):
         keys.sort(key=lambda key: (key.asbytes() not in wanted, key.get_name().startswith("sk-")))
         for key in keys:
             if key.asbytes() in wanted or not there.only_these_keys:
-                yield NamedKey(there.user, key, f"agent: {key.comment or key.get_name()}")
+                yield InMemoryPrivateKey(there.user, key)
 
 
 def agent_keys() -> list[paramiko.AgentKey]:
@@ -377,12 +331,17 @@ def agent_keys() -> list[paramiko.AgentKey]:
 @functools.cache
 def agent_answers() -> bool:
     """Return False for an agent that hangs: paramiko waits for it without a limit."""
-    try:
-        within(AGENT_SECONDS, lambda: paramiko.Agent().close())
-    except (TimeoutError, paramiko.SSHException, OSError) as error:
-        log.warning("the SSH agent does not answer, and its keys are not used: %s", error)
-        return False
-    return True
+
+    def ask() -> None:
+        with contextlib.suppress(paramiko.SSHException, OSError):
+            paramiko.Agent().close()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(AGENT_SECONDS)
+    if thread.is_alive():
+        log.warning("the SSH agent does not answer, and its keys are not used")
+    return not thread.is_alive()
 
 
 def public_blob(path: Path) -> bytes:
@@ -415,6 +374,13 @@ def load_key(path: Path) -> paramiko.PKey | tuple[str, str] | None:
         return f"{path} is not a key that paramiko reads ({error})", ""
 
 
+def label_of(source: Any) -> str:
+    """Return the name of a key: its file, or its comment in the agent."""
+    if isinstance(source, OnDiskPrivateKey):
+        return str(source.path)
+    return f"agent: {source.pkey.comment or source.pkey.get_name()}"
+
+
 def refused(
     connection: fabric.Connection,
     destination: Destination,
@@ -435,12 +401,15 @@ def refused(
             "a slow directory or PAM there? --connect-timeout 60 waits longer; try: ssh to it",
         )
     tried = [
-        str(each.source)
+        label_of(each.source)
         for each in results
         if isinstance(each.result, paramiko.AuthenticationException)
     ]
     if results and not tried:
-        return Dropped(str(results[0].result) or "end of file")
+        source, problem = results[0]
+        if isinstance(source, InMemoryPrivateKey):  # An agent that refuses ends the connection.
+            return NeedsSsh(f"it hung up on the key {label_of(source)} ({problem})")
+        return Dropped(str(problem) or "end of file")
     return denied(destination, tried, len(results), keys.unusable)
 
 

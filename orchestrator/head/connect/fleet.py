@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import resource
 import threading
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from orchestrator.protocol.message import Message
     from orchestrator.protocol.requests.request import Request
 
-log = logging.getLogger(__name__)
-
 SPARE = 16
 MOST_FILES = 1 << 16
 A_CONNECTION = 2  # open files: one, and one more while it is made
@@ -32,7 +29,6 @@ MORE_THREADS = (
     "allow more: ulimit -u unlimited, TasksMax= of its unit, --pids-limit of its container; or, for"
     " so many nodes, start through Slurm: --nodes-from slurm"
 )
-MANY = 16  # nodes of which each has no line of its own
 
 
 def need_room(files: int, what: str) -> None:
@@ -93,9 +89,6 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
         thread.join()  # Ctrl-C leaves at once, and with the process the connections close
     if crashes:
         raise crashes[0]
-    for item, result in zip(items, results, strict=True):
-        if isinstance(result, OrchestratorError):
-            log.debug("%s: %s", getattr(item, "name", "one"), result)
     return cast("list[R | OrchestratorError]", results)
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import ProcessChannel, ProcessConnection
-from orchestrator.head.connect.transport import within
 from orchestrator.head.connect.way import Way
 
 OPTIONS = (
@@ -28,8 +27,7 @@ OPTIONS = (
     *("RemoteCommand=none", "PermitLocalCommand=no", "ClearAllForwardings=yes", "ControlMaster=no"),
 )
 FAILED = 255  # ssh's own exit code
-LONGEST = 1 << 12  # of what it says before the command begins
-LONGEST_REASON = 400
+LONGEST = 4000  # of what it says before the command begins; a tenth of that is shown
 ENDS_SECONDS = 2.0  # after it has closed its output
 CONTROL_PATH = "write `ControlPath ~/.ssh/cm-%C` at the top of ~/.ssh/config, then "
 # What ssh says, and what it means. It has one exit code for all of these.
@@ -37,9 +35,9 @@ MEANINGS = (
     ("Session open refused by peer",
      "your ssh, which is logged in there, may open no further session",
      "MaxSessions in its sshd_config limits the commands at a time"),
-    (r"revoked by file (\S+)", "its host key is revoked in {}", "do not connect to it"),
+    (r"revoked by file (.*\S)", "its host key is revoked in {}", "do not connect to it"),
     ("REVOKED HOST KEY", "its host key is revoked in your known_hosts", "do not connect to it"),
-    (r"IDENTIFICATION HAS CHANGED[\s\S]*Offending .* key in (\S+)",
+    (r"IDENTIFICATION HAS CHANGED[\s\S]*Offending .* key in (.*\S)",
      "its host key has changed: see {}",
      "if you know that it was reinstalled, remove that line; if not, someone may be intercepting"
      " the connection"),
@@ -88,20 +86,17 @@ class SshProcess(ProcessConnection):
         return all(channel.code != FAILED for channel in self.open)
 
     def refusal(self, complaints: str) -> NodeError:
-        """Return why ssh did not get there."""
+        """Return why ssh did not get there; where ssh says only no, why fabric did not."""
         lines = [line.strip() for line in complaints.splitlines() if not NOISE.match(line)]
-        said = "; ".join(lines[-3:])[-LONGEST_REASON:] or f"exit code {FAILED}"
-        what, fix = "", f"try: {self.by_hand}"
-        if self.error is not None:
-            what, fix = f"{self.error.what}; ", self.error.fix or fix
-        for pattern, meaning, remedy in MEANINGS if self.error is None else ():
+        said = "; ".join(lines[-3:])[-LONGEST // 10 :] or f"exit code {FAILED}"
+        fix = f"try: {self.by_hand}"
+        for pattern, meaning, remedy in MEANINGS:
             if found := re.search(pattern, complaints):
-                what, fix = (
-                    f"{meaning.format(*found.groups())}; ",
-                    "; ".join(filter(None, (remedy, fix))),
-                )
-                break
-        return NodeError(f"{what}ssh itself says: {said}", fix)
+                what = f"{meaning.format(*found.groups())}; ssh itself says: {said}"
+                return NodeError(what, "; ".join(filter(None, (remedy, fix))))
+        if self.error is None:
+            return NodeError(f"ssh itself says: {said}", fix)
+        return NodeError(f"{self.error.what}; ssh itself says: {said}", self.error.fix or fix)
 
 
 class SshSession(ProcessChannel):
@@ -168,7 +163,7 @@ def reach(
     words += ["-T", "-a", "-x", "-e", "none"]
     words += [word for option in (*options, f"ConnectTimeout={limit}") for word in ("-o", option)]
     by_hand = shlex.join(("ssh", *config, *there, "true"))
-    return SshProcess((*words, *there), address_of(destination, timeout), way, by_hand, error)
+    return SshProcess((*words, *there), address_of(destination), way, by_hand, error)
 
 
 def open_by_hand(destination: Destination) -> str:
@@ -178,13 +173,8 @@ def open_by_hand(destination: Destination) -> str:
     return f"{where}log in by hand once, and all commands go by that: ssh -fNM {there}"
 
 
-def address_of(destination: Destination, timeout: float) -> str:
-    """Return the address that ssh calls; nothing where the way there leads through others."""
-    if destination.jump or "proxycommand" in destination.settings:
-        return ""
-    where = (destination.host, destination.port)
-    try:
-        found = within(timeout, lambda: socket.getaddrinfo(*where, type=socket.SOCK_STREAM))
-        return str(found[0][4][0])
-    except (OSError, TimeoutError):
-        return ""
+def address_of(destination: Destination) -> str:
+    """Return a destination that is an address; what a name leads to is known to ssh alone."""
+    through = destination.jump or "proxycommand" in destination.settings
+    is_address = re.fullmatch(r"[0-9.]+|[0-9a-fA-F:.]*:.*", destination.host)
+    return destination.host if is_address and not through else ""

@@ -13,6 +13,7 @@ from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel, NotActive
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Connection, Transport
+from orchestrator.head.nodes.clock import clock_offset
 from orchestrator.head.nodes.environment import Environment, chosen
 from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.node_list import Node
@@ -41,21 +42,17 @@ class Reached:
         return ProbedNode(self.node, self.facts, connection.address, str(connection.way))
 
 
-def environment_of(node: Login) -> Environment:
-    return Environment(node.python, chosen(node.activate), chosen(node.wrap))
-
-
 def open_channel(connection: Connection, node: Login, timeout: float) -> NodeChannel:
     """Start our server at the other end of a connection, and wait until it greets.
 
     Where that fails the connection is closed: who tries again and again would fill the node.
     """
     try:
-        channel = NodeChannel(connection, environment_of(node), timeout)
+        environment = Environment(node.python, chosen(node.activate), chosen(node.wrap))
+        channel = NodeChannel(connection, environment, timeout)
         channel.name = node.host
         channel.begin(timeout)
-    except BaseException as error:
-        log.debug("%s: no server there: %s", node.host, error)
+    except BaseException:
         connection.close()
         raise
     return channel
@@ -64,7 +61,7 @@ def open_channel(connection: Connection, node: Login, timeout: float) -> NodeCha
 def serving(ssh: Transport, node: Login) -> NodeChannel:
     """Connect to a node, over a connection of its own, and start our server there."""
     log.debug("%s: connecting", node.host)
-    return open_channel(ssh.connect(ssh.config.of_node(node)), node, ssh.timeout)
+    return open_channel(ssh.connect(node), node, ssh.timeout)
 
 
 def attending(ssh: Transport, node: Login) -> NodeChannel:
@@ -112,9 +109,8 @@ def reach(ssh: Transport, node: Node, request: Probe) -> Reached:
     """Connect to a node, start the server there and ask for its facts, in one go."""
     begun = time.time()
     log.debug("%s: connecting", node.host)
-    connection = ssh.connect(ssh.config.of_node(node))
+    connection = ssh.connect(node)
     connected = time.time()
-    log.debug("%s: connected to %s", node.host, connection.address or "it")
     channel = open_channel(connection, node, ssh.timeout)
     asked = time.time()
     with kept_if_well(channel):
@@ -123,14 +119,3 @@ def reach(ssh: Transport, node: Node, request: Probe) -> Reached:
     facts = Facts(**vars(probed), clock_offset=clock_offset(probed.time, asked, answered))
     times = {"begin": begun, "connect": connected, "server": asked, "probe": answered}
     return Reached(node, facts, channel, times)
-
-
-def clock_offset(theirs: float, asked: float, answered: float) -> float:
-    """Return how far a clock is ahead of ours that was read between two moments; 0 where none is.
-
-    The probe itself takes most of the round trip, and reads the clock at the end. Where its answer
-    came late or was read late, the clock may be right for all that is known.
-    """
-    if asked <= theirs <= answered:
-        return 0.0
-    return theirs - answered + min(0.001, answered - asked)

@@ -14,12 +14,12 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.common.errors import NodeError, UsageError
+from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import known_hosts, openssh, way
 from orchestrator.head.connect.ssh_config import (
     MOST_HOPS,
     Destination,
-    Settings,
+    Login,
     SshConfig,
     loop,
 )
@@ -27,8 +27,6 @@ from orchestrator.head.connect.transport import Connection, Dropped, NeedsSsh, l
 from orchestrator.head.connect.way import Here, Way
 
 if TYPE_CHECKING:
-    import fabric
-
     from orchestrator.head.connect.fabric_login import FabricConnection
 
 log = logging.getLogger(__name__)
@@ -56,7 +54,6 @@ class SshTransport:
             has_ssh=shutil.which("ssh") is not None,
             master=destination.is_open,
             certificate=next((str(path) for path in certificates(destination)), ""),
-            algorithms=negotiable,
         )
         defaults = self.config.defaults() if settings else {}
         lines = known_hosts.lines_about(destination)
@@ -69,8 +66,13 @@ class SshTransport:
         before = self.way_to(hop, hops + 1)
         return Way("ssh", f"its jump host {hop.host}: {before.why}") if before.by_ssh else chosen
 
-    def connect(self, destination: Destination, timeout: float | None = None) -> Connection:
-        seconds = timeout or self.timeout
+    def host_of(self, node: Login) -> str:
+        return self.config.of_node(node).host
+
+    def connect(self, node: Login, timeout: float | None = None) -> Connection:
+        return self.connect_to(self.config.of_node(node), timeout or self.timeout)
+
+    def connect_to(self, destination: Destination, seconds: float) -> Connection:
         chosen = self.way_to(destination)
         log.info("%s: by %s", destination.name, chosen)
         if chosen.by_ssh:
@@ -92,21 +94,6 @@ class SshTransport:
     ) -> Connection:
         file = self.config.file
         return openssh.reach(destination, file, timeout, chosen, strict=self.strict, error=error)
-
-    def fabric_connection(self, destination: Destination) -> fabric.Connection:
-        """Return a connection of fabric's that is not open yet, with the jump hosts before it."""
-        chosen = self.way_to(destination)
-        if chosen.by_ssh:
-            raise UsageError(
-                f"fabric cannot reach {destination.name}: {chosen.why}",
-                "use Cluster.run or `orchestrator exec`, which go by the ssh program there",
-            )
-        from orchestrator.head.connect import fabric_login
-
-        gateway: fabric.Connection | bool = False
-        if destination.jump:
-            gateway = self.fabric_connection(self.config.last_hop(destination.jump))
-        return fabric_login.prepared(destination, gateway, strict=self.strict)
 
     def _by_fabric(
         self,
@@ -146,7 +133,7 @@ class SshTransport:
         asked = time.monotonic()
         with LOGINS:
             deadline += time.monotonic() - asked
-            return fabric_login.log_in(destination, deadline, chosen, through, strict=self.strict)
+            return fabric_login.log_in(destination, deadline, chosen, through)
 
     def _gateway(
         self, destination: Destination, deadline: float, behind: tuple[Destination, ...]
@@ -180,12 +167,6 @@ class SshTransport:
 def has_ended(future: Future[FabricConnection]) -> bool:
     """Return True for an attempt that failed, or whose connection has ended since."""
     return future.done() and (future.exception() is not None or not future.result().alive)
-
-
-def negotiable() -> Settings:
-    from orchestrator.head.connect import fabric_login  # Few configurations ask for it.
-
-    return fabric_login.algorithms()
 
 
 def certificates(destination: Destination) -> Iterator[Path]:

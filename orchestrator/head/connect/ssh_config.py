@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import getpass
 import glob
-import logging
 import os
 import re
 import shutil
@@ -13,7 +12,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     Login: TypeAlias = Node | NodeRecord
 else:
     Login = object
-
-log = logging.getLogger(__name__)
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -54,16 +51,9 @@ class Destination:
     checking: str = "ask"  # StrictHostKeyChecking
     user_known_hosts: tuple[Path, ...] = ()
     global_known_hosts: tuple[Path, ...] = ()
-    hash_known_hosts: bool = False
-    smallest_rsa: int = 0  # bits
     name: str = field(default="", compare=False)  # as it is written in the node list
     control_path: str = ""  # the socket of the user's own ssh
     settings: Settings = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def strict(self) -> bool:
-        """Return True if an unknown host is refused."""
-        return self.checking in ("yes", "true")
 
     @property
     def listed_name(self) -> str:
@@ -103,15 +93,24 @@ class SshConfig:
         if not _same_for_all(self.file):
             return _destination(host, user, port, ask(self.file, host, user, port, jump))
         with _asking:  # One question for all threads.
-            common = _common(self.file, user, port)
-        return replace(common, host=host, name=host, jump=jump or common.jump)
+            settings = _ask_once(self.file)
+        own = {"hostname": (host,)} | ({"proxyjump": (jump,)} if jump else {})
+        return _destination(host, user, port, settings and {**settings, **own})
 
     def of_node(self, node: Login) -> Destination:
         return self.destination(node.host, node.user, node.port)
 
+    @functools.cache  # noqa: B019  one config for the life of a command
     def last_hop(self, jump: str) -> Destination:
         """Return the last machine of `user@host:port,...`, reached through those before it."""
-        return _last_hop(self, jump)
+        before, _, last = jump.rpartition(",")
+        text = last.strip().removeprefix("ssh://")
+        user, _, rest = text.rpartition("@")
+        hop = HOP.fullmatch(rest)
+        if hop is None:
+            raise UsageError(f"ProxyJump {jump} of your ssh_config: {last!r} is not a host")
+        host, port = hop["v6"] or hop["host"], hop["port"]
+        return self.destination(host, user or None, int(port) if port else None, before)
 
     def defaults(self) -> Settings:
         """Return the settings of ssh without any file."""
@@ -119,24 +118,6 @@ class SshConfig:
 
 
 _asking = threading.Lock()
-
-
-@functools.cache
-def _last_hop(config: SshConfig, jump: str) -> Destination:
-    before, _, last = jump.rpartition(",")
-    text = last.strip().removeprefix("ssh://")
-    user, _, rest = text.rpartition("@")
-    hop = HOP.fullmatch(rest)
-    if hop is None:
-        raise UsageError(f"ProxyJump {jump} of your ssh_config: {last!r} is not a host")
-    host, port = hop["v6"] or hop["host"], hop["port"]
-    return config.destination(host, user or None, int(port) if port else None, before)
-
-
-@functools.cache
-def _common(file: Path | None, user: str | None, port: int | None) -> Destination:
-    """Return what is the same for all hosts, where no line of the config depends on them."""
-    return _destination("any-host", user, port, _ask_once(file))
 
 
 @functools.cache
@@ -176,7 +157,6 @@ def ask(
             f"ssh cannot read its configuration: {'; '.join(lines)}",
             "`IgnoreUnknown NAME` at its top passes over the option of another ssh" * unknown,
         )
-    log.debug("asked ssh -G for %s", host)
     settings: dict[str, tuple[str, ...]] = {}
     for line in done.stdout.splitlines():
         key, _, value = line.partition(" ")
@@ -251,8 +231,6 @@ def _destination(host: str, user: str | None, port: int | None, settings: Settin
         checking=first("stricthostkeychecking", "ask"),
         user_known_hosts=paths("userknownhostsfile") if settings else (ssh / "known_hosts",),
         global_known_hosts=paths("globalknownhostsfile"),
-        hash_known_hosts=first("hashknownhosts") == "yes",
-        smallest_rsa=int(first("requiredrsasize", "0")),
         name=host,
         control_path=first("controlpath"),
         settings=settings,

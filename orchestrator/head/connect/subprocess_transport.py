@@ -8,35 +8,24 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
-from dataclasses import dataclass
-from pathlib import Path
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect.ssh_config import Destination, Login
+from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import readable
 from orchestrator.head.connect.way import Way
 
 HERE = Way("local", "a shell on this machine")
 
 
-@dataclass(frozen=True)
-class LiteralHosts:
-    """Take host names literally, without an ssh_config."""
-
-    file: Path | None = None
-
-    def of_node(self, node: Login) -> Destination:
-        host, user, port = node.host, node.user or "", node.port or 0
-        return Destination(host=host, user=user, port=port, keys=())
-
-
 class LocalTransport:
     """Reach this machine, without any network."""
 
-    config = LiteralHosts()
     timeout = 10.0
 
-    def connect(self, destination: Destination, timeout: float | None = None) -> ProcessConnection:
+    def host_of(self, node: Login) -> str:
+        return node.host
+
+    def connect(self, node: Login, timeout: float | None = None) -> ProcessConnection:
         return ProcessConnection((), "")
 
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import select
 import socket
-import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect.ssh_config import Destination, Login
+from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.way import Way
-
-T = TypeVar("T")
 
 
 class NeedsSsh(NodeError):
@@ -63,24 +57,16 @@ class Connection(Protocol):
     def close(self) -> None: ...
 
 
-class HostResolver(Protocol):
-    """Find the address behind a host as it is written in the node list."""
-
-    @property
-    def file(self) -> Path | None: ...
-
-    def of_node(self, node: Login) -> Destination: ...
-
-
 class Transport(Protocol):
     """The way from the head to the nodes of a job."""
 
     timeout: float
 
-    @property
-    def config(self) -> HostResolver: ...
+    def host_of(self, node: Login) -> str:
+        """Return the name or address to which a node's name in the list leads."""
+        ...
 
-    def connect(self, destination: Destination, timeout: float | None = None) -> Connection: ...
+    def connect(self, node: Login, timeout: float | None = None) -> Connection: ...
 
 
 def readable(end: socket.socket) -> bool:
@@ -92,23 +78,6 @@ def readable(end: socket.socket) -> bool:
 
 def left(deadline: float) -> float:
     return max(0.05, deadline - time.monotonic())
-
-
-def within(seconds: float, call: Callable[[], T]) -> T:
-    """Call what has no time limit of its own in a thread; TimeoutError where it takes longer."""
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # noqa: BLE001  raised in the caller
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        return future.result(seconds)
-    except concurrent.futures.TimeoutError:
-        raise TimeoutError("timed out") from None
 
 
 def notice_loss(connection: Connection, silence: float) -> None:

@@ -1,12 +1,13 @@
 """Chooses how a host is reached: by fabric (paramiko), or by the ssh program where only that can.
 
 The choice is a pure function of what `ssh -G` says, of known_hosts and of a few facts about this
-machine. An option that is not listed here and differs from ssh's default asks for ssh itself.
+machine. An option that is not listed here and differs from ssh's default asks for ssh itself. So
+does a host that known_hosts does not have yet: ssh writes it down, and fabric then knows it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,10 +18,8 @@ from orchestrator.head.connect.ssh_config import Settings
 OBEYED = {
     *("host", "hostname", "user", "port", "identityfile", "identitiesonly", "proxyjump"),
     *("userknownhostsfile", "globalknownhostsfile", "hashknownhosts", "hostkeyalias"),
-    *("addressfamily", "bindaddress", "requiredrsasize", "connecttimeout", "connectionattempts"),
+    *("connecttimeout", "connectionattempts"),
 }
-# Options whose values fabric can do in part: it obeys if one of its own is allowed.
-NEGOTIATED = ("ciphers", "macs", "kexalgorithms", "pubkeyacceptedalgorithms")
 # Options of terminals, forwarding, passwords and masters: they do not change who is reached, or
 # who is let in by a key. The login by Kerberos or by host is tried by ssh where no key is accepted.
 WITHOUT_EFFECT = {
@@ -41,6 +40,7 @@ WITHOUT_EFFECT = {
     *("streamlocalbindunlink", "syslogfacility", "tag", "tcpkeepalive", "tunnel"),
     *("tunneldevice", "updatehostkeys", "visualhostkey", "warnweakcrypto", "xauthlocation"),
 }
+KNOWN = OBEYED | WITHOUT_EFFECT
 KINDS_OF_KEY = {
     *("ssh-ed25519", "ssh-rsa"),
     *("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
@@ -69,8 +69,6 @@ class Here:
     has_ssh: bool = True
     master: bool = False  # the user's ssh holds a connection to the host
     certificate: str = ""  # a file with a certificate for one of the user's keys
-    # Keyword of NEGOTIATED -> what paramiko has; importing it takes 0.2 s.
-    algorithms: Callable[[], Settings] = dict
 
 
 def choose(settings: Settings, defaults: Settings, known: Sequence[KnownLine], here: Here) -> Way:
@@ -81,25 +79,19 @@ def choose(settings: Settings, defaults: Settings, known: Sequence[KnownLine], h
         return Way("ssh", "your ssh holds a connection to it")
     for keyword in sorted(settings.keys() | defaults.keys()):
         values = settings.get(keyword, ())
-        if keyword in OBEYED | WITHOUT_EFFECT or values == defaults.get(keyword, ()):
+        if keyword in KNOWN or values == defaults.get(keyword, ()):
             continue
         if keyword == "stricthostkeychecking" and values[:1] in [(word,) for word in CHECKED]:
             continue
-        if keyword in NEGOTIATED and common(keyword, settings, here):
-            continue
         return Way("ssh", f"{keyword} is set in your ssh_config")
-    keys: dict[str, str] = {}  # kind -> key
+    if not known:
+        return Way("ssh", "known_hosts does not have it yet")
+    keys: dict[str, bytes] = {}  # of each kind
     for line in known:
         if line.needs_ssh or line.kind not in KINDS_OF_KEY:
             return Way("ssh", f"{line.where} has {line.needs_ssh or line.kind}")
-        if keys.setdefault(line.kind, line.key) != line.key:
+        if keys.setdefault(line.kind, line.blob) != line.blob:
             return Way("ssh", f"{line.where} is a second {line.kind} key of it")
     if here.certificate:
         return Way("ssh", f"{here.certificate} is a certificate")
     return Way("fabric", "nothing asks for ssh itself")
-
-
-def common(keyword: str, settings: Settings, here: Here) -> list[str]:
-    """Return what paramiko has of the algorithms that a setting allows."""
-    allowed = ",".join(settings.get(keyword, ())).split(",")
-    return [name for name in here.algorithms().get(keyword, ()) if name in allowed]

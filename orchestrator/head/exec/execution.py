@@ -193,7 +193,7 @@ class Execution:
                     visit.check(time.monotonic())
 
     def _visit(self, visit: Visit, line: str) -> Outcome:
-        connection = self.ssh.connect(self.ssh.config.of_node(visit.node.node))
+        connection = self.ssh.connect(visit.node.node)
         notice_loss(connection, SILENCE_SECONDS)
         if not visit.start(connection, line, self.ssh.timeout):
             return Outcome(visit.node, problem=f"not started ({visit.why})")

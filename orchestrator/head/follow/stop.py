@@ -125,7 +125,7 @@ def exit_code(receipts: Sequence[Receipt]) -> int:
 
 def to_text(receipts: Sequence[Receipt]) -> str:
     """Write a line for each node; many that ended alike share one, with the longest time."""
-    if len(receipts) > fleet.MANY:
+    if len(receipts) > failures.MANY:
         longest = max(receipt.took for receipt in receipts)
         receipts = [replace(receipt, took=longest) for receipt in receipts]
     lines = failures.reasons((each.node, described(each), each.fix) for each in receipts)

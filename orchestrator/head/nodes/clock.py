@@ -82,3 +82,14 @@ class Clock:
             return False
         self.offset, self.error, self.measured = offset, error, received
         return True
+
+
+def clock_offset(theirs: float, asked: float, answered: float) -> float:
+    """Return how far a clock is ahead of ours that was read between two moments; 0 where none is.
+
+    The probe itself takes most of the round trip, and reads the clock at the end. Where its answer
+    came late or was read late, the clock may be right for all that is known.
+    """
+    if asked <= theirs <= answered:
+        return 0.0
+    return theirs - answered + min(0.001, answered - asked)

@@ -9,12 +9,8 @@ import subprocess
 from collections.abc import Mapping
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.connect.ssh_config import Destination
-from orchestrator.head.connect.subprocess_transport import (
-    LiteralHosts,
-    ProcessChannel,
-    ProcessConnection,
-)
+from orchestrator.head.connect.ssh_config import Login
+from orchestrator.head.connect.subprocess_transport import ProcessChannel, ProcessConnection
 from orchestrator.head.connect.way import Way
 
 STEP = (
@@ -30,8 +26,6 @@ NO_BINDING = b"cluster configuration lacks support for cpu binding\n"
 class SrunTransport:
     """Reach the nodes of a Slurm job with srun; every connection is a step of its own."""
 
-    config = LiteralHosts()
-
     def __init__(
         self, job: str, addresses: Mapping[str, str] | None = None, *, timeout: float = 10.0
     ) -> None:
@@ -39,15 +33,18 @@ class SrunTransport:
         self.addresses = addresses or {}
         self.timeout = timeout
 
-    def connect(self, destination: Destination, timeout: float | None = None) -> SrunConnection:
+    def host_of(self, node: Login) -> str:
+        return node.host
+
+    def connect(self, node: Login, timeout: float | None = None) -> SrunConnection:
         program = shutil.which("srun")
         if program is None:
             raise CheckFailed(
-                f"there is no srun here to reach {destination.host} with",
+                f"there is no srun here to reach {node.host} with",
                 "type this where Slurm's commands are, on a login node or in the allocation",
             )
-        where = (f"--jobid={self.job}", f"--nodelist={destination.host}")
-        address = self.addresses.get(destination.host, "")
+        where = (f"--jobid={self.job}", f"--nodelist={node.host}")
+        address = self.addresses.get(node.host, "")
         return SrunConnection((program, *STEP, *where), address, Way("srun", "a Slurm job"))
 
 

@@ -303,7 +303,7 @@ def peers(transport: Transport, active: Sequence[Node]) -> list[str]:
     Names are left to the doctor: a name server that does not answer would hold up the launch.
     Of many hosts it is one of each network, since that is what routes lead to.
     """
-    hosts = [transport.config.of_node(node).host for node in active]
+    hosts = [transport.host_of(node) for node in active]
     numeric = [(network, host) for host in hosts[1:] if (network := network_of(host))]
     if len(numeric) > MOST_PEERS:
         numeric = list(dict(numeric).items())[:MOST_PEERS]

@@ -14,6 +14,7 @@ from orchestrator.common.hosts import folded
 from orchestrator.common.text import duration, plural, span
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
+from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.monitors.status_socket import ask_head
@@ -137,7 +138,7 @@ def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[Line]:
         alike_ranks = tuple(
             (len(ranks), ranks[0].state, ranks[0].code) for _, ranks in alike(state.ranks)
         )
-        apart = len(record.nodes) <= fleet.MANY or rank_at_fault(record) in state.ranks
+        apart = len(record.nodes) <= failures.MANY or rank_at_fault(record) in state.ranks
         key = (note, node.index if apart else (state.state, alike_ranks))
         groups.setdefault(key, []).append((node, state))
     for (note, _), group in groups.items():
@@ -290,7 +291,7 @@ def lives(state: JobState) -> bool:
     return state.state == "running" or bool(state.processes)
 
 
-def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> list[JobRecord]:
+def find_on_nodes(ssh: SshTransport, nodes: Sequence[Node], wanted: str | None) -> list[JobRecord]:
     """Find a job known to the nodes of the list only.
 
     Without a name, all that run there, the newest last; where none does, the newest.
@@ -334,7 +335,9 @@ def in_order(states: Sequence[JobState], now: float) -> list[JobState]:
     return sorted(states, key=began)
 
 
-def _record(newest: JobState, parts: Sequence[tuple[Node, JobState]], ssh: Transport) -> JobRecord:
+def _record(
+    newest: JobState, parts: Sequence[tuple[Node, JobState]], ssh: SshTransport
+) -> JobRecord:
     nodes = [
         NodeRecord(
             index=state.node,
@@ -342,7 +345,7 @@ def _record(newest: JobState, parts: Sequence[tuple[Node, JobState]], ssh: Trans
             host=node.host,
             user=node.user,
             port=node.port,
-            address=ssh.config.of_node(node).host,
+            address=ssh.host_of(node),
             python=node.python or "python3",
             first_rank=state.first_rank or 0,
             nproc=state.nproc or 0,

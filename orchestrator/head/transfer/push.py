@@ -93,7 +93,7 @@ def push(
         opened.callback(outbox.close)
 
         def begin(target: NumberedNode) -> Sender:
-            connection = transport.connect(transport.config.of_node(target.node))
+            connection = transport.connect(target.node)
             opened.callback(connection.close)
             channel = open_channel(connection, target.node, transport.timeout)
             peer = Peer(target.label, channel)

@@ -21,10 +21,11 @@ from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import beats, channel
 from orchestrator.head.connect import reach as reaching
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import ask_once, clock_offset, open_channel, reach
+from orchestrator.head.connect.reach import ask_once, open_channel, reach
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
 from orchestrator.head.nodes import library, server_command
+from orchestrator.head.nodes.clock import clock_offset
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.nodes.server_command import FIRST_LINE, READ_PROGRAM, quote, sized

@@ -279,11 +279,10 @@ class NodeFollower:
 
     def _reopen(self) -> NodeChannel:
         """Connect; after a cut soon again, and where a login is slow, with time for it."""
-        destination = self.ssh.config.of_node(self.node)
         seconds = min(self.retry_seconds, self.ssh.timeout)
         self.retry_seconds = 2 * seconds
         log.debug("%s: connecting again, for %.1f s at most", self.node.name, seconds)
-        connection = self.ssh.connect(destination, seconds)
+        connection = self.ssh.connect(self.node, seconds)
         channel = open_channel(connection, self.node, self.ssh.timeout)
         self.retry_seconds = RETRY_SECONDS
         return channel
