@@ -102,6 +102,13 @@ def lines_about(destination: Destination, name: str | None = None) -> list[Known
     return [line for path in files for line in _read(path).about(wanted)]
 
 
+def lines_without_port(destination: Destination) -> list[KnownLine]:
+    """Return the lines about the name alone of a host on another port; ssh trusts them as well."""
+    if destination.alias or destination.port == 22:
+        return []
+    return lines_about(destination, destination.host.lower())
+
+
 _files: dict[Path, tuple[tuple[int, int], KnownFile]] = {}
 
 
@@ -132,10 +139,9 @@ def accept(destination: Destination, key: paramiko.PKey, *, strict: bool) -> Non
 
     As for ssh, it is enough if a host on another port is known by its name alone.
     """
-    if not destination.alias and destination.port != 22:
-        known = lines_about(destination, destination.host.lower())
-        if any(line.blob == key.asbytes() for line in known):
-            return
+    known = lines_without_port(destination)
+    if any(line.blob == key.asbytes() and not line.needs_ssh for line in known):
+        return
     if strict or destination.strict:
         raise NodeError(f"its host key is not known ({shown(key)})", _how_to_add(destination))
     if destination.user_known_hosts:

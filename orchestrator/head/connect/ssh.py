@@ -73,6 +73,8 @@ class SshTransport:
         )
         defaults = self.config.defaults() if settings else {}
         lines = known_hosts.lines_about(destination)
+        alone = known_hosts.lines_without_port(destination)
+        lines += [line for line in alone if line.needs_ssh]
         chosen = way.choose(settings, defaults, lines, here)
         if chosen.by_ssh or not destination.jump:
             return chosen
