@@ -222,7 +222,8 @@ class NodeChannel:
             try:
                 data = self._receive(deadline - time.monotonic(), "")
             except Silent:
-                said = noise.decode(errors="replace")
+                # The ssh program writes what a server says during the login on standard error.
+                said = noise.decode(errors="replace") or self._errors()
                 raise Silent(*server_command.never_begins(said)) from None
             if not data or len(noise) > NOISE_LIMIT_BYTES:
                 outside = self.environment.wrap and b"python-here" not in noise

@@ -39,6 +39,7 @@ NEARLY_SECONDS = 0.2  # An error so near to the deadline is that of the deadline
 WINDOW_BYTES = 1 << 21
 LONGEST_BANNER = 300
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+UNSIGNED = "key cannot be used for signing"  # what paramiko says where an agent refuses
 PROHIBITED = 1  # the code of a channel that the server's configuration forbids
 
 
@@ -410,6 +411,11 @@ def refused(
         for each in results
         if isinstance(each.result, paramiko.AuthenticationException)
     ]
+    refusing = next((str(each.source) for each in results if UNSIGNED in str(each.result)), "")
+    if refusing:  # This ends paramiko's connection; ssh goes on with the next key.
+        return NeedsSsh(
+            f"the agent refuses to sign with the key {refusing}", "confirm or touch it when it asks"
+        )
     if results and not tried:
         return Dropped(str(results[0].result) or "end of file")
     return denied(destination, tried, len(results), keys.unusable)

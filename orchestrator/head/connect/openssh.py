@@ -36,9 +36,9 @@ MEANINGS = (
     ("Session open refused by peer",
      "your ssh, which is logged in there, may open no further session",
      "MaxSessions in its sshd_config limits the commands at a time"),
-    (r"revoked by file (\S+)", "its host key is revoked in {}", "do not connect to it"),
+    (r"revoked by file (.*\S)", "its host key is revoked in {}", "do not connect to it"),
     ("REVOKED HOST KEY", "its host key is revoked in your known_hosts", "do not connect to it"),
-    (r"IDENTIFICATION HAS CHANGED[\s\S]*Offending .* key in (\S+)",
+    (r"IDENTIFICATION HAS CHANGED[\s\S]*Offending .* key in (.*\S)",
      "its host key has changed: see {}",
      "if you know that it was reinstalled, remove that line; if not, someone may be intercepting"
      " the connection"),
