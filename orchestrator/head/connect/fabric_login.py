@@ -23,7 +23,7 @@ from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemo
 
 from orchestrator.common.errors import NodeError, NoKey, OrchestratorError
 from orchestrator.head.connect import known_hosts, openssh, way
-from orchestrator.head.connect.ssh import Dropped, NeedsSsh, left
+from orchestrator.head.connect.ssh import NEARLY_SECONDS, Dropped, NeedsSsh, left
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.transport import Channel, within
 from orchestrator.head.connect.way import Here, Way
@@ -35,7 +35,6 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 KEEPALIVE_SECONDS = 15
 AGENT_SECONDS = 5.0  # for an agent to list its keys
 WAKE_SECONDS = 5.0  # between two looks of an idle connection's thread
-NEARLY_SECONDS = 0.2  # An error so near to the deadline is that of the deadline.
 WINDOW_BYTES = 1 << 21
 LONGEST_BANNER = 300
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LINK_SECONDS = 60.0  # without progress after which a link is cut
+NEARLY_SECONDS = 0.2  # An error so near to the deadline is that of the deadline.
 NEXT_ADDRESS_SECONDS = 2.0  # for each address of a host but the last
 # Logins at a time. Each takes milliseconds of a processor, so more at once only make all of them
 # late; the time limit of each begins with its turn.
@@ -135,11 +136,18 @@ class SshTransport:
         sshd drops connections at random while many others log in (MaxStartups).
         """
         deadline = time.monotonic() + seconds
+        dropped: Dropped | None = None
         while True:
             try:
                 return self._log_in(destination, deadline, chosen, behind)
             except Dropped as error:
-                dropped, pause = error, random.uniform(0.1, 0.5)
+                dropped = error
+            except NeedsSsh:
+                raise
+            except NodeError:  # A last try may only have had too little time.
+                if dropped is None or time.monotonic() < deadline - NEARLY_SECONDS:
+                    raise
+            pause = random.uniform(0.1, 0.5)
             if time.monotonic() + pause >= deadline:
                 raise NodeError(
                     f"it closes every connection before the login ({dropped})",
