@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import paramiko
 import pytest
 
 from orchestrator.common.errors import NoKey
@@ -193,7 +192,7 @@ def test_a_login_that_fails_names_the_keys_that_could_not_be_tried() -> None:
     assert "IdentitiesOnly yes" in many.fix
 
 
-# -- keys that only ssh can use -------------------------------------------------------------------------------
+# -- keys that only ssh can use ------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
