@@ -1,30 +1,40 @@
-"""A key that cannot be used is named with what makes it usable, and nobody is sent to copy it."""
+"""A key that cannot be used is named with what makes it usable, and the others are tried."""
 
 from __future__ import annotations
 
 import base64
+import getpass
 import os
+import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-import paramiko
 import pytest
 
-from orchestrator.head.connect.ssh import (
-    Unusable,
-    denied,
-    has_other_login,
-    has_ticket,
-    keys_for,
-    load_key,
-)
-from orchestrator.head.connect.ssh_config import Destination
+from orchestrator.common.errors import NoKey
+from orchestrator.head.connect import fabric_login
+from orchestrator.head.connect.fabric_login import FabricConnection, Keys, denied, load_key
+from orchestrator.head.connect.openssh import SshProcess
+from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.ssh import NeedsSsh, SshTransport, certificates
+from orchestrator.head.connect.ssh_config import Destination, SshConfig
+from orchestrator.head.nodes.node_list import Node
+from tests.clusters.loopback import FaultyLoopback
+from tests.clusters.require import require_sshd
+
+PATIENCE = 60.0
 
 
-def keygen(*words: str) -> None:
-    subprocess.run(["ssh-keygen", "-q", *words], check=True)
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    fabric_login.agent_answers.cache_clear()
+    load_key.cache_clear()
+
+
+def keygen(*words: object) -> None:
+    subprocess.run(["ssh-keygen", "-q", *map(str, words)], check=True)
 
 
 def add(agent: Path, key: Path) -> None:
@@ -38,26 +48,33 @@ def test_a_key_with_a_passphrase_is_unlocked_by_an_agent(
 ) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", agent)
     path = tmp_path / "my key"
-    keygen("-t", "ed25519", "-N", "secret", "-f", str(path))
-    key = load_key(path, ())
-    assert isinstance(key, Unusable)
-    assert key.why == f"{path} needs a passphrase"
+    keygen("-t", "ed25519", "-N", "secret", "-f", path)
     start = "" if agent else 'eval "$(ssh-agent -s)"; '
-    assert key.remedy == f"{start}ssh-add '{path}'"
-    load_key.cache_clear()
+    assert load_key(path) == (f"{path} needs a passphrase", f"{start}ssh-add '{path}'")
 
 
 def test_a_key_that_others_can_read(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.touch(mode=0o644)
     path.chmod(0o644)
-    assert str(load_key(path, ())).endswith(f"and therefore not used: chmod 600 {path}")
+    why, remedy = load_key(path)  # type: ignore[misc]
+    assert str(why).endswith("mode 0644, and therefore not used")
+    assert remedy == f"chmod 600 {path}"
+
+
+def test_a_file_without_a_key(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("no key")
+    (tmp_path / "key").chmod(0o600)
+    assert str(load_key(tmp_path / "key")).startswith(f"('{tmp_path}/key is not a key that")
+    assert load_key(tmp_path / "none") is None
+
+
+# -- which keys are offered, in which order -----------------------------------------------------
 
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A real ssh-agent with three keys, at a socket that no variable names."""
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    """A real ssh-agent with three keys."""
     path = tmp_path / "agent"
     with subprocess.Popen(
         ["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.PIPE, text=True
@@ -66,58 +83,54 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         assert running.stdout.readline().startswith("SSH_AUTH_SOCK=")
         for name in ("one", "two", "three"):
             key = tmp_path / name
-            keygen("-t", "ed25519", "-N", "", "-C", name, "-f", str(key))
+            keygen("-t", "ed25519", "-N", "", "-C", name, "-f", key)
             add(path, key)
             key.unlink()  # its public half stays
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
         yield path
         running.terminate()
 
 
-def labels(notes: list[Unusable], **fields: object) -> list[str]:
-    there = Destination(host="gpu01", user="bob", port=22, **fields)  # type: ignore[arg-type]
-    return [label for label, _ in keys_for(there, notes)]
+def offered(*paths: Path, only: bool = False) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the labels of the keys that are offered, and the keys that cannot be used."""
+    keys = Keys(Destination("gpu01", "bob", 22, paths, only_these_keys=only))
+    return [str(source) for source in keys.get_sources()], keys.unusable
 
 
-def test_the_agent_of_the_config_is_asked(agent: Path, tmp_path: Path) -> None:
-    notes: list[Unusable] = []
-    assert labels(notes, keys=()) == []
-    assert labels(notes, keys=(), agent=str(agent)) == ["agent: one", "agent: two", "agent: three"]
-    # A key of which the config names the public half comes first, or alone: servers hang up soon.
-    public = (tmp_path / "three.pub",)
-    for keys in (public, (tmp_path / "three",)):
-        found = labels(notes, keys=keys, agent=str(agent))
-        assert found == ["agent: three", "agent: one", "agent: two"]
-        alone = labels(notes, keys=keys, agent=str(agent), only_these_keys=True)
-        assert alone == ["agent: three"]
-    assert not notes
-    assert labels(notes, keys=(), agent=str(tmp_path / "none")) == []
-    assert "of your ssh_config, does not answer (No such file" in notes[0].why
-
-
-@pytest.mark.parametrize(("code", "has"), [(0, True), (1, False), (None, False)])
-def test_ssh_may_get_in_by_a_ticket_of_kerberos_where_there_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, has: bool
+def test_the_keys_of_the_agent(
+    agent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if code is not None:
-        (tmp_path / "klist").write_text(f'#!/bin/sh\n[ "$1" = -s ] && exit {code}\n')
-        (tmp_path / "klist").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    has_ticket.cache_clear()
-    there = Destination("gpu01", "bob", 22, (), other_logins=("GSSAPIAuthentication",))
-    assert has_other_login(there) is has
-    assert not has_other_login(replace(there, other_logins=()))
-    assert has_other_login(replace(there, other_logins=("PKCS11Provider",)))
-    has_ticket.cache_clear()
+    assert offered() == (["agent: one", "agent: two", "agent: three"], [])
+    # A key whose public half the config names comes first, or alone: servers hang up soon.
+    for path in (tmp_path / "three.pub", tmp_path / "three"):
+        assert offered(path) == (["agent: three", "agent: one", "agent: two"], [])
+        assert offered(path, only=True) == (["agent: three"], [])
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "none"))
+    fabric_login.agent_answers.cache_clear()
+    assert offered() == ([], [])
 
 
-def test_what_opens_a_door_for_the_first_key() -> None:
-    there = Destination(host="gpu01", user="bob", port=22, keys=())
-    copy = "ssh-copy-id -p 22 bob@gpu01"
-    for tried, fix in (([], f"once: ssh-keygen -t ed25519; then: {copy}"), (["id_rsa"], copy)):
-        assert denied(there, tried, len(tried), []).fix == fix
+def test_a_key_is_offered_once(agent: Path, tmp_path: Path) -> None:
+    keygen("-t", "ed25519", "-N", "", "-f", tmp_path / "mine")
+    add(agent, tmp_path / "mine")
+    labels, _ = offered(tmp_path / "mine")
+    assert labels == [str(tmp_path / "mine"), "agent: one", "agent: two", "agent: three"]
 
 
-# -- kinds of keys ------------------------------------------------------------------------------
+def test_an_agent_that_hangs_costs_its_time_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fabric_login, "AGENT_SECONDS", 0.1)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "agent"))
+        silent.listen()
+        assert fabric_login.agent_keys() == []
+        silent.accept()[0].close()
+        silent.setblocking(False)
+        assert fabric_login.agent_keys() == []
+        with pytest.raises(BlockingIOError):
+            silent.accept()
 
 
 def named(text: bytes) -> bytes:
@@ -141,50 +154,99 @@ def write_security_key(path: Path) -> None:
 def test_a_security_key_is_for_the_agent(agent: Path, tmp_path: Path) -> None:
     """ssh lists such a key among the usual ones: another, which is good, counts as ever."""
     write_security_key(tmp_path / "id_sk")
-    keygen("-t", "ed25519", "-N", "", "-f", str(tmp_path / "good"))
+    keygen("-t", "ed25519", "-N", "", "-f", tmp_path / "good")
     keys = (tmp_path / "id_sk", tmp_path / "good")
-    notes: list[Unusable] = []
-    assert labels(notes, keys=keys) == [str(tmp_path / "good")]
-    assert notes[0].why.endswith("is a security key, which an agent has to ask")
-    assert notes[0].remedy.endswith(f"ssh-add {tmp_path / 'id_sk'}")
+    labels, unusable = offered(*keys, only=True)
+    assert labels == [str(tmp_path / "good")]
+    assert unusable[0][0].startswith(f"{tmp_path / 'id_sk'} is not a key that paramiko reads")
     add(agent, tmp_path / "id_sk")
-    notes.clear()
-    found = labels(notes, keys=(tmp_path / "good",), agent=str(agent))
-    assert found[1:] == [f"agent: {name}" for name in ("one", "two", "three", "me")], "the last"
-    assert labels(notes, keys=keys, agent=str(agent))[1] == "agent: me", "it is named"
-    assert not notes
+    labels, _ = offered(tmp_path / "good")
+    assert labels[1:] == [f"agent: {name}" for name in ("one", "two", "three", "me")], "the last"
+    assert offered(*keys)[0][1] == "agent: me", "it is named"
 
 
-@pytest.mark.parametrize("kind", ["rsa", "ecdsa"])
-def test_a_key_of_openssl(tmp_path: Path, kind: str) -> None:
-    """ssh reads PKCS#8, too, which openssl and many clouds write."""
-    path = tmp_path / "key"
-    keygen("-t", kind, "-m", "PKCS8", "-N", "", "-f", str(path))
-    assert path.read_text().startswith("-----BEGIN PRIVATE KEY-----")
-    key = load_key(path, ())
-    assert isinstance(key, paramiko.PKey)
-    assert key.get_base64() == path.with_suffix(".pub").read_text().split()[1]
+# -- logins that fail ---------------------------------------------------------------------------
 
 
-def test_what_lies_beside_a_key_does_not_spoil_it(tmp_path: Path) -> None:
-    """A command that should have signed it has failed, and left an empty file."""
-    keygen("-t", "ed25519", "-N", "", "-f", str(tmp_path / "id"))
+def test_which_command_lets_a_first_key_in() -> None:
+    there = Destination(host="gpu01", user="bob", port=22, keys=())
+    copy = "ssh-copy-id -p 22 bob@gpu01"
+    none = denied(there, [], 0, [])
+    assert isinstance(none, NeedsSsh) and isinstance(none, NoKey)
+    assert none.fix == f"once: ssh-keygen -t ed25519; then: {copy}"
+    refused = denied(there, ["id_rsa"], 1, [])
+    assert (refused.what, refused.fix) == ("it denies bob every key (id_rsa)", copy)
+
+
+def test_a_login_that_fails_names_the_keys_that_could_not_be_tried() -> None:
+    there = Destination(host="gpu01", user="bob", port=22, keys=())
+    locked = ("k1 needs a passphrase", "ssh-add k1")
+    unread = ("k2 cannot be read", "")
+    alone = denied(there, [], 0, [locked, unread])
+    assert alone.what == ("no key of yours can be used: k1 needs a passphrase; k2 cannot be read")
+    assert alone.fix == "ssh-add k1"
+    beside = denied(there, ["k0"], 1, [locked])
+    assert beside.what == "it denies bob every key (k0); k1 needs a passphrase: ssh-add k1"
+    many = denied(there, ["k0", "k1"], 9, [])
+    assert many.what == "it hung up on bob after 2 of 9 keys (k0, k1)"
+    assert "IdentitiesOnly yes" in many.fix
+
+
+# -- keys that only ssh can use ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trusting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyLoopback]:
+    """A host that lets in what an authority has signed, and the cluster's key."""
+    require_sshd()
+    directory = tmp_path_factory.mktemp("trusting")
+    keygen("-t", "ed25519", "-N", "", "-f", directory / "authority")
+    with FaultyLoopback(1, directory / "cluster") as cluster:
+        there = cluster.node(0) / "sshd_config"
+        there.write_text(f"TrustedUserCAKeys {directory}/authority.pub\n{there.read_text()}")
+        cluster.kill_sshd(0)
+        cluster.start_sshd(0)
+        yield cluster
+
+
+def log_in(cluster: FaultyLoopback, key: Path) -> object:
+    text = cluster.ssh_config.read_text().replace(f'"{cluster.key}"', f'"{key}"')
+    (key.parent / "config").write_text(text)
+    ssh, node = SshTransport(SshConfig(key.parent / "config"), timeout=PATIENCE), Node("127.0.0.2")
+    connection = ssh.connect(ssh.config.of_node(node))
+    open_channel(connection, node, PATIENCE).connection.close()
+    return connection
+
+
+def test_a_key_of_openssl_is_for_ssh(trusting: FaultyLoopback, tmp_path: Path) -> None:
+    """ssh reads PKCS#8 as well, which openssl and many clouds write."""
+    key, known = tmp_path / "id", trusting.node(0) / "authorized_keys"
+    keygen("-t", "ecdsa", "-m", "PKCS8", "-N", "", "-f", key)
+    assert key.read_text().startswith("-----BEGIN PRIVATE KEY-----")
+    text = known.read_text()
+    known.write_text(text + Path(f"{key}.pub").read_text())
+    try:
+        connection = log_in(trusting, key)
+    finally:
+        known.write_text(text)
+    assert isinstance(connection, SshProcess) and "is not a key that" in connection.way.why
+
+
+def test_a_certificate_beside_a_key_is_for_ssh(trusting: FaultyLoopback, tmp_path: Path) -> None:
+    key, authority = tmp_path / "id", trusting.directory.parent / "authority"
+    keygen("-t", "ed25519", "-N", "", "-f", key)
+    there = Destination("gpu01", "bob", 22, (key, tmp_path / "id.pub"))
+    assert list(certificates(there)) == []
+    keygen("-s", authority, "-I", "x", "-n", getpass.getuser(), "-V", "+1h", f"{key}.pub")
+    assert list(certificates(there)) == [tmp_path / "id-cert.pub"] * 2
+    assert isinstance(log_in(trusting, key), SshProcess)
+
+
+def test_an_empty_file_in_place_of_a_certificate(trusting: FaultyLoopback, tmp_path: Path) -> None:
+    """A command that should have signed the key has failed."""
+    key = tmp_path / "id"
+    key.write_bytes(trusting.key.read_bytes())
+    key.chmod(0o600)
+    assert isinstance(log_in(trusting, key), FabricConnection)
     (tmp_path / "id-cert.pub").touch()
-    assert labels([], keys=(tmp_path / "id",)) == [str(tmp_path / "id")]
-
-
-def test_certificates(agent: Path, tmp_path: Path) -> None:
-    """A file may have the certificate of a key that only the agent has."""
-    keygen("-t", "ed25519", "-N", "", "-f", str(tmp_path / "authority"))
-    sign = ("-s", str(tmp_path / "authority"), "-I", "x", "-n", "bob")
-    keygen(*sign, "-V", "+1h", str(tmp_path / "two.pub"))
-    path = tmp_path / "two-cert.pub"
-    both = [f"agent: two with {path}", "agent: two"]
-    assert labels([], keys=(tmp_path / "two",), agent=str(agent))[:2] == both
-    found = labels([], keys=(), certificates=(path,), agent=str(agent))
-    assert found == ["agent: one", *both, "agent: three"]
-
-    keygen("-t", "ed25519", "-N", "", "-f", str(tmp_path / "id"))
-    keygen(*sign, "-V", "20200101:20200102", str(tmp_path / "id.pub"))
-    (label,) = labels([], keys=(tmp_path / "id",))
-    assert label == f"{tmp_path / 'id'}, whose certificate is not valid now"
+    assert isinstance(log_in(trusting, key), SshProcess)

@@ -8,13 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.head.connect.ssh import SshChannel, SshTransport
+from orchestrator.head.connect.fabric_login import FabricChannel, FabricConnection
+from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.nodes.node_list import read_nodes
 from tests.conftest import Cluster
 from tests.node.running import wait_until
 
-SENDS: dict[str, Callable[[SshChannel], None]] = {
+SENDS: dict[str, Callable[[FabricChannel], None]] = {
     "data": lambda channel: channel.sendall(b"x"),
     "the end of the input": lambda channel: channel.shutdown_write(),
     "its end": lambda channel: channel.close(),
@@ -28,7 +29,9 @@ def test_a_sender_that_is_the_first_to_see_it_leaves_it_to_the_reader(
     transport = SshTransport(SshConfig(two_nodes.ssh_config))
     node = read_nodes(two_nodes.node_list)[0]
     connection = transport.connect(transport.config.of_node(node))
+    assert isinstance(connection, FabricConnection)
     channel = connection.run("cat", 10.0)
+    assert isinstance(channel, FabricChannel)
     under = connection.transport.sock
     assert isinstance(under, socket.socket)
     under.shutdown(socket.SHUT_WR)  # the next thing that is sent gets EPIPE

@@ -131,6 +131,8 @@ CASES = [
     Case("StrictHostKeyChecking yes", "", "is not known"),
     Case("StrictHostKeyChecking yes", "{host} {ed25519}\n"),
     Case("StrictHostKeyChecking yes", "{host} {wrong}\n", "is not known"),
+    Case("StrictHostKeyChecking yes", "@revoked {host} {ed25519}\n", "is revoked"),
+    Case("StrictHostKeyChecking yes", "127.0.?.2 {ed25519}\n"),
     # an alias has no port
     Case("HostKeyAlias big-cluster", "big-cluster {ed25519}\n"),
     Case("HostKeyAlias big-cluster", "big-cluster {wrong}\n", "host key has changed"),
@@ -149,6 +151,7 @@ CASES = [
     # certificates
     Case("StrictHostKeyChecking yes", CERTIFIED),
     Case("StrictHostKeyChecking yes", "@cert-authority {name} {authority}\n"),
+    Case("StrictHostKeyChecking yes", "@cert-authority {host} {authority}\n"),
     Case("StrictHostKeyChecking yes", "@cert-authority * {wrong}\n", "is not known"),
     Case(
         f"{STRICT}{ONLY}ecdsa-sha2-nistp256{CERT}",

@@ -12,17 +12,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect.ssh import ConnectionDropped, SshTransport
+from orchestrator.head.connect.ssh import Dropped, SshTransport
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
+from orchestrator.head.connect.way import Way
 from orchestrator.head.screen import output
 from tests.gears import examples
 from tests.head.screen.test_output import EVIL
 
 VERSION = b"SSH-2.0-OpenSSH_9.2\r\n"
+FABRIC = Way("fabric", "")
 
 
 def connect(says: bytes) -> str:
-    """How a connection to someone who says this and hangs up ends."""
+    """Return how one login ends at a server that says this and hangs up."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -35,8 +37,8 @@ def connect(says: bytes) -> str:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         there = Destination("127.0.0.1", "bob", server.getsockname()[1], ())
-        with pytest.raises((NodeError, ConnectionDropped)) as ended:
-            SshTransport(SshConfig())._connect_once(there, time.monotonic() + 60, ())
+        with pytest.raises((NodeError, Dropped)) as ended:
+            SshTransport(SshConfig())._log_in(there, time.monotonic() + 60, FABRIC, ())
         thread.join()
         return str(ended.value)
 
