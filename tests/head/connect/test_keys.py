@@ -213,7 +213,7 @@ def log_in(cluster: FaultyLoopback, key: Path) -> object:
     text = cluster.ssh_config.read_text().replace(f'"{cluster.key}"', f'"{key}"')
     (key.parent / "config").write_text(text)
     ssh, node = SshTransport(SshConfig(key.parent / "config"), timeout=PATIENCE), Node("127.0.0.2")
-    connection = ssh.connect(ssh.config.of_node(node))
+    connection = ssh.connect(node)
     open_channel(connection, node, PATIENCE).connection.close()
     return connection
 

@@ -82,7 +82,7 @@ class Desk:
     def connect(self, node: str, *, strict: bool = False) -> object:
         """Reach a node as commands do, and have our server there."""
         way = SshTransport(SshConfig(self.file), timeout=PATIENCE, strict=strict)
-        connection = way.connect(way.config.of_node(Node(node)))
+        connection = way.connect(Node(node))
         channel = open_channel(connection, Node(node), PATIENCE)
         channel.close()
         connection.close()
@@ -91,7 +91,7 @@ class Desk:
     def run(self, node: str, line: str) -> tuple[int, bool]:
         """Return the exit code of a command, and whether the connection is well afterwards."""
         way = SshTransport(SshConfig(self.file), timeout=PATIENCE)
-        connection = way.connect(way.config.of_node(Node(node)))
+        connection = way.connect(Node(node))
         channel = connection.run(f"echo begun; read x; {line}", PATIENCE)
         assert channel.recv(100) == b"begun\n"
         channel.sendall(b"go\n")
@@ -217,7 +217,7 @@ def test_a_proxy_command_that_is_silent_is_given_up(
     desk = Desk(cluster, tmp_path, "ProxyCommand sleep 7654")
     way = SshTransport(SshConfig(desk.file), timeout=1.0)
     with pytest.raises(NodeError):
-        open_channel(way.connect(way.config.of_node(Node("one"))), Node("one"), 1.0)
+        open_channel(way.connect(Node("one")), Node("one"), 1.0)
 
 
 def test_a_proxy_command_ends_with_its_connection(cluster: FaultyLoopback, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_proxy_command_ends_with_its_connection(cluster: FaultyLoopback, tmp_p
     proxy = f"ProxyCommand {shlex.quote(sys.executable)} {relay} {tmp_path}/pid %h %p"
     desk = Desk(cluster, tmp_path, proxy)
     way = SshTransport(SshConfig(desk.file), timeout=PATIENCE)
-    connection = way.connect(way.config.of_node(Node("one")))
+    connection = way.connect(Node("one"))
     assert connection.address == ""
     channel = connection.run("echo begun; cat", PATIENCE)
     assert channel.recv(100) == b"begun\n"
@@ -263,7 +263,7 @@ def test_without_ssh_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", str(tmp_path))
     there = Destination("127.0.0.1", "bob", 1, (), settings={"proxycommand": ("nc",)})
     with pytest.raises(NodeError, match="it refuses connections on port 1"):
-        SshTransport(SshConfig()).connect(there)
+        SshTransport(SshConfig()).connect_to(there, 10.0)
 
 
 def test_a_key_that_its_agent_refuses_keeps_no_other_out(
@@ -362,7 +362,7 @@ def served(opens: Opens, tmp_path: Path, key: Path) -> Iterator[tuple[SshTranspo
 
 def test_a_server_that_asks_for_nothing_is_given_nothing(tmp_path: Path) -> None:
     with served(Opens(may=True), tmp_path, Path("/no/key")) as (ssh, there):
-        connection = ssh.connect(there)
+        connection = ssh.connect_to(there, PATIENCE)
         assert isinstance(connection, SshProcess)
         assert connection.run("this", PATIENCE).recv(100) == b"ran this"
         connection.close()
@@ -377,4 +377,4 @@ def test_what_a_login_that_waits_says_is_shown(
         served(Opens(may=False), tmp_path, key) as (ssh, there),
         pytest.raises(NodeError, match=r"says: .*# visit: https://login.ex"),
     ):
-        open_channel(ssh.connect(there, 3.0), Node("127.0.0.1"), 3.0)
+        open_channel(ssh.connect_to(there, 3.0), Node("127.0.0.1"), 3.0)

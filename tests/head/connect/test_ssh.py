@@ -28,7 +28,7 @@ def test_a_sender_that_is_the_first_to_see_it_leaves_it_to_the_reader(
 ) -> None:
     transport = SshTransport(SshConfig(two_nodes.ssh_config))
     node = read_nodes(two_nodes.node_list)[0]
-    connection = transport.connect(transport.config.of_node(node))
+    connection = transport.connect(node)
     assert isinstance(connection, FabricConnection)
     channel = connection.run("cat", 10.0)
     assert isinstance(channel, FabricChannel)

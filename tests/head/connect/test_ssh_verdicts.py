@@ -254,7 +254,7 @@ def by_us(config: Path) -> tuple[bool, str]:
     own = SshConfig(config)
     node = Node("127.0.0.2")
     try:
-        connection = SshTransport(own, timeout=20).connect(own.of_node(node))
+        connection = SshTransport(own, timeout=20).connect(node)
         open_channel(connection, node, 20).connection.close()
     except OrchestratorError as error:
         return False, str(error)
@@ -337,7 +337,7 @@ def test_a_dead_jump_host_holds_up_nobody_else(site: Site, tmp_path: Path) -> No
 
         def wait_in_vain() -> None:
             try:
-                transport.connect(own.destination("behind-dead"), timeout=60)
+                transport.connect_to(own.destination("behind-dead"), 60)
             except OrchestratorError as error:
                 refused.append(error.what)
 
@@ -345,7 +345,7 @@ def test_a_dead_jump_host_holds_up_nobody_else(site: Site, tmp_path: Path) -> No
         for thread in waiting:
             thread.start()
         held = dead.accept()[0]
-        transport.connect(own.destination("127.0.0.2")).close()
+        transport.connect_to(own.destination("127.0.0.2"), 60).close()
         assert [thread.is_alive() for thread in waiting] == [True, True] and not refused
         dead.close()
         held.close()
@@ -360,13 +360,13 @@ def test_one_connection_to_a_jump_host_for_all_nodes(site: Site, tmp_path: Path)
     nodes = [own.destination("127.0.0.2", port=site.cluster.nodes[0].port) for _ in range(4)]
     connections = [
         connection
-        for connection in everywhere(nodes, transport.connect)
+        for connection in everywhere(nodes, lambda node: transport.connect_to(node, 60))
         if isinstance(connection, FabricConnection)
     ]
     (through,) = {connection.through for connection in connections}
     assert len(connections) == 4 and through is not None and through.alive
     through.close()
-    again = transport.connect(nodes[0])
+    again = transport.connect_to(nodes[0], 60)
     assert isinstance(again, FabricConnection)
     assert again.through is not through, "an ended connection is made anew"
     again.close()
