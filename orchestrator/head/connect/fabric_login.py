@@ -23,9 +23,15 @@ from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemo
 
 from orchestrator.common.errors import NodeError, NoKey, OrchestratorError
 from orchestrator.head.connect import known_hosts, openssh, way
-from orchestrator.head.connect.ssh import NEARLY_SECONDS, Dropped, NeedsSsh, left
 from orchestrator.head.connect.ssh_config import Destination
-from orchestrator.head.connect.transport import Channel, within
+from orchestrator.head.connect.transport import (
+    NEARLY_SECONDS,
+    Channel,
+    Dropped,
+    NeedsSsh,
+    left,
+    within,
+)
 from orchestrator.head.connect.way import Here, Way
 
 log = logging.getLogger(__name__)

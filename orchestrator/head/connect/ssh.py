@@ -25,7 +25,14 @@ from orchestrator.head.connect.ssh_config import (
     SshConfig,
     loop,
 )
-from orchestrator.head.connect.transport import Connection, within
+from orchestrator.head.connect.transport import (
+    NEARLY_SECONDS,
+    Connection,
+    Dropped,
+    NeedsSsh,
+    left,
+    within,
+)
 from orchestrator.head.connect.way import Here, Way
 
 if TYPE_CHECKING:
@@ -37,19 +44,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LINK_SECONDS = 60.0  # without progress after which a link is cut
-NEARLY_SECONDS = 0.2  # An error so near to the deadline is that of the deadline.
 NEXT_ADDRESS_SECONDS = 2.0  # for each address of a host but the last
 # Logins at a time. Each takes milliseconds of a processor, so more at once only make all of them
 # late; the time limit of each begins with its turn.
 LOGINS = threading.BoundedSemaphore(32)
-
-
-class NeedsSsh(NodeError):
-    """Raised where fabric cannot log in, and the ssh program perhaps can."""
-
-
-class Dropped(Exception):
-    """The other side hung up before the login, which is worth another try."""
 
 
 class SshTransport:
@@ -221,10 +219,6 @@ def negotiable() -> Settings:
     from orchestrator.head.connect import fabric_login  # Few configurations ask for it.
 
     return fabric_login.algorithms()
-
-
-def left(deadline: float) -> float:
-    return max(0.05, deadline - time.monotonic())
 
 
 def certificates(destination: Destination) -> Iterator[Path]:

@@ -6,14 +6,25 @@ import concurrent.futures
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.ssh_config import Destination, Login
 from orchestrator.head.connect.way import Way
 
 T = TypeVar("T")
+NEARLY_SECONDS = 0.2  # An error so near to the deadline is that of the deadline.
+
+
+class NeedsSsh(NodeError):
+    """Raised where fabric cannot log in, and the ssh program perhaps can."""
+
+
+class Dropped(Exception):
+    """The other side hung up before the login, which is worth another try."""
 
 
 class Channel(Protocol):
@@ -78,6 +89,11 @@ def readable(end: socket.socket) -> bool:
     poll = select.poll()
     poll.register(end, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def left(deadline: float) -> float:
+    """Return the seconds until a deadline, and a moment after it."""
+    return max(0.05, deadline - time.monotonic())
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
