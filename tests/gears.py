@@ -59,6 +59,7 @@ SLOW = [
     "tests/head/commands/kept/test_prune.py::test_interrupted_anywhere",
     "tests/head/commands/kept/test_prune.py::test_machines_of_a_record_that_nobody_here_wrote",
     "tests/head/connect/test_channel.py::test_the_engine_and_a_users_imports",
+    "tests/head/connect/test_openssh.py",
     "tests/head/connect/test_server_command.py",
     "tests/head/connect/test_ssh_verdicts.py",
     "tests/head/plan/test_plan.py::test_torchrun_understands",

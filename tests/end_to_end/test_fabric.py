@@ -1,20 +1,24 @@
-"""fabric over our connections: its own run, put, get and Group, and our verification."""
+"""Cluster.fabric(): plain connections of fabric's that log in and verify as ssh_config says."""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
 
+import fabric
+import paramiko
 import pytest
+from fabric.exceptions import GroupException
 
 from orchestrator import Cluster
-from orchestrator.common.errors import NodeError
+from orchestrator.common.errors import UsageError
 from tests.conftest import Cluster as Hosts
 
 
 def test_run_put_get_on_two_nodes(two_nodes: Hosts, tmp_path: Path) -> None:
     cluster = Cluster(two_nodes.node_list, ssh_config=two_nodes.ssh_config)
     with cluster.fabric() as group:
+        assert [type(connection) for connection in group] == [fabric.Connection] * 2
         results = group.run("echo out; echo error >&2", hide=True, in_stream=False)
         assert [result.stdout for result in results.values()] == ["out\n"] * 2
         assert [result.stderr for result in results.values()] == ["error\n"] * 2
@@ -27,8 +31,6 @@ def test_run_put_get_on_two_nodes(two_nodes: Hosts, tmp_path: Path) -> None:
 
 
 def test_a_changed_host_key_is_refused(two_nodes: Hosts) -> None:
-    from fabric.exceptions import GroupException
-
     two_nodes.change_host_key(1)
     try:
         with pytest.raises(GroupException) as raised:
@@ -39,4 +41,23 @@ def test_a_changed_host_key_is_refused(two_nodes: Hosts) -> None:
         two_nodes.restore_host_key(1)
     assert [result.stdout for result in raised.value.result.succeeded.values()] == ["here\n"]
     (error,) = raised.value.result.failed.values()
-    assert isinstance(error, NodeError) and "host key has changed" in error.what
+    assert isinstance(error, paramiko.BadHostKeyException)
+
+
+def test_behind_a_jump_host(two_nodes: Hosts, tmp_path: Path) -> None:
+    first, second = two_nodes.addresses
+    config = tmp_path / "config"
+    config.write_text(f"Host {second}\n ProxyJump {first}\n{two_nodes.ssh_config.read_text()}")
+    nodes = two_nodes.write_list([second])
+    with Cluster(nodes, ssh_config=config).fabric() as group:
+        (connection,) = group
+        assert type(connection) is type(connection.gateway) is fabric.Connection
+        (result,) = group.run("echo $SSH_CONNECTION", hide=True, in_stream=False).values()
+        assert result.stdout.split()[0] == first and connection.gateway.host == first
+
+
+def test_a_host_that_only_ssh_reaches_is_refused(two_nodes: Hosts, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(f"ProxyCommand nc %h %p\n{two_nodes.ssh_config.read_text()}")
+    with pytest.raises(UsageError, match="proxycommand is set in your ssh_config"):
+        Cluster(two_nodes.node_list, ssh_config=config).fabric()

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.connect.held import control
-from orchestrator.head.connect.held.control import Holding
 from tests.launching import PATIENCE, Head
 from tests.node.warm import what_a_rank_sees
 from tests.node.warm.same_start import Differences
@@ -57,10 +55,6 @@ def wait_until_ready(head: Head) -> list[dict[str, Any]]:
         assert time.monotonic() < deadline, nodes
 
 
-def states(held: Holding | None) -> list[str]:
-    return [] if held is None else [connection.state for connection in held.connections]
-
-
 def test_from_cold_to_warm_and_off(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(head.directory / "home"))
     script = head.script("program.py", PROGRAM)
@@ -71,10 +65,6 @@ def test_from_cold_to_warm_and_off(head: Head, monkeypatch: pytest.MonkeyPatch) 
     assert cold.finish() == 0 and "warm start" not in cold.text
     assert all(pair["memory"] > 0 and len(pair["pids"]) == 2 for pair in waiting)
     assert not any("JOBS_OWN" in pair["variables"] for pair in waiting)
-    deadline = time.monotonic() + PATIENCE
-    while states(held := control.holding()) != ["open", "open"]:
-        assert time.monotonic() < deadline, held
-        time.sleep(0.05)
     again = head.run(*INSIDE, "--nproc", "2", "--warm", "10m", "--env", "JOBS_OWN=1", script)
     assert "orchestrator: warm start on all nodes" in again.text, again.text
     sums = [sorted(line for line in run.lines if " sum 4.0 of 1" in line) for run in (cold, again)]
@@ -87,7 +77,6 @@ def test_from_cold_to_warm_and_off(head: Head, monkeypatch: pytest.MonkeyPatch) 
     code, text = warm(head, "--off")
     assert code == 0 and "nothing was warm" in text and "none is left" in text
     assert not any(head.cluster.processes(node, "ORCHESTRATOR_WARM=") for node in (0, 1))
-    assert control.holding() is None, "the connections are closed, too"
     code, text = warm(head, "--node", "nobody")
     assert code == 2 and "no such node" in text
 
@@ -134,7 +123,7 @@ def seen(directory: Path, launch: int, attempt: int) -> list[dict[str, Any]]:
     return found
 
 
-def test_ranks_see_the_same_cold_warm_held_and_in_a_second_attempt(
+def test_ranks_see_the_same_cold_warm_and_in_a_second_attempt(
     head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the real torchrun and torch, whose threads and variables are among what is seen."""

@@ -17,8 +17,9 @@ from orchestrator.head.connect import fabric_login
 from orchestrator.head.connect.fabric_login import FabricConnection, Keys, denied, load_key
 from orchestrator.head.connect.openssh import SshProcess
 from orchestrator.head.connect.reach import open_channel
-from orchestrator.head.connect.ssh import NeedsSsh, SshTransport, certificates
+from orchestrator.head.connect.ssh import SshTransport, certificates
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
+from orchestrator.head.connect.transport import NeedsSsh
 from orchestrator.head.nodes.node_list import Node
 from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.require import require_sshd

@@ -12,8 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect.ssh import Dropped, SshTransport
+from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
+from orchestrator.head.connect.transport import Dropped
 from orchestrator.head.connect.way import Way
 from orchestrator.head.screen import output
 from tests.gears import examples

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.head.connect.held.transport import HeldTransport
+from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.schedulers.backend import backend_of
 from tests.head.start.recovery.test_gather import record
 
@@ -16,8 +16,8 @@ def test_who_launched_on_slow_nodes_waits_for_them_later_too(waits: float, later
     job = record("ab")
     job = replace(job, launch=replace(job.launch, connect_timeout=waits))
     transport = backend_of(job).transport(job, None)
-    assert isinstance(transport, HeldTransport)
+    assert isinstance(transport, SshTransport)
     assert transport.timeout == later
     transport = backend_of(job).transport(job, None, 5.0)  # as typed
-    assert isinstance(transport, HeldTransport)
+    assert isinstance(transport, SshTransport)
     assert transport.timeout == 5.0
