@@ -228,8 +228,9 @@ def log_in(
             raise wants_more(destination, more)
         return FabricConnection(connection, chosen, through)
     except BaseException as error:
+        failure = explained(error, connection, destination, deadline)
         connection.client.close()
-        raise explained(error, connection, destination, deadline) from error
+        raise failure from error
 
 
 def explained(

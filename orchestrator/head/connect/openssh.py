@@ -43,6 +43,10 @@ MEANINGS = (
      " the connection"),
     (r"No (\S+) host key is known", "its host key is not known ({})",
      "compare the fingerprint, then: ssh-keyscan HOST >> ~/.ssh/known_hosts"),
+    (r'Load key "(.*)": bad permissions', "{} is open to others, and therefore not used",
+     "chmod 600 it"),
+    ("jumphost loop", "the ProxyJump of your ssh_config leads back to the same machine",
+     "give the jump host a block of its own, with ProxyJump none, above that line"),
     ("Unable to negotiate", "its sshd and ssh have no common algorithm",
      "look at HostKeyAlgorithms, KexAlgorithms, Ciphers and MACs in both configurations"),
     ("Invalid key length", "its host key is shorter than RequiredRSASize allows", ""),
@@ -154,7 +158,7 @@ def reach(
 ) -> SshProcess:
     """Return a node whose sessions are ssh's; each logs in, or goes by the user's own master."""
     checking = "accept-new" if destination.checking == "ask" else destination.checking
-    limit = max(1, round(timeout))
+    limit = max(1, int(0.8 * timeout))  # So that it says why before we give up.
     options = (*OPTIONS, f"StrictHostKeyChecking={'yes' if strict else checking}")
     path = destination.control_path.replace("%", "%%")
     config = ("-F", str(file)) if file else ()

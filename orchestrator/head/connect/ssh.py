@@ -8,10 +8,8 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import NodeError
@@ -53,7 +51,7 @@ class SshTransport:
         here = Here(
             has_ssh=shutil.which("ssh") is not None,
             master=destination.is_open,
-            certificate=next((str(path) for path in certificates(destination)), ""),
+            certificate=certificate_of(destination),
         )
         defaults = self.config.defaults() if settings else {}
         lines = known_hosts.lines_about(destination)
@@ -107,11 +105,16 @@ class SshTransport:
         sshd drops connections at random while many others log in (MaxStartups).
         """
         deadline = time.monotonic() + seconds
+        dropped: Dropped | None = None
         while True:
+            pause = random.uniform(0.1, 0.5)
             try:
                 return self._log_in(destination, deadline, chosen, behind)
             except Dropped as error:
-                dropped, pause = error, random.uniform(0.1, 0.5)
+                dropped = error
+            except NodeError:
+                if dropped is None or time.monotonic() < deadline - pause:
+                    raise  # else it is the last of many tries, which had no time left
             if time.monotonic() + pause >= deadline:
                 raise NodeError(
                     f"it closes every connection before the login ({dropped})",
@@ -144,7 +147,10 @@ class SshTransport:
             raise loop(destination.jump)
         with self._changing:
             future = self._gateways.get(hop)
-            ours = future is None or has_ended(future)
+            ended = future is not None and future.done()
+            ours = future is None or (
+                ended and (future.exception() is not None or not future.result().alive)
+            )
             if future is None or ours:
                 future = self._gateways[hop] = Future()
         try:
@@ -164,14 +170,7 @@ class SshTransport:
             raise kind(f"its jump host {hop.host}: {error.what}", error.fix) from error
 
 
-def has_ended(future: Future[FabricConnection]) -> bool:
-    """Return True for an attempt that failed, or whose connection has ended since."""
-    return future.done() and (future.exception() is not None or not future.result().alive)
-
-
-def certificates(destination: Destination) -> Iterator[Path]:
-    """Yield the certificates that lie beside the user's keys."""
-    for path in destination.keys:
-        beside = path.with_name(path.name.removesuffix(".pub") + "-cert.pub")
-        if os.path.isfile(beside):  # noqa: PTH113  False where it may not be looked at
-            yield beside
+def certificate_of(destination: Destination) -> str:
+    """Return a certificate that lies beside one of the user's keys, or nothing."""
+    names = (f"{str(path).removesuffix('.pub')}-cert.pub" for path in destination.keys)
+    return next(filter(os.path.isfile, names), "")

@@ -6,12 +6,12 @@ What runs at the other end is the same as over SSH.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import subprocess
 
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.ssh_config import Login
-from orchestrator.head.connect.transport import readable
 from orchestrator.head.connect.way import Way
 
 HERE = Way("local", "a shell on this machine")
@@ -87,6 +87,8 @@ class ProcessChannel:
         self.stderr = stderr
         self.process = process
         self.code: int | None = None  # with which it ended
+        self.looks = select.poll()  # select() knows no descriptor from 1024 on
+        self.looks.register(stderr, select.POLLIN)
         self.settimeout, self.sendall = both.settimeout, both.sendall
 
     def recv(self, nbytes: int, /) -> bytes:
@@ -96,7 +98,7 @@ class ProcessChannel:
             return self.both.recv(nbytes)
 
     def recv_stderr_ready(self) -> bool:
-        return readable(self.stderr)
+        return bool(self.looks.poll(0))
 
     def recv_stderr(self, nbytes: int, /) -> bytes:
         return self.stderr.recv(nbytes)

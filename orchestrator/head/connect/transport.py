@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from typing import Protocol
@@ -67,13 +66,6 @@ class Transport(Protocol):
         ...
 
     def connect(self, node: Login, timeout: float | None = None) -> Connection: ...
-
-
-def readable(end: socket.socket) -> bool:
-    """Return True if something can be read now; select() knows no descriptor from 1024 on."""
-    poll = select.poll()
-    poll.register(end, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def left(deadline: float) -> float:

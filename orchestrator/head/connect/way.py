@@ -79,6 +79,10 @@ def choose(settings: Settings, defaults: Settings, known: Sequence[KnownLine], h
         return Way("ssh", "your ssh holds a connection to it")
     for keyword in sorted(settings.keys() | defaults.keys()):
         values = settings.get(keyword, ())
+        if keyword in ("identityfile", "proxyjump") and any(
+            "%" in value or "$" in value for value in values
+        ):
+            return Way("ssh", f"{keyword} has a token of ssh's")
         if keyword in KNOWN or values == defaults.get(keyword, ()):
             continue
         if keyword == "stricthostkeychecking" and values[:1] in [(word,) for word in CHECKED]:

@@ -5,24 +5,29 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import paramiko
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect import fleet, ssh
+from orchestrator.head.connect import fabric_login
 from orchestrator.head.connect.fabric_login import no_way_on
-from orchestrator.head.connect.ssh import SshTransport, dial, first_to_answer
+from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.local_cluster.cluster import free_port
 from tests.clusters.netns import NetnsCluster
 
 PATIENCE = 30.0
+
+
+def known(directory: Path, host: str, port: int) -> Destination:
+    """Return a destination that known_hosts has, so that fabric calls it."""
+    file, key = directory / "known_hosts", paramiko.ECDSAKey.generate()
+    there = Destination(host, "bob", port, (), user_known_hosts=(file,))
+    file.write_text(f"{there.listed_name} {key.get_name()} {key.get_base64()}\n")
+    return there
 
 
 @contextlib.contextmanager
@@ -37,41 +42,6 @@ def silent() -> Iterator[tuple[int, tuple[str, int]]]:
         yield socket.AF_INET, server.getsockname()
 
 
-@contextlib.contextmanager
-def answering() -> Iterator[tuple[int, tuple[str, int]]]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield socket.AF_INET, server.getsockname()
-
-
-def closed() -> tuple[int, tuple[str, int]]:
-    return socket.AF_INET, ("127.0.0.1", free_port(["127.0.0.1"]))
-
-
-def test_an_address_that_drops_everything_uses_up_nobodys_time() -> None:
-    with silent() as dead, answering() as alive:
-        addresses = [dead, closed(), alive]
-        with first_to_answer(addresses, "", time.monotonic() + PATIENCE) as sock:
-            assert sock.getpeername() == alive[1]
-            assert sock.gettimeout()
-
-
-def test_the_source_is_the_one_that_was_asked_for() -> None:
-    deadline = time.monotonic() + PATIENCE
-    with answering() as alive, first_to_answer([alive], "127.0.0.9", deadline) as sock:
-        assert sock.getsockname()[0] == "127.0.0.9"
-
-
-def test_nobody_answers() -> None:
-    with pytest.raises(ConnectionRefusedError):
-        first_to_answer([closed(), closed()], "", time.monotonic() + PATIENCE)
-    with silent() as dead, pytest.raises(TimeoutError):
-        first_to_answer([closed(), dead], "", time.monotonic() + 0.6)
-    nowhere = (socket.AF_INET6, ("100::1", 22, 0, 0))
-    with pytest.raises(OSError) as failed:
-        first_to_answer([nowhere], "127.0.0.1", time.monotonic() + PATIENCE)
-    assert not isinstance(failed.value, TimeoutError), "it is known at once"
-
-
 @pytest.mark.parametrize(
     ("host", "port", "what"),
     [
@@ -80,15 +50,17 @@ def test_nobody_answers() -> None:
         ("255.255.255.255", 22, "there is no route to it"),
     ],
 )
-def test_what_keeps_a_call_from_a_host_is_told(host: str, port: int, what: str) -> None:
+def test_what_keeps_a_call_from_a_host_is_told(
+    host: str, port: int, what: str, tmp_path: Path
+) -> None:
     with pytest.raises(NodeError, match=what) as failed:
-        dial(Destination(host, "bob", port, ()), time.monotonic() + PATIENCE)
+        SshTransport(SshConfig()).connect_to(known(tmp_path, host, port), PATIENCE)
     assert (host in failed.value.fix) == ("resolved" in what)
 
 
-def test_a_host_that_is_silent_is_told() -> None:
+def test_a_host_that_is_silent_is_told(tmp_path: Path) -> None:
     with silent() as (_, (host, port)), pytest.raises(NodeError, match="it does not answer on"):
-        dial(Destination(host, "bob", port, ()), time.monotonic() + 0.3)
+        SshTransport(SshConfig()).connect_to(known(tmp_path, host, port), 0.3)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +96,9 @@ def test_the_last_of_many_tries_does_not_hide_that_the_others_were_dropped(
 
         answering = threading.Thread(target=answer, daemon=True)
         answering.start()
-        there = Destination("127.0.0.1", "bob", server.getsockname()[1], ())
+        there = known(tmp_path, "127.0.0.1", server.getsockname()[1])
         with pytest.raises(NodeError, match=said):
-            SshTransport(SshConfig(tmp_path / "config"), timeout=2.0).connect(there)
+            SshTransport(SshConfig(tmp_path / "config")).connect_to(there, 2.0)
         answering.join()
 
 
@@ -135,9 +107,13 @@ def test_a_link_that_is_cut_while_much_is_sent(
 ) -> None:
     """The kernel would go on for a quarter of an hour, and paramiko with it."""
     cluster = netns_cluster(1)
-    monkeypatch.setattr(ssh, "LINK_SECONDS", 2.0)
+    monkeypatch.setattr(fabric_login, "LINK_SECONDS", 2.0)
     config = SshConfig(cluster.ssh_config)
-    connection = SshTransport(config).connect(config.of_node(Node(cluster.addresses[0])))
+    node = Node(cluster.addresses[0])
+    first = SshTransport(config).connect(node)  # ssh writes the new host down
+    assert first.run("true", 10.0).recv_exit_status() == 0
+    connection = SshTransport(config).connect(node)
+    assert isinstance(connection, fabric_login.FabricConnection)
     channel = connection.run("cat", 10.0)
     channel.sendall(b"there")
     assert channel.recv(5) == b"there"
@@ -146,28 +122,3 @@ def test_a_link_that_is_cut_while_much_is_sent(
     with pytest.raises(OSError, match=r"closed|hung up"):
         while True:
             channel.sendall(bytes(1 << 16))
-
-
-def test_names_that_nothing_resolves_cost_one_time_limit_for_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A name server that is silent holds up no other name, and no address."""
-    silent = threading.Event()
-
-    def ask(host: str, port: int, *_: object) -> list[Any]:
-        if host.startswith("nobody"):
-            silent.wait()
-        return [(socket.AF_INET, 0, 0, "", (host, port))]
-
-    def resolve(host: str) -> list[tuple[int, Any]]:
-        there = Destination(host, "bob", 22, ())
-        return ssh.resolved(there, time.monotonic() + (0.3 if "nobody" in host else 30))
-
-    monkeypatch.setattr(ssh.socket, "getaddrinfo", ask)
-    hosts = [f"nobody{n}" for n in range(200)] + ["gpu1", "10.0.0.1"]
-    found = fleet.everywhere(hosts, resolve)  # it would never end if one held up another
-    silent.set()
-    assert [pair[1] for [pair] in found[-2:]] == [("gpu1", 22), ("10.0.0.1", 22)]  # type: ignore[union-attr]
-    assert {str(error).partition("\n")[0] for error in found[:-2]} == {
-        "its name cannot be resolved: no name server answers"
-    }

@@ -15,11 +15,11 @@ import pytest
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel, Silent
-from orchestrator.head.connect.fleet import failure_table
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.subprocess_transport import ProcessChannel, ProcessConnection
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import failures
+from orchestrator.head.screen.failures import failure_table
 from orchestrator.node.machine.reachability import ARRIVED, BULK_BYTES
 from orchestrator.protocol.requests.machine import Dial, Dialed
 from orchestrator.protocol.requests.request import Beat

@@ -14,10 +14,16 @@ import pytest
 
 from orchestrator.common.errors import NoKey
 from orchestrator.head.connect import fabric_login
-from orchestrator.head.connect.fabric_login import FabricConnection, Keys, denied, load_key
+from orchestrator.head.connect.fabric_login import (
+    FabricConnection,
+    Keys,
+    denied,
+    label_of,
+    load_key,
+)
 from orchestrator.head.connect.openssh import SshProcess
 from orchestrator.head.connect.reach import open_channel
-from orchestrator.head.connect.ssh import SshTransport, certificates
+from orchestrator.head.connect.ssh import SshTransport, certificate_of
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
 from orchestrator.head.connect.transport import NeedsSsh
 from orchestrator.head.nodes.node_list import Node
@@ -95,7 +101,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def offered(*paths: Path, only: bool = False) -> tuple[list[str], list[tuple[str, str]]]:
     """Return the labels of the keys that are offered, and the keys that cannot be used."""
     keys = Keys(Destination("gpu01", "bob", 22, paths, only_these_keys=only))
-    return [str(source) for source in keys.get_sources()], keys.unusable
+    return [label_of(source) for source in keys.get_sources()], keys.unusable
 
 
 def test_the_keys_of_the_agent(
@@ -237,9 +243,9 @@ def test_a_certificate_beside_a_key_is_for_ssh(trusting: FaultyLoopback, tmp_pat
     key, authority = tmp_path / "id", trusting.directory.parent / "authority"
     keygen("-t", "ed25519", "-N", "", "-f", key)
     there = Destination("gpu01", "bob", 22, (key, tmp_path / "id.pub"))
-    assert list(certificates(there)) == []
+    assert certificate_of(there) == ""
     keygen("-s", authority, "-I", "x", "-n", getpass.getuser(), "-V", "+1h", f"{key}.pub")
-    assert list(certificates(there)) == [tmp_path / "id-cert.pub"] * 2
+    assert certificate_of(there) == str(tmp_path / "id-cert.pub")
     assert isinstance(log_in(trusting, key), SshProcess)
 
 

@@ -18,7 +18,7 @@ import paramiko
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect import fabric_login, ssh_config
+from orchestrator.head.connect import fabric_login
 from orchestrator.head.connect.openssh import SshProcess
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.ssh import SshTransport
@@ -26,6 +26,7 @@ from orchestrator.head.connect.ssh_config import Destination, SshConfig
 from orchestrator.head.nodes.node_list import Node
 from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.require import require_sshd
+from tests.head.connect.reading import read_again
 
 PATIENCE = 60.0
 # Connects to a host and port, and passes the socket on, as `nc -F` does.
@@ -72,7 +73,7 @@ class Desk:
             f"Host one\n HostName {first}\nHost two\n HostName {second}\n ProxyJump one\n"
             f"Host one two\n{lines}\nHost *\n{cluster.ssh_config.read_text()}"
         )
-        ssh_config.read_again()
+        read_again()
 
     def ssh(self, *words: str) -> None:
         null = subprocess.DEVNULL  # a master that goes on keeps what it was given
@@ -259,10 +260,10 @@ def test_strictly_an_unknown_host_is_refused(
 
 
 def test_without_ssh_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A configuration without ssh cannot be read; without either, fabric tries."""
+    """A new host is written down by ssh alone."""
     monkeypatch.setenv("PATH", str(tmp_path))
     there = Destination("127.0.0.1", "bob", 1, (), settings={"proxycommand": ("nc",)})
-    with pytest.raises(NodeError, match="it refuses connections on port 1"):
+    with pytest.raises(NodeError, match="its host key is not known, and there is no ssh here"):
         SshTransport(SshConfig()).connect_to(there, 10.0)
 
 
@@ -283,7 +284,7 @@ def test_a_key_that_its_agent_refuses_keeps_no_other_out(
         assert agent.stdout is not None and agent.stdout.readline()
         add = ["ssh-add", "-q"]
         subprocess.run([*add, "-c", str(cluster.key)], check=True)  # nothing can confirm it
-        with pytest.raises(NodeError, match=r"the agent refuses to sign.*Permission denied"):
+        with pytest.raises(NodeError, match=r"it hung up on the key agent: .*Permission denied"):
             desk.connect("one")
         other = sockets / "other"
         subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", str(other)], check=True)

@@ -177,7 +177,7 @@ CASES = [
     # ways there; each also goes by the keys of the jump hosts
     Case("ProxyJump {jump1}", "{name} {ed25519}\n"),
     Case("ProxyJump {jump1}", "{name} {wrong}\n", "host key has changed"),
-    Case("ProxyJump {jump1}", "{jump1_name} {wrong}\n", "its jump host 127.0.0.3: .* has changed"),
+    Case("ProxyJump {jump1}", "{jump1_name} {wrong}\n", "host key has changed"),
     Case("ProxyJump {jump1},{jump2}", ""),
     Case("ProxyJump {jump1},{host}:{port}", "", "leads back to the same machine"),
     Case("ProxyJump {jump1}\nHost 127.0.0.3\nProxyJump {jump2}", ""),
@@ -218,8 +218,8 @@ RARER = [
     Case("NoHostAuthenticationForLocalhost yes\nHostKeyAlias a", "a {wrong}\n", "has changed"),
     Case("ProxyJump {jump2},{jump1},{jump2}", ""),
     Case("ProxyJump {jump1},{jump2}\nHost 127.0.0.4\nProxyJump {jump2}", ""),
-    Case("ProxyJump 127.0.0.1:1", "", "its jump host 127.0.0.1: it refuses"),
-    Case("ProxyJump {jump1},127.0.0.1:1", "", "cannot reach 127.0.0.1:1"),
+    Case("ProxyJump 127.0.0.1:1", "", "it refuses connections"),
+    Case("ProxyJump {jump1},127.0.0.1:1", "", "it refuses connections"),
 ]
 
 
@@ -330,6 +330,13 @@ def test_a_dead_jump_host_holds_up_nobody_else(site: Site, tmp_path: Path) -> No
     with socket.create_server(("127.0.0.1", 0)) as dead:
         place = f"127.0.0.1:{dead.getsockname()[1]}"
         config = write_case(site, tmp_path / "case", Case("ProxyJump {jump1}", ""))
+        assert by_ssh(config)[0]  # fabric knows the hosts from then on
+        with config.with_name("known_hosts").open("a") as known:
+            for name in (
+                f"[127.0.0.1]:{dead.getsockname()[1]}",
+                f"[behind-dead]:{site.cluster.nodes[0].port}",
+            ):
+                known.write(f"{name} {site.public('wrong')}\n")
         config.write_text(f"Host behind-dead\nProxyJump {place}\n" + config.read_text())
         own = SshConfig(config)
         transport = SshTransport(own, timeout=60)
@@ -356,6 +363,7 @@ def test_a_dead_jump_host_holds_up_nobody_else(site: Site, tmp_path: Path) -> No
 
 def test_one_connection_to_a_jump_host_for_all_nodes(site: Site, tmp_path: Path) -> None:
     own = SshConfig(write_case(site, tmp_path / "case", Case("ProxyJump {jump1}", "")))
+    assert own.file is not None and by_ssh(own.file)[0]  # fabric knows the hosts from then on
     transport = SshTransport(own, timeout=60)
     nodes = [own.destination("127.0.0.2", port=site.cluster.nodes[0].port) for _ in range(4)]
     connections = [

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import tempfile
 import threading
 import time
+from pathlib import Path
 
+import paramiko
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -24,6 +28,9 @@ VERSION = b"SSH-2.0-OpenSSH_9.2\r\n"
 FABRIC = Way("fabric", "")
 
 
+HOST_KEY = paramiko.ECDSAKey.generate()
+
+
 def connect(says: bytes) -> str:
     """Return how one login ends at a server that says this and hangs up."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -37,7 +44,12 @@ def connect(says: bytes) -> str:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        there = Destination("127.0.0.1", "bob", server.getsockname()[1], ())
+        known = Path(tempfile.gettempdir()) / f"known_hosts_{os.getpid()}"
+        there = Destination(
+            "127.0.0.1", "bob", server.getsockname()[1], (), user_known_hosts=(known,)
+        )
+        line = f"{there.listed_name} {HOST_KEY.get_name()} {HOST_KEY.get_base64()}\n"
+        known.write_text(line)
         with pytest.raises((NodeError, Dropped)) as ended:
             SshTransport(SshConfig())._log_in(there, time.monotonic() + 60, FABRIC, ())
         thread.join()

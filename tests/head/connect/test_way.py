@@ -141,6 +141,14 @@ def test_lines_of_known_hosts_that_only_ssh_can_judge(tmp_path: Path, known: str
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    "text", ["IdentityFile ~/.ssh/%h", "IdentityFile ${KEY}", "ProxyJump %r-jump"]
+)
+def test_a_token_is_for_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("KEY", "/keys/id")
+    assert "has a token of ssh's" in way_to(tmp_path, text + "\n").why
+
+
 def test_a_host_that_known_hosts_does_not_have_is_for_ssh(tmp_path: Path) -> None:
     for known in ("", f"other ssh-ed25519 {ED25519}", "gpu01 ssh-ed25519 !!!"):
         assert way_to(tmp_path, "", known) == Way("ssh", "known_hosts does not have it yet")
