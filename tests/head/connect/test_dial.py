@@ -27,7 +27,7 @@ PATIENCE = 30.0
 
 @contextlib.contextmanager
 def silent() -> Iterator[tuple[int, tuple[str, int]]]:
-    """A port whose queue is full: it answers nobody, as behind a firewall."""
+    """A port whose queue is full: it answers no call, as behind a firewall."""
     with contextlib.ExitStack() as opened:
         server = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):
@@ -47,7 +47,7 @@ def closed() -> tuple[int, tuple[str, int]]:
     return socket.AF_INET, ("127.0.0.1", free_port(["127.0.0.1"]))
 
 
-def test_an_address_that_drops_everything_uses_up_nobodys_time() -> None:
+def test_an_address_that_drops_everything_leaves_time_for_others() -> None:
     with silent() as dead, answering() as alive:
         addresses = [dead, closed(), alive]
         with first_to_answer(addresses, "", time.monotonic() + PATIENCE) as sock:
@@ -61,7 +61,7 @@ def test_the_source_is_the_one_that_was_asked_for() -> None:
         assert sock.getsockname()[0] == "127.0.0.9"
 
 
-def test_nobody_answers() -> None:
+def test_no_address_answers() -> None:
     with pytest.raises(ConnectionRefusedError):
         first_to_answer([closed(), closed()], "", time.monotonic() + PATIENCE)
     with silent() as dead, pytest.raises(TimeoutError):
@@ -76,7 +76,7 @@ def test_nobody_answers() -> None:
     ("host", "port", "what"),
     [
         ("127.0.0.1", 1, "it refuses connections on port 1"),
-        ("nobody.invalid", 22, "its name cannot be resolved"),
+        ("unknown.invalid", 22, "its name cannot be resolved"),
         ("255.255.255.255", 22, "there is no route to it"),
     ],
 )
@@ -155,19 +155,19 @@ def test_names_that_nothing_resolves_cost_one_time_limit_for_all(
     silent = threading.Event()
 
     def ask(host: str, port: int, *_: object) -> list[Any]:
-        if host.startswith("nobody"):
+        if host.startswith("unknown"):
             silent.wait()
         return [(socket.AF_INET, 0, 0, "", (host, port))]
 
     def resolve(host: str) -> list[tuple[int, Any]]:
         there = Destination(host, "bob", 22, ())
-        return ssh.resolved(there, time.monotonic() + (0.3 if "nobody" in host else 30))
+        return ssh.resolved(there, time.monotonic() + (0.3 if "unknown" in host else 30))
 
     monkeypatch.setattr(ssh.socket, "getaddrinfo", ask)
-    hosts = [f"nobody{n}" for n in range(200)] + ["gpu1", "10.0.0.1"]
+    hosts = [f"unknown{n}" for n in range(200)] + ["gpu1", "10.0.0.1"]
     found = fleet.everywhere(hosts, resolve)  # it would never end if one held up another
     silent.set()
-    assert [pair[1] for [pair] in found[-2:]] == [("gpu1", 22), ("10.0.0.1", 22)]  # type: ignore[union-attr]
+    assert [pair[1] for [pair] in found[-2:]] == [("gpu1", 22), ("10.0.0.1", 22)]  # type: ignore[misc]
     assert {str(error).partition("\n")[0] for error in found[:-2]} == {
         "its name cannot be resolved: no name server answers"
     }
