@@ -64,7 +64,7 @@ def sockets() -> Iterator[Path]:
 
 
 class Desk:
-    """Somebody with an ssh_config, who opens a connection by hand."""
+    """A user with an ssh_config, who opens a connection by hand."""
 
     def __init__(self, cluster: FaultyLoopback, directory: Path, lines: str) -> None:
         first, second = cluster.addresses
@@ -120,7 +120,7 @@ def test_a_connection_that_is_open_lets_us_in(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be others")
-def test_a_socket_of_somebody_else_is_no_connection(
+def test_a_socket_of_another_user_is_no_connection(
     cluster: FaultyLoopback, tmp_path: Path, sockets: Path
 ) -> None:
     desk = Desk(cluster, tmp_path, f"ControlPath {sockets}/path\n")
