@@ -169,11 +169,6 @@ class AcceptNew(paramiko.MissingHostKeyPolicy):
         known_hosts.accept(self.destination, key, strict=self.strict)
 
 
-@functools.cache
-def fabric_config() -> fabric.Config:
-    return fabric.Config(overrides={"load_ssh_configs": False})
-
-
 def prepared(
     destination: Destination, gateway: fabric.Connection | bool, *, strict: bool
 ) -> fabric.Connection:
@@ -183,7 +178,7 @@ def prepared(
         destination.host,
         user=destination.user,
         port=destination.port,
-        config=fabric_config(),
+        config=fabric.Config(lazy=True),  # Each writes into its own, and reads no file.
         gateway=gateway,
         connect_kwargs={
             "auth_strategy": Keys(destination),

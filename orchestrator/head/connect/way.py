@@ -41,6 +41,7 @@ WITHOUT_EFFECT = {
     *("streamlocalbindunlink", "syslogfacility", "tag", "tcpkeepalive", "tunnel"),
     *("tunneldevice", "updatehostkeys", "visualhostkey", "warnweakcrypto", "xauthlocation"),
 }
+COVERED = OBEYED | WITHOUT_EFFECT
 KINDS_OF_KEY = {
     *("ssh-ed25519", "ssh-rsa"),
     *("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
@@ -81,7 +82,7 @@ def choose(settings: Settings, defaults: Settings, known: Sequence[KnownLine], h
         return Way("ssh", "your ssh holds a connection to it")
     for keyword in sorted(settings.keys() | defaults.keys()):
         values = settings.get(keyword, ())
-        if keyword in OBEYED | WITHOUT_EFFECT or values == defaults.get(keyword, ()):
+        if keyword in COVERED or values == defaults.get(keyword, ()):
             continue
         if keyword == "stricthostkeychecking" and values[:1] in [(word,) for word in CHECKED]:
             continue
