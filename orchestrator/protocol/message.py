@@ -28,7 +28,7 @@ LARGEST_NUMBER = 1 << 128
 UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))  # X | None is 3.10's
 MAPPINGS = (dict, collections.abc.Mapping)
 NONE = type(None)
-PLAIN = {str, int, float, bool, NONE}  # types that JSON has, too
+PLAIN = {str, int, float, bool, NONE}  # types that JSON has as well
 
 
 class Nonsense(ValueError):
@@ -120,7 +120,8 @@ def encode(value: Any, *, nones: bool = False) -> Any:
 
     All fields of a dataclass are in it; with `nones`, those of messages, too.
     """
-    if type(value) in PLAIN:  # most values: a plan of 32 nodes has 20,000
+    # Most values are: a launch on 32 nodes encodes 24,000.
+    if type(value) in PLAIN:
         return value
     if isinstance(value, Message):
         defaults = value._defaults

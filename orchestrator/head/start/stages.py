@@ -1,6 +1,6 @@
 """Start a job: reach its nodes, choose among them, bring what they lack, plan, check, start.
 
-The next attempt of a job is one more turn of the same line: recovery/again.py.
+The next attempt of a job is one more turn of the same line: head/start/recovery/again.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A further attempt of a job: gather its nodes again, bring what they lack, start.
 
-It is one more turn of the line in stages.py, with fewer questions: each node has the program, the
-code and the environment with its secrets from the attempt before, so that any head can start it,
-and is told only its place among the others.
+It is one more turn of the line in head/start/stages.py, with fewer questions. Each node has the
+program, the code and the environment with its secrets from the attempt before, so that any head can
+start it, and is told only its place among the others.
 """
 
 from __future__ import annotations
