@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from orchestrator.common import interrupt
@@ -9,6 +10,10 @@ from orchestrator.common.errors import no_linux
 
 if sys.platform == "win32":  # which lacks modules that are imported next
     raise SystemExit(f"error: {no_linux()}")
+
+# Nearly all that a command imports stays: to look through it at every 700 objects took 5 % of the
+# processor time of a launch.
+gc.set_threshold(50_000)
 
 
 def main() -> None:

@@ -9,20 +9,21 @@ from typing import Any
 import click
 
 from orchestrator.cli import launchers
-from orchestrator.cli.chores import exec_command, node, pull_command, push_command, ssh_command
-from orchestrator.cli.launch import (
+from orchestrator.cli.chores import (
     bootstrap_command,
     doctor_command,
-    launch_arguments,
-    launch_command,
+    exec_command,
+    node,
     nodes_command,
     plan_command,
+    pull_command,
+    push_command,
     queue_command,
-    skill_command,
-    try_command,
+    ssh_command,
     verify_command,
     who_command,
 )
+from orchestrator.cli.launch import launch_arguments, launch_command, skill_command
 from orchestrator.cli.options import Group, Seconds, asking, color_option, experiment_names, shared
 from orchestrator.cli.records import (
     checkpoint,
@@ -36,7 +37,7 @@ from orchestrator.cli.records import (
     rerun,
     track,
 )
-from orchestrator.cli.sweep import sweep_command
+from orchestrator.cli.sweep import sweep_command, try_command
 from orchestrator.common.errors import UsageError
 from orchestrator.common.version import __version__
 from orchestrator.common.wings import view

@@ -1,4 +1,4 @@
-"""The command that runs a program many times, with other values each time."""
+"""The commands that run a program for a number: once, or many times with other values each."""
 
 from __future__ import annotations
 
@@ -122,3 +122,24 @@ def text_of(name: str) -> str:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         raise UsageError(f"{name} cannot be read: {error}") from None
+
+
+@click.command(
+    "try",
+    cls=GroupedCommand,
+    params=[*launch_options("launch"), *aliases(), PROGRAM],
+    context_settings={**TAKES_PROGRAM, **HELP},
+)
+@click.option("--metric", required=True, metavar="NAME", help="The number to print.")
+@click.option("--minutes", type=float, metavar="M", help="Same as --time-limit, in minutes.")
+@color_option
+def try_command(metric: str, minutes: float | None, **params: Any) -> int:
+    """Run SCRIPT on one free node, and print one number as JSON.
+
+    It waits in the queue, for one node unless --nnodes says otherwise, and runs the files of this
+    directory as they are now. The number is one that a Trainer measures, or that the program
+    prints. Exit code 0 also when its time is over; 1 if there is no such number.
+    """
+    from orchestrator.head.commands.sweep import trial
+
+    return trial.attempt(arguments_from(params), metric, minutes)

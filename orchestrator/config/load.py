@@ -5,20 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import UsageError, nearest, nearest_file
-from orchestrator.config import aorta
-from orchestrator.config.parse import collect, raise_all, rest_of
+from orchestrator.config import aorta, resolved
+from orchestrator.config.parse import collect, hints_of, raise_all, rest_of
 from orchestrator.config.schema import Config, unread
 
 VARIABLES = ("nccl", "env")  # the sections that hold environment variables of the ranks
 SECTIONS = {
     name: [item.name for item in dataclasses.fields(kind) if "rest" not in item.metadata]
-    for name, kind in typing.get_type_hints(Config).items()
+    for name, kind in hints_of(Config).items()
     if dataclasses.is_dataclass(kind)
 }
 
@@ -96,9 +95,7 @@ def _checked(data: dict[str, Any], problems: list[UsageError]) -> Config:
 
 def dump(config: Config, shown: Callable[[Any], Any] = lambda data: data) -> str:
     """Write the config as YAML, as far as it is to be shown."""
-    import yaml
-
-    return str(yaml.safe_dump(shown(as_data(config)), sort_keys=False))
+    return resolved.yaml_of(shown(as_data(config)))
 
 
 def as_data(config: Config) -> dict[str, Any]:
@@ -110,7 +107,7 @@ def as_data(config: Config) -> dict[str, Any]:
         return [plain(item) for item in value] if isinstance(value, tuple) else value
 
     data = {name: plain(value) for name, value in dataclasses.asdict(config).items()}
-    for name, kind in typing.get_type_hints(Config).items():
+    for name, kind in hints_of(Config).items():
         rest = rest_of(kind) if dataclasses.is_dataclass(kind) else None
         if rest:
             data[name].update(data[name].pop(rest))  # as the user writes it

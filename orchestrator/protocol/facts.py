@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING, Optional, Union
 
@@ -29,10 +30,16 @@ class Address(Message, kw_only=False):
 
     @property
     def network(self) -> IpNetwork:
-        import ipaddress
+        return network_of(self.address, self.prefix)
 
-        prefix = min(self.prefix, self.ip.max_prefixlen)
-        return ipaddress.ip_network(f"{self.address}/{prefix}", strict=False)
+
+@functools.cache
+def network_of(address: str, prefix: int) -> IpNetwork:
+    """Return the network of an address; a plan asks for those of all nodes again and again."""
+    import ipaddress
+
+    longest = ipaddress.ip_address(address).max_prefixlen
+    return ipaddress.ip_network(f"{address}/{min(prefix, longest)}", strict=False)
 
 
 class Interface(Message, kw_only=False):

@@ -14,15 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.api.options import Options
+from orchestrator.cli.chores import doctor_command, nodes_command, plan_command, verify_command
 from orchestrator.cli.examples import EXAMPLES
-from orchestrator.cli.launch import (
-    doctor_command,
-    launch_arguments,
-    launch_command,
-    nodes_command,
-    plan_command,
-    verify_command,
-)
+from orchestrator.cli.launch import launch_arguments, launch_command
 from orchestrator.cli.main import cli
 from orchestrator.cli.options import FILE, LAUNCH_OPTIONS
 from orchestrator.common.errors import UsageError

@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import compileall
 import functools
-import json
 import shutil
 import subprocess
 import tempfile
@@ -26,7 +25,7 @@ def compiled() -> Path:
     place = Path(tempfile.mkdtemp(prefix="orch-library-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     ours = library()
-    unpack(json.loads(ours.text), str(place / ours.digest))
+    unpack({name: data.decode() for name, data in ours.files}, str(place / ours.digest))
     compileall.compile_dir(place, quiet=2)
     return place / ours.digest
 

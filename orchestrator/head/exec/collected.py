@@ -15,7 +15,6 @@ from orchestrator.head.exec.execution import Outcome
 from orchestrator.head.nodes.node_list import NumberedNode, in_words
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.lines import LineSplitter, plain
-from orchestrator.head.screen.screen import COLORS
 
 IN_MEMORY_BYTES = 1 << 16  # of a stream; what is longer goes to a file
 PIECE_BYTES = 1 << 16
@@ -123,7 +122,11 @@ class PrefixedStream:
         self.splitter = LineSplitter(color)
         self.at_start = True
         prefix = f"node{node}".ljust(whole.width) + " | "
-        self.prefix = f"\x1b[{COLORS[node % len(COLORS)]}m{prefix}\x1b[0m" if color else prefix
+        self.prefix = (
+            f"\x1b[{styles.OF_NODES[node % len(styles.OF_NODES)]}m{prefix}\x1b[0m"
+            if color
+            else prefix
+        )
 
     def write(self, data: bytes) -> None:
         whole = data if self.at_start and data.endswith(b"\n") else b""

@@ -1,4 +1,7 @@
-"""The kinds of failures: the text that identifies each, and what to do about it. Pure."""
+"""The kinds of failures: the text that identifies each, and what to do about it. Pure.
+
+The patterns are text: most jobs never fail, and to compile all of them takes 7 ms.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +109,7 @@ OF_MACHINES = (
     *("environment", "communication", "link", "corruption", "torchrun", "supervisor", "hang"),
     *("prolog", "gpu_fault"),
 )
-OF_DEVICES = re.compile(
+OF_DEVICES = (
     r"(CUDA|HIP) error(?!: device-side assert)|NCCL error|\bNVML|\bECC\b|Input/output error"
 )
 
@@ -122,7 +125,7 @@ NO_STDIN = (
 # Limits of a login or a container, which a program meets in whichever line comes first.
 LIMITS = (
     (
-        re.compile(r"Errno 24\b|Too many open files"),
+        r"Errno 24\b|Too many open files",
         "the login's limit of open files is low there (`ulimit -n`): as root, '* - nofile 65536' in"
         " /etc/security/limits.conf; or fewer DataLoader workers, or"
         " torch.multiprocessing.set_sharing_strategy('file_system')",
@@ -132,46 +135,46 @@ LIMITS = (
 # What packages say where they were installed or called otherwise than they need.
 PACKAGES = (
     (
-        re.compile(r"Default process group has not been initialized"),
+        r"Default process group has not been initialized",
         "the program has not called init_process_group before that line, in every rank;"
         " ultralytics calls it only for device=0,1,... with all ranks on one machine (--nnodes 1)",
     ),
     (
-        re.compile(r"Weights only load failed"),
+        r"Weights only load failed",
         "torch.load reads nothing but tensors unless told otherwise: weights_only=False in the"
         " program, or --env TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1, for files that you trust",
     ),
     (
-        re.compile(r"operator torchvision::\w+ does not exist"),
+        r"operator torchvision::\w+ does not exist",
         "torchvision there is built for another torch: install the pair that belongs together, from"
         " one index",
     ),
 )
 
 # What torch says where a program takes a sharded model for a whole one.
-SHARDED = re.compile(
+SHARDED = (
     r"got mixed torch\.Tensor and DTensor|FSDP does not support deepcopy"
     r"|data pointer on an invalid python storage"
 )
-NO_CUDA = re.compile(r"not compiled with CUDA|has no attribute '_cuda_")
+NO_CUDA = r"not compiled with CUDA|has no attribute '_cuda_"
 CPU_BUILD = (
     "the torch of that Python is built without CUDA: install one that fits the driver (`nvidia-smi`"
     " names it), or let the program compute on the processor"
 )
-NOT_MAPPED = re.compile(r"failed to map segment from shared object")
+NOT_MAPPED = r"failed to map segment from shared object"
 NOEXEC = (
     "the disk of that library may be mounted noexec there (`findmnt -T FILE` says so): install the"
     " environment on another; or the login may have too little memory (`ulimit -v`)"
 )
-NO_SUCH_GPU = re.compile(r"invalid device ordinal")
+NO_SUCH_GPU = r"invalid device ordinal"
 FEWER_GPUS = (
     "the program takes a GPU that this rank does not see: `--nproc N` or slots= for no more ranks"
     " than GPUs, or CUDA_VISIBLE_DEVICES hides some; a rank's own is cuda:LOCAL_RANK"
 )
 LIBRARIES = ((NO_CUDA, CPU_BUILD), (NOT_MAPPED, NOEXEC), (NO_SUCH_GPU, FEWER_GPUS))
-ON_ONE_NODE = re.compile(r"^FileNotFoundError|^ValueError: Can't find a valid checkpoint at")
+ON_ONE_NODE = r"^FileNotFoundError|^ValueError: Can't find a valid checkpoint at"
 # What torch.distributed.checkpoint says where a rank cannot read what others have written.
-IN_PARTS = re.compile(r"^CheckpointException: .*No such file or directory")
+IN_PARTS = r"^CheckpointException: .*No such file or directory"
 PARTS = (
     "torch.distributed.checkpoint wants one directory on a disk that all nodes share: write to one;"
     " without one, orchestrator.memory_checkpoint(state) and the Trainer keep what a restart needs"
@@ -183,20 +186,20 @@ WHOLE = (
 
 FILES = (
     (
-        re.compile(r"^KeyError: '(SLURM|SLURMD)_"),
+        r"^KeyError: '(SLURM|SLURMD)_",
         "the program reads what srun sets: --rank-env slurm sets it for each rank here",
     ),
     (
-        re.compile(r"Error: .*\bscontrol\b"),
+        r"Error: .*\bscontrol\b",
         "scontrol needs a Slurm there: SLURM_JOB_NODELIST is the addresses with commas between"
         " them, and MASTER_ADDR the first",
     ),
     (
-        re.compile(r"^KeyError: '(OMPI_|PMI_|MPI_)"),
+        r"^KeyError: '(OMPI_|PMI_|MPI_)",
         "the program reads what mpirun sets: --rank-env mpi sets it for each rank here",
     ),
     (
-        re.compile(r"^KeyError: '(LOCAL_RANK|LOCAL_WORLD_SIZE|TORCHELASTIC_\w+)'"),
+        r"^KeyError: '(LOCAL_RANK|LOCAL_WORLD_SIZE|TORCHELASTIC_\w+)'",
         "torchrun sets it: leave --no-torchrun out",
     ),
     (SHARDED, WHOLE),
@@ -209,10 +212,8 @@ FILES = (
 )
 
 # A file of the program's own that has the name of a package, and what it lacks.
-HIDES = re.compile(r"; '(\w+)' is not a package")
-OWN_FILE = re.compile(
-    r"cannot import name '(\w+)' from '([\w.]+)' \(((?!.*(site|dist)-packages/).+)\)"
-)
+HIDES = r"; '(\w+)' is not a package"
+OWN_FILE = r"cannot import name '(\w+)' from '([\w.]+)' \(((?!.*(site|dist)-packages/).+)\)"
 
 SIGNAL_FIXES = {
     "SIGKILL": "something killed it: a person, a scheduler's limit, `ulimit -t`, or the kernel for"
@@ -231,115 +232,107 @@ SIGNAL_FIXES = {
 FULL = r"(No space left on device|Disk quota exceeded|Cannot allocate memory|Errno (12|28|122)\b)"
 
 # The text of an exception, a dump or torchrun that identifies a kind; the first match counts.
-TEXTS = tuple(
-    (kind, re.compile(pattern, re.IGNORECASE | re.MULTILINE))
-    for kind, pattern in (
-        ("corruption", r"^(\w+\.)*(JobFailed: )?silent corruption: "),
-        (
-            "gpu_out_of_memory",
-            r"(CUDA|HIP|XPU|GPU) out of memory|CUDA error: out of memory|^(torch\.)?(cuda\.)?"
-            r"OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (2 )?'out of memory'",
-        ),
-        (
-            "gpu_error",
-            r"(CUDA|HIP) error: (device-side assert triggered|an illegal|unspecified launch failure"
-            r"|misaligned address|operation not supported on global)",
-        ),
-        (
-            "shared_memory",
-            r"out of shared memory|shared memory\s?\(shm\)|unable to (mmap|resize) .*shared"
-            r"|killed by signal: Bus error|unable to write to file </torch_"
-            rf"|{FULL}.*/dev/shm/|/dev/shm/.*{FULL}"
-            r"|(creat|extend|allocat)\w* .*/dev/shm/(?!.*(Permission|No such file))",
-        ),
-        (
-            "disk_full",
-            r"No space left on device|Disk quota exceeded|Errno (28|122)\b"
-            r"|PytorchStreamWriter failed writing|inline_container.*unexpected pos"
-            r"|database or disk is full",
-        ),
-        (
-            "out_of_memory",
-            r"^(numpy\..*)?_?(Array)?MemoryError|Cannot allocate memory|Errno 12\b|std::bad_alloc"
-            r"|DefaultCPUAllocator: (can't|not enough)",
-        ),
-        (
-            "no_processes",
-            r"can't start new thread|no further process or thread can be started"
-            r"|(fork|pthread_create|thread creation|spawn).*Resource temporarily unavailable"
-            r"|OMP: System error #11\b|^(std::system_error: )?Resource temporarily unavailable$",
-        ),
-        (
-            "environment",
-            r"^(ImportError|ModuleNotFoundError)|No module named|cannot open shared object file"
-            r"|NVIDIA driver|CUDA driver version|no kernel image is available"
-            r"|not compiled with (CUDA|NCCL)|has no attribute '_cuda_|no CUDA GPUs are available"
-            r"|invalid device ordinal|no CUDA-capable device|undefined symbol"
-            r"|GLIBC(XX)?_[\d.]+. not found",
-        ),
-    )
+TEXTS = (
+    ("corruption", r"^(\w+\.)*(JobFailed: )?silent corruption: "),
+    (
+        "gpu_out_of_memory",
+        r"(CUDA|HIP|XPU|GPU) out of memory|CUDA error: out of memory|^(torch\.)?(cuda\.)?"
+        r"OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (2 )?'out of memory'",
+    ),
+    (
+        "gpu_error",
+        r"(CUDA|HIP) error: (device-side assert triggered|an illegal|unspecified launch failure"
+        r"|misaligned address|operation not supported on global)",
+    ),
+    (
+        "shared_memory",
+        r"out of shared memory|shared memory\s?\(shm\)|unable to (mmap|resize) .*shared"
+        r"|killed by signal: Bus error|unable to write to file </torch_"
+        rf"|{FULL}.*/dev/shm/|/dev/shm/.*{FULL}"
+        r"|(creat|extend|allocat)\w* .*/dev/shm/(?!.*(Permission|No such file))",
+    ),
+    (
+        "disk_full",
+        r"No space left on device|Disk quota exceeded|Errno (28|122)\b"
+        r"|PytorchStreamWriter failed writing|inline_container.*unexpected pos"
+        r"|database or disk is full",
+    ),
+    (
+        "out_of_memory",
+        r"^(numpy\..*)?_?(Array)?MemoryError|Cannot allocate memory|Errno 12\b|std::bad_alloc"
+        r"|DefaultCPUAllocator: (can't|not enough)",
+    ),
+    (
+        "no_processes",
+        r"can't start new thread|no further process or thread can be started"
+        r"|(fork|pthread_create|thread creation|spawn).*Resource temporarily unavailable"
+        r"|OMP: System error #11\b|^(std::system_error: )?Resource temporarily unavailable$",
+    ),
+    (
+        "environment",
+        r"^(ImportError|ModuleNotFoundError)|No module named|cannot open shared object file"
+        r"|NVIDIA driver|CUDA driver version|no kernel image is available"
+        r"|not compiled with (CUDA|NCCL)|has no attribute '_cuda_|no CUDA GPUs are available"
+        r"|invalid device ordinal|no CUDA-capable device|undefined symbol"
+        r"|GLIBC(XX)?_[\d.]+. not found",
+    ),
 )
 # torch.distributed or what is beneath it, not a program's own downloads and servers.
-DISTRIBUTED = re.compile(
-    r"gloo|nccl|Dist\w*Error|TCPStore|c10d|rendezvous|socket\.cpp|ProcessGroup|transport/"
-    r"|client socket|server socket",
-    re.IGNORECASE,
+DISTRIBUTED = (
+    r"(?i)gloo|nccl|Dist\w*Error|TCPStore|c10d|rendezvous|socket\.cpp|ProcessGroup|transport/"
+    r"|client socket|server socket"
 )
 # What a program says of a GPU that is broken, among much else.
-OF_GPUS = re.compile(r"CUDA|NCCL|cuDNN|cuBLAS|\bGPU\b", re.IGNORECASE)
+OF_GPUS = r"(?i)CUDA|NCCL|cuDNN|cuBLAS|\bGPU\b"
 # A rank that cannot open connections, for a reason on its own node.
-OWN_NETWORK = re.compile(
-    r"Unable to find (address|interface)|no socket interface found|ifa != nullptr"
+OWN_NETWORK = (
+    r"(?i)Unable to find (address|interface)|no socket interface found|ifa != nullptr"
     r"|address already in use|EADDRINUSE|name or service not known|name resolution"
-    r"|gai error|Duplicate GPU|invalid usage|No IB device|Cannot assign requested address",
-    re.IGNORECASE,
+    r"|gai error|Duplicate GPU|invalid usage|No IB device|Cannot assign requested address"
 )
-NO_SUCH_INTERFACE = re.compile(
-    r"Unable to find (address|interface)|no socket interface found|ifa != nullptr|No IB device",
-    re.IGNORECASE,
+NO_SUCH_INTERFACE = (
+    r"(?i)Unable to find (address|interface)|no socket interface found|ifa != nullptr|No IB device"
 )
 # A rank that never reached another: closer to the cause than one that was abandoned.
-NEVER_MET = re.compile(
-    r"connectFullMesh|no route to host|network is unreachable|connection refused"
-    r"|failed to connect|clients joined|waiting for clients",
-    re.IGNORECASE,
+NEVER_MET = (
+    r"(?i)connectFullMesh|no route to host|network is unreachable|connection refused"
+    r"|failed to connect|clients joined|waiting for clients"
 )
 # A rank whose peer is gone: it failed because of that one, not by itself.
-ECHO = re.compile(
-    r"connection (was )?(closed|reset|refused)|connection timed out|broken pipe"
+ECHO = (
+    r"(?i)connection (was )?(closed|reset|refused)|connection timed out|broken pipe"
     r"|remote process exited|DistBackendError|DistNetworkError|DistStoreError|socket timeout"
     r"|timed out (waiting|after)|wait timeout|unhandled (system|cuda) error, NCCL"
     r"|Rendezvous\w*Error|SignalException|failed to connect|recvBytes|TCPStore"
     r"|connectFullMesh|no route to host|network is unreachable|watchdog"
-    r"|communicator was aborted|ncclCommAbort|ChildFailedError|ended because of another rank",
-    re.IGNORECASE,
+    r"|communicator was aborted|ncclCommAbort|ChildFailedError|ended because of another rank"
 )
-BROKEN = re.compile(
+BROKEN = (
     r"connection (was )?(closed|reset)|connection timed out|broken pipe|recvBytes|remote process"
 )
 # An out-of-memory killer takes a helper as well as the rank itself.
-HELPER_DIED = re.compile(
-    r"killed by signal: Killed|exited unexpectedly|terminated abruptly|died with <Signals.SIGKILL",
+HELPER_DIED = (
+    r"killed by signal: Killed|exited unexpectedly|terminated abruptly|died with <Signals.SIGKILL"
 )
 
 # An innermost frame in which a process is made: EAGAIN has the same words where a file is locked.
-MAKES_A_PROCESS = re.compile(r", in (_execute_child|_launch|fork\w*)$|\bos\.fork", re.MULTILINE)
-NO_PROCESS = re.compile(r"^BlockingIOError: \[Errno 11\]", re.MULTILINE)
+MAKES_A_PROCESS = r"(?m), in (_execute_child|_launch|fork\w*)$|\bos\.fork"
+NO_PROCESS = r"(?m)^BlockingIOError: \[Errno 11\]"
 
 
 def of_trace(trace: str) -> str:
     """Return the kind that the place of a failure identifies, or nothing."""
     frame = trace.rpartition('\n  File "')[2]
-    makes = MAKES_A_PROCESS.search(frame) and NO_PROCESS.search(frame)
+    makes = re.search(MAKES_A_PROCESS, frame) and re.search(NO_PROCESS, frame)
     return "no_processes" if makes else ""
 
 
 def of_text(text: str) -> str:
     """Return the kind that the text of a failure identifies, or nothing."""
     for kind, pattern in TEXTS:
-        if pattern.search(text):
+        if re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
             return kind
-    if DISTRIBUTED.search(text) and (OWN_NETWORK.search(text) or ECHO.search(text)):
+    if re.search(DISTRIBUTED, text) and (re.search(OWN_NETWORK, text) or re.search(ECHO, text)):
         return "communication"
     return ""
 
@@ -356,9 +349,9 @@ def fix_of(kind: str, message: str = "") -> str:
         )
     if message.startswith(("EOFError: EOF when reading a line", "BdbQuit", "bdb.BdbQuit")):
         return NO_STDIN
-    if hides := HIDES.search(message):
+    if hides := re.search(HIDES, message):
         return f"a file {hides[1]}.py is imported in place of the package {hides[1]}: rename it"
-    if lacks := OWN_FILE.search(message):
+    if lacks := re.search(OWN_FILE, message):
         return (
             f"{lacks[3]} has no {lacks[1]}: correct the import, or rename that file where an"
             f" installed package {lacks[2]} is meant"
@@ -375,7 +368,7 @@ def of_tables(kind: str, message: str) -> str:
         rules += (*LIMITS, *PACKAGES)
     if kind == "exception":
         rules += FILES
-    return next((fix for pattern, fix in rules if pattern.search(message)), "")
+    return next((fix for pattern, fix in rules if re.search(pattern, message)), "")
 
 
 def title(kind: str) -> str:
@@ -387,6 +380,6 @@ def of_a_machine(kind: str, message: str) -> bool:
 
     An interface that a variable names and no machine has is a wish that cannot be met.
     """
-    if NO_SUCH_INTERFACE.search(message):
+    if re.search(NO_SUCH_INTERFACE, message):
         return False
-    return kind in OF_MACHINES or bool(OF_DEVICES.search(message))
+    return kind in OF_MACHINES or bool(re.search(OF_DEVICES, message))

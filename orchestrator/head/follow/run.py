@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from orchestrator.common import interrupt
+from orchestrator.config import resolved
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.follow import conclusion, verdict
 from orchestrator.head.follow.followed_job import FollowedJob
@@ -340,9 +341,7 @@ class Run:
         """Note in the record which places stay on nodes; return those that are new in it."""
         if not self.reports.elsewhere:
             return []
-        from orchestrator.head.transfer.bring.saved import outputs_of  # most jobs have no need
-
-        kept, before = outputs_of(self.experiment), self.record.elsewhere
+        kept, before = resolved.outputs(self.experiment.path), self.record.elsewhere
         found = elsewhere.merged(before, elsewhere.staying(self.reports.elsewhere, kept))
         self.job.record = replace(self.record, elsewhere=found)
         known = {place.path for place in before}

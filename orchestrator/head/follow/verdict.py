@@ -79,10 +79,10 @@ class Failure(Cause):
         may_echo = self.kind in ("exception", "communication", "exit", "signal", "torchrun")
         if (
             may_echo
-            and failure_kinds.ECHO.search(text)
-            and not failure_kinds.OWN_NETWORK.search(text)
+            and re.search(failure_kinds.ECHO, text)
+            and not re.search(failure_kinds.OWN_NETWORK, text)
         ):
-            return APART if failure_kinds.NEVER_MET.search(text) else LEFT
+            return APART if re.search(failure_kinds.NEVER_MET, text) else LEFT
         return NODE if self.kind in ("torchrun", "supervisor") else OWN
 
     @property
@@ -118,7 +118,9 @@ def _with_the_drivers_words(failure: Failure, driver: Sequence[str]) -> Failure:
     """Blame a GPU that its driver calls broken; of any other report, a kernel's error has it."""
     xids = nvidia.xids("\n".join(driver))
     xid = next((each for each in xids if each.fatal), None)
-    if xid is not None and failure_kinds.OF_GPUS.search(f"{failure.message}\n{failure.evidence}"):
+    if xid is not None and re.search(
+        failure_kinds.OF_GPUS, f"{failure.message}\n{failure.evidence}"
+    ):
         return _blamed_on_gpu(failure, xid, "the rank says")
     if xids and failure.kind == "gpu_error":
         return replace(failure, message=f"{failure.message}; the driver says: {xids[-1]}")
@@ -139,7 +141,7 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
         message = f"{(last_lines(text) or [message])[-1]} ({worker[1]})"
         evidence = "\n".join([message, *last_lines(text)])
     kind = failure_kinds.of_text(evidence) or failure_kinds.of_trace(trace) or "exception"
-    if event.oom_kills and failure_kinds.HELPER_DIED.search(evidence):
+    if event.oom_kills and re.search(failure_kinds.HELPER_DIED, evidence):
         kind = "out_of_memory"
         message += "; the kernel's out-of-memory killer was at work on this node"
     if kind == "gpu_error":
@@ -150,7 +152,7 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
     if kind == "exception" and OF_OURS.search(trace):  # it says itself what to do
         message, _, fix = text.partition("\n")
         fix = printable(" ".join(fix.split()))[:LONGEST_MESSAGE]
-    if kind == "exception" and failure_kinds.HELPER_DIED.search(evidence):
+    if kind == "exception" and re.search(failure_kinds.HELPER_DIED, evidence):
         fix = failure_kinds.HELPER_FIX
     failure = replace(begun, time=when, kind=kind, message=message, evidence=evidence, fix=fix)
     source = error.source
@@ -360,8 +362,8 @@ def of_broken_gpu(failures: Sequence[Failure], node: int, name: str, xid: Xid) -
 def is_of_ranks(failure: Failure) -> bool:
     """Tell whether a connection that broke was one between ranks, and not the program's own."""
     text = f"{failure.message}\n{failure.evidence}\n{failure.traceback}"
-    broken = failure_kinds.BROKEN.search(failure.message.lower())
-    return bool(broken and failure_kinds.DISTRIBUTED.search(text))
+    broken = re.search(failure_kinds.BROKEN, failure.message.lower())
+    return bool(broken and re.search(failure_kinds.DISTRIBUTED, text))
 
 
 def conclude(failures: Sequence[Failure], ended_badly: int) -> Verdict | None:
@@ -377,7 +379,9 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> Verdict | None:
     message = first.message if first.distance == OWN else None
     same = [f for f in first_failures.values() if f.message == message]
     also = [f for f in first_failures.values() if f.message != message]
-    if failure_kinds.HIDES.search(first.message) or failure_kinds.OWN_FILE.search(first.message):
+    if re.search(failure_kinds.HIDES, first.message) or re.search(
+        failure_kinds.OWN_FILE, first.message
+    ):
         first = replace(first, kind="exception")
     elif (
         same

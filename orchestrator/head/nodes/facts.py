@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -84,6 +85,7 @@ class ProbedNode:
         return self.node.ifname
 
 
+@functools.cache
 def is_loopback(address: str) -> bool:
     return bool(address) and ipaddress.ip_address(address).is_loopback
 

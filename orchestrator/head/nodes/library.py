@@ -24,7 +24,7 @@ class Library(NamedTuple):
 
     digest: str  # its name there
     checksum: int  # of all names and contents, in any order
-    text: bytes  # {name: source}
+    files: tuple[tuple[str, bytes], ...]  # names and sources
 
 
 READING = threading.Lock()
@@ -45,26 +45,26 @@ def library() -> Library:
 
 
 def parcel() -> bytes:
-    """Return what a node is sent that lacks it: its size in a line, and the sources, packed."""
+    """Return what a node is sent that lacks it: its size in a line, and {name: source}, packed."""
     with READING:
-        return pack(read().text)
+        return pack(read().files)
 
 
 @functools.cache
 def read() -> Library:
-    files = {
-        f"orchestrator/{path.relative_to(HOUSE)}": path.read_text(encoding="utf-8")
-        for path in sources()
-    }
-    files["__main__.py"] = "from orchestrator.node.main import main\n\nmain()\n"
-    text = json.dumps(files).encode("ascii")
-    checksum = sum(zlib.crc32(files[name].encode(), zlib.crc32(name.encode())) for name in files)
-    return Library(hashlib.sha256(text).hexdigest()[:16], checksum, text)
+    files = {f"orchestrator/{path.relative_to(HOUSE)}": path.read_bytes() for path in sources()}
+    files["__main__.py"] = b"from orchestrator.node.main import main\n\nmain()\n"
+    sums = {name: zlib.crc32(data, zlib.crc32(name.encode())) for name, data in files.items()}
+    digest = hashlib.sha256(repr(list(files)).encode())
+    for data in files.values():
+        digest.update(b"%d\n%b" % (len(data), data))
+    return Library(digest.hexdigest()[:16], sum(sums.values()), tuple(files.items()))
 
 
 @functools.lru_cache(maxsize=1)
-def pack(text: bytes) -> bytes:
-    packed = zlib.compress(text, 6)
+def pack(files: tuple[tuple[str, bytes], ...]) -> bytes:
+    texts = {name: data.decode("utf-8") for name, data in files}
+    packed = zlib.compress(json.dumps(texts).encode("ascii"), 6)
     return b"%d\n%b" % (len(packed), packed)
 
 

@@ -267,8 +267,9 @@ def patience(environment: Environment) -> float:
 
 def preamble(environment: Environment) -> bytes:
     """Return what goes before our program on standard input."""
-    script = encoded(ACTIVATE).encode() + b"\n"
-    return (FIRST_LINE + script if environment.activate else b"") + FIRST_LINE
+    if not environment.activate:
+        return FIRST_LINE
+    return b"%b%b\n%b" % (FIRST_LINE, encoded(ACTIVATE).encode(), FIRST_LINE)
 
 
 def sized(program: str) -> bytes:

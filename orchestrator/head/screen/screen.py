@@ -20,7 +20,7 @@ from orchestrator.common.text import plural, size
 from orchestrator.head.screen.lines import LineSplitter, clean, fit, plain
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader, last_begin
 from orchestrator.head.screen.output import OURS, is_full
-from orchestrator.head.screen.styles import DIM, styled
+from orchestrator.head.screen.styles import DIM, OF_NODES, styled
 from orchestrator.head.screen.tracebacks import CrashDump, HeldStack
 
 FRAME_SECONDS = 0.05  # between two paintings of a terminal
@@ -36,7 +36,6 @@ NOISE = (
     *(b" peer ranks. Expected number of connected peer ranks is : ", b" is NOT connected to: ["),
 )
 TICK_SECONDS = 0.5  # between two looks at what is due without any news
-COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 
 
 @dataclass
@@ -248,7 +247,7 @@ class Screen:
         return prefix + f"\n{prefix}".join(lines) + "\n"
 
     def _tint(self, stream: _Stream, text: str) -> str:
-        color = COLORS[stream.node % len(COLORS)]
+        color = OF_NODES[stream.node % len(OF_NODES)]
         return f"\x1b[{color}m{text}\x1b[0m" if self._color else text
 
     def _live_rows(self) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TextIO
 FAILED, WARNING, DONE, UNKNOWN = "bold red", "yellow", "green", "cyan"
 DIM, STRONG = "dim", "bold"
 CODES = {FAILED: "1;31", WARNING: "33", DONE: "32", UNKNOWN: "36", DIM: "2", STRONG: "1"}
+OF_NODES = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)  # whose lines stand beside each other
 # What becomes of jobs, nodes and ranks.
 STATES = {
     **dict.fromkeys(("running", "done", "open"), DONE),

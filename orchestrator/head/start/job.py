@@ -106,7 +106,7 @@ class Stay:
         self, record: JobRecord, channels: Mapping[int, NodeChannel]
     ) -> Followed | JobRecord:
         """Start the next attempt of a job; return the record of one that is over instead."""
-        from orchestrator.head.start.stages import Again, launch_again  # not for every job
+        from orchestrator.head.start.recovery.again import Again, launch_again  # not for every job
 
         job = Again(self.experiment, record, self.transport, channels, self.latecomers)
         following = launch_again(job, self.say)

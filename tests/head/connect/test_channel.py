@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import re
 import shutil
 import subprocess
@@ -46,10 +45,10 @@ print(orchestrator.__file__, Trainer.__module__)
 
 
 def test_the_engine_and_a_users_imports_need_nothing_else(tmp_path: Path) -> None:
-    for name, text in json.loads(library.library().text).items():
+    for name, data in library.library().files:
         path = tmp_path / "library" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_bytes(data)
     (tmp_path / "script.py").write_text(SCRIPT)
     node = tmp_path / "library/orchestrator/node/job/ranks"
     code = f"{ALONE}sys.path[0] = {str(node)!r}\nimport rank\n"

@@ -16,6 +16,7 @@ from orchestrator.head.follow.streams.node_logs import NodeLogs
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.head.start import stages
 from orchestrator.head.start.record import failed_to_start, not_started, with_line
+from orchestrator.head.start.recovery import again
 from orchestrator.head.start.recovery.gather import Gathered, parts_of
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests.request import Nothing
@@ -115,14 +116,14 @@ def test_its_record_is_still_that_of_this_login(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else nobody could stop, attach or fetch it any more without --trust-record."""
-    monkeypatch.setattr(stages, "Gathering", Unwilling)
+    monkeypatch.setattr(again, "Gathering", Unwilling)
     job = record("ac", lost="c", spares="b")
     place = experiments.create(tmp_path / "experiments", "other")
     place.write_record(job)
     place.sign(job)
     assert place.is_launched_here(place.read_record())
     said: list[str] = []
-    final = stages.launch_again(stages.Again(place, job, cast(Any, None), {}), said.append)
+    final = again.launch_again(again.Again(place, job, cast(Any, None), {}), said.append)
     assert isinstance(final, JobRecord) and final.over and len(final.attempts) == 3
     assert place.is_launched_here(place.read_record()), said
 
@@ -137,7 +138,7 @@ def test_only_ranks_that_are_told_all_nodes_cost_a_line_for_each(
         launch=replace(job.launch, rank_env=rank_env),
         nodes=[replace(node, address=node.name) for node in job.nodes],
     )
-    found = stages.places(job, TakenPorts(port=29500, peers_port=1))
+    found = again.places(job, TakenPorts(port=29500, peers_port=1))
     assert [place.hosts for place in found] == [told, told]
 
 
@@ -261,12 +262,12 @@ def test_who_may_have_started_a_further_attempt_is_asked_by_a_stop(
             nodes = [replace(node, state="starting") for node in record("ab").nodes]
             return Gathered(nodes, [cast("Any", Channel(node.name)) for node in nodes])
 
-    monkeypatch.setattr(stages, "Gathering", Ready)
-    monkeypatch.setattr(stages, "bring_saved", lambda *_: None)
+    monkeypatch.setattr(again, "Gathering", Ready)
+    monkeypatch.setattr(again, "bring_saved", lambda *_: None)
     place = experiments.create(tmp_path / "experiments", "other")
     place.logs.mkdir(exist_ok=True)
     job = record("ab", lost="b")
-    final = stages.launch_again(stages.Again(place, job, cast(Any, None), {}), print)
+    final = again.launch_again(again.Again(place, job, cast(Any, None), {}), print)
     assert isinstance(final, JobRecord) and final.over
     assert [node.state for node in final.nodes] == [NOT_STARTED, "lost"]
 
@@ -292,7 +293,7 @@ def test_what_a_node_alone_measured_is_here_before_it_goes_on(
         job = replace(job, attempts=[*job.attempts, only], nodes=NODES[:1], spares=lost[1:])
     back = replace(NODES[1], index=0, first_job="run-1", first_node=1)
     gathered = Gathered([back], [cast("Any", Streaming())])
-    stages.bring_what_is_lacking(place, job, gathered, lambda _: None)
+    again.bring_what_is_lacking(place, job, gathered, lambda _: None)
     lines = (outputs / "rank_01_metrics.jsonl").read_text().splitlines()
     new = ', "new": 1' * (away_for == 2)
     assert lines == [*(f'{{"step": {step}}}' for step in (1, 2, 3)), f'{{"step": 4{new}}}']

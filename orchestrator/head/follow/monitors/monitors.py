@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.monitors.dial_monitors import (
@@ -14,7 +16,6 @@ from orchestrator.head.follow.monitors.dial_monitors import (
     StartMonitor,
 )
 from orchestrator.head.follow.monitors.hang_monitor import HangMonitor
-from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor
 from orchestrator.head.follow.monitors.way_monitor import WayMonitor
 from orchestrator.head.follow.streams.follower import Answer, NodeFollower
 from orchestrator.head.follow.verdict import Failure
@@ -22,6 +23,10 @@ from orchestrator.protocol.requests.follow import Paces, Stuck
 from orchestrator.protocol.requests.machine import Listening
 from orchestrator.protocol.requests.start import Wanted
 
+if TYPE_CHECKING:
+    from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor
+
+SLOW_AFTER_SECONDS = 30.0  # a job's begin says nothing of its pace
 LINK_FIX = f"look at the cables and the switch between these nodes, or {OPEN_ALL}"
 
 
@@ -30,15 +35,22 @@ class Monitors:
 
     def __init__(self, job: FollowedJob) -> None:
         self.job, record = job, job.record
-        limit, outputs = record.launch.hang_timeout, job.experiment.path / "outputs"
+        limit = record.launch.hang_timeout
         self.hang = HangMonitor(limit, job.experiment, record.job, job.say)
-        self.slow = SlowMonitor(record.job, record.nodes, outputs)
+        self.slow_at = time.monotonic() + SLOW_AFTER_SECONDS
         # With a short limit the hang itself is found first, and is what was asked for.
         self.start = StartMonitor("" if 0 < limit < DIALS_WITHIN_SECONDS else record.master)
         self.link = LinkMonitor(record.nodes)
         self.way = WayMonitor(job)
         self.stuck: Failure | None = None  # a hang, until it is known who reaches whom
         self.left_hanging = False
+
+    @cached_property
+    def slow(self) -> SlowMonitor:
+        from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor  # not at a start
+
+        record, outputs = self.job.record, self.job.experiment.path / "outputs"
+        return SlowMonitor(record.job, record.nodes, outputs)
 
     def answer(self, news: Answer) -> None:
         """Pass an answer on to the one that has asked."""
@@ -64,7 +76,7 @@ class Monitors:
         apart = self.link.check(followers, begun=begun or self.stuck is not None)
         if apart and self.stuck is None:
             job.warn(f"WARNING: {apart}; {OPEN_ALL}")
-        if slow := self.slow.check(followers):
+        if time.monotonic() > self.slow_at and (slow := self.slow.check(followers)):
             job.held_up(slow.replace(time=time.time()))
             job.warn(slow.text)
         failure = self.hanging(followers, apart)

@@ -20,7 +20,7 @@ from orchestrator.records.metrics.samples import RecentSamples
 from orchestrator.records.metrics.slow_ranks import COMPUTE, INPUT, LATE
 from orchestrator.records.outcome import SlowRank
 
-FIRST, EVERY, SUSPECTS = 30.0, 60.0, 15.0  # seconds to the next look: at the job's begin, then,
+EVERY, SUSPECTS = 60.0, 15.0  # seconds to the next look
 ANSWER_SECONDS = 3.0  # that ranks take to write what they remember
 
 
@@ -31,7 +31,7 @@ class SlowMonitor:
     job: str
     nodes: Sequence[NodeRecord]
     outputs: Path
-    due_at: float = field(default_factory=lambda: time.monotonic() + FIRST)
+    due_at: float = 0.0
     asked: int = 0  # times: to write, and to send what was written
     answers: dict[int, Mapping[int, Pace]] = field(default_factory=dict)  # node -> its ranks
     before: dict[int, Pace] = field(default_factory=dict)  # rank -> what it said last time

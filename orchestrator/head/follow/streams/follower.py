@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.common.errors import NodeError, OrchestratorError
@@ -72,7 +71,8 @@ from orchestrator.records.experiment import Experiment, NodeRecord
 SILENCE = f"no word for {HEAD_PATIENCE_SECONDS:.0f} s"
 log = logging.getLogger(__name__)
 
-CLOCK_READS = 3  # the shortest round trip of these tells best
+CLOCK_READS = 3  # at most; the shortest round trip of these tells best
+CLOCK_SECONDS = 0.01  # An error below this needs no further read: each beat is one.
 RETRY_SECONDS = 5.0  # for the first try to reach a node again; the next has twice as long
 PAUSE_SECONDS = 0.5  # between two tries to reach a node
 LONGEST_PAUSE_SECONDS = 5.0  # of one that was not heard of for long: there may be hundreds
@@ -294,6 +294,8 @@ class NodeFollower:
             sent = time.monotonic()
             answer = channel.ask(Beat(), HEAD_PATIENCE_SECONDS)
             self.clock.heard(sent, answer.time)
+            if self.clock.error < CLOCK_SECONDS:
+                break
         self.beats.clear()
         request = Follow(
             job=self.job,
@@ -433,27 +435,23 @@ def shortened(data: Any) -> Any:
 # The news of one node that its follower passes on to the run: a class for each kind.
 
 
-@dataclass(frozen=True)
-class News:
+class News(Message, kw_only=False):
     """Something that came from a node, or happened to the connection to it."""
 
     node: int
 
 
-@dataclass(frozen=True)
-class Happened(News):
+class Happened(News, kw_only=False):
     """The node's supervisor wrote an event."""
 
     event: Event
 
 
-@dataclass(frozen=True)
-class Grew(News):
+class Grew(News, kw_only=False):
     """The local files have more than before."""
 
 
-@dataclass(frozen=True)
-class Lost(News):
+class Lost(News, kw_only=False):
     """The connection broke; the follower tries to come back."""
 
     why: str
@@ -461,76 +459,65 @@ class Lost(News):
     outside: bool = False  # the machine answers, and the container of the job cannot be entered
 
 
-@dataclass(frozen=True)
-class Connected(News):
+class Connected(News, kw_only=False):
     """The stream begins, or begins again. `clock`: the node's clock minus ours."""
 
     clock: float
 
 
-@dataclass(frozen=True)
-class ClockRead(News):
+class ClockRead(News, kw_only=False):
     """The clock's offset is known more precisely."""
 
     clock: float
 
 
-@dataclass(frozen=True)
-class Answer(News):
+class Answer(News, kw_only=False):
     """The node answers a question: what its ranks do, which address it reaches, who wants it."""
 
     answer: Stuck | Paces | Listening | Dialed | Wanted
 
 
-@dataclass(frozen=True)
-class State(News):
+class State(News, kw_only=False):
     """The state of the job there, for a command that asks through this head."""
 
     there: JobStates
 
 
-@dataclass(frozen=True)
-class Warned(News):
+class Warned(News, kw_only=False):
     """Something stays there, which is to be said: outputs, or what may be of the job."""
 
     what: str
     receipt: StopReceipt | None = None
 
 
-@dataclass(frozen=True)
-class LossLost(News):
+class LossLost(News, kw_only=False):
     """A rank prints a loss that is NaN or infinite."""
 
     what: LostLoss
 
 
-@dataclass(frozen=True)
-class Wrote(News):
+class Wrote(News, kw_only=False):
     """The program wrote into the snapshot of its code, or to places that do not come home."""
 
     with_code: CodeOutputs | None
     elsewhere: Sequence[WrittenPlace]
 
 
-@dataclass(frozen=True)
-class DiskFull(News):
+class DiskFull(News, kw_only=False):
     """The head's disk has no room for the log."""
 
 
-@dataclass(frozen=True)
-class Over(News):
+class Over(News, kw_only=False):
     """The job has ended there, and all files are here."""
 
 
-@dataclass(frozen=True)
-class Unknown(News):
+class Unknown(News, kw_only=False):
     """The node has no such job."""
 
     why: str
 
 
-@dataclass(frozen=True)
-class Failed(News):
+class Failed(News, kw_only=False):
     """The follower cannot go on: a version of the job that cannot be followed, or a defect."""
 
     error: Exception

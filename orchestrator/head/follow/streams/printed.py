@@ -7,49 +7,30 @@ Each rank whose lines tell a step and a loss gets a file of metrics like those o
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
-import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.common import files
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.records.metrics import trainers
-from orchestrator.records.metrics.step_lines import LONGEST_CHARACTERS, StepReader
+
+if TYPE_CHECKING:
+    from orchestrator.head.follow.streams.teller import Teller
 
 LOOK_SECONDS = 1.0
 MOST_BYTES = 128 << 10  # read at once; of a log that grows faster, what came before is left out
 LEAST_BYTES = 4 << 10  # some lines, though there may be many nodes
-ENDS = re.compile(rb"[\r\n]+")  # a progress bar begins anew with \r
 
 
-@dataclass(frozen=True)
-class LostLoss:
+class LostLoss(NamedTuple):
     """Where a loss was NaN or infinite for the first time."""
 
     rank: int
     step: int
-
-
-@dataclass
-class Teller:
-    """One rank: the line that has no end yet, and where it was."""
-
-    rest: bytes = b""
-    reader: StepReader = field(default_factory=StepReader)
-    first: tuple[float, int] | None = None  # when its first step was seen, and which
-    written: dict[str, int] = field(default_factory=dict)  # the last step of each loss in its file
-    lost_steps: int = 0  # whose loss is NaN or infinite
-
-    def lines(self, data: bytes) -> Iterator[str]:
-        *whole, self.rest = ENDS.split(self.rest + data)
-        self.rest = self.rest[-LONGEST_CHARACTERS:]
-        for line in whole:
-            yield line.decode(errors="replace")
 
 
 class Printed:
@@ -75,10 +56,7 @@ class Printed:
         for stream, data in LogReader(log).read(min(MOST_BYTES, self.reader.position)):
             if stream in self.ranks:
                 list(self.rows_of(stream, data, 0.0))
-        self.tellers = {
-            stream: Teller(reader=teller.reader.at_new_lines())
-            for stream, teller in self.tellers.items()
-        }
+        self.tellers = {stream: each.at_new_lines() for stream, each in self.tellers.items()}
         self.lost = None  # whoever read that has told of it
 
     def grew(self) -> None:
@@ -102,28 +80,15 @@ class Printed:
                 self.write(int(stream), "".join(lines))
 
     def rows_of(self, stream: str, data: bytes, at: float) -> Iterator[str]:
-        teller = self.tellers.setdefault(stream, Teller())
-        for text in teller.lines(data):
-            line = teller.reader.values(text)
-            step, steps = line.get("step", -1), line.pop("steps", None)
-            for name in ("loss", "val_loss"):  # a progress bar shows the same step many times
-                if name in line and teller.written.get(name) == step:
-                    del line[name]
-            if "loss" not in line and "val_loss" not in line:
-                continue
-            if "loss" in line and line["loss"] is None:
-                teller.lost_steps += 1
-                line["lost_steps"] = teller.lost_steps
-                self.lost = self.lost or LostLoss(int(stream), step)
-            teller.written |= dict.fromkeys(line.keys() & {"loss", "val_loss"}, step)
-            if teller.first is None or step < teller.first[1]:
-                teller.first = (at, step)
-            begun, first = teller.first
-            if steps is not None and steps >= step:
-                line["steps"] = steps
-                if step > first:
-                    line["left_s"] = round((steps - step) * (at - begun) / (step - first), 1)
-            yield json.dumps({"rank": int(stream), "time": round(at, 3), **line}) + "\n"
+        if stream not in self.tellers:
+            from orchestrator.head.follow.streams.teller import Teller  # 10 ms, once a rank prints
+
+            self.tellers[stream] = Teller(int(stream))
+        teller = self.tellers[stream]
+        for row in teller.rows(data, at):
+            if self.lost is None and teller.first_lost is not None:
+                self.lost = LostLoss(teller.rank, teller.first_lost)
+            yield row
 
     def write(self, rank: int, text: str) -> None:
         """Append to the rank's file; a disk that is full loses no more than the curve."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
-from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, UsageError
+from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.common.text import Say
 from orchestrator.config import resolved
 from orchestrator.head.connect import fleet
@@ -68,20 +68,10 @@ def bring_saved(
     brought.
     """
     try:
-        SavedFiles(partners, outputs_of(experiment), record, say, stopped, left).bring()
+        SavedFiles(partners, resolved.outputs(experiment.path), record, say, stopped, left).bring()
     except NodeError as error:
         what = f"what the program saved is not the same on all nodes: {error.what}"
         raise CheckFailed(what, error.fix or decide.MEND, names=error.names) from error
-
-
-def outputs_of(experiment: Experiment) -> tuple[str, ...]:
-    """Return the directories that the launch gave the program to write, below its own."""
-    try:
-        sync = resolved.read(experiment.path).get("sync")
-    except UsageError:
-        return ()
-    names = sync.get("outputs") if isinstance(sync, dict) else ()
-    return tuple(str(name).strip("/") for name in names) if isinstance(names, list) else ()
 
 
 class Parcel(NamedTuple):

@@ -80,11 +80,12 @@ class GrowingFiles:
         """Return the continued files that are here as they should be, unlike those of the node."""
         return set(filter(self.is_continued, {*self.ours, *self.equal} - self.foreign))
 
-    def finish(self, channel: NodeChannel, seconds: float) -> None:
-        """Ask for all that has grown until now."""
+    def finish(self, channel: NodeChannel, listing: OutputFiles, seconds: float) -> None:
+        """Ask for all that has grown until this listing of the job's outputs."""
         self.begin()
-        self.next_look = 0.0
-        while (question := self.question()) is not None:
+        self.answered(self.listing, listing)
+        while self.questions:
+            question = self.questions.pop(0)
             try:
                 self.answered(question, channel.ask(question, seconds))
             except Declined:
@@ -132,8 +133,8 @@ class GrowingFiles:
 
     def _look(self, listing: OutputFiles) -> None:
         for file in listing.files:
-            grows = file.kind == "file" and plain(file.path) and GROWS.fullmatch(file.path)
-            if grows and file.path not in self.foreign:
+            ours = file.kind == "file" and not file.place and plain(file.path)
+            if ours and GROWS.fullmatch(file.path) and file.path not in self.foreign:
                 self._begin(listing.place, file)
 
     def _begin(self, place: str, file: OutputFile) -> None:

@@ -45,9 +45,9 @@ def bring(
     earlier attempt began stay as they were joined. Of those that came with an attempt before, the
     node's are right if this one has changed them (see Fetch).
     """
-    growing.finish(channel, ANSWER_SECONDS)
-    joined, grown = growing.joined, growing.ours
     listing = channel.ask(growing.listing.replace(beside=SEARCH_SECONDS), ANSWER_SECONDS)
+    growing.finish(channel, listing, ANSWER_SECONDS)
+    joined, grown = growing.joined, growing.ours
     beside_code = [file for file in listing.files if file.place]
     much = is_much(beside_code)
     places = {file.path: file.place or listing.place for file in listing.files}

@@ -39,7 +39,7 @@ class Nodes:
     def __init__(self, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         monkeypatch.setattr(slow_monitor, "time", SimpleNamespace(monotonic=lambda: self.now))
-        self.monitor = SlowMonitor("job", NODES, outputs)
+        self.monitor = SlowMonitor("job", NODES, outputs, due_at=30.0)
         self.asked: list[tuple[float, int, bool]] = []
         self.paces: dict[int, Pace] = {}
         self.followers: Any = [Follower(index, self) for index in (0, 1)]

@@ -1,0 +1,212 @@
+"""A further attempt of a job: gather its nodes again, bring what they lack, start.
+
+It is one more turn of the line in head/start/stages.py, with fewer questions. Each node has the
+program, the code and the environment with its secrets from the attempt before, so that any head can
+start it, and is told only its place among the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
+from orchestrator.common.text import Say, parse_seconds
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.transport import Transport
+from orchestrator.head.follow.restarts import Restarts
+from orchestrator.head.follow.streams import last_lines
+from orchestrator.head.follow.streams.node_logs import open_logs
+from orchestrator.head.plan.plan import DEFAULT_PORT
+from orchestrator.head.screen.styles import WARNING, styled
+from orchestrator.head.start import record
+from orchestrator.head.start.recovery.gather import (
+    Gathered,
+    Gathering,
+    NotBack,
+    all_answers,
+    refuse_if_stopped,
+)
+from orchestrator.head.start.recovery.spares import Latecomers
+from orchestrator.head.start.stages import Running, say_how_warm, start_all, with_doubts
+from orchestrator.head.transfer.fetch import gaps
+from orchestrator.protocol.requests.machine import PortWish
+from orchestrator.protocol.requests.start import Start, TakenPorts, TakePorts
+from orchestrator.protocol.spec import Attempt, Placement
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+
+log = logging.getLogger(__name__)
+
+PORT_SECONDS = 10.0
+LAST_PORT = 60_000
+SHORTEST_LIMIT_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Again:
+    """A job of which an attempt has ended, and what its head still has of it."""
+
+    experiment: Experiment
+    record: JobRecord
+    transport: Transport
+    channels: Mapping[int, NodeChannel]
+    latecomers: Latecomers | None = None
+
+
+def launch_again(job: Again, say: Say) -> Running | JobRecord:
+    """Start attempts until one runs, and return it; or the record of a job that is over."""
+    experiment, ended = job.experiment, job.record
+    gathering = Gathering(experiment, ended, job.transport, job.channels, say, job.latecomers)
+    while True:
+        gathered = None
+        log.info("attempt %d has ended; gathers the nodes of the next one", ended.attempt)
+        try:
+            gathered = gathering.run()
+            log.info("the next attempt has %s", [node.name for node in gathered.nodes])
+            bring_what_is_lacking(experiment, ended, gathered, say)
+            bring_saved(job, ended, gathered, say)
+            return start_again(experiment, ended, gathered, say)
+        except NotBack as error:
+            final = record.given_up(ended, error)
+            say(f"{error.what}; the job is given up")
+        except OrchestratorError as error:
+            log.info("the next attempt could not be started: %s", error)
+            nodes = None if gathered is None else (gathered.nodes, gathered.spares)
+            if gathered is not None and isinstance(error, NotAllStarted):
+                nodes = error.nodes, gathered.spares
+            final = Restarts(record.failed_to_start(ended, nodes, error)).after(experiment)
+            if not isinstance(error, StoppedEarly):
+                say(f"attempt {ended.attempt} could not be started: {error}")
+        try:
+            experiment.write_signed(final)
+        except OSError as error:
+            say(f"job.json cannot be written: {error.strerror}")
+        if final.over:
+            return final
+        ended = gathering.record = final
+
+
+def bring_what_is_lacking(
+    experiment: Experiment, ended: JobRecord, gathered: Gathered, say: Say
+) -> None:
+    """Let logs and metrics here be as those of nodes that are back, before more is written."""
+    there = {node.name: gathered.channels[node.index] for node in gathered.nodes}
+    back = [node for node in ended.lost if node.name in there]
+    last_lines.bring(experiment, ended, back, lambda node: there[node.name], say)
+    outputs, latest = experiment.path / "outputs", {one.job for one in ended.latest}
+    wanted = gaps.lacking(outputs) if back else ()
+
+    def bring_metrics(node: NodeRecord) -> None:
+        channel, part = there[node.name], ended.first_part(node)
+        left = last_lines.last_part(ended, node)
+        if left is not None and left[0] in latest:
+            gaps.extend(channel, part, outputs)
+        elif wanted:
+            gaps.fill(channel, part, outputs, wanted)
+
+    fleet.everywhere(back, bring_metrics)
+
+
+def bring_saved(job: Again, ended: JobRecord, gathered: Gathered, say: Say) -> None:
+    """Bring the nodes what they lack of the newest state, and of what the program saved."""
+    from orchestrator.head.transfer.bring import resume
+
+    stopped = partial(refuse_if_stopped, job.experiment)
+    nodes, spares = gathered.nodes, gathered.spares
+    resume.bring_to_attempt(
+        job.experiment, ended, nodes, gathered.channels, spares, job.transport, say, stopped
+    )
+
+
+def start_again(experiment: Experiment, ended: JobRecord, gathered: Gathered, say: Say) -> Running:
+    """Record the next attempt, and start it on every node or on none."""
+    number, most = len(ended.attempts) + 1, Restarts(ended).most_attempts
+    line = f"attempt {number} of at most {most} ({ended.attempts[-1].why})"
+    say(styled(line, WARNING))
+    ports = take_ports(ended, gathered)
+    nodes, others = gathered.nodes, gathered.spares
+    starting = record.record_again(experiment, ended, nodes, others, ports.port, line)
+    logs = open_logs(experiment, starting.nodes)
+    refuse_if_stopped(experiment)
+    orders = [Start(place=place) for place in places(starting, ports)]
+    results = start_all(starting, gathered.channels, orders)
+    try:
+        started = all_answers(starting.nodes, results)
+    except NodeError as error:
+        raise NotAllStarted(error, with_doubts(starting.nodes, results)) from error
+    log.info("attempt %d runs as job %s", number, starting.job)
+    say_how_warm(starting.nodes, started, say)
+    running = record.has_started(experiment, starting)
+    return Running(running, gathered.channels, logs)
+
+
+def take_ports(ended: JobRecord, gathered: Gathered) -> TakenPorts:
+    """Take fresh ports on the first node: a straggler must not meet the new ranks."""
+    chosen = ended.launch.master_port
+    before = int(ended.master.rpartition(":")[2] or DEFAULT_PORT)
+    after = before + 1 if before < LAST_PORT else DEFAULT_PORT
+    wanted = PortWish(
+        wanted=chosen or after,
+        exact=chosen is not None,
+        peers=len(gathered.nodes) > 1,
+    )
+    ports = gathered.channels[0].ask(TakePorts(port=wanted), PORT_SECONDS)
+    if not ports.port:
+        raise CheckFailed(f"no port from {wanted.wanted} on is free on {gathered.nodes[0].name}")
+    return ports
+
+
+def places(starting: JobRecord, ports: TakenPorts) -> list[Placement]:
+    """Return the place of each node in a further attempt."""
+    token, master = secrets.token_hex(32), starting.nodes[0].address
+    nproc = {node.name: node.nproc for node in (*starting.nodes, *starting.spares)}
+    limit = left_of(starting)
+    known = starting.nodes if starting.launch.ranks_know_hosts else ()
+    hosts = tuple(node.address for node in known)
+    return [
+        Placement(
+            job=starting.job,
+            node=node.index,
+            nnodes=len(starting.nodes),
+            first_rank=node.first_rank,
+            master=master,
+            port=ports.port,
+            supervisors=master,
+            supervisors_port=ports.peers_port,
+            token=token,
+            hosts=hosts,
+            limit=limit,
+            attempt=Attempt(
+                number=len(starting.attempts) + 1,
+                restarts=Restarts(starting).ahead,
+                first_job=node.first_job,
+                first_node=node.first_node,
+                log=node.log_before,
+                # With how many ranks the job began: those that it has now keep its batch.
+                ranks=sum(nproc[name] for name in starting.attempts[0].nodes),
+            ),
+        )
+        for node in starting.nodes
+    ]
+
+
+def left_of(starting: JobRecord) -> float:
+    """Return the seconds that are left of the job's time limit; 0 where it has none."""
+    limit = starting.launch.time_limit
+    if not limit:
+        return 0.0
+    began = starting.attempts[0].started if starting.attempts else starting.started
+    return max(SHORTEST_LIMIT_SECONDS, parse_seconds("--time-limit", limit) + began - time.time())
+
+
+class NotAllStarted(NodeError):
+    """Raised for a further attempt; its nodes are as the start has left them."""
+
+    def __init__(self, error: NodeError, nodes: Sequence[NodeRecord]) -> None:
+        super().__init__(error.what, error.fix, names=error.names)
+        self.nodes = nodes
