@@ -20,10 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 
 WRAPPED = (
     ("orchestrator.head.start.request", "resolve", "read the config"),
-    ("orchestrator.head.connect.ssh", "dial", "connect"),
-    ("orchestrator.head.connect.ssh", "shake_hands", "SSH handshake"),
-    ("orchestrator.head.connect.host_keys", "check", "check the host key"),
-    ("orchestrator.head.connect.ssh", "log_in", "log in"),
+    ("orchestrator.head.connect.fabric_login", "log_in", "log in"),
     ("orchestrator.head.connect.reach", "open_channel", "shell, Python, server"),
     ("orchestrator.head.connect.channel", "NodeChannel.ask", "ask: "),
     ("orchestrator.head.start.nodes", "try_all", "all nodes reached and probed"),
