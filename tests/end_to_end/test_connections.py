@@ -54,7 +54,7 @@ def test_every_cause_in_one_table(
     for hung in (3, 4):
         assert "hangs in the SSH handshake" in cause_of(lines, addresses[hung])
     changed = cause_of(lines, addresses[5])
-    assert "host key has changed" in changed and changed.count("SHA256:") == 2
+    assert "host key has changed" in changed and "known_hosts:" in changed
     assert "denies" in cause_of(lines, addresses[6])
     assert "cannot be resolved" in cause_of(lines, "no-such-host.invalid")
     assert not any(line.strip().startswith(addresses[0] + " ") for line in lines)

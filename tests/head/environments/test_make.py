@@ -27,7 +27,7 @@ def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     file.write_text("mine\n")
     sources = requirements.read((str(file),), (str(tmp_path),), index=False)
     transport = LocalTransport()
-    connection = transport.connect(transport.config.of_node(Node("a")))
+    connection = transport.connect(Node("a"))
     node = Reached(Node("a"), facts(), open_channel(connection, Node("a"), 30.0))
     said: list[str] = []
     try:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
 from orchestrator.head.exec.collected import Stream
 from orchestrator.head.exec.execution import Execution, Input
@@ -115,7 +114,7 @@ class RcFile(LocalTransport):
         self.login.write_text(f'#!/usr/bin/env {shell}\n{text}\neval "$3"\n')
         self.login.chmod(0o755)
 
-    def connect(self, destination: Destination, timeout: float | None = None) -> ProcessConnection:
+    def connect(self, node: object, timeout: float | None = None) -> ProcessConnection:
         return ProcessConnection((str(self.login),), "")
 
 

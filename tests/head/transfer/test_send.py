@@ -60,7 +60,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Reac
 
 def reach(name: str) -> Reached:
     transport = LocalTransport()
-    connection = transport.connect(transport.config.of_node(Node(name)))
+    connection = transport.connect(Node(name))
     return Reached(Node(name), facts(), open_channel(connection, Node(name), 30.0))
 
 

@@ -110,18 +110,11 @@ class Refusing(Transport):
         self.over = Event()
         self.asked: list[str] = []
 
-    @property
-    def config(self) -> Refusing:  # type: ignore[override]
-        return self
-
-    def of_node(self, node: Login) -> str:
-        return node.host
-
-    def connect(self, destination: object, timeout: float | None = None) -> Connection:
-        self.asked.append(str(destination))
-        if destination == "late":
+    def connect(self, node: Login, timeout: float | None = None) -> Connection:
+        self.asked.append(node.host)
+        if node.host == "late":
             self.over.wait(60)
-        raise NodeError(f"{destination} refuses")
+        raise NodeError(f"{node.host} refuses")
 
 
 @pytest.fixture

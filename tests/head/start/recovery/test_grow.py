@@ -14,9 +14,7 @@ import pytest
 from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import Launch
 from orchestrator.head.connect.reach import Reached, open_channel
-from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import (
-    LiteralHosts,
     LocalTransport,
     ProcessConnection,
 )
@@ -98,13 +96,16 @@ def test_who_is_not_even_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 class Speechless:
     """A way to a node that lets us in, and then says nothing that makes sense."""
 
-    timeout, config = 10.0, LiteralHosts()
+    timeout = 10.0
     address = ""
 
     def __init__(self) -> None:
         self.opened: list[Login] = []
 
-    def connect(self, destination: Destination, timeout: float | None = None) -> Login:
+    def host_of(self, node: Node) -> str:
+        return node.host
+
+    def connect(self, node: object, timeout: float | None = None) -> Login:
         self.opened.append(Login(("/bin/sh", "-c", "exit 3"), ""))
         return self.opened[-1]
 
@@ -124,9 +125,9 @@ class Counted(LocalTransport):
     def __init__(self) -> None:
         self.logins = 0
 
-    def connect(self, destination: Destination, timeout: float | None = None) -> ProcessConnection:
+    def connect(self, node: object, timeout: float | None = None) -> ProcessConnection:
         self.logins += 1
-        return super().connect(destination, timeout)
+        return super().connect(node, timeout)
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ class Full(Nobody):
         return [Node("d", python=sys.executable)]
 
     def reach(self, node: Any) -> Any:
-        connection = LocalTransport().connect(Destination("here", "", 0, ()))
+        connection = LocalTransport().connect(Node("here"))
         channel = open_channel(connection, node, 10.0)
         probe = Probe(cwd="/", workdir=None, peers=(), target=TARGET)
         known = Facts(**vars(channel.ask(probe, 10.0)))

@@ -15,7 +15,6 @@ import pytest
 from orchestrator.common.folder import Folder, Partial
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
-from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.transfer.fetch.fetch import Fetch
@@ -31,7 +30,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeChannel]:
     """A node's server, on this machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ORCHESTRATOR_HOME", str(tmp_path_factory.mktemp("home") / "state"))
-        connection = LocalTransport().connect(Destination("here", "", 0, ()))
+        connection = LocalTransport().connect(Node("here"))
         yield open_channel(connection, Node("here", python=sys.executable), 60)
         connection.close()
 
