@@ -28,7 +28,6 @@ from orchestrator.head.start import nodes
 def test_a_route_is_sought_to_each_of_a_few_hosts_or_to_one_of_each_network(
     hosts: list[str], asked: list[str]
 ) -> None:
-    config = SimpleNamespace(of_node=lambda host: SimpleNamespace(host=host))
-    transport: Any = SimpleNamespace(config=config)
+    transport: Any = SimpleNamespace(host_of=lambda host: host)
     active: Any = hosts
     assert nodes.peers(transport, active) == asked
