@@ -182,7 +182,7 @@ def prepared(destination: Destination, gateway: fabric.Connection | bool) -> fab
         user=destination.user,
         port=destination.port,
         # One for each connection, which writes into it; ssh_config was read by `ssh -G`.
-        config=fabric.Config(overrides={"load_ssh_configs": False}),
+        config=fabric.Config(overrides={"load_ssh_configs": False}, lazy=True),
         gateway=gateway,
         connect_kwargs={
             "auth_strategy": Keys(destination),
