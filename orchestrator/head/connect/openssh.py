@@ -51,6 +51,8 @@ MEANINGS = (
      "look at HostKeyAlgorithms, KexAlgorithms, Ciphers and MACs in both configurations"),
     ("Invalid key length", "its host key is shorter than RequiredRSASize allows", ""),
     ("Connection refused", "it refuses connections", "is sshd running there, and on this port?"),
+    ("during banner exchange", "it accepts the connection, then hangs in the SSH handshake",
+     "is that port really its sshd?"),
     ("timed out|timeout", "it does not answer", "is it up? does a firewall drop the packets?"),
     ("Could not resolve hostname", "its name cannot be resolved", "check its spelling"),
 )  # fmt: skip

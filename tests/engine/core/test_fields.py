@@ -559,7 +559,7 @@ def test_a_launch_that_does_not_wait_for_long(head: Head) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         head.node_list = head.cluster.write_list([f"127.0.0.1:{mute.getsockname()[1]}"])
         began = time.monotonic()
-        command = head.launch("--dry-run", "--set", "launch.connect_timeout=0.5")
+        command = head.launch("--dry-run", "--set", "launch.connect_timeout=2")
         assert command.finish() == 4
         assert "hangs in the SSH handshake" in command.text
         assert time.monotonic() - began < Config().launch.connect_timeout - 2
