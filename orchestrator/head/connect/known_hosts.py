@@ -13,12 +13,8 @@ import hmac
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.head.connect.ssh_config import Destination
-
-if TYPE_CHECKING:
-    pass
 
 CHANGING = threading.Lock()
 

@@ -114,7 +114,8 @@ class SshConfig:
 
     def defaults(self) -> Settings:
         """Return the settings of ssh without any file."""
-        return _ask_once(Path("none"))
+        with _asking:
+            return _ask_once(Path("none"))
 
 
 _asking = threading.Lock()
