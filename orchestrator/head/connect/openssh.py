@@ -99,7 +99,8 @@ class SshProcess(ProcessConnection):
         for pattern, meaning, remedy in MEANINGS:
             if found := re.search(pattern, complaints):
                 what = f"{meaning.format(*found.groups())}; ssh itself says: {said}"
-                return NodeError(what, "; ".join(filter(None, (remedy, fix))))
+                stop = " " if remedy.endswith("?") else "; "
+                return NodeError(what, f"{remedy}{stop}{fix}" if remedy else fix)
         if self.error is None:
             return NodeError(f"ssh itself says: {said}", fix)
         return NodeError(f"{self.error.what}; ssh itself says: {said}", self.error.fix or fix)
