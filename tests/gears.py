@@ -34,8 +34,6 @@ SLOW = [
     "tests/head/environments/test_hashes.py::test_a_wheel_without_any_of_its_hashes_is_refused",
     "tests/head/commands/kept/test_prune.py::test_many_prunes_at_once",
     "tests/head/commands/kept/test_prune.py::test_pins",
-    "tests/head/start/recovery/test_grow.py::test_a_new_checkpoint_is_awaited",
-    "tests/head/start/recovery/test_grow.py::test_one_that_cannot_be_given_a_part",
     "tests/node/job/test_ends.py::test_a_proof_is_true",
     "tests/records/test_checkpoint_store.py::test_a_thousand",
     "tests/records/test_checkpoint_store.py::test_sigkill",

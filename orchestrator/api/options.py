@@ -55,7 +55,6 @@ class Options(TypedDict, total=False):
     on_hang: str
     max_restarts: int
     time_limit: str
-    grow_every: float
     grace: float
     notify: Sequence[str]
     note: str

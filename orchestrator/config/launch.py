@@ -386,16 +386,6 @@ class Launch:
         shown="none",
         metavar="TIME",
     )
-    grow_every: float = option(
-        30.0,
-        "Look at this interval, and less often in time, for nodes that can join a job with"
-        " --max-restarts that runs on fewer than --nnodes allows; 0 never does.",
-        FAILURE,
-        commands=START,
-        least=0,
-        most=LONGEST_WAIT_SECONDS,
-        metavar="SECONDS",
-    )
     grace: float = option(
         30.0,
         "Seconds that ranks have to save and exit before they are killed.",

@@ -37,9 +37,6 @@ NO_RESTART = ".no_restart"
 STEAL = ".steal"  # who wants to be the head in place of another
 NOTIFY = ".notify"  # whom the heads of this job tell, with what is secret of that
 RESTARTING = "restarting"  # the state of a job between two attempts
-RESIZED = "resized"  # the state of an attempt that was ended to go on with more nodes,
-PREEMPTED = "preempted"  # or to make way for another job
-PLANNED = (RESIZED, PREEMPTED)
 NOT_STARTED = "not started"  # the state of the nodes of a job that was given up at its start
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 
@@ -97,7 +94,7 @@ class Attempt:
     job: str
     started: float
     ended: float
-    state: str  # failed, lost, or one of PLANNED; done or stopped of the last one
+    state: str  # failed or lost; done or stopped of the last one
     exit_code: int | None
     verdict: Verdict | None
     nodes: list[str]  # names

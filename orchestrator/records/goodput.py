@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.protocol.message import Few, Nonsense, decode
-from orchestrator.records.experiment import PREEMPTED, RESIZED, JobRecord
+from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics.lines import GrowingFile
 from orchestrator.records.outcome import Verdict
 
@@ -26,14 +26,10 @@ PARTS = {  # as job.json has them -> in words
     "replayed": "steps repeated",
     "load": "load",
     "start": "start",
-    "resize": "change of nodes",
-    "preempted": "made way for others",
     "detection": "lost to detection",
     "stop": "stop",
     "unknown": "unknown",
 }
-COSTS = {RESIZED: "resize", PREEMPTED: "preempted"}  # an attempt's state -> its part
-BEGINS, ENDS = ("start", "load"), ("detection", "stop")  # what an attempt begins and ends with
 ACCOUNT = Path("outputs", "time_spent.jsonl")
 
 
@@ -46,7 +42,6 @@ class Span:
     ended: float
     failed: float | None = None  # when its cause happened
     ranks: float | None = None  # when its ranks ran, where that is known
-    planned: str = ""  # the part that its end costs, where nothing had failed
     clock: float = 0.0  # of rank 0's node, minus the head's
     goes_on: bool = False  # its end is now
 
@@ -66,10 +61,7 @@ class Account:
 
 
 def divide(spans: Sequence[Span], accounts: Mapping[int, Account]) -> dict[str, float]:
-    """Return seconds by part. What lies between two attempts belongs to the next one's start.
-
-    Where an attempt was ended as planned, the stop before it and the start after it are its cost.
-    """
+    """Return seconds by part. What lies between two attempts belongs to the next one's start."""
     parts = dict.fromkeys(PARTS, 0.0)
     reached, before = 0, None
     for span in spans:
@@ -81,10 +73,8 @@ def divide(spans: Sequence[Span], accounts: Mapping[int, Account]) -> dict[str, 
             reached = max(reached, account.step)
         if before is not None:
             found["start"] += max(0.0, span.started - before.ended)
-        planned = dict.fromkeys(BEGINS, before.planned if before is not None else "")
-        planned |= dict.fromkeys(ENDS, span.planned)
         for name, seconds in found.items():
-            parts[planned.get(name) or name] += seconds
+            parts[name] += seconds
         before = span
     return parts
 
@@ -136,7 +126,6 @@ def spans_of(record: JobRecord, now: float) -> list[Span]:
         Span(
             *(attempt.number, attempt.started, attempt.ended, failed_at(attempt.verdict)),
             ranks=None if attempt.ran is None else attempt.ended - attempt.ran,
-            planned=COSTS.get(attempt.state, ""),
             clock=attempt.clock,
         )
         for attempt in record.attempts
@@ -152,9 +141,7 @@ def spans_of(record: JobRecord, now: float) -> list[Span]:
         failed = None if record.state == "stopped" else failed_at(record.verdict)
         clock = next((node.clock for node in record.nodes), 0.0)
         goes_on = record.ended is None
-        spans.append(
-            Span(number, began, ended, failed, max(ranks, default=None), "", clock, goes_on)
-        )
+        spans.append(Span(number, began, ended, failed, max(ranks, default=None), clock, goes_on))
     return spans
 
 

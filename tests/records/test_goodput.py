@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.records import goodput
-from orchestrator.records.experiment import RESIZED, Attempt, JobRecord
+from orchestrator.records.experiment import Attempt, JobRecord
 from orchestrator.records.goodput import Account, Span
 from orchestrator.records.outcome import Verdict
 from tests.records.one_node import NODE
@@ -39,12 +39,12 @@ ONE = Account(began=110, trains=115, first=0, time=190, step=70, data=5, checkpo
                           checkpoints=0)},
          parts(start=15, load=6, training=100, replayed=20, data=5, checkpoints=10, detection=12,
                stop=8)),
-        # Nothing had failed: it was ended to go on with more nodes, and then a rank was killed.
-        ([Span(1, 100, 205, planned="resize"), Span(2, 206, 276, failed=273), Span(3, 280, 290)],
+        # The first end is not known to have been a failure, and then a rank was killed.
+        ([Span(1, 100, 205), Span(2, 206, 276, failed=273), Span(3, 280, 290)],
          {1: ONE,
           2: Account(began=210, trains=211, first=70, time=271, step=130, data=0, checkpoints=0)},
-         parts(start=14, load=5, resize=21, training=120, data=5, checkpoints=10, detection=2,
-               stop=3, unknown=10)),
+         parts(start=19, load=6, training=120, data=5, checkpoints=10, detection=2, stop=18,
+               unknown=10)),
         # The clock of rank 0's node is an hour behind.
         ([Span(1, 3700, 3795, clock=-3600)], {1: ONE},
          parts(start=10, load=5, training=60, data=5, checkpoints=10, stop=5)),
@@ -71,20 +71,19 @@ STEPS = st.integers(-5, 500)
 
 
 @given(
-    st.lists(st.tuples(*[st.floats(0, 100)] * 2, *[st.none() | NUMBERS] * 2,
-                       st.sampled_from(["", "resize", "preempted"])),
+    st.lists(st.tuples(*[st.floats(0, 100)] * 2, *[st.none() | NUMBERS] * 2),
              min_size=1, max_size=4),
     st.lists(st.tuples(NUMBERS, st.none() | NUMBERS, STEPS, NUMBERS, STEPS,
                        *[st.floats(0, 1e3)] * 2), max_size=4),
 )  # fmt: skip
 def test_the_parts_add_up_and_none_is_negative(
-    lasting: list[tuple[float, float, float | None, float | None, str]],
+    lasting: list[tuple[float, float, float | None, float | None]],
     told: list[tuple[float, float | None, int, float, int, float, float]],
 ) -> None:
     """Clocks of nodes may say anything."""
     spans, at = [], 0.0
-    for number, (pause, lasts, failed, ranks, planned) in enumerate(lasting, 1):
-        spans.append(Span(number, at + pause, at + pause + lasts, failed, ranks, planned))
+    for number, (pause, lasts, failed, ranks) in enumerate(lasting, 1):
+        spans.append(Span(number, at + pause, at + pause + lasts, failed, ranks))
         at += pause + lasts
     found = goodput.divide(spans, {n: Account(*values) for n, values in enumerate(told, 1)})
     assert sum(found.values()) == pytest.approx(at - spans[0].started)
@@ -163,9 +162,8 @@ def record(state: str, *attempts: Attempt, ended: float | None = None) -> JobRec
          [Span(1, 100, 200, 199), Span(2, 200, 400, ranks=400, goes_on=True)]),
         (record("running", attempt(1, 100, 200, restarted=True)),
          [Span(1, 100, 200, 199), Span(2, 200, 400, goes_on=True)]),
-        (record("running", replace(attempt(1, 100, 200, restarted=True), state=RESIZED,
-                                   verdict=None, ran=80.0)),
-         [Span(1, 100, 200, ranks=120, planned="resize"), Span(2, 200, 400, goes_on=True)]),
+        (record("running", replace(attempt(1, 100, 200, restarted=True), verdict=None, ran=80.0)),
+         [Span(1, 100, 200, ranks=120), Span(2, 200, 400, goes_on=True)]),
         (replace(record("running", replace(attempt(1, 100, 200, restarted=True), clock=9.0)),
                  nodes=[replace(NODE, clock=-7.0)]),
          [Span(1, 100, 200, 199, clock=9), Span(2, 200, 400, clock=-7, goes_on=True)]),

@@ -30,7 +30,6 @@ from orchestrator.head.screen.log_reader import last_words
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.start.job import Ending, Followed, Stay, make_screen
-from orchestrator.head.start.recovery.spares import Latecomers
 from orchestrator.head.status import status
 from orchestrator.head.status.find_job import FoundJob, adopt_job
 from orchestrator.records import experiments, goodput, manifest
@@ -88,7 +87,6 @@ def follow_again(
         keys=keys,
         left_behind=left_behind,
         looks_on=looks_on,
-        latecomers=Latecomers.after(job.experiment, record, job.transport),
     )
     return report(stay, stay.join(record), where)
 

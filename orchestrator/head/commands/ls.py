@@ -18,7 +18,7 @@ from orchestrator.head.status import label as label_file
 from orchestrator.head.status.row import Row
 from orchestrator.protocol.message import encode
 from orchestrator.records import experiments
-from orchestrator.records.experiment import PREEMPTED, Experiment, JobRecord
+from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import progress
 
 AGES = {"d": 86400, "h": 3600, "min": 60, "s": 1}
@@ -118,8 +118,6 @@ def asked(found: Row, experiment: Experiment, record: JobRecord, where: Where) -
     if certainty == find_job.NOT:
         return replace(found, state="ended", cause=f"its result: orchestrator attach {found.name}")
     attempt = f"attempt {found.attempt}" if found.attempt > 1 else ""
-    if record.goes_on and record.attempts[-1].state == PREEMPTED:
-        attempt = record.attempts[-1].why
     return replace(
         found, cause=attempt if certainty == find_job.SURELY else "its nodes do not answer"
     )

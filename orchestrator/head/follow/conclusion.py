@@ -15,17 +15,16 @@ from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.nodes import packages
 from orchestrator.records import goodput, manifest
-from orchestrator.records.experiment import PLANNED, JobRecord
+from orchestrator.records.experiment import JobRecord
 from orchestrator.records.outcome import Verdict
 
 
 def conclude(
-    job: FollowedJob, scheduler: Callable[[JobRecord], str], *, stopped: bool, change_why: str
+    job: FollowedJob, scheduler: Callable[[JobRecord], str], *, stopped: bool
 ) -> JobRecord:
-    """Say how the job ended, why, and whether it goes on.
+    """Return the record of a job that has ended, with its cause, or of one that goes on.
 
-    `scheduler` says why it ended the job, if it did; `stopped`: the user has asked for the end;
-    `change_why`: why the attempt is followed by one on other nodes, or later.
+    `scheduler` returns why it ended the job, if it did; `stopped`: the user has asked for the end.
     """
     unreached = [node for node in job.nodes if not node.over]
     for node in unreached:
@@ -36,11 +35,11 @@ def conclude(
         reason = next((node.ended.why for node in job.nodes if node.ended and node.ended.why), "")
         reason = scheduler(job.record) or reason or verdict.STOPPED_BY_USER
         cause = verdict.stopped(reason, time.time())
-    elif state not in ("done", *PLANNED):
+    elif state != "done":
         cause = cause_of(job)
     now = time.time()
     record = replace(job.current_record(), state=state, exit_code=code, ended=now, verdict=cause)
-    record = Restarts(record).after(job.experiment, stopped=stopped, change_why=change_why)
+    record = Restarts(record).after(job.experiment, stopped=stopped)
     known = goodput.of(record, job.experiment.path, record.ended or time.time())
     return replace(record, goodput=known)
 
@@ -85,14 +84,6 @@ def state_of(job: FollowedJob, *, unreached: bool) -> tuple[str, int]:
     if job.end.outcome is Outcome.FAILED:
         return "failed", EXIT_FAILED
     reasons = {node.ended.why for node in job.nodes if node.ended and node.ended.why}
-    # A rank that lost those that were asked to end before it has failed, and is no cause.
-    broke = any(failure.kind != "ended_early" for failure in job.failures)
-    broke = broke and job.end.outcome is Outcome.PLANNED
-    planned = next((state for state in PLANNED if state in reasons), "")
-    if Restarts(job.record).allowed and planned and (broke or len(reasons) == 1):
-        return planned, EXIT_STOPPED
-    if broke:
-        return "failed", EXIT_FAILED
     if reasons:
         # Ended by somebody else: `orchestrator stop`, or a signal to a supervisor.
         return "stopped", EXIT_STOPPED

@@ -5,7 +5,6 @@
               At once after SIGKILL to a rank, which is certain to be the cause.
          ---- Ctrl-C, SIGTERM, Slurm's time limit --------> STOPPED   The order goes out at once.
          ---- a node was silent for too long -------------> LOST      The order goes out at once.
-         ---- more nodes can join, or others want these --> PLANNED   The order goes out at once.
 
 The first of these decides the outcome; what comes later is its consequence. With the order begins
 the time that the nodes have to say that they have ended; then they are given up. A head can leave
@@ -15,12 +14,10 @@ in any state: the job goes on without it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from orchestrator.protocol.timing import HEARSAY_SECONDS
-from orchestrator.records.experiment import NodeRecord
 
 log = logging.getLogger(__name__)
 
@@ -32,16 +29,6 @@ class Outcome(Enum):
     FAILED = "failed"
     STOPPED = "stopped"
     LOST = "lost"
-    PLANNED = "planned"
-
-
-@dataclass(frozen=True)
-class Change:
-    """Why an attempt ends although nothing has failed: its state then, and who stands by."""
-
-    state: str  # one of PLANNED
-    why: str
-    spares: Sequence[NodeRecord]
 
 
 @dataclass

@@ -265,7 +265,7 @@ class Reports:
             )
         ranks = {rank.pid: f"rank {number}" for number, rank in event.ranks.items() if rank.pid}
         unsaved = {pid: ranks[pid] for pid in event.killed if pid in ranks}
-        if unsaved and self.job.end.outcome in (Outcome.STOPPED, Outcome.PLANNED) and node.grace:
+        if unsaved and self.job.end.outcome is Outcome.STOPPED and node.grace:
             who = ", ".join(unsaved.values())
             waited = min(node.grace, round(max(0.0, event.time - node.asked_at), 1))
             self.job.warn(f"{node.who}: killed {who}: still there {waited:g} s after it was asked")

@@ -4,31 +4,20 @@ What may pass by itself (a node lost, a rank killed, a hang, a broken link) is t
 as the user allows, and so is a full disk while another node can take the place. What the program
 did itself is tried again once: the same failure at the same step is the program's own. Attempts
 that get nowhere end after three, with their first cause.
-
-A change of nodes that was planned is no failure: it costs no restart. A node with which the job
-then gets nowhere is given up again, rests, and is tried three times at most.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import re
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import EXIT_NO_RESTART
-from orchestrator.common.text import duration
 from orchestrator.head.follow.failure_kinds import of_a_machine
-from orchestrator.head.nodes.node_list import Node
-from orchestrator.records import cordons
 from orchestrator.records.experiment import (
     NOT_STARTED,
-    PLANNED,
-    PREEMPTED,
-    RESIZED,
     RESTARTING,
     Attempt,
     Experiment,
@@ -70,11 +59,6 @@ MOST_IDLE = 3  # attempts in a row without progress
 ALIVE_SECONDS = 120.0  # an attempt whose steps are unknown has got somewhere when it ran so long,
 YOUNG_SECONDS = 900.0  # but not if the one before met the same at the same age, before this one:
 SAME_AGE = 0.1  # by so much of it the two may differ; it takes as long to load each time
-MOMENTS_SECONDS = 120.0  # in which an attempt whose steps are unknown shows that it can run
-REST_SECONDS = 600.0  # before a node is tried again; doubled each time
-MOST_STRIKES = 3
-# Said by a head that has taken over in between.
-UNTOLD = {RESIZED: "more nodes were free", PREEMPTED: "it made way for another job"}
 
 
 @dataclass(frozen=True)
@@ -90,10 +74,8 @@ class Restarts:
 
     @property
     def most_attempts(self) -> int:
-        """Return how many attempts there may be: one, the restarts, and those that cost none."""
-        attempts = self.record.attempts
-        planned = len(attempts) - len(failures(attempts))
-        return 1 + self.record.launch.max_restarts + planned
+        """Return how many attempts there may be: one, and the restarts."""
+        return 1 + self.record.launch.max_restarts
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -102,18 +84,6 @@ class Restarts:
         count = len(record.attempts[0].nodes if record.attempts else record.nodes)
         least, most = record.launch.node_counts or (count, count)
         return min(least, count), most
-
-    @property
-    def has_fewer_nodes(self) -> bool:
-        """Tell whether the job runs on fewer nodes than it may, and is to take others."""
-        launch = self.record.launch
-        fewer = len(self.record.nodes) < self.bounds[1]
-        return bool(self.allowed and launch.grow_every and fewer)
-
-    @property
-    def ahead(self) -> int:
-        """Return up to which attempt another may follow, where planned ones cost nothing."""
-        return self.most_attempts - 1 + (len(self.record.nodes) < self.bounds[1])
 
     def blamed(self, name: str) -> int:
         """Count the attempts whose verdict names this node, and not the program that it ran."""
@@ -135,31 +105,13 @@ class Restarts:
                 return "could not do its part of the start"
         return ""
 
-    def rests(self, name: str) -> str:
-        """Say why a node is not to join yet, in words after its name; nothing, if it may."""
-        return refusal(self.record.attempts, name, time.time())
-
-    def refusal(self, node: Node | NodeRecord) -> str:
-        """Say why a node is not even asked to join, in words after its name."""
-        if reason := cordons.words_of(node, cordons.read()):
-            return f"is cordoned ({reason})"
-        return self.rests(node.name)
-
-    def after(
-        self, experiment: Experiment, *, stopped: bool = False, change_why: str = ""
-    ) -> JobRecord:
-        """Return the record of an attempt that has ended as that of a job that goes on, or is over.
-
-        `change_why`: why it was ended to go on with other nodes, or later.
-        """
+    def after(self, experiment: Experiment, *, stopped: bool = False) -> JobRecord:
+        """Return the record of a job after an attempt: it goes on, or is over."""
         record = self.record
         if not self.allowed:
             return record
         attempts = [*record.attempts, ended(experiment, record)]
         decision = decide(attempts, record.launch.max_restarts, spares=bool(record.spares))
-        if record.state in PLANNED:
-            why = change_why or UNTOLD[record.state]
-            decision = Decision(restart=True, why=why, verdict=None)
         if stopped:
             decision = Decision(restart=False, why="the user stopped it", verdict=record.verdict)
         log.info("another attempt: %s (%s)", decision.restart, decision.why)
@@ -242,13 +194,10 @@ def decide(attempts: Sequence[Attempt], allowed: int, *, spares: bool = False) -
         return end("no restarts are allowed")
     if EXIT_NO_RESTART in last.codes:
         return end(f"a rank ended with {EXIT_NO_RESTART}: the program wants no restart")
-    counted = failures(attempts)
-    if last not in counted:
-        return Decision(True, f"{because(last)}, as soon as more nodes had joined", None)
     passing = is_passing(last) or (spares and kind_of(last) == FULL)
-    if not passing and any(is_same(last, other) for other in counted[:-1]):
+    if not passing and any(is_same(last, other) for other in attempts[:-1]):
         return end("the program failed in the same way before")
-    idle = without_progress(counted)
+    idle = without_progress(attempts)
     if len(idle) >= MOST_IDLE:
         first = idle[0]
         others = [one for one in idle if because(one) != because(first)]
@@ -258,7 +207,7 @@ def decide(attempts: Sequence[Attempt], allowed: int, *, spares: bool = False) -
             *(f"attempt {other.number}: {because(other)}" for other in others),
         ]
         return end("; ".join(parts), first.verdict)
-    if len(counted) > allowed:
+    if len(attempts) > allowed:
         return end(f"all {allowed} restarts are used up" if allowed > 1 else "its restart is used")
     return Decision(True, because(last), None)
 
@@ -330,39 +279,3 @@ def ended_alike(before: Attempt, attempt: Attempt) -> bool:
     ages = sorted((before.alive, attempt.alive))
     near = ages[1] < YOUNG_SECONDS and ages[1] - ages[0] <= SAME_AGE * ages[1]
     return unknown and near and is_same(before, attempt)
-
-
-# -- planned changes --------------------------------------------------------------------------
-
-
-def failures(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Return the attempts whose ends count against --max-restarts."""
-    vain = [attempt.number for attempt, _ in in_vain(attempts)]
-    return [one for one in attempts if one.state not in PLANNED and one.number not in vain]
-
-
-def in_vain(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, list[str]]]:
-    """Yield the attempts that failed as soon as further nodes had joined, and these nodes."""
-    for before, attempt in itertools.pairwise(attempts):
-        joined = [name for name in attempt.nodes if name not in before.nodes]
-        if before.state == RESIZED and joined and attempt.state in ("failed", "lost"):
-            if attempt.step is None or before.step is None:
-                moved = attempt.alive >= MOMENTS_SECONDS
-            else:
-                moved = attempt.step > before.step
-            if not moved:
-                yield attempt, joined
-
-
-def refusal(attempts: Sequence[Attempt], name: str, now: float) -> str:
-    """Say why a node is not to join yet, in words after its name; nothing, if it may."""
-    strikes = [attempt.ended for attempt, joined in in_vain(attempts) if name in joined]
-    if not strikes:
-        return ""
-    if len(strikes) >= MOST_STRIKES:
-        return f"has joined {len(strikes)} times, and the job got nowhere with it"
-    rest = REST_SECONDS * 2 ** (len(strikes) - 1)
-    left = strikes[-1] + rest - now
-    if not 0 < left <= rest:  # more is left only where the clock was set back
-        return ""
-    return f"had joined, and the job got nowhere with it: it rests for {duration(left)}"

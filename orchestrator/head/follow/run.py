@@ -19,7 +19,7 @@ from orchestrator.config import resolved
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.follow import conclusion, verdict
 from orchestrator.head.follow.followed_job import FollowedJob
-from orchestrator.head.follow.job_end import Change, JobEnd, Outcome
+from orchestrator.head.follow.job_end import JobEnd, Outcome
 from orchestrator.head.follow.monitors.monitors import Monitors
 from orchestrator.head.follow.monitors.status_socket import StatusSocket
 from orchestrator.head.follow.reports import CONTAINER_SECONDS, Reports
@@ -58,9 +58,6 @@ class Backend(Protocol):
         """Say why the scheduler ends the job, if it does so by itself."""
 
 
-Grow = Callable[[JobRecord], "Change | None"]  # it never waits
-
-
 class Run:
     """Follows a job: `go()` returns when it is over or left alone, with its state in `record`."""
 
@@ -73,15 +70,12 @@ class Run:
         *,
         left_behind: bool = False,
         straggler: Callable[[JobRecord, SlowRank], None] = lambda *_: None,
-        grow: Grow = lambda _: None,
     ) -> None:
         self.job = FollowedJob(experiment, record, display, straggler)
         self.reports = Reports(self.job, has_other_heads=backend.has_other_heads)
         self.monitors = Monitors(self.job)
         self.status = StatusSocket(record.job, experiment.path)
         self.backend = backend
-        self.grow = grow  # for a job that runs on fewer nodes than it may have
-        self.change_why = ""  # why this attempt is followed by one on other nodes, or later
         self.channels: dict[int, NodeChannel] = {}  # still open when all is over
         self.inbox: queue.SimpleQueue[News | int] = queue.SimpleQueue()
         self.left_behind = left_behind  # in the background, by a head that has left
@@ -156,7 +150,6 @@ class Run:
         self.check_patience()
         self.monitors.check()
         self.status.check(lambda: self.job.in_touch)
-        self.check_changes()
         self.job.save_in_turn(at_once=not self.end.open or self.end.left)
 
     def post(self, news: News) -> None:
@@ -193,7 +186,7 @@ class Run:
         self.out_of_time = number == signal.SIGUSR1 and self.end.open
         if self.out_of_time:
             self.job.warn("the time limit of Slurm's job is near")
-        if self.interrupts == 1 and (self.end.open or self.end.outcome is Outcome.PLANNED):
+        if self.interrupts == 1 and self.end.open:
             self.end.outcome = Outcome.STOPPED
             self.job.warn(
                 f"asking all ranks to save and stop ({self.grace:g} s); Ctrl-C again to kill"
@@ -265,22 +258,6 @@ class Run:
             self.end.left = True
         return True
 
-    def check_changes(self) -> None:
-        """End this attempt in good order once the job is to go on with other nodes, or later."""
-        if not self.end.open or any(node.lost_since or node.over for node in self.job.nodes):
-            return
-        change = self.monitors.way.check(self.job.at_work) or self.grow(self.record)
-        if change is None:
-            return
-        self.job.record = replace(self.record, spares=list(change.spares))
-        self.change_why = change.why
-        log.info("the attempt is to end, as planned: %s", change.why)
-        self.experiment.sign(self.job.current_record())
-        self.job.save()  # whoever follows the job then has to know who joins
-        self.end.outcome = Outcome.PLANNED
-        self.job.warn(f"{change.why}; asking all ranks to save and stop ({self.grace:g} s)")
-        self.job.end_all(change.state, self.grace)
-
     def check_successor(self) -> None:
         if time.monotonic() > self.successor_sought_at + SUCCESSOR_SECONDS:
             self.successor_sought_at = time.monotonic()
@@ -322,7 +299,6 @@ class Run:
             self.job,
             self.backend.why_terminated if self.terminated else lambda _: "",
             stopped=bool(self.interrupts),
-            change_why=self.change_why,
         )
         cause = self.record.verdict
         log.info("the attempt is over: %s; %s", self.record.state, cause and cause.message)

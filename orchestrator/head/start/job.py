@@ -22,8 +22,7 @@ from orchestrator.head.connect.reach import for_now
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.monitors.job_line import JobLine
 from orchestrator.head.follow.notify.notifier import Notifier
-from orchestrator.head.follow.restarts import Restarts
-from orchestrator.head.follow.run import Backend, Grow, Run
+from orchestrator.head.follow.run import Backend, Run
 from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.node_logs import NodeLogs, log_files, open_logs
@@ -130,7 +129,6 @@ class Stay:
             self.backend(record),
             left_behind=self.left_behind,
             straggler=self.notifier.straggler,
-            grow=self.grow_with(record, display),
         )
         followers = self.followers_of(run, attempt)
         display.screen.status = JobLine(run.job)
@@ -143,14 +141,6 @@ class Stay:
         finally:
             display.finish(fold=not run.end.open)
         return run
-
-    def grow_with(self, record: JobRecord, display: Display) -> Grow:
-        """Return what looks for further nodes, for a job that may have more than it has."""
-        if not (Restarts(record).has_fewer_nodes and (record.spares or self.latecomers)):
-            return lambda _: None
-        from orchestrator.head.start.recovery import grow  # not for every job
-
-        return grow.Growth(record, self.transport, display.say, self.latecomers).check
 
     def followers_of(self, run: Run, attempt: Followed) -> list[NodeFollower]:
         record, launch = run.record, run.record.launch

@@ -8,25 +8,19 @@ import os
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.ports import Ports
-from orchestrator.node.server.visit import Refusal, Visit, answers
+from orchestrator.node.server.visit import Visit, answers
 from orchestrator.node.start import claims, start
 from orchestrator.node.start.claims import Claims
 from orchestrator.node.warm.visit import WarmVisit
 from orchestrator.protocol.requests.claims import Wish
-from orchestrator.protocol.requests.request import NO_PART, Nothing
+from orchestrator.protocol.requests.request import Nothing
 from orchestrator.protocol.requests.start import (
-    AskKept,
-    AskPart,
-    AskWanted,
     Claim,
     Claimed,
-    GetReady,
     Hook,
     Hooked,
-    Kept,
     LeaveQueue,
     Page,
-    Part,
     ReadBook,
     Release,
     Released,
@@ -36,7 +30,6 @@ from orchestrator.protocol.requests.start import (
     TakePorts,
     Unclaim,
     Wait,
-    Wanted,
 )
 
 
@@ -59,30 +52,6 @@ def take_ports(visit: Visit, request: TakePorts) -> TakenPorts:
     ports = visit.of(Ports)
     ports.hold(request.port)
     return TakenPorts(port=ports.number, peers_port=ports.peers_number)
-
-
-@answers(AskPart)
-def part(visit: Visit, request: AskPart) -> Part:
-    try:
-        return Part(spec=RunDir(request.job, request.node).read_spec())
-    except FileNotFoundError:
-        raise Refusal("it has lost its part of the job", NO_PART) from None
-
-
-@answers(AskKept)
-def kept(visit: Visit, request: AskKept) -> Kept:
-    from orchestrator.node.job import resume_dir
-
-    return Kept(at=resume_dir.last_kept(RunDir(request.job, request.node)))
-
-
-@answers(GetReady)
-def get_ready(visit: Visit, request: GetReady) -> Nothing:
-    from orchestrator.node.warm import next_attempt, pairs
-
-    run = RunDir(request.job, request.node)
-    pairs.start(run, os.environ, visit.umask, next_attempt.IDLE_SECONDS)
-    return Nothing()
 
 
 @answers(Release)
@@ -128,13 +97,6 @@ def leave_queue(visit: Visit, request: LeaveQueue) -> Nothing:
 @answers(ReadBook)
 def read_book(visit: Visit, request: ReadBook) -> Page:
     return claims.read(visit, wish_of(request) or Wish(), request)
-
-
-@answers(AskWanted)
-def wanted(visit: Visit, request: AskWanted) -> Wanted:
-    run = RunDir(request.job, request.node)
-    by = claims.asked_by(visit.of(Claims).opened(), request.job)
-    return Wanted(by=by, kept=bool(run.node == 0 and resume_dir.last_kept(run)))
 
 
 def wish_of(request: Claim | ReadBook) -> Wish | None:

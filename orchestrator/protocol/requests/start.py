@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 from orchestrator.protocol.facts import Policy
-from orchestrator.protocol.message import Few, Message, Moment
+from orchestrator.protocol.message import Few, Message
 from orchestrator.protocol.requests.claims import NO_ENTRIES, Entry, Taken, Wish
 from orchestrator.protocol.requests.machine import PortWish
 from orchestrator.protocol.requests.request import Nothing, Request
@@ -66,39 +66,6 @@ class TakePorts(Request[TakenPorts], do="take_ports"):
     """Take the ports of a job's next attempt, on its first node."""
 
     port: PortWish
-
-
-class Part(Message):
-    """A node's part of a job, as it was sent there."""
-
-    spec: Spec
-
-
-class AskPart(Request[Part], do="part"):
-    """Ask for a node's part of a job, with values that no record has: another is given it, too."""
-
-    job: str
-    node: int
-
-
-class Kept(Message):
-    """The state that a later attempt of a job could go on from."""
-
-    at: Moment  # when something was kept last, by the node's clock; 0: nothing is
-
-
-class AskKept(Request[Kept], do="kept"):
-    """Ask what this node's part of a job has kept for a later attempt."""
-
-    job: str
-    node: int
-
-
-class GetReady(Request[Nothing], do="get_ready"):
-    """Start processes that wait for a later attempt, by what is here of the job's first one."""
-
-    job: str
-    node: int
 
 
 class Released(Message):
@@ -176,17 +143,3 @@ class ReadBook(Request[Page], do="read_book"):
     before: tuple[Entry, ...] = NO_ENTRIES
     seconds: float = 0.0  # to wait for a change, at most
     programs: bool = False  # a GPU on which a program computes that is no job's is not free
-
-
-class Wanted(Message):
-    """Who asks a job to make way here, and whether it has kept something to go on from."""
-
-    by: str = ""  # a user's launch, in words; nobody
-    kept: bool = False  # told by node 0 alone
-
-
-class AskWanted(Request[Wanted], do="wanted"):
-    """Ask whether a launch of higher priority wants what this job holds here."""
-
-    job: str
-    node: int

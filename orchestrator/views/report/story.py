@@ -17,7 +17,7 @@ from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.screen.log_reader import tail
 from orchestrator.head.transfer.fetch import elsewhere
 from orchestrator.records import checkpoint_store, goodput, manifest
-from orchestrator.records.experiment import PLANNED, Experiment, JobRecord
+from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import curves, samples, trainers
 from orchestrator.records.metrics.curves import CACHE, Curve, FileSums, Measured, RankMap
 from orchestrator.records.metrics.lines import Line
@@ -178,9 +178,8 @@ def moments(
         if attempt.restarted:
             title = attempt.verdict.title if attempt.verdict else attempt.state
             what = f"attempt {attempt.number} ended: {title}; started again: {attempt.why}"
-            bad = attempt.state not in PLANNED
             found.append(
-                Moment(attempt.ended, what, attempt.step, bad=bad, verdict=attempt.verdict)
+                Moment(attempt.ended, what, attempt.step, bad=True, verdict=attempt.verdict)
             )
     for line in elsewhere.sentences(record.elsewhere):
         found.append(Moment(record.ended or 0.0, line))

@@ -684,11 +684,10 @@ def test_a_launch_that_is_started_again(head: Head) -> None:
     assert [attempt["state"] for attempt in head.record["attempts"]] == ["failed", "done"]
 
 
-@shows("launch.grow_every")
 @shows("launch.notify")
 def test_what_other_tests_launch_with_is_read(head: Head) -> None:
-    """Growing takes a node that goes, notices a receiver: test_grow.py, test_notifier.py."""
-    for wrong in ("launch.grow_every=-1", "launch.notify=[nobody]"):
+    """A notice takes a receiver: test_notifier.py."""
+    for wrong in ("launch.notify=[nobody]",):
         command = head.launch("--dry-run", "--set", wrong, head.script("x.py", ""))
         assert command.finish() == 2
         assert wrong.partition("=")[0] in command.text or "nobody" in command.text

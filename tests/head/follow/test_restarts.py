@@ -10,15 +10,13 @@ import pytest
 
 from orchestrator.config.launch import Launch
 from orchestrator.head.follow.restarts import (
-    UNTOLD,
     Decision,
     Restarts,
     because,
     decide,
-    refusal,
     step_reached,
 )
-from orchestrator.records.experiment import RESIZED, Attempt, Experiment, JobRecord
+from orchestrator.records.experiment import Attempt, Experiment, JobRecord
 from orchestrator.records.outcome import Verdict
 from tests.records.one_node import NODE
 
@@ -198,67 +196,6 @@ FAILED = JobRecord(
 )  # fmt: skip
 
 
-def planned(*rows: tuple[str, str, int | None]) -> list[Attempt]:
-    """Attempts of 50 s, each by its end, its nodes and the step that it had reached."""
-    verdicts = {"lost": Verdict(**GONE), "failed": Verdict(**BUG)}
-    return [
-        Attempt(number, "j", 50.0 * number, 50.0 * number + 50, state, 1, verdicts.get(state),
-                list(nodes), step=step)
-        for number, (state, nodes, step) in enumerate(rows, 1)
-    ]  # fmt: skip
-
-
-SHRUNK = ("lost", "abc", 10)
-GROWN = ("resized", "ac", 20)
-
-
-@pytest.mark.parametrize(
-    ("rows", "allowed", "restarts", "most"),
-    [
-        ([SHRUNK], 1, True, 2),
-        ([SHRUNK, GROWN, ("lost", "acb", 30)], 1, False, 3),  # the second failure
-        ([SHRUNK, GROWN, ("lost", "acb", 30)], 2, True, 4),
-        ([SHRUNK, GROWN, ("lost", "acb", 20)], 1, True, 4),  # of what had joined: as if it had not
-        ([SHRUNK, GROWN, ("failed", "acb", None)], 1, True, 4),
-        ([SHRUNK, GROWN, ("failed", "acb", 20), ("failed", "ac", 20)], 1, False, 4),
-        ([SHRUNK, GROWN, ("failed", "acb", 20), GROWN, ("failed", "acd", 20)], 1, True, 6),
-        ([SHRUNK, GROWN, ("lost", "acb", 30), ("resized", "ac", 40), ("lost", "acb", 50)], 9, True,
-         12),
-        ([("lost", "abc", 0), ("resized", "ac", 0), ("lost", "acb", 0), ("lost", "ac", 0)], 9, True,
-         12),
-    ],
-)  # fmt: skip
-def test_what_a_planned_change_costs(
-    rows: list[tuple[str, str, int | None]], allowed: int, restarts: bool, most: int
-) -> None:
-    ended = planned(*rows)
-    assert decide(ended, allowed).restart == restarts
-    record = replace(FAILED, attempts=ended, launch=Launch(max_restarts=allowed))
-    assert Restarts(record).most_attempts == most
-
-
-@pytest.mark.parametrize(
-    ("rows", "after", "words"),
-    [
-        ([SHRUNK], 0, ""),  # it was lost, and may come back at any time
-        ([SHRUNK, GROWN, ("lost", "acb", 30)], 0, ""),
-        ([SHRUNK, GROWN, ("lost", "acb", 20)], 0, "it rests for 10 min"),
-        ([SHRUNK, GROWN, ("lost", "acb", 20)], -3600, ""),  # the clock was set back
-        ([SHRUNK, GROWN, ("lost", "acb", 20)], 601, ""),
-        ([SHRUNK, *[GROWN, ("lost", "acb", 20)] * 2], 601, "it rests for"),
-        ([SHRUNK, *[GROWN, ("lost", "acb", 20)] * 2], 1201, ""),
-        ([SHRUNK, *[GROWN, ("lost", "acb", 20)] * 3], 10**6, "has joined 3 times"),
-        ([SHRUNK, GROWN, ("lost", "acd", 20)], 0, ""),  # another one had joined
-    ],
-)
-def test_a_node_rests(
-    rows: list[tuple[str, str, int | None]], after: float, words: str
-) -> None:  # fmt: skip
-    ended = planned(*rows)
-    found = refusal(ended, "b", ended[-1].ended + after)
-    assert words in found if words else not found
-
-
 # -- what is written down of an attempt -------------------------------------------------------
 
 
@@ -296,20 +233,6 @@ def test_how_long_the_ranks_of_an_attempt_ran(tmp_path: Path) -> None:
     assert (first.ran, first.clock) == (6.0, 3600.0)
     waiting = Restarts(replace(FAILED, nodes=nodes[2:], ended=1000.0)).after(place)
     assert (waiting.attempts[0].ran, waiting.attempts[0].alive) == (0.0, 0.0)
-
-
-def test_a_planned_end_costs_no_restart(tmp_path: Path) -> None:
-    """The job goes on whatever is left of its restarts, unless its user wants it to stop."""
-    place = experiment(tmp_path)
-    failed = Restarts(FAILED).after(place)
-    planned = replace(FAILED, state=RESIZED, verdict=None, attempts=failed.attempts, ended=30.0)
-    larger = Restarts(planned).after(place, change_why="b can join")
-    assert larger.state == "restarting" and larger.attempts[-1].why == "b can join"
-    assert Restarts(planned).after(place).attempts[-1].why == UNTOLD[RESIZED]
-    again = Restarts(replace(FAILED, attempts=larger.attempts, ended=40.0)).after(place)
-    assert again.state == "failed" and again.attempts[-1].why == "its restart is used"
-    stopped = Restarts(planned).after(place, stopped=True, change_why="b can join")
-    assert stopped.over and stopped.attempts[-1].why == "the user stopped it"
 
 
 def test_steps_that_are_not_known(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.config.launch import Launch
 from orchestrator.head.follow import followed_job
-from orchestrator.head.follow.job_end import Change, Outcome
+from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.streams.follower import Answer, Happened, LossLost, Lost, Over
 from orchestrator.head.follow.streams.printed import LostLoss
@@ -29,7 +29,7 @@ from orchestrator.protocol.events import Ended, Ending, GpuReport, RankState, St
 from orchestrator.protocol.requests.machine import Dial, Dialed, Listen, Listening
 from orchestrator.protocol.timing import HEARSAY_SECONDS
 from orchestrator.records import experiment, experiments
-from orchestrator.records.experiment import RESIZED, JobRecord, NodeRecord
+from orchestrator.records.experiment import JobRecord, NodeRecord
 from tests.head.follow.monitors.test_dial_monitors import SILENCE, CalledFollower
 
 
@@ -356,50 +356,6 @@ def test_what_ends_a_head_that_was_left_behind_does_not_end_its_job(tmp_path: Pa
     run = run_of(directory, job(directory), left_behind=True)
     run.signalled(signal.SIGTERM)
     assert run.end.left and run.end.open
-
-
-@pytest.mark.parametrize(
-    ("reasons", "state"),
-    [
-        ((RESIZED, RESIZED), RESIZED),
-        ((RESIZED, "rank 1 failed"), RESIZED),  # its rank lost those that had been asked before it
-        (("rank 1 failed", "rank 1 on node 1 failed"), "failed"),  # before anybody was asked
-        (("", ""), "done"),  # it had just come to its end
-        ((RESIZED, "stopped by the user"), "stopped"),  # by `orchestrator stop`, meanwhile
-    ],
-)
-def test_an_attempt_that_makes_way_for_more_nodes(
-    reasons: tuple[str, str], state: str, tmp_path: Path
-) -> None:
-    """What fails because others were asked to end first is no end of the job."""
-    directory = experiments.create(tmp_path, "run")
-    nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
-    run = run_of(directory, replace(job(directory), nodes=nodes, launch=Launch(max_restarts=1)))
-    run.end.outcome = Outcome.PLANNED
-    for node, why in zip(run.job.nodes, reasons, strict=True):
-        node.ended = Ended(time=0.0, agent=-9, why=why, killed={}, left=(), ranks={})
-        node.close()
-        if "rank" in why:
-            run.job.failed(Failure(1, "n1", 1, 1001.0, "exception", "RuntimeError: reset by peer"))
-    run.conclude()
-    ended = run.record.attempts[-1]
-    assert ended.state == state and run.record.goes_on is (state in (RESIZED, "failed"))
-    assert (ended.verdict is None) is (state in (RESIZED, "done"))
-
-
-def test_who_joins_is_signed_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a head that takes over now would not be let near the job."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
-    directory = experiments.create(tmp_path, "run")
-    nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
-    run = run_of(directory, replace(job(directory), nodes=nodes[:1]))
-    directory.sign(run.record)
-    run.grow = lambda _: Change(RESIZED, "n1 can join", nodes[1:])
-    run.job.followers = [Deaf()]  # type: ignore[list-item]
-    run.check_changes()
-    record = directory.read_record()
-    assert run.end.outcome is Outcome.PLANNED and record.spares == nodes[1:]
-    assert directory.is_launched_here(record)
 
 
 class Deaf:

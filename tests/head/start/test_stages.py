@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +10,7 @@ import pytest
 
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import Declined
-from orchestrator.head.follow.restarts import Restarts, ended, failures
+from orchestrator.head.follow.restarts import Restarts, ended
 from orchestrator.head.follow.streams.node_logs import NodeLogs
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.head.start import stages
@@ -28,7 +27,7 @@ from orchestrator.protocol.requests.start import (
     WarmStart,
 )
 from orchestrator.records import experiments
-from orchestrator.records.experiment import NOT_STARTED, RESIZED, Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiment import NOT_STARTED, Experiment, JobRecord, NodeRecord
 from tests.head.follow.streams.test_last_lines import NODES, Streaming, there
 from tests.head.start.recovery.test_gather import Asking, gathering, record
 from tests.records.one_node import NODE
@@ -44,38 +43,10 @@ def place(tmp_path: Path) -> Experiment:
     return experiments.create(tmp_path / "experiments", "run")
 
 
-def resized() -> JobRecord:
-    """A job that began on three nodes, lost b, and made way for one that b takes part in again."""
-    now = time.time()
-    job = record("ac", spares="b", nnodes="2:3")
-    first = replace(job.attempts[0], nodes=list("abc"), state="lost", ended=now - 90)
-    planned = replace(first, number=2, job="run-1.2", state=RESIZED, nodes=list("ac"), ended=now)
-    launch = replace(job.launch, max_restarts=1)
-    return replace(job, launch=launch, attempts=[first, planned])
-
-
 def after(place: Experiment, job: JobRecord, gathered: Gathered, error: NodeError) -> JobRecord:
     """What follows an attempt that could not be started on these nodes."""
     failed = failed_to_start(job, (gathered.nodes, gathered.spares), error)
     return Restarts(failed).after(place)
-
-
-def test_a_node_that_cannot_be_started_is_the_one_that_was_to_join(tmp_path: Path) -> None:
-    """The job was well without it: it costs no restart, and the next attempt leaves it out."""
-    job = resized()
-    asking, _ = gathering(tmp_path, job)
-    gathered = asking.run()
-    assert [one.name for one in gathered.nodes] == ["a", "c", "b"]
-    place = experiments.create(tmp_path / "experiments", "other")
-    final = after(place, job, gathered, NodeError("b: its disk is full"))
-    assert final.state == "restarting" and not final.over
-    last = final.attempts[-1]
-    assert (last.nodes, last.state, last.job) == (["a", "c", "b"], "failed", "run-1.3")
-    assert {one.state for one in final.nodes} == {NOT_STARTED} and not final.spares
-    assert failures(final.attempts) == final.attempts[:1]
-    asking, said = gathering(tmp_path, final)
-    assert [one.name for one in asking.run().nodes] == ["a", "c"]
-    assert said[0].startswith("b had joined, and the job got nowhere with it")
 
 
 def test_what_may_live_of_it_is_looked_for_where_it_was_to_be(tmp_path: Path) -> None:

@@ -48,8 +48,7 @@ class JobLine:
         nodes, end = self.job.nodes, self.job.end
         if not end.open:
             over = sum(node.over for node in nodes)
-            stops = end.outcome in (Outcome.STOPPED, Outcome.PLANNED)
-            how = "saving and stopping" if stops else "ending"
+            how = "saving and stopping" if end.outcome is Outcome.STOPPED else "ending"
             return [(f"{how}, {over}/{len(nodes)} nodes have ended", styles.WARNING, 0)]
         parts = progress.parts(self.known)
         if parts:

@@ -16,12 +16,10 @@ from orchestrator.head.follow.monitors.dial_monitors import (
     StartMonitor,
 )
 from orchestrator.head.follow.monitors.hang_monitor import HangMonitor
-from orchestrator.head.follow.monitors.way_monitor import WayMonitor
 from orchestrator.head.follow.streams.follower import Answer, NodeFollower
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.protocol.requests.follow import Paces, Stuck
 from orchestrator.protocol.requests.machine import Listening
-from orchestrator.protocol.requests.start import Wanted
 
 if TYPE_CHECKING:
     from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor
@@ -41,7 +39,6 @@ class Monitors:
         # With a short limit the hang itself is found first, and is what was asked for.
         self.start = StartMonitor("" if 0 < limit < DIALS_WITHIN_SECONDS else record.master)
         self.link = LinkMonitor(record.nodes)
-        self.way = WayMonitor(job)
         self.stuck: Failure | None = None  # a hang, until it is known who reaches whom
         self.left_hanging = False
 
@@ -58,8 +55,6 @@ class Monitors:
             self.hang.answer(news.node, news.answer)
         elif isinstance(news.answer, Paces):
             self.slow.answer(news.node, news.answer)
-        elif isinstance(news.answer, Wanted):
-            self.way.answer(news.node, news.answer)
         elif isinstance(news.answer, Listening) or self.start.over:
             self.link.answer(news.node, news.answer)
         else:

@@ -15,7 +15,7 @@ from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.lines import clean
 from orchestrator.protocol.message import encode
-from orchestrator.records.experiment import PLANNED, JobRecord
+from orchestrator.records.experiment import JobRecord
 from orchestrator.records.outcome import SlowRank, Verdict
 
 MOST_TEXT_CHARACTERS = 1900  # a message of Discord has 2000
@@ -81,10 +81,8 @@ def of_end(record: JobRecord, tree: str = "") -> Notice:
 
 
 def of_restart(record: JobRecord, tree: str = "") -> Notice:
-    """Describe an attempt that is followed by another one: it failed, or more nodes can join."""
+    """Describe an attempt that failed and is followed by another one."""
     last = record.attempts[-1]
-    if last.state in PLANNED:
-        return of("restart", record, f"is started again: {last.why}", last.ended)
     at = "" if last.step is None else f" at step {last.step}"
     took = duration(last.ended - last.started)
     most = Restarts(record).most_attempts

@@ -58,7 +58,6 @@ from orchestrator.protocol.requests.request import (
     Request,
     SupervisorGone,
 )
-from orchestrator.protocol.requests.start import Wanted
 from orchestrator.protocol.requests.transfer import WrittenPlace
 from orchestrator.protocol.timing import (
     HEAD_BEAT_SECONDS,
@@ -361,7 +360,7 @@ class NodeFollower:
     def _answered(self, number: int, answer: Message) -> None:
         if isinstance(answer, Left):
             self.left.set()
-        elif isinstance(answer, (Stuck, Paces, Listening, Dialed, Wanted)):
+        elif isinstance(answer, (Stuck, Paces, Listening, Dialed)):
             self.post(Answer(self.node.index, answer))
         elif isinstance(answer, JobStates):
             self.post(State(self.node.index, answer))
@@ -474,7 +473,7 @@ class ClockRead(News, kw_only=False):
 class Answer(News, kw_only=False):
     """The node answers a question: what its ranks do, which address it reaches, who wants it."""
 
-    answer: Stuck | Paces | Listening | Dialed | Wanted
+    answer: Stuck | Paces | Listening | Dialed
 
 
 class State(News, kw_only=False):

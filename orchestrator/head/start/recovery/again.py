@@ -183,7 +183,7 @@ def places(starting: JobRecord, ports: TakenPorts) -> list[Placement]:
             limit=limit,
             attempt=Attempt(
                 number=len(starting.attempts) + 1,
-                restarts=Restarts(starting).ahead,
+                restarts=starting.launch.max_restarts,
                 first_job=node.first_job,
                 first_node=node.first_node,
                 log=node.log_before,

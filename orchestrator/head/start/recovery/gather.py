@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol, TypeVar
 
 from orchestrator.common import interrupt
@@ -26,7 +25,7 @@ from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.start import Claim, Claimed
 from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS, SWEEP_PATIENCE_SECONDS
 from orchestrator.records import cordons
-from orchestrator.records.experiment import PREEMPTED, Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +98,6 @@ class Gathering:
 
     def run(self) -> Gathered:
         """Return the nodes with open channels; NotBack says which are missing."""
-        if self.record.attempts[-1].state == PREEMPTED:
-            self.await_turn()
         patience = self.record.launch.node_loss_timeout
         began, said = time.monotonic(), False
         self.apart.clear()
@@ -128,29 +125,6 @@ class Gathering:
             if waits and not said:
                 said = True
                 self.say(f"{waits}, for {patience:.0f} s at most")
-            time.sleep(RETRY_SECONDS)
-
-    def await_turn(self) -> None:
-        """Wait until a job that has made way for another has its nodes again."""
-        from orchestrator.head.start.claims import queue  # not for every job
-
-        least, refuse = Restarts(self.record).bounds[0], partial(refuse_if_stopped, self.experiment)
-        while True:
-            answers = fleet.everywhere(self.record.nodes, self.channel_to)
-            channels = {
-                node.name: answer
-                for node, answer in zip(self.record.nodes, answers, strict=True)
-                if not isinstance(answer, OrchestratorError)
-            }
-            there = [node for node in self.record.nodes if node.name in channels]
-            try:
-                if len(there) >= least:
-                    record = replace(self.record, nodes=there)
-                    return queue.wait_again(record, channels, least, self.say, refuse)
-            except queue.Disconnected as error:
-                self.say(error.what)
-            self.open.clear()
-            refuse()
             time.sleep(RETRY_SECONDS)
 
     def channel_to(self, node: NodeRecord) -> NodeChannel:
@@ -215,7 +189,7 @@ class Gathering:
 
     def rests(self, node: NodeRecord, restarts: Restarts) -> str:
         """Say why a node is used only where there is no other, in words after its name."""
-        words = [restarts.rests(node.name), "" if self.has_part(node) else NOTHING_LEFT]
+        words = ["" if self.has_part(node) else NOTHING_LEFT]
         words += [self.apart.get(node.name, ""), restarts.unable(node)]
         answer = self.answers.get(node.name)
         words.append(doubt(answer.doubtful) if answer is not None else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,17 +11,16 @@ from orchestrator.common.hosts import listed
 from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached, reach
-from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan.model import Plan
 from orchestrator.head.start import code
 from orchestrator.head.start.nodes import probe_of, settled
 from orchestrator.head.start.record import node_record
-from orchestrator.head.start.recovery.blueprint import Blueprint, restored
+from orchestrator.head.start.recovery.blueprint import Blueprint
 from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code.shared import marker
 from orchestrator.protocol.requests.start import Start
-from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiment import NodeRecord
 
 log = logging.getLogger(__name__)
 
@@ -86,20 +84,6 @@ class Latecomers:
         if not launch.max_restarts or not anywhere(blueprint.request):
             return None
         return cls(lambda: blueprint)
-
-    @classmethod
-    def after(
-        cls, experiment: Experiment, record: JobRecord, transport: Transport
-    ) -> Latecomers | None:
-        """Return them for a head that goes on with what another has launched."""
-        if not record.launch.max_restarts:
-            return None
-        return cls(functools.cache(lambda: restored(experiment, transport)))
-
-    def absent(self, record: JobRecord) -> list[Node]:
-        """Return the nodes of the list that have no part in the job."""
-        known = {node.name for node in (*record.nodes, *record.spares)}
-        return [node for node in self.known().listed if node.name not in known]
 
     def reach(self, node: Node) -> tuple[NodeRecord, Reached]:
         """Reach a node, and plan what it would run; nothing is left there."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from orchestrator.protocol.requests.follow import LivingRuns
 from orchestrator.protocol.requests.machine import Dial, Dialed, Listen, Listening
 from orchestrator.protocol.requests.start import Claim, Claimed
 from orchestrator.records import cordons, experiments
-from orchestrator.records.experiment import RESIZED, Attempt, JobRecord, NodeRecord
+from orchestrator.records.experiment import Attempt, JobRecord, NodeRecord
 from orchestrator.records.outcome import Verdict
 
 
@@ -174,23 +173,6 @@ def test_who_is_missing_is_said(tmp_path: Path) -> None:
     asking, _ = gathering(tmp_path, record("abc", "a"), "a")
     with pytest.raises(NotBack, match="needs at least 3 nodes, and 2 can be used: a cannot be re"):
         asking.run()
-
-
-def test_a_node_with_which_nothing_worked_is_left_out_again(tmp_path: Path) -> None:
-    """Not where the job could not go on without it."""
-    job = record("acb", nnodes="2:3")
-    first, now = job.attempts[0], time.time()
-    rows = [("lost", "abc"), (RESIZED, "ac"), ("failed", "acb")]
-    attempts = [
-        replace(first, number=number, state=state, nodes=list(nodes), step=number // 2, ended=now)
-        for number, (state, nodes) in enumerate(rows, 1)
-    ]
-    job = replace(job, attempts=attempts)
-    asking, said = gathering(tmp_path, job)
-    assert [one.name for one in asking.run().nodes] == ["a", "c"]
-    assert said[0].startswith("b had joined, and the job got nowhere with it: it rests for 10 min")
-    asking, _ = gathering(tmp_path, job, silent="c")
-    assert [one.name for one in asking.run().nodes] == ["a", "b"]
 
 
 def test_a_node_that_was_named_three_times_is_swapped(tmp_path: Path) -> None:
