@@ -11,7 +11,7 @@ import pytest
 import torch
 
 SCRIPT = Path(__file__).parents[2] / "scripts/bench/gpu.py"
-RUNS = "a loss with,save: copies,memory while,workers by fork,profile,verify over"
+RUNS = "a loss with,save: copies,memory while a model,workers by fork,profile,verify over"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")

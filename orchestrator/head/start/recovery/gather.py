@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 from orchestrator.common import interrupt
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 PROOF_SECONDS = 3 * SWEEP_PATIENCE_SECONDS
 RETRY_SECONDS = 1.0  # between two tries to reach a node that is away
+RETURN_SECONDS = 3.0  # for nodes that an earlier attempt lost, where the job has too few
 AWAY_SECONDS = 3.0  # before another takes the place of a node that was there a moment ago
 NOTHING_LEFT = "has lost its part of the job, as with another disk"
 
@@ -94,6 +96,7 @@ class Gathering:
         self.answers: dict[str, LivingRuns] = {}  # of the nodes that are there, by name
         self.apart: dict[str, str] = {}  # nodes that others cannot reach, in words after a name
         self.renewed: dict[str, NodeRecord] = {}  # those that were given their part anew
+        self.sought = False  # nodes that an earlier attempt lost
         self.unable: dict[str, str] = {}  # and why others could not be, in words after their names
 
     def run(self) -> Gathered:
@@ -160,6 +163,11 @@ class Gathering:
         fleeting = [
             name for name in absent if problems.get(name, NOTHING_LEFT) != NOTHING_LEFT
         ]  # nobody has said that it is lost
+        gone = [node for node in record.spares if node.state == "lost"]
+        if len(record.nodes) < most and gone and not self.sought:
+            self.sought = True
+            back = fleet.start(partial(visit, gone, lost=True))
+            back.join(RETURN_SECONDS)
         choice = choose(self.candidates(problems), least, most)
         suspects = {one.name for one in self.candidates(problems) if one.suspect}
         if others and (choice.problem or suspects & {*choice.nodes}):

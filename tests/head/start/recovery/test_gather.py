@@ -49,6 +49,11 @@ def record(nodes: str, lost: str = "", spares: str = "", nnodes: str | None = No
     )
 
 
+def lost_before(nodes: str, spare: str, nnodes: str | None = None) -> JobRecord:
+    job = record(nodes, spares=spare, nnodes=nnodes)
+    return replace(job, spares=[replace(one, state="lost") for one in job.spares])
+
+
 class Asking(Gathering):
     """Nodes of which some do not answer."""
 
@@ -98,6 +103,8 @@ def gathering(tmp_path: Path, job: JobRecord, silent: str = "") -> tuple[Asking,
         (record("abc", "b", "s"), "s", "", "abc", "s"),  # the lost one is back: it is looked for
         (record("abc", "b", "", "2:3"), "b", "", "ac", "b"),
         (record("ac", "", "b", "2:3"), "", "", "acb", ""),
+        (lost_before("ac", "b", "2:3"), "", "", "acb", ""),  # it was lost, and is back
+        (lost_before("ac", "b", "2:3"), "b", "", "ac", "b"),
     ],
 )
 def test_who_goes_on(
@@ -131,11 +138,6 @@ def test_gpus_that_others_have_taken_meanwhile_are_left_to_them(
     else:
         with pytest.raises(NotBack, match=why):
             asking.run()
-
-
-def lost_before(nodes: str, spare: str) -> JobRecord:
-    job = record(nodes, spares=spare)
-    return replace(job, spares=[replace(one, state="lost") for one in job.spares])
 
 
 @pytest.mark.parametrize(
