@@ -31,21 +31,16 @@ from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import Layout
 from orchestrator.head.schedulers import queue
 from orchestrator.head.screen.output import say
+from orchestrator.head.start.launch import Launched, discarded_on_error, start
 from orchestrator.head.start.nodes import Nodes, settled
-from orchestrator.head.start.planning import (
-    Meeting,
-    Prepared,
-    discarded_on_error,
-    make_plan,
-    without_claims,
-)
+from orchestrator.head.start.parts import Meeting, Prepared, make_plan
 from orchestrator.head.start.record import record_job
-from orchestrator.head.start.request import Request, resolve
-from orchestrator.head.start.stages import Launched, start
+from orchestrator.head.start.request import Request, resolve, without_claims
 from orchestrator.launchers import rendezvous
 from orchestrator.launchers.rendezvous import Master
 from orchestrator.protocol.control import Agreed, Hello
 from orchestrator.protocol.requests.machine import PortWish, Probe, ProbeTarget
+from orchestrator.protocol.requests.start import TakenPorts
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 
@@ -281,7 +276,10 @@ def begin(prepared: Prepared, mine: Part, record: JobRecord, agreed: Agreed) -> 
     """Start this machine's part of a job that was written down."""
     # Supervisors ask no name server: one that hangs would hold up all that they do.
     address = queue.resolved(mine.master) or mine.master
-    meeting = Meeting(address, agreed.peers_port, rendezvous.token_of(agreed, os.environ))
+    planned = prepared.plan
+    ports = TakenPorts(port=planned.master_port, peers_port=agreed.peers_port)
+    token = rendezvous.token_of(agreed, os.environ)
+    meeting = Meeting(planned.master_address, address, ports, token)
     return start(prepared, record, meeting, say)
 
 

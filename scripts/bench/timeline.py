@@ -24,9 +24,9 @@ WRAPPED = (
     ("orchestrator.head.connect.reach", "open_channel", "shell, Python, server"),
     ("orchestrator.head.connect.channel", "NodeChannel.ask", "ask: "),
     ("orchestrator.head.start.nodes", "try_all", "all nodes reached and probed"),
-    ("orchestrator.head.start.planning", "make_plan", "plan"),
+    ("orchestrator.head.start.parts", "make_plan", "plan"),
     ("orchestrator.head.start.record", "manifest", "manifest"),
-    ("orchestrator.head.start.stages", "start_all", "all nodes started"),
+    ("orchestrator.head.start.launch", "start_all", "all nodes started"),
 )
 TORCHRUN_LINE = re.compile(r"^[IW]\d{4} (\d\d):(\d\d):(\d\d\.\d+) .*?\] (.*)$", re.MULTILINE)
 TORCHRUN_WORDS = {

@@ -10,7 +10,7 @@ from tests.launching import Head
 PROGRAM = "import os\nprint('here', os.environ['RANK'], flush=True)\n"
 SECRET = "v3ry-secret-0815"
 STAGES = (
-    *("start.stages: launches wait.py", "connecting", "waits for its login shell"),
+    *("start.launch: launches wait.py", "connecting", "waits for its login shell"),
     *("its server greets", "is asked machine.probe", "answers machine.probe"),
     *("start.selection: chosen of 2 nodes", "plans job", "plan.plan: network:", "checks 2 nodes"),
     *("is recorded in", "starts the supervisors", "all 2 supervisors have started torchrun"),
@@ -33,7 +33,7 @@ def test_a_job_keeps_what_its_head_did_and_its_nodes_did(head: Head) -> None:
     words = ["--no-torchrun", "--secret", "API_KEY", name]
     launched = head.launch("-v", *words, API_KEY=SECRET)
     assert launched.finish() == 0, launched.text
-    assert any("INFO    start.stages: checks 2 nodes" in line for line in launched.lines)
+    assert any("INFO    start.launch: checks 2 nodes" in line for line in launched.lines)
     assert not any("DEBUG" in line for line in launched.lines)
     path = head.experiment / "logs" / "head.log"
     text = path.read_text()

@@ -29,7 +29,7 @@ from orchestrator.head.screen.lines import fit
 from orchestrator.head.screen.log_reader import last_words
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.screen import Screen
-from orchestrator.head.start.job import Ending, Followed, Stay, make_screen
+from orchestrator.head.start.job import Ending, Stay, make_screen
 from orchestrator.head.status import status
 from orchestrator.head.status.find_job import FoundJob, adopt_job
 from orchestrator.records import experiments, goodput, manifest
@@ -38,7 +38,7 @@ from orchestrator.records.metrics import progress as job_progress
 from orchestrator.records.outcome import Cause, Head
 
 if TYPE_CHECKING:
-    from orchestrator.head.start.stages import Launched
+    from orchestrator.head.start.launch import Launched
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +57,13 @@ def follow_launched(
     running = launched.running
     log.info("process %d follows job %s", os.getpid(), running.record.job)
     stay = Stay(
-        *(launched.experiment, launched.nodes.transport, backend_of),
+        *(launched.experiment, launched.prepared.nodes.transport, backend_of),
         *(notifier_of(launched.experiment, running.record, say), view, say),
         keys=keys,
-        latecomers=launched.latecomers,
+        parts=launched.parts,
     )
     screen = make_screen(launched.experiment, running.record, view, folds=True)
-    attempt = Followed(running.record, running.channels, running.logs)
-    return report(stay, stay.follow(attempt, screen), where)
+    return report(stay, stay.follow(running, screen), where)
 
 
 def follow_again(

@@ -14,9 +14,9 @@ from orchestrator.head.commands import launching
 from orchestrator.head.plan import dry_run
 from orchestrator.head.screen.keyboard import KEYS, in_foreground
 from orchestrator.head.screen.output import say, write_out
-from orchestrator.head.start import stages
+from orchestrator.head.start import launch as starting
+from orchestrator.head.start.launch import Launched
 from orchestrator.head.start.request import resolve
-from orchestrator.head.start.stages import Launched
 
 
 def launch(arguments: LaunchArguments) -> int:
@@ -26,11 +26,11 @@ def launch(arguments: LaunchArguments) -> int:
     request = resolve(arguments)
     if arguments.dry_run:
         show = dry_run.to_json if arguments.as_json else dry_run.to_text
-        write_out(show(stages.rehearse(request).plan))
+        write_out(show(starting.rehearse(request)))
         return EXIT_DONE
     if request.config.launch.waits and arguments.detach:
         return wait_in_background(arguments)
-    return follow_up(stages.launch(request, say), arguments)
+    return follow_up(starting.launch(request, say), arguments)
 
 
 def wait_in_background(arguments: LaunchArguments) -> int:
@@ -65,8 +65,8 @@ def detach(launched: Launched, where: Where) -> int:
     from orchestrator.head.commands import follow
 
     experiment, record = launched.experiment, launched.running.record
-    for channel in launched.running.channels:
-        channel.connection.close()
+    for node in launched.prepared.nodes.reached:
+        node.channel.connection.close()
     experiment.keep_shown(dict.fromkeys((node.index for node in record.nodes), 0))
     experiment.unlock()
     words = f"{record.job} runs on {plural(len(record.nodes), 'node')}"
@@ -80,7 +80,7 @@ def detach(launched: Launched, where: Where) -> int:
 def plan(arguments: LaunchArguments, *, as_json: bool, explained: bool) -> int:
     """Print what a launch would run, or where each of its settings comes from; start nothing."""
     request = resolve(arguments)
-    prepared = stages.rehearse(request)
+    planned = starting.rehearse(request)
     show = dry_run.explained if explained else dry_run.to_text
-    write_out(dry_run.to_json(prepared.plan) if as_json else show(prepared.plan))
+    write_out(dry_run.to_json(planned) if as_json else show(planned))
     return EXIT_DONE

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def launch(answers: Hears, arguments: LaunchArguments, command: list[str]) -> None:
     """Launch a job as `master_launch` does, and follow it; `command` is shown in its record."""
     from orchestrator.head.commands import follow
-    from orchestrator.head.start import stages
+    from orchestrator.head.start import launch as starting
     from orchestrator.head.start.request import resolve
 
     def say(text: str) -> None:
@@ -32,7 +32,7 @@ def launch(answers: Hears, arguments: LaunchArguments, command: list[str]) -> No
     keys = Pipe()
     try:
         request = replace(resolve(arguments, command), detached=False)
-        launched = stages.launch(request, say, queued)
+        launched = starting.launch(request, say, queued)
     finally:
         if arguments.payload is not None:
             shutil.rmtree(arguments.payload, ignore_errors=True)

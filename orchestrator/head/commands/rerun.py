@@ -18,7 +18,7 @@ from orchestrator.config.schema import Config
 from orchestrator.head.commands import launch
 from orchestrator.head.follow.notify import target as targets
 from orchestrator.head.screen.output import say
-from orchestrator.head.start import stages
+from orchestrator.head.start import launch as starting
 from orchestrator.head.start.request import resolve
 from orchestrator.head.transfer.code import archive
 from orchestrator.records import experiments
@@ -53,7 +53,7 @@ def rerun(where: Where, name: str | None, again: Again, parse: Parse) -> int:
         os.chdir(workdir)
         try:
             options = {**hook_of(config, directory), **notified(experiment, again)}
-            launched = stages.launch(resolve(replace(arguments, launch=options), words), say)
+            launched = starting.launch(resolve(replace(arguments, launch=options), words), say)
         finally:
             os.chdir(began)
     return launch.follow_up(launched, arguments)

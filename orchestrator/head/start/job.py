@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +25,12 @@ from orchestrator.head.follow.notify.notifier import Notifier
 from orchestrator.head.follow.run import Backend, Run
 from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.follower import NodeFollower
-from orchestrator.head.follow.streams.node_logs import NodeLogs, log_files, open_logs
+from orchestrator.head.follow.streams.node_logs import log_files, open_logs
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.screen import Display, Screen
-from orchestrator.head.start.recovery.spares import Latecomers
+from orchestrator.head.start.record import Running
+from orchestrator.head.start.recovery.spares import Parts
 from orchestrator.head.transfer.fetch import gaps
 from orchestrator.protocol.requests.start import Release
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -37,15 +38,6 @@ from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 SHORTEST_SILENCE_SECONDS = 4.0  # a busy machine may need it: it beats once a second at most
 RELEASE_SECONDS = 20.0
 AWAY_SECONDS = 5.0  # that the end of a job may wait for nodes that were lost
-
-
-@dataclass(frozen=True)
-class Followed:
-    """An attempt that is to be followed: over these channels, or over new ones."""
-
-    record: JobRecord
-    channels: Sequence[NodeChannel | None]
-    logs: Sequence[NodeLogs]
 
 
 @dataclass(frozen=True)
@@ -74,7 +66,7 @@ class Stay:
     keys: Keys | None = None
     left_behind: bool = False  # in the background, by a head that has left
     looks_on: bool = False  # the job does not miss it when it is gone
-    latecomers: Latecomers | None = None  # who can be given a part later
+    parts: Parts | None = None  # for nodes that lost theirs
 
     def join(self, record: JobRecord) -> Ending:
         """Follow a job that runs already; lines that were shown are not shown again."""
@@ -86,9 +78,9 @@ class Stay:
         screen = make_screen(self.experiment, record, self.view, folds=True)
         screen.skip_to((None if self.view.quiet else self.experiment.take_shown()) or {})
         logs = open_logs(self.experiment, record.nodes)
-        return self.follow(Followed(record, [None] * len(logs), logs), screen)
+        return self.follow(Running(record, [None] * len(logs), logs), screen)
 
-    def follow(self, attempt: Followed, screen: Screen) -> Ending:
+    def follow(self, attempt: Running, screen: Screen) -> Ending:
         """Follow an attempt, and those that come after it."""
         while True:
             run = self.follow_one(attempt, screen)
@@ -103,15 +95,12 @@ class Stay:
 
     def start_next(
         self, record: JobRecord, channels: Mapping[int, NodeChannel]
-    ) -> Followed | JobRecord:
+    ) -> Running | JobRecord:
         """Start the next attempt of a job; return the record of one that is over instead."""
         from orchestrator.head.start.recovery.again import Again, launch_again  # not for every job
 
-        job = Again(self.experiment, record, self.transport, channels, self.latecomers)
-        following = launch_again(job, self.say)
-        if isinstance(following, JobRecord):
-            return following
-        return Followed(following.record, following.channels, following.logs)
+        job = Again(self.experiment, record, self.transport, channels, self.parts)
+        return launch_again(job, self.say)
 
     def screen_after(self, record: JobRecord) -> Screen:
         """Return a screen for a further attempt: it begins where the one before has ended."""
@@ -119,7 +108,7 @@ class Stay:
         screen.skip_to({node.index: node.log_before for node in record.nodes})
         return screen
 
-    def follow_one(self, attempt: Followed, screen: Screen) -> Run:
+    def follow_one(self, attempt: Running, screen: Screen) -> Run:
         """Follow one attempt to its end, or until this head leaves."""
         record, display = attempt.record, Display(screen)
         run = Run(
@@ -142,7 +131,7 @@ class Stay:
             display.finish(fold=not run.end.open)
         return run
 
-    def followers_of(self, run: Run, attempt: Followed) -> list[NodeFollower]:
+    def followers_of(self, run: Run, attempt: Running) -> list[NodeFollower]:
         record, launch = run.record, run.record.launch
         needed = not self.looks_on and launch.on_head_loss == "stop"
         patience = max(SHORTEST_SILENCE_SECONDS, launch.node_loss_timeout) if needed else None

@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from orchestrator.common.errors import OrchestratorError, StoppedEarly, UsageErr
 from orchestrator.common.text import Say
 from orchestrator.common.version import __version__
 from orchestrator.config import load
+from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.follow.notify import target
 from orchestrator.head.follow.streams.node_logs import NodeLogs
 from orchestrator.head.nodes.node_list import Node
@@ -26,7 +27,7 @@ from orchestrator.head.plan.model import NodePlan
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.screen.log_reader import NO_RANK
 from orchestrator.head.start.code import experiments as experiments_below
-from orchestrator.head.start.planning import Prepared
+from orchestrator.head.start.parts import Prepared
 from orchestrator.head.start.request import Request
 from orchestrator.head.start.variables import hook
 from orchestrator.head.transfer.code import archive, git_info
@@ -37,6 +38,15 @@ from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 TREE_SECONDS = 1.0  # for what is still being read when the job has started
+
+
+@dataclass(frozen=True)
+class Running:
+    """An attempt that runs: its channels may have to be opened, its logs are open."""
+
+    record: JobRecord
+    channels: Sequence[NodeChannel | None]
+    logs: Sequence[NodeLogs]
 
 
 def first_record(prepared: Prepared) -> JobRecord:

@@ -127,6 +127,15 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
     )
 
 
+def without_claims(request: Request) -> Request:
+    """Return a launch on nodes that a scheduler has given to this job alone.
+
+    What numbers GPUs have there is the scheduler's own matter.
+    """
+    launch = replace(request.config.launch, claim="none", queue=False, priority=0, preempt="none")
+    return replace(request, config=replace(request.config, launch=launch))
+
+
 def target_of(arguments: LaunchArguments) -> Target:
     if arguments.payload is not None:
         return Target("engine", CALL, ())

@@ -24,6 +24,8 @@ from orchestrator.head.screen.styles import WARNING, styled
 from orchestrator.head.start.claims import claims, rules
 from orchestrator.head.start.claims.claims import Hold, Occupied
 from orchestrator.head.start.nodes import Bounds, ListedNodes, Nodes, with_master
+from orchestrator.head.start.recovery import candidates
+from orchestrator.head.start.recovery.candidates import Candidate
 from orchestrator.head.start.request import Request
 from orchestrator.node.machine.disks import disk
 from orchestrator.records import cordons
@@ -44,9 +46,9 @@ def choose(request: Request, nodes: Nodes, *, hold: bool) -> Nodes:
         return nodes
     if isinstance(nodes.source, ListedNodes):
         rules.check_time(request, nodes.reached)
-    unfit, held = unfit_of(request, nodes, bounds, hold)
-    pool = [node for node in nodes.reached if node.node.name not in unfit]
-    chosen, standing_by = pool[: bounds.most], pool[bounds.most :]
+    unfit, held, chosen = fit_for(request, nodes, bounds, hold)
+    names = {node.node.name for node in chosen}
+    standing_by = [n for n in nodes.reached if n.node.name not in {*names, *unfit}]
     log.info("chosen of %d nodes: %s", len(nodes.reached), [one.node.name for one in chosen])
     log.info("not chosen: %s", [one.node.name for one in standing_by])
     bad_spares = problems(request, nodes, standing_by)
@@ -76,28 +78,31 @@ def let_go(nodes: Nodes, kept: Sequence[Reached]) -> None:
             node.channel.connection.close()
 
 
-def unfit_of(
+def fit_for(
     request: Request, nodes: Nodes, bounds: Bounds, hold: bool
-) -> tuple[dict[str, str], Hold]:
-    """Return the nodes that others can replace, and why they should be; what of the rest is held.
+) -> tuple[dict[str, str], Hold, list[Reached]]:
+    """Return the nodes that others replace and why, what is held of the rest, and the chosen.
 
-    None, where there are too few others: the check before the start names what is wrong then. But
-    GPUs that others have are no matter of a check.
+    Where there are too few others, the first ones are chosen as they are: the check before the
+    start names what is wrong. But GPUs that others have are no matter of a check.
     """
+    known = {node.node.name: node for node in nodes.reached}
     unfit: dict[str, str] = {}
     taken: dict[str, str] = {}
     while True:
-        pool = [node for node in nodes.reached if node.node.name not in unfit]
-        if len(pool) < bounds.least:
-            if taken:
-                raise Occupied(taken, bounds.least)
-            return {}, Hold()
-        bad, held = problems(request, nodes, pool[: bounds.most]), Hold()
+        all_nodes = [Candidate(name, problem=unfit.get(name, "")) for name in known]
+        choice = candidates.choose(all_nodes, bounds.least, bounds.most)
+        if choice.problem and taken:
+            raise Occupied(taken, bounds.least)
+        if choice.problem:
+            return {}, Hold(), list(nodes.reached[: bounds.most])
+        chosen = [known[name] for name in choice.nodes]
+        bad, held = problems(request, nodes, chosen), Hold()
         if not bad and hold:
-            held = claims.take(request, pool[: bounds.most], nodes.reached)
+            held = claims.take(request, chosen, nodes.reached)
             taken.update(held.bad)
         if not bad and not held.bad:
-            return unfit, held
+            return unfit, held, chosen
         log.info("not for this job: %s", {**bad, **held.bad})
         unfit.update({**bad, **held.bad})
 

@@ -18,7 +18,7 @@ from orchestrator.head.commands import follow
 from orchestrator.head.plan.model import Target
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import say
-from orchestrator.head.start import stages
+from orchestrator.head.start import launch as starting
 from orchestrator.head.start.request import Request, resolve
 from orchestrator.records.experiment import Experiment
 from orchestrator.views.verify import chart, diagnosis, prediction, report
@@ -43,7 +43,7 @@ def verify(
     request = request_of(arguments, measurement)
     # With --json, messages on the way go to standard error.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        launched = stages.launch(request, say)
+        launched = starting.launch(request, say)
         experiment = launched.experiment
         code = follow.follow_launched(launched, arguments.view)
     measured = read(experiment)

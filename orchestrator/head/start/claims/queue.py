@@ -19,6 +19,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.screen import failures
 from orchestrator.head.screen.progress import Progress
+from orchestrator.head.start import selection
 from orchestrator.head.start.claims import rules
 from orchestrator.head.start.claims.claims import (
     ANSWER_SECONDS,
@@ -29,7 +30,6 @@ from orchestrator.head.start.claims.claims import (
 )
 from orchestrator.head.start.claims.turn import Machine, holders, make_way, obstacles, place
 from orchestrator.head.start.nodes import Nodes
-from orchestrator.head.start.planning import Prepared, prepare
 from orchestrator.head.start.request import Request
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.claims import NO_ENTRIES, WAITING, Entry, Wish, clock, is_gpu
@@ -56,8 +56,11 @@ def wait(
     reach: Callable[[], tuple[Request, Nodes]],
     say: Say,
     entered: Callable[[], None],
-) -> Prepared:
-    """Prepare a job when it is its turn; nodes that are away for a while cost it nothing."""
+) -> tuple[Request, Nodes]:
+    """Choose and hold the nodes of a job when it is its turn.
+
+    Nodes that are away for a while cost it nothing.
+    """
     while True:
         rules.check_time(request, nodes.reached)
         line = of_launch(request, nodes, say)
@@ -65,8 +68,9 @@ def wait(
         try:
             line.until(partial(not_yet, request))
             if not request.config.launch.queue:
-                return prepare(request, nodes)
-            return line.run(lambda: prepare(request, line.free_first(nodes)))  # noqa: B023
+                return request, selection.choose(request, nodes, hold=True)
+            free = partial(line.free_first, nodes)
+            return request, line.run(lambda: selection.choose(request, free(), hold=True))  # noqa: B023
         except Disconnected as error:
             say(error.what)
         while True:

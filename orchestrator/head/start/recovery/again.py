@@ -1,6 +1,6 @@
 """A further attempt of a job: gather its nodes again, bring what they lack, start.
 
-It is one more turn of the line in head/start/stages.py, with fewer questions. Each node has the
+It is one more turn of the line in head/start/launch.py, with fewer questions. Each node has the
 program, the code and the environment with its secrets from the attempt before, so that any head can
 start it, and is told only its place among the others.
 """
@@ -8,14 +8,12 @@ start it, and is told only its place among the others.
 from __future__ import annotations
 
 import logging
-import secrets
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
-from orchestrator.common.text import Say, parse_seconds
+from orchestrator.common.text import Say
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.transport import Transport
@@ -25,6 +23,9 @@ from orchestrator.head.follow.streams.node_logs import open_logs
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.screen.styles import WARNING, styled
 from orchestrator.head.start import record
+from orchestrator.head.start.launch import say_how_warm, start_all, with_doubts
+from orchestrator.head.start.parts import Meeting, places
+from orchestrator.head.start.record import Running
 from orchestrator.head.start.recovery.gather import (
     Gathered,
     Gathering,
@@ -32,19 +33,16 @@ from orchestrator.head.start.recovery.gather import (
     all_answers,
     refuse_if_stopped,
 )
-from orchestrator.head.start.recovery.spares import Latecomers
-from orchestrator.head.start.stages import Running, say_how_warm, start_all, with_doubts
+from orchestrator.head.start.recovery.spares import Parts
 from orchestrator.head.transfer.fetch import gaps
 from orchestrator.protocol.requests.machine import PortWish
 from orchestrator.protocol.requests.start import Start, TakenPorts, TakePorts
-from orchestrator.protocol.spec import Attempt, Placement
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 log = logging.getLogger(__name__)
 
 PORT_SECONDS = 10.0
 LAST_PORT = 60_000
-SHORTEST_LIMIT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -55,13 +53,13 @@ class Again:
     record: JobRecord
     transport: Transport
     channels: Mapping[int, NodeChannel]
-    latecomers: Latecomers | None = None
+    parts: Parts | None = None
 
 
 def launch_again(job: Again, say: Say) -> Running | JobRecord:
     """Start attempts until one runs, and return it; or the record of a job that is over."""
     experiment, ended = job.experiment, job.record
-    gathering = Gathering(experiment, ended, job.transport, job.channels, say, job.latecomers)
+    gathering = Gathering(experiment, ended, job.transport, job.channels, say, job.parts)
     while True:
         gathered = None
         log.info("attempt %d has ended; gathers the nodes of the next one", ended.attempt)
@@ -133,7 +131,12 @@ def start_again(experiment: Experiment, ended: JobRecord, gathered: Gathered, sa
     starting = record.record_again(experiment, ended, nodes, others, ports.port, line)
     logs = open_logs(experiment, starting.nodes)
     refuse_if_stopped(experiment)
-    orders = [Start(place=place) for place in places(starting, ports)]
+    address = starting.nodes[0].address
+    nproc = {node.name: node.nproc for node in (*starting.nodes, *starting.spares)}
+    # With how many ranks the job began: those that it has now keep its batch.
+    ranks = sum(nproc[name] for name in starting.attempts[0].nodes)
+    meeting = Meeting(address, address, ports)
+    orders = [Start(place=place) for place in places(starting, meeting, ranks)]
     results = start_all(starting, gathered.channels, orders)
     try:
         started = all_answers(starting.nodes, results)
@@ -159,49 +162,6 @@ def take_ports(ended: JobRecord, gathered: Gathered) -> TakenPorts:
     if not ports.port:
         raise CheckFailed(f"no port from {wanted.wanted} on is free on {gathered.nodes[0].name}")
     return ports
-
-
-def places(starting: JobRecord, ports: TakenPorts) -> list[Placement]:
-    """Return the place of each node in a further attempt."""
-    token, master = secrets.token_hex(32), starting.nodes[0].address
-    nproc = {node.name: node.nproc for node in (*starting.nodes, *starting.spares)}
-    limit = left_of(starting)
-    known = starting.nodes if starting.launch.ranks_know_hosts else ()
-    hosts = tuple(node.address for node in known)
-    return [
-        Placement(
-            job=starting.job,
-            node=node.index,
-            nnodes=len(starting.nodes),
-            first_rank=node.first_rank,
-            master=master,
-            port=ports.port,
-            supervisors=master,
-            supervisors_port=ports.peers_port,
-            token=token,
-            hosts=hosts,
-            limit=limit,
-            attempt=Attempt(
-                number=len(starting.attempts) + 1,
-                restarts=starting.launch.max_restarts,
-                first_job=node.first_job,
-                first_node=node.first_node,
-                log=node.log_before,
-                # With how many ranks the job began: those that it has now keep its batch.
-                ranks=sum(nproc[name] for name in starting.attempts[0].nodes),
-            ),
-        )
-        for node in starting.nodes
-    ]
-
-
-def left_of(starting: JobRecord) -> float:
-    """Return the seconds that are left of the job's time limit; 0 where it has none."""
-    limit = starting.launch.time_limit
-    if not limit:
-        return 0.0
-    began = starting.attempts[0].started if starting.attempts else starting.started
-    return max(SHORTEST_LIMIT_SECONDS, parse_seconds("--time-limit", limit) + began - time.time())
 
 
 class NotAllStarted(NodeError):

@@ -1,4 +1,4 @@
-"""Choose the nodes of a job's next attempt: the same first, spares second, fewer third. Pure."""
+"""Choose the nodes of an attempt: those of the last one first, then others in order. Pure."""
 
 from __future__ import annotations
 

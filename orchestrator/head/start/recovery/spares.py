@@ -1,10 +1,15 @@
-"""Give nodes that a job may need later what they need for it: spares, and those that come late."""
+"""Give a part of the job to nodes that may need one later: spares, and those with a new disk.
+
+Only the head that launched the job can: no record has the values of secrets.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError
 from orchestrator.common.hosts import listed
@@ -12,14 +17,19 @@ from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached, reach
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.plan.model import Plan
+from orchestrator.head.plan import plan
+from orchestrator.head.plan.model import NodePlan, Plan
 from orchestrator.head.start import code
 from orchestrator.head.start.nodes import probe_of, settled
+from orchestrator.head.start.parts import Prepared, part
 from orchestrator.head.start.record import node_record
-from orchestrator.head.start.recovery.blueprint import Blueprint
 from orchestrator.head.start.request import Request
+from orchestrator.head.start.variables import hook
+from orchestrator.head.transfer.code import archive
 from orchestrator.head.transfer.code.shared import marker
+from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.requests.start import Start
+from orchestrator.records import manifest as manifests
 from orchestrator.records.experiment import NodeRecord
 
 log = logging.getLogger(__name__)
@@ -27,110 +37,138 @@ log = logging.getLogger(__name__)
 STAND_BY_SECONDS = 30.0
 
 
-def keep(blueprint: Blueprint, spares: Sequence[Reached], say: Say) -> list[NodeRecord]:
-    """Give each spare its part, if the job may be started again; return those that have it."""
-    try:
-        return stand_by(blueprint, spares, say)
-    finally:
-        for spare in spares:
-            spare.channel.connection.close()
-
-
-def stand_by(blueprint: Blueprint, spares: Sequence[Reached], say: Say) -> list[NodeRecord]:
-    if not (blueprint.request.config.launch.max_restarts and spares):
-        return []
-    if not anywhere(blueprint.request):
-        say("the spares are of no use to this job: what it runs is on its own nodes only")
-        return []
-    able, parts, orders = list[Reached](), list[Plan](), list[Start]()
-    for spare in spares:
-        try:
-            part = blueprint.part_of(spare)
-            orders.append(blueprint.order(spare, part))
-            parts.append(part)
-            able.append(spare)
-        except OrchestratorError as error:
-            say(f"{spare.node.name} cannot stand by: {error.what}")
-    answers = fleet.ask(able, orders, STAND_BY_SECONDS)
-    standing = []
-    for part, spare, answer in zip(parts, able, answers, strict=True):
-        if isinstance(answer, OrchestratorError):
-            say(f"{spare.node.name} cannot stand by: {answer.what}")
-        else:
-            standing.append(replace(node_record(part.nodes[0]), state="standing by"))
-    if standing:
-        say(f"{plural(len(standing), 'spare node')}: {listed([n.name for n in standing])}")
-    return standing
-
-
-def anywhere(request: Request) -> bool:
-    """Tell whether the job could run on a node that had no part in its start."""
-    return request.payload is None and request.accelerate is None
-
-
 @dataclass(frozen=True)
-class Latecomers:
-    """Gives a part to nodes that were away at the launch, cordoned or not fit, or have lost theirs.
+class Parts:
+    """Makes further parts of a job of what its launch has fixed for all nodes."""
 
-    A head that did not launch the job puts the blueprint together when a node needs it first.
-    """
-
-    known: Callable[[], Blueprint]
+    prepared: Prepared
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @classmethod
-    def of(cls, blueprint: Blueprint) -> Latecomers | None:
-        """Return them where the job may be started again, and any node can run it."""
-        launch = blueprint.request.config.launch
-        if not launch.max_restarts or not anywhere(blueprint.request):
-            return None
-        return cls(lambda: blueprint)
+    def of(cls, prepared: Prepared) -> Parts:
+        return cls(prepared, itertools.count(len(prepared.plan.nodes)))
 
-    def reach(self, node: Node) -> tuple[NodeRecord, Reached]:
-        """Reach a node, and plan what it would run; nothing is left there."""
-        log.debug("%s: reaches it, to see whether it can join", node.name)
-        known = self.known()
-        request, transport = known.request, known.transport
-        settled_node = settled(node, request.config.launch)
-        question = probe_of(request, transport, [*(n.node for n in known.nodes), settled_node])
-        with marker(request.directory) as path:  # which it sees if it shares this directory
-            reached = reach(transport, settled_node, question.replace(marker=path))
-        reached = replace(reached, node=replace(settled_node, spare=True))
+    @property
+    def may_be_needed(self) -> bool:
+        """Return True if the job may be started again, and any node can run it."""
+        request = self.prepared.request
+        anywhere = request.payload is None and request.accelerate is None
+        return bool(request.config.launch.max_restarts) and anywhere
+
+    def keep(self, spares: Sequence[Reached], say: Say) -> list[NodeRecord]:
+        """Give each spare its part, if the job may be started again; return those that have it."""
         try:
-            then = reached
-            if needs_code(request, reached):  # the directory need not be there
-                then = code.at_snapshot(reached, code.expected(request, reached))
-            return node_record(known.part_of(then, 0).nodes[0]), reached
-        except BaseException:
-            reached.channel.connection.close()
-            raise
+            return self.stand_by(spares, say)
+        finally:
+            for spare in spares:
+                spare.channel.connection.close()
 
-    def stand_by(self, reached: Reached, say: Say) -> NodeRecord:
-        """Give a node the code and its part, as a spare has them from the start."""
-        log.info("%s: is given the code and its part, to stand by", reached.node.name)
-        known = self.known()
-        if needs_code(known.request, reached):
-            request = code.relative(known.request, [reached], [reached])
-            known = replace(known, request=request)
-            with known.code() as tree:
-                reached = code.bring_late(request, reached, tree, say)
-        part = known.part_of(reached)
-        reached.channel.ask(known.order(reached, part), STAND_BY_SECONDS)
-        return replace(node_record(part.nodes[0]), state="standing by")
+    def stand_by(self, spares: Sequence[Reached], say: Say) -> list[NodeRecord]:
+        if not (self.prepared.request.config.launch.max_restarts and spares):
+            return []
+        if not self.may_be_needed:
+            say("the spares are of no use to this job: what it runs is on its own nodes only")
+            return []
+        able, parts, orders = list[Reached](), list[NodePlan](), list[Start]()
+        for spare in spares:
+            try:
+                planned = self.plan_for(spare)
+                orders.append(self.order(spare, planned))
+                parts.append(planned.nodes[0])
+                able.append(spare)
+            except OrchestratorError as error:
+                say(f"{spare.node.name} cannot stand by: {error.what}")
+        answers = fleet.ask(able, orders, STAND_BY_SECONDS)
+        standing = []
+        for each, spare, answer in zip(parts, able, answers, strict=True):
+            if isinstance(answer, OrchestratorError):
+                say(f"{spare.node.name} cannot stand by: {answer.what}")
+            else:
+                standing.append(replace(node_record(each), state="standing by"))
+        if standing:
+            say(f"{plural(len(standing), 'spare node')}: {listed([n.name for n in standing])}")
+        return standing
+
+    def plan_for(self, node: Reached) -> Plan:
+        """Plan the job as if the node were its last; its place is decided by an attempt."""
+        request, known = self.prepared.request, self.prepared.nodes.probed
+        port = self.prepared.plan.master_port
+        probed = [
+            replace(one, facts=one.facts.replace(port=port)) for one in (*known[:-1], node.probed)
+        ]
+        planned = plan.make(
+            self.prepared.plan.job,
+            str(self.prepared.experiment.path),
+            request.target,
+            probed,
+            (),
+            request.config,
+            request.env,
+            hinted=hook.variables(request.hook),
+        )
+        return replace(planned, nodes=(replace(planned.nodes[-1], index=next(self.numbers)),))
+
+    def order(self, node: Reached, planned: Plan) -> Start:
+        """Return what gives the node its part, once its hook was run there."""
+        request = self.prepared.request
+        if request.hook:
+            path = request.config.launch.hook
+            planned = hook.run(planned, [node], request.hook, path, request.secrets)
+        return Start(spec=part(request, planned, planned.nodes[0]), later=True)
+
+    # -- a node that has lost its part ------------------------------------------------------------
 
     def renew(self, node: NodeRecord, say: Say) -> NodeRecord:
-        """Give a node its part anew, which has nothing of it any more."""
-        listed = {known.name: known for known in self.known().listed}
-        if node.name not in listed:
+        """Give a node the code and its part again, which has nothing of it any more."""
+        known = {each.name: each for each in self.prepared.nodes.source.nodes}
+        if node.name not in known:
             raise CheckFailed(f"{node.name} is not in the node list any more")
-        _, reached = self.reach(listed[node.name])
+        log.info("%s: is given the code and its part", node.name)
+        reached = self.reach(known[node.name])
         try:
-            renewed = self.stand_by(reached, say)
+            reached = self.with_code(reached, say)
+            planned = self.plan_for(reached)
+            reached.channel.ask(self.order(reached, planned), STAND_BY_SECONDS)
         finally:
             reached.channel.connection.close()
         say(f"{node.name} is given its part of the job again")
-        return renewed
+        return replace(node_record(planned.nodes[0]), state="standing by")
 
+    def reach(self, node: Node) -> Reached:
+        request, transport = self.prepared.request, self.prepared.nodes.transport
+        asked = settled(node, request.config.launch)
+        active = [*(one.node for one in self.prepared.nodes.reached), asked]
+        question = probe_of(request, transport, active)
+        with marker(request.directory) as path:  # which it sees if it shares this directory
+            reached = reach(transport, asked, question.replace(marker=path))
+        return replace(reached, node=replace(asked, spare=True))
 
-def needs_code(request: Request, node: Reached) -> bool:
-    """Tell whether a node is to run the job in a snapshot that is made for it."""
-    return code.needs_code(request) and code.gets_snapshot(request, node)
+    def with_code(self, reached: Reached, say: Say) -> Reached:
+        """Give a node its snapshot, if that is where the job runs there."""
+        request = self.prepared.request
+        if not (code.needs_code(request) and code.gets_snapshot(request, reached)):
+            return reached
+        request = code.relative(request, [reached], [reached])
+        with self.code(request) as tree:
+            return code.bring_late(request, reached, tree, say)
+
+    @contextlib.contextmanager
+    def code(self, request: Request) -> Iterator[Tree]:
+        """Give the code that the job runs, whatever its directory holds by now."""
+        experiment, scan = self.prepared.experiment, self.prepared.nodes.scan
+        digest = str(manifests.read(experiment).get("tree") or "")
+        kept, directory = experiment.path / archive.NAME, request.directory
+        if digest and kept.is_file():
+            with archive.unpacked(kept, digest, directory.name) as tree:
+                yield tree
+        elif scan is not None or digest:
+            tree = code.tree_for(request, scan or code.begin_scan(request))
+            if digest and tree.digest != digest:
+                raise CheckFailed(
+                    f"the code of {experiment.name} was not kept, being larger than sync.keep,"
+                    f" and {directory} holds other code by now",
+                    "put that back; for later jobs: --set sync.keep=MEGABYTES",
+                )
+            yield tree
+        else:
+            raise CheckFailed("it does not share the directory that the others run in")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,22 +11,16 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.start.recovery.blueprint import Blueprint
+from orchestrator.head.start.nodes import Nodes
+from orchestrator.head.start.parts import Prepared
+from orchestrator.head.start.recovery.spares import Parts
 from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code import archive
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import Limits, Scan
-from orchestrator.protocol.spec import Spec
-from orchestrator.protocol.spec import Target as SpecTarget
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
 from tests.head.start.recovery.test_gather import record
-
-SPEC = Spec(
-    job="run-1", node=0, nnodes=3, experiment="run", nproc=1, first_rank=0, start="plain",
-    agent=("py",), env={}, unset=(), workdir="/", config={},
-    target=SpecTarget(kind="script", name="train.py"),
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -48,20 +41,21 @@ def test_the_code_is_that_of_the_launch_or_none(place: Experiment, tmp_path: Pat
     archive.write(tree, place.path / archive.NAME)
     (work / "train.py").write_text("another")
     request = cast(Request, SimpleNamespace(directory=work, payload=None))
-    known = Blueprint(
-        request, cast(Any, None), place, "run-1", 1, (), (), cast(Any, None), iter(()),
-        scan=Scan(os.fsencode(work), Rules(everything=True), Limits()),
-    )  # fmt: skip
-    with known.code() as code:
+    scan = Scan(os.fsencode(work), Rules(everything=True), Limits())
+    nodes = cast(Nodes, SimpleNamespace(scan=scan))
+    parts = Parts(Prepared(request, nodes, place, cast(Any, None)))
+    with parts.code(request) as code:
         assert code.digest == tree.digest and Path(os.fsdecode(code.directory)).name == "work"
         assert Path(os.fsdecode(code.directory), "train.py").read_text() == "one"
     (place.path / archive.NAME).unlink()
-    with pytest.raises(CheckFailed, match="holds other code by now") as refused, known.code():
+    holds_other = pytest.raises(CheckFailed, match="holds other code by now")
+    with holds_other as refused, parts.code(request):
         pass
     assert "sync.keep" in refused.value.fix
     place.write("manifest.json", json.dumps({"tree": None}))
+    without = cast(Nodes, SimpleNamespace(scan=None))
     with (
         pytest.raises(CheckFailed, match="does not share the directory"),
-        replace(known, scan=None).code(),
+        Parts(Prepared(request, without, place, cast(Any, None))).code(request),
     ):
         pass

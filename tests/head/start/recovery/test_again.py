@@ -13,7 +13,8 @@ from orchestrator.head.connect.channel import Declined
 from orchestrator.head.follow.restarts import Restarts, ended
 from orchestrator.head.follow.streams.node_logs import NodeLogs
 from orchestrator.head.screen.log_reader import LogFile, LogReader
-from orchestrator.head.start import stages
+from orchestrator.head.start import launch
+from orchestrator.head.start.parts import Meeting, places
 from orchestrator.head.start.record import failed_to_start, not_started, with_line
 from orchestrator.head.start.recovery import again
 from orchestrator.head.start.recovery.gather import Gathered, parts_of
@@ -109,7 +110,7 @@ def test_only_ranks_that_are_told_all_nodes_cost_a_line_for_each(
         launch=replace(job.launch, rank_env=rank_env),
         nodes=[replace(node, address=node.name) for node in job.nodes],
     )
-    found = again.places(job, TakenPorts(port=29500, peers_port=1))
+    found = places(job, Meeting("a", "a", TakenPorts(port=29500, peers_port=1)), 2)
     assert [place.hosts for place in found] == [told, told]
 
 
@@ -131,7 +132,7 @@ def test_how_the_ranks_start_is_said_once(starts: list[tuple[bool, str]], said: 
         for warm, why in starts
     ]
     heard: list[str] = []
-    stages.say_how_warm(nodes, started, heard.append)
+    launch.say_how_warm(nodes, started, heard.append)
     assert heard == said
 
 
@@ -184,8 +185,8 @@ def test_who_does_not_answer_its_end_may_have_started(started: Any, ended: Any, 
 
     job = record("ab")
     channels: Any = [Failing(), Channel()]
-    results = stages.start_all(job, channels, [Start(), Start()])
-    marked = replace(job, nodes=stages.with_doubts(job.nodes, results))
+    results = launch.start_all(job, channels, [Start(), Start()])
+    marked = replace(job, nodes=launch.with_doubts(job.nodes, results))
     failed = not_started(marked, NodeError("1 of 2 nodes cannot be used"))
     assert [node.state for node in failed.nodes] == [NOT_STARTED, state]
 
@@ -204,7 +205,7 @@ def test_who_waits_longer_for_slow_nodes_lets_them_start_as_long(
     job = record("ab")
     job = replace(job, launch=replace(job.launch, connect_timeout=waits))
     channels: Any = [Channel(), Channel()]
-    stages.start_all(job, channels, [Start(), Start()])
+    launch.start_all(job, channels, [Start(), Start()])
     assert asked == [patience] * 2
 
 

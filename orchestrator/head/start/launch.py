@@ -1,24 +1,27 @@
-"""Start a job: reach its nodes, choose among them, bring what they lack, plan, check, start.
+"""Start a job: reach its nodes, send the code, hold the GPUs, plan, check, start.
 
-The next attempt of a job is one more turn of the same line: head/start/recovery/again.py.
+The next attempt of a job is the same line with a past (head/start/recovery/again.py): its nodes have
+their parts, and are told only their places.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from orchestrator.common import interrupt
 from orchestrator.common import logs as job_log
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
-from orchestrator.head.follow.streams.node_logs import NodeLogs, open_logs
+from orchestrator.head.follow.streams.node_logs import open_logs
 from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.plan.model import Plan
 from orchestrator.head.screen import failures, output
@@ -27,22 +30,15 @@ from orchestrator.head.start import payload, record, selection
 from orchestrator.head.start.claims import claims
 from orchestrator.head.start.code import expect_code, reach_with_code
 from orchestrator.head.start.nodes import ListedNodes, Nodes, reach_all
-from orchestrator.head.start.planning import (
-    Meeting,
-    Prepared,
-    discarded_on_error,
-    patience,
-    prepare,
-    specs,
-)
-from orchestrator.head.start.recovery import spares
-from orchestrator.head.start.recovery.blueprint import Blueprint
-from orchestrator.head.start.recovery.spares import Latecomers
-from orchestrator.head.start.request import Request
+from orchestrator.head.start.parts import Meeting, Prepared, make_plan, part, patience, places
+from orchestrator.head.start.record import Running
+from orchestrator.head.start.recovery.spares import Parts
+from orchestrator.head.start.request import Request, without_claims
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import End
-from orchestrator.protocol.requests.start import Start, StartedHere
+from orchestrator.protocol.requests.start import Start, StartedHere, TakenPorts
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiments import check_name
 
 log = logging.getLogger(__name__)
 
@@ -50,68 +46,112 @@ END_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Running:
-    """An attempt that runs on all its nodes now, with open channels to them."""
-
-    record: JobRecord
-    channels: Sequence[NodeChannel]
-    logs: Sequence[NodeLogs]  # the local files, open
-
-
-@dataclass(frozen=True)
 class Launched:
-    """A job whose first attempt runs on all its nodes now."""
+    """A job whose first attempt runs on all of its nodes."""
 
-    experiment: Experiment
-    nodes: Nodes
+    prepared: Prepared
     running: Running
-    latecomers: Latecomers | None = None
+    parts: Parts | None = None
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.prepared.experiment
 
 
-# -- the first attempt ------------------------------------------------------------------------
+# -- the line ---------------------------------------------------------------------------------
 
 
 def launch(request: Request, say: Say, queued: Callable[[], None] = lambda: None) -> Launched:
-    """Start a job on all its nodes or on none; `queued` is called once it waits for them."""
+    """Start a job on all of its nodes or on none; `queued` is called once it waits for them."""
     job_log.hold(request.secrets)
     log.info("launches %s from %s", request.target.name or "the engine", request.directory)
-    prepared = in_turn(request, say, queued)
-    request = prepared.request
-    log.info("checks %d nodes", len(prepared.nodes.reached))
-    with discarded_on_error(prepared.experiment):
-        with Progress("checking"):
-            selection.check(request, prepared.nodes, say)
-        bring_checkpoint(prepared, say)
-    prepared.times["checked"] = time.time()
-    log.info("checked; the supervisors meet at %s", prepared.plan.master_address)
-    peers_port = prepared.nodes.reached[0].facts.peers_port or 0
-    meeting = Meeting(prepared.plan.master_address, peers_port, secrets.token_hex(32))
-    return start(prepared, record.record_job(prepared), meeting, say)
-
-
-def in_turn(request: Request, say: Say, queued: Callable[[], None]) -> Prepared:
-    """Prepare a job whose nodes are free, or with --queue wait until they are."""
-    log.info("reaches the nodes, and brings them the code")
     request, nodes = reach_with_code(request, say)
-    waits = request.config.launch.waits and isinstance(nodes.source, ListedNodes)
-    if not waits:
-        return prepare(request, nodes)
+    times = {"begin": request.begun, "reached": nodes.at, "synced": time.time()}
+    request, nodes = hold(request, nodes, say, queued)
+    with created(request, nodes) as experiment:
+        job = f"{experiment.name}-{secrets.token_hex(3)}"
+        planned = plan(request, nodes, experiment, job)
+        times["planned"] = time.time()
+        prepared = Prepared(request, nodes, experiment, planned, times)
+        check(prepared, say)
+        bring_checkpoint(prepared, say)
+        times["checked"] = time.time()
+    starting = record.record_job(prepared)
+    address = prepared.plan.master_address
+    peers_port = prepared.nodes.reached[0].facts.peers_port or 0
+    ports = TakenPorts(port=prepared.plan.master_port, peers_port=peers_port)
+    return start(prepared, starting, Meeting(address, address, ports), say)
+
+
+def rehearse(request: Request) -> Plan:
+    """Plan a job as a launch would; nothing is sent to the nodes, held or started there."""
+    request, nodes = expect_code(request, reach_all(request))
+    if not isinstance(nodes.source, ListedNodes):
+        request = without_claims(request)
+    nodes = selection.choose(request, nodes, hold=False)
+    name = request.config.launch.name
+    check_name(name)
+    job = f"{name}_dry-run"
+    experiment = Experiment(request.where.experiments.absolute() / job)
+    planned = plan(request, nodes, experiment, job)
+    taken = claims.foreseen(request, nodes.reached)
+    return replace(planned, notes=(*planned.notes, *taken))
+
+
+def hold(
+    request: Request, nodes: Nodes, say: Say, queued: Callable[[], None]
+) -> tuple[Request, Nodes]:
+    """Choose the nodes of a job and hold its GPUs there; with --queue wait until they are free."""
+    if not isinstance(nodes.source, ListedNodes):
+        request = without_claims(request)
+    if not request.config.launch.waits:
+        return request, selection.choose(request, nodes, hold=True)
     from orchestrator.head.start.claims import queue  # no other launch needs it
 
     return queue.wait(request, nodes, partial(reach_with_code, request, say), say, queued)
 
 
-def rehearse(request: Request) -> Prepared:
-    """Plan a job as a launch would; nothing is sent to the nodes, or started there."""
-    request, nodes = expect_code(request, reach_all(request))
-    prepared = prepare(request, nodes, dry_run=True)
-    taken = claims.foreseen(prepared.request, prepared.nodes.reached)
-    return replace(prepared, plan=replace(prepared.plan, notes=(*prepared.plan.notes, *taken)))
+@contextlib.contextmanager
+def created(request: Request, nodes: Nodes) -> Iterator[Experiment]:
+    """Make the directory of a job; it is removed where the job cannot be started."""
+    if request.payload is not None:
+        payload.check_python(nodes.probed)
+    interrupt.hold()
+    experiment = nodes.source.experiment(request.where.experiments, request.config.launch.name)
+    interrupt.undo_with(experiment.discard)  # until the job is recorded
+    interrupt.answer_now()
+    job_log.keep_in(experiment.head_log)
+    with discarded_on_error(experiment):
+        yield experiment
+
+
+@contextlib.contextmanager
+def discarded_on_error(experiment: Experiment) -> Iterator[None]:
+    """Remove the directory of a job that cannot be started."""
+    try:
+        yield
+    except OrchestratorError as error:
+        log.info("nothing is started: %s", error)
+        experiment.discard()
+        raise
+
+
+def plan(request: Request, nodes: Nodes, experiment: Experiment, job: str) -> Plan:
+    """Decide what each node runs."""
+    log.info("plans job %s in %s", job, experiment.path)
+    return make_plan(request, nodes, job, str(experiment.path))
+
+
+def check(prepared: Prepared, say: Say) -> None:
+    """Refuse nodes that are not fit for the job."""
+    log.info("checks %d nodes", len(prepared.nodes.reached))
+    with Progress("checking"):
+        selection.check(prepared.request, prepared.nodes, say)
 
 
 def bring_checkpoint(prepared: Prepared, say: Say) -> None:
     """See that the nodes have the state that the job resumes from, also from those it leaves."""
-    request, nodes, plan = prepared.request, prepared.nodes, prepared.plan
+    request, nodes, planned = prepared.request, prepared.nodes, prepared.plan
     if request.config.checkpoint.resume == "never" or shares_all(prepared):
         return
     # Most launches do without it.
@@ -124,9 +164,9 @@ def bring_checkpoint(prepared: Prepared, say: Say) -> None:
             reached.channel,
             address=part.address,
             login=part.node,
-            job=(plan.job, part.index),
+            job=(planned.job, part.index),
         )
-        for reached, part in zip(nodes.reached, plan.nodes, strict=True)
+        for reached, part in zip(nodes.reached, planned.nodes, strict=True)
     ]
     others = [Partner(node.name, login=node) for node in nodes.source.nodes]
     name, where = request.config.launch.name, request.where
@@ -135,26 +175,31 @@ def bring_checkpoint(prepared: Prepared, say: Say) -> None:
 
 
 def shares_all(prepared: Prepared) -> bool:
-    """Tell whether all nodes see the experiments where this machine has them."""
+    """Return True if all nodes see the experiments where this machine has them."""
     here = prepared.request.where.experiments.absolute().is_relative_to(Path.cwd())
     return here and all(node.facts.marker_seen for node in prepared.nodes.reached)
 
 
 def start(prepared: Prepared, starting: JobRecord, meeting: Meeting, say: Say) -> Launched:
     """Start a job that was recorded, and describe it in its manifest."""
-    request, nodes, plan = prepared.request, prepared.nodes, prepared.plan
+    request, nodes, planned = prepared.request, prepared.nodes, prepared.plan
     prepared.times["recorded"] = time.time()
     job_log.keep_in(prepared.experiment.head_log)
-    log.info("job %s is recorded in %s", plan.job, prepared.experiment.path)
-    blueprint = Blueprint.of(prepared, meeting)
-    announce(plan, say)
+    log.info("job %s is recorded in %s", planned.job, prepared.experiment.path)
+    announce(planned, say)
     say(f"logs in {output.path(prepared.experiment.logs)}")
+    parts = Parts.of(prepared)
     try:
         logs = open_logs(prepared.experiment, starting.nodes)  # after the start it is too late
         if request.payload is not None:
-            payload.deliver(nodes.reached, plan, request.payload)
+            payload.deliver(nodes.reached, planned, request.payload)
         channels = [node.channel for node in nodes.reached]
-        orders = [Start(spec=spec) for spec in specs(request, plan, meeting)]
+        orders = [
+            Start(spec=part(request, planned, node), place=place)
+            for node, place in zip(
+                planned.nodes, places(starting, meeting, planned.world_size), strict=True
+            )
+        ]
         results = start_all(starting, channels, orders)
         starting = replace(starting, nodes=with_doubts(starting.nodes, results))
         then = "; the others were ended again"
@@ -163,8 +208,7 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting, say: Say) -
         job_log.let_go()
         log.info("all %d supervisors have started torchrun", len(started))
         say_how_warm(starting.nodes, started, say)
-        standing = spares.keep(blueprint, nodes.spares, say)
-        starting = replace(starting, spares=standing)
+        starting = replace(starting, spares=parts.keep(nodes.spares, say))
     except OrchestratorError as error:
         log.info("the job could not be started: %s", error)
         record.record_failure(prepared.experiment, starting, error, say)
@@ -174,7 +218,7 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting, say: Say) -
         if problem:
             say(problem)
     running = Running(record.has_started(prepared.experiment, starting), channels, logs)
-    return Launched(prepared.experiment, nodes, running, Latecomers.of(blueprint))
+    return Launched(prepared, running, parts if parts.may_be_needed else None)
 
 
 def announce(plan: Plan, say: Say) -> None:
