@@ -1,7 +1,7 @@
 """Start a job: reach its nodes, send the code, hold the GPUs, plan, check, start.
 
-The next attempt of a job is the same line with a past (head/start/recovery/again.py): its nodes have
-their parts, and are told only their places.
+The next attempt of a job (head/start/recovery/again.py) is the same line with a past: its nodes
+have their parts, and are told only their places.
 """
 
 from __future__ import annotations
