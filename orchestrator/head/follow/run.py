@@ -21,10 +21,10 @@ from orchestrator.head.follow import conclusion, verdict
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import JobEnd, Outcome
 from orchestrator.head.follow.monitors.monitors import Monitors
-from orchestrator.head.follow.monitors.status_socket import StatusSocket
 from orchestrator.head.follow.reports import CONTAINER_SECONDS, Reports
 from orchestrator.head.follow.restarts import Restarts
-from orchestrator.head.follow.streams.follower import Answer, Grew, News, NodeFollower, State
+from orchestrator.head.follow.streams.follower import NodeFollower
+from orchestrator.head.follow.streams.news import Answer, Grew, News
 from orchestrator.head.screen.keyboard import KEYS, Keys
 from orchestrator.head.screen.screen import Display
 from orchestrator.head.transfer.fetch import elsewhere, home
@@ -49,13 +49,13 @@ class Backend(Protocol):
 
     @property
     def has_other_heads(self) -> bool:
-        """Tell whether other nodes of the job have heads of their own."""
+        """Return True if other nodes of the job have heads of their own."""
 
     def is_taken_back(self, record: JobRecord) -> bool:
-        """Tell whether the scheduler ends the job in order to start it again."""
+        """Return True if the scheduler ends the job in order to start it again."""
 
     def why_terminated(self, record: JobRecord) -> str:
-        """Say why the scheduler ends the job, if it does so by itself."""
+        """Return why the scheduler ends the job, if it does so by itself."""
 
 
 class Run:
@@ -74,12 +74,12 @@ class Run:
         self.job = FollowedJob(experiment, record, display, straggler)
         self.reports = Reports(self.job, has_other_heads=backend.has_other_heads)
         self.monitors = Monitors(self.job)
-        self.status = StatusSocket(record.job, experiment.path)
         self.backend = backend
         self.channels: dict[int, NodeChannel] = {}  # still open when all is over
         self.inbox: queue.SimpleQueue[News | int] = queue.SimpleQueue()
         self.left_behind = left_behind  # in the background, by a head that has left
         self.left_on_purpose = False
+        self.goes_on = False  # the attempt is over, and another one follows
         self.interrupts = 0
         self.terminated = False  # by SIGTERM: by Slurm, too, which may have taken the job back
         self.taken_back = False
@@ -114,7 +114,7 @@ class Run:
         for held in interrupt.release():
             self.inbox.put(held)
         try:
-            with typed or Keys() as keys, self.status:
+            with typed or Keys() as keys, self.monitors.status:
                 log.info("follows %d nodes of job %s", len(followers), self.record.job)
                 for follower in followers:
                     follower.start()
@@ -137,7 +137,7 @@ class Run:
     def turn(self, keys: Keys) -> None:
         with contextlib.suppress(queue.Empty):
             self.take(self.inbox.get(timeout=0.1))
-            for _ in range(self.inbox.qsize()):  # what has come meanwhile: one look serves all
+            for _ in range(self.inbox.qsize()):  # one look serves all that has come
                 self.take(self.inbox.get_nowait())
         pressed = keys.pressed()
         if "d" in pressed:
@@ -149,7 +149,6 @@ class Run:
             self.job.end_all(self.end.order_why, PEER_GRACE)
         self.check_patience()
         self.monitors.check()
-        self.status.check(lambda: self.job.in_touch)
         self.job.save_in_turn(at_once=not self.end.open or self.end.left)
 
     def post(self, news: News) -> None:
@@ -164,8 +163,6 @@ class Run:
             self.signalled(message)
         elif isinstance(message, Answer):
             self.monitors.answer(message)
-        elif isinstance(message, State):
-            self.status.answer(message.node, message.there)
         else:
             self.reports.handle(message)
 
@@ -174,7 +171,7 @@ class Run:
     def signalled(self, number: int) -> None:
         log.info("signal %s, while the end is %s", number, self.end.outcome.value)
         if number == signal.SIGHUP or self.left_behind:
-            self.end.left = True  # nobody who stops this machine means the job
+            self.end.left = True  # a shutdown of this machine does not mean the job
             return
         self.interrupts += 1
         self.terminated = self.terminated or number == signal.SIGTERM
@@ -199,8 +196,10 @@ class Run:
             self.job.end_all(verdict.KILLED_BY_USER, 0.0)
 
     def ranks_were_terminated(self) -> bool:
-        """Tell whether SIGTERM alone ended this job: scancel sends it to ranks and head, in any
-        order."""
+        """Return True if SIGTERM alone ended this job.
+
+        scancel sends it to ranks and head, in any order.
+        """
         causes = [f for f in self.job.failures if not f.echo and f.kind != "ended_early"]
         return (
             self.end.outcome is Outcome.FAILED
@@ -209,7 +208,7 @@ class Run:
         )
 
     def await_signal(self) -> None:
-        """Wait a moment for the signal that ended the ranks, if it is meant for this head, too."""
+        """Wait a moment for the signal that ended the ranks, in case it is sent to this head."""
         deadline = time.monotonic() + SAME_SIGNAL_SECONDS
         while self.ranks_were_terminated() and time.monotonic() < deadline:
             with contextlib.suppress(queue.Empty):
@@ -246,7 +245,7 @@ class Run:
             node.given_up = node.given_up or given_up
 
     def is_cut_off(self) -> bool:
-        """Tell whether no node can be reached: it is this machine that is lost, not the job.
+        """Return True if no node can be reached: this machine is lost then, not the job.
 
         A head that was left behind leaves in the end; `attach` finds what became of the job.
         """
@@ -290,26 +289,27 @@ class Run:
 
     @property
     def stopped_in_time(self) -> bool:
-        """Tell whether the ranks saved and ended in order to go on later: Slurm wants the nodes."""
+        """Return True if the ranks saved and ended to go on later: Slurm wants the nodes."""
         return (self.out_of_time or self.taken_back) and self.record.state == "stopped"
 
     def conclude(self) -> None:
         new = self.note_elsewhere()
-        self.job.record = conclusion.conclude(
+        over = conclusion.conclude(
             self.job,
             self.backend.why_terminated if self.terminated else lambda _: "",
             stopped=bool(self.interrupts),
         )
+        self.job.record, self.goes_on = over.record, over.again
         cause = self.record.verdict
         log.info("the attempt is over: %s; %s", self.record.state, cause and cause.message)
         if self.terminated and self.record.state == "stopped":
             self.taken_back = self.backend.is_taken_back(self.record)
-        goes_on = self.record.goes_on
-        if goes_on and self.record.engine:
+        if self.goes_on and self.record.engine:
             new = []  # it brings its own checkpoints to further attempts
-        for line in elsewhere.sentences(new if goes_on else self.record.elsewhere, goes_on=goes_on):
+        places = new if self.goes_on else self.record.elsewhere
+        for line in elsewhere.sentences(places, goes_on=self.goes_on):
             self.job.say(line)
-        # What can be queued again has not ended: whoever reads the record would leave it.
+        # What can be queued again has not ended: a reader of the record would leave it.
         if not self.stopped_in_time:
             self.job.save()
 

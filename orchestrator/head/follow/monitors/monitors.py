@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.monitors.dial_monitors import (
@@ -16,15 +16,18 @@ from orchestrator.head.follow.monitors.dial_monitors import (
     StartMonitor,
 )
 from orchestrator.head.follow.monitors.hang_monitor import HangMonitor
-from orchestrator.head.follow.streams.follower import Answer, NodeFollower
+from orchestrator.head.follow.monitors.status_socket import StatusSocket
+from orchestrator.head.follow.streams.follower import NodeFollower
+from orchestrator.head.follow.streams.news import Answer
 from orchestrator.head.follow.verdict import Failure
-from orchestrator.protocol.requests.follow import Paces, Stuck
-from orchestrator.protocol.requests.machine import Listening
+from orchestrator.protocol.message import Message
+from orchestrator.protocol.requests.follow import JobStates, Paces, Stuck
+from orchestrator.protocol.requests.machine import Dialed, Listening
+from orchestrator.records.outcome import SlowRank
 
 if TYPE_CHECKING:
     from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor
 
-SLOW_AFTER_SECONDS = 30.0  # a job's begin says nothing of its pace
 LINK_FIX = f"look at the cables and the switch between these nodes, or {OPEN_ALL}"
 
 
@@ -35,10 +38,10 @@ class Monitors:
         self.job, record = job, job.record
         limit = record.launch.hang_timeout
         self.hang = HangMonitor(limit, job.experiment, record.job, job.say)
-        self.slow_at = time.monotonic() + SLOW_AFTER_SECONDS
         # With a short limit the hang itself is found first, and is what was asked for.
         self.start = StartMonitor("" if 0 < limit < DIALS_WITHIN_SECONDS else record.master)
         self.link = LinkMonitor(record.nodes)
+        self.status = StatusSocket(record.job, job.experiment.path)
         self.stuck: Failure | None = None  # a hang, until it is known who reaches whom
         self.left_hanging = False
 
@@ -47,21 +50,26 @@ class Monitors:
         from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor  # not at a start
 
         record, outputs = self.job.record, self.job.experiment.path / "outputs"
-        return SlowMonitor(record.job, record.nodes, outputs)
+        return SlowMonitor(record.job, record.nodes, outputs, self.held_up)
+
+    def held_up(self, slow: SlowRank) -> None:
+        self.job.held_up(slow.replace(time=time.time()))
+        self.job.warn(slow.text)
 
     def answer(self, news: Answer) -> None:
-        """Pass an answer on to the one that has asked."""
-        if isinstance(news.answer, Stuck):
-            self.hang.answer(news.node, news.answer)
-        elif isinstance(news.answer, Paces):
-            self.slow.answer(news.node, news.answer)
-        elif isinstance(news.answer, Listening) or self.start.over:
-            self.link.answer(news.node, news.answer)
-        else:
-            self.start.answer(news.node, news.answer)
+        """Pass an answer on to the monitor that has asked."""
+        asking: dict[type[Message], Callable[[int, Any], None]] = {
+            JobStates: self.status.answer,
+            Stuck: self.hang.answer,
+            Paces: self.slow.answer,
+            Listening: self.link.answer,
+            Dialed: (self.link if self.start.over else self.start).answer,
+        }
+        asking[type(news.answer)](news.node, news.answer)
 
     def check(self) -> None:
         job = self.job
+        self.status.check(lambda: job.in_touch)
         if not job.end.open or self.left_hanging or any(node.lost_since for node in job.nodes):
             return
         followers, begun = job.at_work, any(node.ranks for node in job.nodes)
@@ -71,9 +79,7 @@ class Monitors:
         apart = self.link.check(followers, begun=begun or self.stuck is not None)
         if apart and self.stuck is None:
             job.warn(f"WARNING: {apart}; {OPEN_ALL}")
-        if time.monotonic() > self.slow_at and (slow := self.slow.check(followers)):
-            job.held_up(slow.replace(time=time.time()))
-            job.warn(slow.text)
+        self.slow.check(followers)
         failure = self.hanging(followers, apart)
         if failure is not None and job.record.launch.on_hang == "stop":
             job.failed(failure)
