@@ -21,9 +21,9 @@ from orchestrator.head.doctor.findings import BAD, WARN, Examined, Needs
 from orchestrator.head.plan import nccl_transport, plan
 from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
 from orchestrator.head.screen.styles import WARNING, styled
-from orchestrator.head.start.claims import claims, rules
+from orchestrator.head.start.claims import claims
 from orchestrator.head.start.claims.claims import Hold, Occupied
-from orchestrator.head.start.nodes import Bounds, ListedNodes, Nodes, with_master
+from orchestrator.head.start.nodes import Bounds, Nodes, with_master
 from orchestrator.head.start.request import Request
 from orchestrator.node.machine.disks import disk
 from orchestrator.records import cordons
@@ -42,8 +42,6 @@ def choose(request: Request, nodes: Nodes, *, hold: bool) -> Nodes:
     bounds = nodes.bounds
     if bounds is None:
         return nodes
-    if isinstance(nodes.source, ListedNodes):
-        rules.check_time(request, nodes.reached)
     unfit, held = unfit_of(request, nodes, bounds, hold)
     pool = [node for node in nodes.reached if node.node.name not in unfit]
     chosen, standing_by = pool[: bounds.most], pool[bounds.most :]
@@ -94,12 +92,12 @@ def unfit_of(
             return {}, Hold()
         bad, held = problems(request, nodes, pool[: bounds.most]), Hold()
         if not bad and hold:
-            held = claims.take(request, pool[: bounds.most], nodes.reached)
-            taken.update(held.bad)
-        if not bad and not held.bad:
+            held = claims.take(request, pool[: bounds.most])
+            taken.update(held.missing)
+        if not bad and not held.missing:
             return unfit, held
-        log.info("not for this job: %s", {**bad, **held.bad})
-        unfit.update({**bad, **held.bad})
+        log.info("not for this job: %s", {**bad, **held.missing})
+        unfit.update({**bad, **held.missing})
 
 
 def problems(request: Request, nodes: Nodes, some: Sequence[Reached]) -> dict[str, str]:

@@ -98,7 +98,8 @@ def in_turn(request: Request, say: Say, queued: Callable[[], None]) -> Prepared:
         return prepare(request, nodes)
     from orchestrator.head.start.claims import queue  # no other launch needs it
 
-    return queue.wait(request, nodes, partial(reach_with_code, request, say), say, queued)
+    queued()
+    return queue.wait(request, nodes, partial(reach_with_code, request, say), prepare, say)
 
 
 def rehearse(request: Request) -> Prepared:
