@@ -108,7 +108,11 @@ def hold(
         return request, selection.choose(request, nodes, hold=True)
     from orchestrator.head.start.claims import queue  # no other launch needs it
 
-    return queue.wait(request, nodes, partial(reach_with_code, request, say), say, queued)
+    def choose(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
+        return request, selection.choose(request, nodes, hold=True)
+
+    queued()
+    return queue.wait(request, nodes, partial(reach_with_code, request, say), choose, say)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """The book of a machine: who holds which of its GPUs and slots, and who waits for them.
 
 It is a directory that all users share, with a file of locks and a file for each entry. A name is
-locked as long as somebody has that open file, so the kernel frees it with its last holder. What an
+locked as long as a process has that open file, so the kernel frees it with its last holder. What an
 entry says is its owner's word; whose it is says the file system, and that it lives, its lock.
 """
 
@@ -21,7 +21,6 @@ import time
 from orchestrator.common import files
 from orchestrator.common.files import F_OFD_SETLK, FLOCK
 from orchestrator.node.machine import sysfs
-from orchestrator.node.machine.gpus import use
 from orchestrator.node.machine.probe import network_space
 from orchestrator.protocol.message import decode, encode, parse
 from orchestrator.protocol.requests.claims import Entry
@@ -39,8 +38,13 @@ LAST_BYTE = (1 << 62) - 1
 
 def place() -> str:
     """Return the directory: one for each machine and boot, also on a disk that machines share."""
+    return os.environ.get(VARIABLE) or f"/tmp/orchestrator-claims-{machine()}"
+
+
+def machine() -> str:
+    """Return a name of this machine, its boot and its network that all logins agree on."""
     boot = sysfs.text("/proc/sys/kernel/random/boot_id")[:8]
-    return os.environ.get(VARIABLE) or f"/tmp/orchestrator-claims-{boot}-{network_space()}"
+    return f"{boot}-{network_space()}"
 
 
 class Book:
@@ -68,7 +72,7 @@ class Book:
         self.ours.discard(name)
 
     def locked(self, name: str) -> bool:
-        """Tell whether somebody has taken a name."""
+        """Return True if a process has taken a name."""
         if name in self.ours:
             return True
         found = fcntl.fcntl(self.fd, F_OFD_GETLK, lock_of(name, fcntl.F_WRLCK))
@@ -79,10 +83,9 @@ class Book:
         files.replace(self.file(entry.id), json.dumps(encode(entry)), TO_READ, exactly=True)
 
     def remove(self, name: str) -> None:
-        """Remove an entry; nobody can remove another user's."""
-        for path in (use.place_of(self.file(name)), self.file(name)):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        """Remove an entry of this user; the sticky bit keeps those of others."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.file(name))
 
     def file(self, name: str) -> str:
         if not ID.fullmatch(name):
@@ -117,7 +120,7 @@ class Book:
         return shown(entry).replace(user=name_of(owner))
 
     def touch(self) -> None:
-        """Keep it from those who remove what nobody has touched for days."""
+        """Keep it from programs that remove what is days old."""
         with contextlib.suppress(OSError):
             os.utime(self.fd)
 
@@ -132,8 +135,8 @@ def lock_of(name: str, kind: int) -> bytes:
 
 
 def shown(entry: Entry) -> Entry:
-    """Return an entry that fits into a line of somebody else's terminal, whatever it says."""
-    texts = {name: printable(getattr(entry, name)) for name in ("state", "job", "head", "why")}
+    """Return an entry that fits into a line of any terminal, whatever it says."""
+    texts = {name: printable(getattr(entry, name)) for name in ("state", "job", "head")}
     return entry.replace(**texts, names=tuple(map(printable, entry.names)))
 
 
@@ -165,7 +168,7 @@ def open_directory(path: str) -> None:
 
 
 def open_locks(path: str) -> int:
-    """Open the file of locks; whoever is first makes it, for everybody."""
+    """Open the file of locks; the first user makes it, for all."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     deadline = time.monotonic() + NEW_SECONDS
     while True:

@@ -17,13 +17,12 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.restarts import Restarts
+from orchestrator.head.start.claims import claims
 from orchestrator.head.start.recovery import links
 from orchestrator.head.start.recovery.candidates import Candidate, Choice, choose
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.claims import who_has
 from orchestrator.protocol.requests.follow import Living, LivingRuns, Stop
 from orchestrator.protocol.requests.request import Request
-from orchestrator.protocol.requests.start import Claim, Claimed
 from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS, SWEEP_PATIENCE_SECONDS
 from orchestrator.records import cordons
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -229,24 +228,25 @@ class Gathering:
         return True
 
     def hold(self, names: Sequence[str]) -> bool:
-        """Hold the GPUs of these nodes again; say whether nobody else has taken them meanwhile."""
+        """Hold the GPUs of these nodes again; return False if others have taken some."""
         known = {
             node.name: node for node in (*self.record.nodes, *self.record.spares)
         } | self.renewed
         if self.record.launch.claim == "none" or self.record.head_elsewhere:
             return True
 
-        def ask(name: str) -> Claimed:
-            part = self.record.first_part(known[name])
-            return self.open[name].ask(Claim(part=part), HEAD_PATIENCE_SECONDS)
-
-        for name, answer in zip(names, fleet.everywhere(names, ask), strict=True):
-            if isinstance(answer, OrchestratorError):
-                self.unable[name] = f"cannot hold its GPUs: {answer.what}"
-            elif not answer.held:
-                why = answer.lacking or f"is used by others: {who_has(answer.taken)}"
-                self.unable[name] = why
-        return not self.unable.keys() & set(names)
+        wanted = [
+            claims.NodeClaim(name, self.open[name], part=self.record.first_part(known[name]))
+            for name in names
+        ]
+        try:
+            missing = claims.hold(wanted).missing
+        except NodeError as error:
+            missing = dict.fromkeys(error.names, error.what)
+        self.unable.update(
+            (name, f"cannot hold the job's GPUs: {why}") for name, why in missing.items()
+        )
+        return not missing
 
     def are_linked(self, names: Sequence[str]) -> bool:
         """See that these nodes reach each other, if the last attempt may have ended by that.

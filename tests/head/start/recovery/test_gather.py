@@ -80,7 +80,14 @@ class Asking(Gathering):
             return answer
 
         closed = SimpleNamespace(close=lambda: None)
-        return cast(Any, SimpleNamespace(connection=closed, ask=ask))
+
+        def wait_for(_: int, request: object, timeout: float, since: float) -> object:
+            return ask(request, timeout)
+
+        return cast(
+            Any,
+            SimpleNamespace(connection=closed, ask=ask, post=lambda _: 1, wait_for=wait_for),
+        )
 
 
 def gathering(tmp_path: Path, job: JobRecord, silent: str = "") -> tuple[Asking, list[str]]:
@@ -131,7 +138,7 @@ def test_gpus_that_others_have_taken_meanwhile_are_left_to_them(
 ) -> None:
     asking, said = gathering(tmp_path, record("abc", spares=spares))
     asking.taken = "b"
-    why = "b is used by others: GPU 0: bob, job theirs"
+    why = "b cannot hold the job's GPUs: GPU 0: bob, job theirs"
     if nodes:
         assert "".join(one.name for one in asking.run().nodes) == nodes
         assert f"{why}: s takes its place" in said
