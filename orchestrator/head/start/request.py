@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 import time
@@ -18,12 +17,9 @@ from orchestrator.config import label, load
 from orchestrator.config.launch import (
     DEFAULT_CONFIG,
     DEFAULT_HOOK,
-    Launch,
     LaunchArguments,
     Origin,
-    View,
     Where,
-    options_of,
 )
 from orchestrator.config.schema import Config
 from orchestrator.head.follow.notify import command as notify_command
@@ -35,12 +31,8 @@ from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.start.payload import CALL
 from orchestrator.head.start.variables import hook, user_env
 
-# Programs whose options are made elsewhere: by a library, of fields of another module.
-READS_ANY = re.compile(
-    r"parse_known_args|HfArgumentParser|LightningCLI|\b(hydra|tyro|fire|draccus|jsonargparse"
-    r"|simple_parsing|omegaconf|typer|click|absl|docopt)\b"
-    r"|from \S+ import .*([Aa]rg|parse|[Cc]onfig|option)"
-)
+# Options that few programs have.
+MISPLACED = ("--dry-run", "--nproc", "--nnodes", "--nodes", "--max-restarts", "--detach")
 START_TIME = 19  # among the fields of /proc/self/stat after the name, see proc(5)
 
 
@@ -150,35 +142,11 @@ def target_of(arguments: LaunchArguments) -> Target:
 
 
 def behind_the_script(arguments: LaunchArguments) -> list[str]:
-    """Notice options of ours that stand behind the script, which gets them and knows none of them.
-
-    A dry run that starts a job is worse than none.
-    """
+    """Name options that were likely meant for the launch, and that the program gets."""
     script = next((word for word in arguments.program[:3] if word.endswith(".py")), "")
-    words = list(arguments.program[arguments.program.index(script) + 1 :]) if script else []
-    kinds = (Where, LaunchArguments, Launch, View)
-    flags = {
-        flag
-        for kind in kinds
-        for name, option in options_of(kind).items()
-        for flag in option.flags or (f"--{name.replace('_', '-')}",)
-    }
-    ours = [word for word in words if word in flags and word.startswith("--")]
-    try:
-        text = Path(script).read_text(errors="replace") if ours else ""
-    except OSError:
-        return []  # the nodes may have one
-    bare = text.replace("_", "-")
-    unknown = [word for word in ours if word[2:] not in bare]
-    if not unknown or READS_ANY.search(text):
-        return []
-    if "--dry-run" in unknown:
-        raise UsageError(
-            f"--dry-run stands behind {script}, which would be started and does not know it",
-            f"write it before {script}; if {script} takes it all the same, name it in a comment",
-        )
-    which = ", ".join(dict.fromkeys(unknown))
-    return [f"passed to {script}, which does not name it: {which}; ours stand before {script}"]
+    words = arguments.program[arguments.program.index(script) + 1 :] if script else ()
+    which = ", ".join(word for word in MISPLACED if word in words)
+    return [f"passed to {script}: {which}; master_launch's own stand before it"] if which else []
 
 
 def without_python(program: Sequence[str]) -> Target:

@@ -22,7 +22,6 @@ from orchestrator.head.start.recovery import links
 from orchestrator.head.start.recovery.candidates import Candidate, Choice, choose
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import Living, LivingRuns, Stop
-from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS, SWEEP_PATIENCE_SECONDS
 from orchestrator.records import cordons
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -55,11 +54,6 @@ class Gathered:
     nodes: Sequence[NodeRecord]
     channels: Sequence[NodeChannel]
     spares: Sequence[NodeRecord] = ()
-
-    def ask(self, requests: Sequence[Request[A]], timeout: float) -> list[A]:
-        """Ask each node its own request; one error names every node that failed."""
-        results = fleet.ask_channels(self.channels, requests, timeout)
-        return all_answers(self.nodes, results)
 
 
 def all_answers(nodes: Sequence[NodeRecord], results: Sequence[A | OrchestratorError]) -> list[A]:
@@ -128,6 +122,12 @@ class Gathering:
                 said = True
                 self.say(f"{waits}, for {patience:.0f} s at most")
             time.sleep(RETRY_SECONDS)
+
+    @property
+    def known(self) -> dict[str, NodeRecord]:
+        """Return all nodes of the job by name, each with the part that it has now."""
+        nodes = {node.name: node for node in (*self.record.nodes, *self.record.spares)}
+        return nodes | self.renewed
 
     def channel_to(self, node: NodeRecord) -> NodeChannel:
         if node.name not in self.open:
@@ -205,7 +205,7 @@ class Gathering:
     def needs_time(self, names: Sequence[str]) -> str:
         """Say what may mend itself of what speaks against nodes that have to be used."""
         restarts = Restarts(self.record)
-        known = [node for node in (*self.record.nodes, *self.record.spares) if node.name in names]
+        known = [node for name, node in self.known.items() if name in names]
         apart = [f"{name} {self.apart[name]}" for name in names if name in self.apart]
         unable = [f"{node.name} {words}" for node in known if (words := restarts.unable(node))]
         if apart:
@@ -213,14 +213,13 @@ class Gathering:
         return f"{'; '.join(unable)}, and there is no other node: waiting" if unable else ""
 
     def renew(self, names: Sequence[str]) -> bool:
-        """Give nodes that have lost their part another one; say whether all have one now."""
-        known = {node.name: node for node in (*self.record.nodes, *self.record.spares)}
+        """Give nodes that have lost their part another one; return False if one cannot have it."""
         for name in names:
-            if self.parts is None or self.has_part(known[name]):
+            if self.parts is None or self.has_part(self.known[name]):
                 continue
-            log.info("%s: is given its part of the job anew", name)
+            log.info("%s: is given its part of the job again", name)
             try:
-                self.renewed[name] = self.parts.renew(known[name], self.say)
+                self.renewed[name] = self.parts.renew(self.known[name], self.say)
             except OrchestratorError as error:
                 self.unable[name] = f"cannot be given its part of the job again: {error.what}"
                 self.unable[name] += f" ({error.fix})" if error.fix else ""
@@ -229,14 +228,11 @@ class Gathering:
 
     def hold(self, names: Sequence[str]) -> bool:
         """Hold the GPUs of these nodes again; return False if others have taken some."""
-        known = {
-            node.name: node for node in (*self.record.nodes, *self.record.spares)
-        } | self.renewed
         if self.record.launch.claim == "none" or self.record.head_elsewhere:
             return True
 
         wanted = [
-            claims.NodeClaim(name, self.open[name], part=self.record.first_part(known[name]))
+            claims.NodeClaim(name, self.open[name], part=self.record.first_part(self.known[name]))
             for name in names
         ]
         try:
@@ -254,10 +250,9 @@ class Gathering:
         One that does not is used only where there is no other: its link may be back in time.
         """
         verdict = self.record.attempts[-1].verdict
-        known = {node.name: node for node in (*self.record.nodes, *self.record.spares)}
         if not links.may_be_cut(verdict) or set(names) & self.apart.keys():
             return True
-        pairs = links.apart([known[name] for name in names], self.open)
+        pairs = links.apart([self.known[name] for name in names], self.open)
         if pairs:
             name = links.who_leaves(pairs, names, verdict.node_name if verdict else None)
             self.apart[name] = links.in_words(name, pairs)
@@ -270,12 +265,10 @@ class Gathering:
 
     def gathered(self, names: Sequence[str]) -> Gathered:
         """Number the nodes anew, each with what it has of the attempt that it began with."""
-        known = {node.name: node for node in (*self.record.nodes, *self.record.spares)}
-        known |= self.renewed
         first = self.record.attempts[0].job
         before = {
             name: node if node.first_job else replace(node, first_job=first, first_node=node.index)
-            for name, node in known.items()
+            for name, node in self.known.items()
         }
         nodes, ranks = list[NodeRecord](), 0
         for index, name in enumerate(names):
@@ -291,7 +284,7 @@ class Gathering:
 
     def examine(self, node: NodeRecord) -> LivingRuns:
         """Ask a node what of the job lives there, and whether it still has its part of it."""
-        part = self.record.first_part(self.renewed.get(node.name, node))
+        part = self.record.first_part(self.known[node.name])
         question = Living(runs=tuple(parts_of(self.record, node.name)), part=part)
         channel = self.open.get(node.name)
         if channel is not None:  # it hears from us by that
@@ -323,7 +316,7 @@ def doubt(processes: Mapping[int, str]) -> str:
     if not processes:
         return ""
     names = ", ".join(f"{pid} ({name})" for pid, name in processes.items())
-    return f"may still run processes of an earlier attempt, which nobody can tell: {names}"
+    return f"may still run processes of an earlier attempt, which is not certain: {names}"
 
 
 def refuse_if_stopped(experiment: Experiment) -> None:

@@ -204,7 +204,7 @@ def test_a_node_that_may_still_run_something_gives_its_place_to_a_spare(
     asking, said = gathering(tmp_path, record("abc", spares=spares))
     asking.doubtful = "b"
     assert "".join(one.name for one in asking.run().nodes) == nodes
-    doubt = "b may still run processes of an earlier attempt, which nobody can tell: 7 (sh)"
+    doubt = "b may still run processes of an earlier attempt, which is not certain: 7 (sh)"
     assert said == [doubt + then]
 
 
