@@ -22,6 +22,7 @@ from orchestrator.cli.options import (
     color_option,
     command,
     experiment_names,
+    json_option,
     launch_options,
     options_from,
     shared,
@@ -55,7 +56,6 @@ workdir_option = click.option(
     help="Run in this directory. [default: workdir= in the list, else the current directory, each"
     " where the node has it, else the home directory]",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def reaching(
@@ -223,14 +223,14 @@ def uncordon_command(where: Where, hosts: tuple[str, ...]) -> int:
 @node.command("list")
 @functools.partial(shared, reads_records=False)
 @json_option
-def list_command(where: Where, as_json: bool) -> int:
+def list_command(where: Where) -> int:
     """List the machines that are cordoned, why, since when and by whom.
 
     All of them, or with --nodes those of that list.
     """
     from orchestrator.head.commands.machines import nodes
 
-    return nodes.show_cordoned(where.nodes, as_json=as_json)
+    return nodes.show_cordoned(where.nodes)
 
 
 # -- before launch ------------------------------------------------------------------------------
@@ -245,12 +245,12 @@ def list_command(where: Where, as_json: bool) -> int:
 )
 @color_option
 @click.option("--explain", is_flag=True, help="Show where each setting of each node comes from.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def plan_command(explain: bool, as_json: bool, **params: Any) -> int:
+@json_option
+def plan_command(explain: bool, **params: Any) -> int:
     """Print what a launch would run on each node; start nothing."""
     from orchestrator.head.commands import launch
 
-    return launch.plan(arguments_from(params), as_json=as_json, explained=explain)
+    return launch.plan(arguments_from(params), explained=explain)
 
 
 @click.command("verify", cls=GroupedCommand, params=[*launch_options("verify"), *aliases()])
@@ -275,7 +275,7 @@ def plan_command(explain: bool, as_json: bool, **params: Any) -> int:
 @click.option(
     "--sdc", is_flag=True, help="Only look for silent corruption: compute the same on all devices."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@json_option
 @color_option
 def verify_command(
     backend: str | None,
@@ -283,7 +283,6 @@ def verify_command(
     seconds: float,
     strict: bool,
     sdc: bool,
-    as_json: bool,
     **params: Any,
 ) -> int:
     """Run real collectives: are they right, how fast, who is slow?
@@ -292,7 +291,7 @@ def verify_command(
     """
     verify = view("verify")
     measurement = verify.Measurement(backend, max_size, seconds, sdc)
-    code: int = verify.verify(arguments_from(params), measurement, strict=strict, as_json=as_json)
+    code: int = verify.verify(arguments_from(params), measurement, strict=strict)
     return code
 
 
@@ -311,11 +310,9 @@ def verify_command(
 @click.option(
     "--fix-hints/--no-fix-hints", "hints", default=True, help="Say how to fix each problem."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @color_option
-def doctor_command(
-    quick: bool, history: bool, nightly: bool, hints: bool, as_json: bool, **params: Any
-) -> int:
+def doctor_command(quick: bool, history: bool, nightly: bool, hints: bool, **params: Any) -> int:
     """Check every node and the network between them.
 
     Exit code 3 if a launch would fail. With SCRIPT, its copies on the nodes are compared too.
@@ -324,8 +321,8 @@ def doctor_command(
 
     arguments = arguments_from(params)
     if history:
-        return doctor.show(arguments.where.node_list, as_json=as_json)
-    return doctor.examine(arguments, full=not quick, hints=hints, as_json=as_json, nightly=nightly)
+        return doctor.show(arguments.where.node_list)
+    return doctor.examine(arguments, full=not quick, hints=hints, nightly=nightly)
 
 
 @click.command("bootstrap", cls=GroupedCommand, params=[*launch_options("nodes")])
@@ -347,7 +344,7 @@ def doctor_command(
 )
 @click.option("--no-index", is_flag=True, help="Look for packages nowhere else.")
 @click.option("--prune", is_flag=True, help="Remove environments without name and job.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def bootstrap_command(
     words: tuple[str, ...],
     name: str,
@@ -356,7 +353,6 @@ def bootstrap_command(
     find_links: tuple[str, ...],
     no_index: bool,
     prune: bool,
-    as_json: bool,
     **params: Any,
 ) -> int:
     """Make the same virtual environment on every node.
@@ -367,27 +363,27 @@ def bootstrap_command(
     """
     from orchestrator.head.environments import command
 
-    asked = command.Asked(words, into, name, find_links, not no_index, from_index, prune, as_json)
+    asked = command.Asked(words, into, name, find_links, not no_index, from_index, prune)
     return command.bootstrap(arguments_from(params), asked)
 
 
 @click.command("nodes", cls=GroupedCommand, params=[*launch_options("nodes")])
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @color_option
-def nodes_command(as_json: bool, **params: Any) -> int:
+def nodes_command(**params: Any) -> int:
     """List what each machine is: CPUs, GPUs, networks, torch, disk.
 
     Exit code 4 if one cannot be reached.
     """
     from orchestrator.head.commands.machines import nodes
 
-    return nodes.nodes(arguments_from(params), as_json=as_json)
+    return nodes.nodes(arguments_from(params))
 
 
 @click.command("who", cls=GroupedCommand, params=[*launch_options("nodes")])
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @color_option
-def who_command(as_json: bool, **params: Any) -> int:
+def who_command(**params: Any) -> int:
     """Show who uses each GPU: user, job, age, use.
 
     Nodes without GPUs are shown by cores. Processes of other users are shown as well. Exit code 4
@@ -395,14 +391,14 @@ def who_command(as_json: bool, **params: Any) -> int:
     """
     from orchestrator.head.commands.machines import nodes
 
-    return nodes.who(arguments_from(params), as_json=as_json)
+    return nodes.who(arguments_from(params))
 
 
 @click.command("queue", cls=GroupedCommand, params=[*launch_options("nodes")])
 @click.option("--remove", "id", metavar="ID", help="Take a launch of yours out of the queue.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @color_option
-def queue_command(as_json: bool, id: str | None, **params: Any) -> int:
+def queue_command(id: str | None, **params: Any) -> int:
     """Show who holds GPUs of the nodes, who waits, and why.
 
     `master_launch --queue` waits. Exit code 4 if a node cannot be reached.
@@ -411,4 +407,4 @@ def queue_command(as_json: bool, id: str | None, **params: Any) -> int:
 
     if id is not None:
         return queue.remove(arguments_from(params), id)
-    return queue.queue(arguments_from(params), as_json=as_json)
+    return queue.queue(arguments_from(params))

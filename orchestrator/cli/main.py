@@ -24,7 +24,15 @@ from orchestrator.cli.chores import (
     who_command,
 )
 from orchestrator.cli.launch import launch_arguments, launch_command, skill_command
-from orchestrator.cli.options import Group, Seconds, asking, color_option, experiment_names, shared
+from orchestrator.cli.options import (
+    Group,
+    Seconds,
+    asking,
+    color_option,
+    experiment_names,
+    json_option,
+    shared,
+)
 from orchestrator.cli.records import (
     checkpoint,
     dashboard,
@@ -80,9 +88,6 @@ def experiment_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument(
         "experiment", metavar="[EXP]", required=False, shell_complete=experiment_names
     )(function)
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @cli.command()
@@ -160,7 +165,7 @@ def logs(
     help="Seconds between two looks. [default: 2]",
 )
 @json_option
-def top(where: Where, once: bool, watch: bool, seconds: float, as_json: bool) -> int:
+def top(where: Where, once: bool, watch: bool, seconds: float) -> int:
     """Show all nodes live: who uses them, how far each job is.
 
     r shows a job's ranks, and of each its log and its stack; l shows a job's log, e what happened,
@@ -168,9 +173,7 @@ def top(where: Where, once: bool, watch: bool, seconds: float, as_json: bool) ->
     printed. Exit code 4 if a node cannot be reached.
     """
     top = view("top")
-    if watch and not as_json:
-        raise UsageError("--watch goes with --json", "without both, the screen is live by itself")
-    code: int = top.top(where, once=once, as_json=as_json, again=watch, seconds=seconds)
+    code: int = top.top(where, once=once, again=watch, seconds=seconds)
     return code
 
 
@@ -181,11 +184,11 @@ def top(where: Where, once: bool, watch: bool, seconds: float, as_json: bool) ->
 @click.option("--tag", "tags", multiple=True, metavar="WORD", help="Only those with this tag.")
 @json_option
 @color_option
-def ls(where: Where, running: bool, every: bool, tags: tuple[str, ...], as_json: bool) -> int:
+def ls(where: Where, running: bool, every: bool, tags: tuple[str, ...]) -> int:
     """List the jobs of this directory: step, loss, time left."""
     from orchestrator.head.commands import ls
 
-    return ls.ls(where, running=running, every=every, tags=tags, as_json=as_json)
+    return ls.ls(where, running=running, every=every, tags=tags)
 
 
 @cli.command()
@@ -194,11 +197,11 @@ def ls(where: Where, running: bool, every: bool, tags: tuple[str, ...], as_json:
 @click.option("--watch", is_flag=True, help="Show its ranks live until it is over.")
 @json_option
 @color_option
-def status(where: Where, experiment: str | None, watch: bool, as_json: bool) -> int:
+def status(where: Where, experiment: str | None, watch: bool) -> int:
     """Show how far a job is, and what its nodes say runs there."""
     from orchestrator.head.commands import status
 
-    return status.status(where, experiment, watch=watch, as_json=as_json)
+    return status.status(where, experiment, watch=watch)
 
 
 @cli.command()
@@ -212,9 +215,7 @@ def status(where: Where, experiment: str | None, watch: bool, as_json: bool) -> 
 )
 @click.option("--now", is_flag=True, help="Kill the ranks at once.")
 @json_option
-def stop(
-    where: Where, experiment: str | None, grace: float | None, now: bool, as_json: bool
-) -> int:
+def stop(where: Where, experiment: str | None, grace: float | None, now: bool) -> int:
     """Stop a job on all its nodes, or all members of a sweep."""
     from orchestrator.head.commands import stop
     from orchestrator.head.commands.sweep import journal, start
@@ -222,7 +223,7 @@ def stop(
     if experiment and journal.known_as(where.experiments, experiment):
         return start.stop(where, experiment, launch_arguments)
 
-    return stop.stop(where, experiment, grace=0.0 if now else grace, as_json=as_json)
+    return stop.stop(where, experiment, grace=0.0 if now else grace)
 
 
 @cli.command("emergency-stop")
@@ -236,13 +237,11 @@ def stop(
 @click.option("--yes", is_flag=True, help="Do not show and ask first, on a terminal.")
 @click.option("--dry-run", is_flag=True, help="Show what would be ended, and end nothing.")
 @json_option
-def emergency_stop_command(
-    where: Where, mine: bool, yes: bool, dry_run: bool, as_json: bool
-) -> int:
+def emergency_stop_command(where: Where, mine: bool, yes: bool, dry_run: bool) -> int:
     """Kill every job of yours on every node of the list, now."""
     from orchestrator.head.commands import stop
 
-    return stop.emergency_stop(where, all_users=not mine, as_json=as_json, yes=yes, dry_run=dry_run)
+    return stop.emergency_stop(where, all_users=not mine, yes=yes, dry_run=dry_run)
 
 
 @cli.command()
@@ -250,11 +249,11 @@ def emergency_stop_command(
 @click.option("--off", is_flag=True, help="End them, and prove that they are gone.")
 @click.option("--node", metavar="NODE", help="Only on this node: its name or number in the list.")
 @json_option
-def warm(where: Where, off: bool, node: str | None, as_json: bool) -> int:
+def warm(where: Where, off: bool, node: str | None) -> int:
     """List what --warm left on the nodes, or end it."""
     from orchestrator.head.commands.machines import warm
 
-    return warm.warm(where, node, off=off, as_json=as_json)
+    return warm.warm(where, node, off=off)
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -127,6 +127,18 @@ def metavar(option: click.Option) -> str | None:
 command = functools.partial(click.command, cls=Command)
 
 
+def print_json(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    """Have this command print its result as JSON."""
+    from orchestrator.head.screen import output
+
+    output.AS_JSON.set(wanted)
+
+
+json_option = click.option(
+    "--json", is_flag=True, expose_value=False, callback=print_json, help="Print JSON."
+)
+
+
 class Group(Command, click.Group):
     """A group that names the nearest command, and lists its commands under headings."""
 

@@ -18,6 +18,7 @@ from orchestrator.cli.options import (
     color_option,
     command,
     experiment_names,
+    json_option,
     shared,
 )
 from orchestrator.common.wings import view
@@ -82,23 +83,23 @@ def checkpoint_argument(**options: Any) -> Callable[..., Any]:
 @checkpoint.command("ls")
 @shared
 @checkpoint_argument(required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def checkpoint_ls(where: Where, experiment: str | None, as_json: bool) -> int:
+@json_option
+def checkpoint_ls(where: Where, experiment: str | None) -> int:
     """List the checkpoints, the newest first."""
     from orchestrator.head.commands.kept import checkpoints
 
-    return checkpoints.ls(where, experiment, as_json=as_json)
+    return checkpoints.ls(where, experiment)
 
 
 @checkpoint.command("verify")
 @shared
 @checkpoint_argument(required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def checkpoint_verify(where: Where, experiment: str | None, as_json: bool) -> int:
+@json_option
+def checkpoint_verify(where: Where, experiment: str | None) -> int:
     """Compare every byte with its checksum; exit code 1 if any is damaged."""
     from orchestrator.head.commands.kept import checkpoints
 
-    return checkpoints.verify(where, experiment, as_json=as_json)
+    return checkpoints.verify(where, experiment)
 
 
 @checkpoint.command("export")
@@ -253,8 +254,8 @@ def dashboard(
     metavar="SECONDS",
     help="Give up when a running job has written no traces by then. [default: 180]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def profile(where: Where, experiment: str | None, steps: int, timeout: float, as_json: bool) -> int:
+@json_option
+def profile(where: Where, experiment: str | None, steps: int, timeout: float) -> int:
     """Show what the steps of a job go into, and what to change.
 
     A running job is asked: all its ranks trace the same steps, and go on. Of one that is over, the
@@ -262,7 +263,7 @@ def profile(where: Where, experiment: str | None, steps: int, timeout: float, as
     Beside them come a picture, and one trace of all ranks for ui.perfetto.dev.
     """
     profile = view("profile")
-    code: int = profile.profile(where, experiment, profile.ProfileOptions(steps, timeout, as_json))
+    code: int = profile.profile(where, experiment, profile.ProfileOptions(steps, timeout))
     return code
 
 
@@ -272,14 +273,13 @@ def profile(where: Where, experiment: str | None, steps: int, timeout: float, as
 @click.option("--note", metavar="TEXT", help="What the run is for; an empty text takes it away.")
 @click.option("--tag", "tags", multiple=True, metavar="WORD", help="Add a tag.")
 @click.option("--untag", "without", multiple=True, metavar="WORD", help="Take a tag away.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def label(
     where: Where,
     experiment: str | None,
     note: str | None,
     tags: tuple[str, ...],
     without: tuple[str, ...],
-    as_json: bool,
 ) -> int:
     """Note what an experiment is for, and tag it.
 
@@ -287,23 +287,23 @@ def label(
     """
     from orchestrator.head.commands import ls
 
-    return ls.label(where, experiment, note=note, tags=tags, without=without, as_json=as_json)
+    return ls.label(where, experiment, note=note, tags=tags, without=without)
 
 
 @command()
 @shared
 @click.argument("first", metavar="EXP1", shell_complete=experiment_names)
 @click.argument("second", metavar="EXP2", shell_complete=experiment_names)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @color_option
-def diff(where: Where, first: str, second: str, as_json: bool) -> int:
+def diff(where: Where, first: str, second: str) -> int:
     """Show what differs between two experiments.
 
     Code, config, versions, nodes and results are compared.
     """
     from orchestrator.head.commands import diff
 
-    return diff.diff(where, first, second, as_json=as_json)
+    return diff.diff(where, first, second)
 
 
 @command()
@@ -335,7 +335,7 @@ def diff(where: Where, first: str, second: str, as_json: bool) -> int:
     "--list", "list_all", is_flag=True, help="List all experiments with their sizes and pins."
 )
 @click.option("-v", "--verbose", is_flag=True, help="Also name what stays, and why.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def prune(where: Where, **options: Any) -> int:
     """Remove old experiments: never one that runs or is pinned.
 

@@ -51,7 +51,7 @@ APART = ("time", "left_s", "steps", "tokens", "saved_step", "saved_bytes", "save
 FILE = re.compile(r'^diff --git "?a/(.*?)"? "?b/.*$', re.MULTILINE)
 
 
-def diff(where: Where, first: str, second: str, *, as_json: bool) -> int:
+def diff(where: Where, first: str, second: str) -> int:
     root, trusted = where.experiments, where.trust_record
     pair = [experiments.known(root, name, trusted=trusted) for name in (first, second)]
     found = compared(pair)
@@ -64,7 +64,7 @@ def diff(where: Where, first: str, second: str, *, as_json: bool) -> int:
             key: changed for key, row in found["results"].items() if (changed := change(key, row))
         },
     }
-    output.result(data, partial(to_text, names, found), as_json=as_json)
+    output.result(data, partial(to_text, names, found))
     return EXIT_DONE
 
 

@@ -12,6 +12,7 @@ from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.background.process import Background
 from orchestrator.head.commands import launching
 from orchestrator.head.plan import dry_run
+from orchestrator.head.screen import output
 from orchestrator.head.screen.keyboard import KEYS, in_foreground
 from orchestrator.head.screen.output import say, write_out
 from orchestrator.head.start import launch as starting
@@ -77,10 +78,10 @@ def detach(launched: Launched, where: Where) -> int:
     return EXIT_DONE
 
 
-def plan(arguments: LaunchArguments, *, as_json: bool, explained: bool) -> int:
+def plan(arguments: LaunchArguments, *, explained: bool) -> int:
     """Print what a launch would run, or where each of its settings comes from; start nothing."""
     request = resolve(arguments)
     planned = starting.rehearse(request)
     show = dry_run.explained if explained else dry_run.to_text
-    write_out(dry_run.to_json(planned) if as_json else show(planned))
+    write_out(dry_run.to_json(planned) if output.as_json() else show(planned))
     return EXIT_DONE

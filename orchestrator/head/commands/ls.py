@@ -66,7 +66,7 @@ COLUMNS: tuple[Column[Row], ...] = (
 )
 
 
-def ls(where: Where, *, running: bool, every: bool, tags: Sequence[str] = (), as_json: bool) -> int:
+def ls(where: Where, *, running: bool, every: bool, tags: Sequence[str] = ()) -> int:
     """List the newest jobs, those that run, those with tags.
 
     Nodes are asked only where a record may be old.
@@ -92,7 +92,7 @@ def ls(where: Where, *, running: bool, every: bool, tags: Sequence[str] = (), as
             lines.append(f"and {plural(more, 'older job')}: orchestrator ls --all")
         return "\n".join(lines)
 
-    output.result([encode(row) for row in rows], words, as_json=as_json)
+    output.result([encode(row) for row in rows], words)
     return EXIT_DONE
 
 
@@ -130,7 +130,6 @@ def label(
     note: str | None,
     tags: Sequence[str],
     without: Sequence[str],
-    as_json: bool,
 ) -> int:
     """Change what is said of an experiment; without a change, show it."""
     experiment = experiments.known(where.experiments, wanted, trusted=where.trust_record)
@@ -140,7 +139,7 @@ def label(
     else:
         found = label_file.change(experiment, record, note=note, tags=tags, without=without)
     data = {"experiment": experiment.name, **asdict(found)}
-    output.result(data, partial(words_of, experiment.name, found), as_json=as_json)
+    output.result(data, partial(words_of, experiment.name, found))
     return EXIT_DONE
 
 

@@ -7,15 +7,16 @@ import time
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE
 from orchestrator.common.wings import installed, view
 from orchestrator.config.launch import Where
+from orchestrator.head.screen import output
 from orchestrator.head.screen.output import clear, write_out
 from orchestrator.head.status import status as job_status
 from orchestrator.head.status.find_job import FoundJob, find_job
 
 
-def status(where: Where, wanted: str | None, *, watch: bool, as_json: bool) -> int:
+def status(where: Where, wanted: str | None, *, watch: bool) -> int:
     job = find_job(where, wanted)
     running = isinstance(job, FoundJob) and job.record.state == "running"
-    if watch and not as_json and running and installed("textual"):
+    if watch and not output.as_json() and running and installed("textual"):
         top = view("top")
         if top.can_be_live():
             top.of_job(where, job)
@@ -31,7 +32,7 @@ def status(where: Where, wanted: str | None, *, watch: bool, as_json: bool) -> i
         if watch:
             clear()
         scheduled = job.backend.scheduled(record)
-        show = job_status.to_json if as_json else job_status.to_text
+        show = job_status.to_json if output.as_json() else job_status.to_text
         write_out(show(record, states, scheduled))
         over = record.over or (
             record.state != "queued" and all(state.state == "ended" for state in states)

@@ -80,20 +80,20 @@ def note_in(experiment: Experiment, receipts: Sequence[Receipt]) -> None:
         logs.note(experiment.head_log, __name__, "%s: %s", receipt.node, words)
 
 
-def stop(where: Where, wanted: str | None, *, grace: float | None, as_json: bool) -> int:
+def stop(where: Where, wanted: str | None, *, grace: float | None) -> int:
     ended = end_job(where, wanted, grace)
     if ended.receipts is None:
         over = f"orchestrator: {ended.record.job} has ended already ({ended.record.state})"
-        output.write_out("[]" if as_json else over)
+        output.write_out("[]" if output.as_json() else over)
         return EXIT_DONE
-    code = show_receipts(ended.receipts, as_json=as_json)
+    code = show_receipts(ended.receipts)
     if ended.problem:
         output.complain(f"orchestrator: these receipts are not in job.json: {ended.problem}")
     return code
 
 
 def emergency_stop(
-    where: Where, *, all_users: bool, as_json: bool, yes: bool = False, dry_run: bool = False
+    where: Where, *, all_users: bool, yes: bool = False, dry_run: bool = False
 ) -> int:
     """End all jobs; on a terminal, show them first and ask."""
     ssh = without_record(where)
@@ -110,11 +110,11 @@ def emergency_stop(
             )
         ]
 
-    asks = sys.stdin.isatty() and not (yes or as_json)
+    asks = sys.stdin.isatty() and not (yes or output.as_json())
     if dry_run or asks:
         alive = everywhere(only_show=True)
         words = stopping.preview(alive, where.experiments)
-        output.result(encode(alive), lambda _: words, as_json=as_json)
+        output.result(encode(alive), lambda _: words)
         if dry_run:
             return EXIT_NODE if any(receipt.error for receipt in alive) else EXIT_DONE
         if any(receipt.left for receipt in alive) and not output.agreed("end all of these?"):
@@ -128,10 +128,10 @@ def emergency_stop(
             continue
         experiment = Experiment(where.experiments / name)
         note_in(experiment, [receipt for receipt in receipts if receipt.job == job])
-    return show_receipts(receipts, as_json=as_json)
+    return show_receipts(receipts)
 
 
-def show_receipts(receipts: list[Receipt], *, as_json: bool) -> int:
+def show_receipts(receipts: list[Receipt]) -> int:
     data = encode(receipts)
-    output.result(data, lambda _: stopping.to_text(receipts), as_json=as_json)
+    output.result(data, lambda _: stopping.to_text(receipts))
     return stopping.exit_code(receipts)

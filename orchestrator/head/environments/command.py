@@ -16,6 +16,7 @@ from orchestrator.head.environments.build import Outcome, Wanted
 from orchestrator.head.nodes import environment
 from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.screen import output
 from orchestrator.head.screen.output import complain, say, write_out
 from orchestrator.head.start.nodes import Nodes, settled, try_all
 from orchestrator.head.start.request import resolve
@@ -37,7 +38,6 @@ class Asked:
     index: bool = True
     from_index: bool = False
     prune: bool = False
-    as_json: bool = False
 
 
 def bootstrap(arguments: LaunchArguments, asked: Asked) -> int:
@@ -51,14 +51,14 @@ def bootstrap(arguments: LaunchArguments, asked: Asked) -> int:
     nodes = try_all(resolve(arguments), without_environment)
     outcomes = [Outcome(n.name, problem=str(error), lost=True) for n, error in nodes.lost]
     if wanted is not None:
-        hear = complain if asked.as_json else say
+        hear = complain if output.as_json() else say
         made = build.make(nodes.reached, wanted, hear)
         outcomes = [*made, *outcomes]
         remember(nodes, made, hear)
     freed = pruned(nodes, asked.into) if asked.prune else 0
     freed_here = wheels.prune(time.time()) if asked.prune else 0
     differ = build.differences(outcomes)
-    if asked.as_json:
+    if output.as_json():
         data = {"nodes": [asdict(o) for o in outcomes], "differences": differ}
         data |= {"freed": freed, "freed_here": freed_here}
         write_out(json.dumps(data, indent=1))

@@ -20,6 +20,7 @@ import sys
 import termios
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TextIO, TypeVar
@@ -30,6 +31,7 @@ from orchestrator.head.screen.lines import clean
 
 Cell = str | tuple[str, str]  # a text, or a text and its style, such as "bold red"
 UNLIMITED_COLUMNS = 1 << 20
+AS_JSON = ContextVar("AS_JSON", default=False)  # --json
 GONE = (errno.EPIPE, errno.EIO)  # nobody reads any more: a pipe, a terminal that was closed
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # Of bars and small curves, where the terminal's encoding has no such letters.
@@ -187,9 +189,14 @@ def own(text: str) -> None:
     write_out(text if styles.shown() else printable(text))
 
 
-def result(data: object, words: Callable[[Terminal], str], *, as_json: bool) -> None:
-    """Print the result of a command: as JSON for programs, else in words for people."""
-    write_out(json.dumps(data, indent=1) if as_json else words(terminal()))
+def as_json() -> bool:
+    """Return True if this command was called with --json."""
+    return AS_JSON.get()
+
+
+def result(data: object, words: Callable[[Terminal], str]) -> None:
+    """Print the result of a command: with --json as JSON, else in words."""
+    write_out(json.dumps(data, indent=1) if as_json() else words(terminal()))
 
 
 def clear() -> None:

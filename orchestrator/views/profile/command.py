@@ -51,12 +51,11 @@ class ProfileOptions:
 
     steps: int = 3
     timeout: float = 180.0
-    as_json: bool = False
 
 
 def profile(where: Where, wanted: str | None, options: ProfileOptions) -> int:
     """Ask a running job, or read the traces that are there; say what they say."""
-    say = (lambda _: None) if options.as_json else output.say
+    say = (lambda _: None) if output.as_json() else output.say
     experiment = find_experiment(where, wanted)
     if experiment is None and wanted is not None and found.paths_in(Path(wanted)):
         directory = Path(wanted)
@@ -66,7 +65,7 @@ def profile(where: Where, wanted: str | None, options: ProfileOptions) -> int:
         directory = of_experiment(experiment, where, options, say)
     reading = read(directory, options)
     written = write(reading, options)
-    if options.as_json:
+    if output.as_json():
         output.write_out(json.dumps(telling.as_data(reading, written), indent=1))
         return EXIT_DONE
     output.write_out(telling.in_words(reading, output.terminal()))
@@ -115,7 +114,7 @@ def of_running(
 
 
 def showing(what: str, options: ProfileOptions, count: int = 0) -> Progress:
-    return Progress(what, count, quiet=options.as_json)
+    return Progress(what, count, quiet=output.as_json())
 
 
 def read(directory: Path, options: ProfileOptions) -> Reading:

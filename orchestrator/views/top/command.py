@@ -42,14 +42,16 @@ PATIENCE_SECONDS = 1.0  # with a node, until the others are shown without it
 STACK_SECONDS = 15.0
 
 
-def top(where: Where, *, once: bool, as_json: bool, again: bool, seconds: float) -> int:
+def top(where: Where, *, once: bool, again: bool, seconds: float) -> int:
+    if again and not output.as_json():
+        raise UsageError("--watch goes with --json", "without both, the screen is live by itself")
     transport = without_record(where)
     nodes = read_nodes(where.node_list)
     watch = Watch(transport, nodes, where.experiments, where.trust_record)
     with closing(watch):
-        if as_json or once or not can_be_live():
-            watch.closer = EVERY if as_json else ""
-            return show(watch, as_json=as_json, every=seconds if again else None)
+        if output.as_json() or once or not can_be_live():
+            watch.closer = EVERY if output.as_json() else ""
+            return show(watch, every=seconds if again else None)
         return live(where, watch, seconds)
 
 
@@ -66,12 +68,12 @@ def of_job(where: Where, found: FoundJob) -> None:
         live(where, watch, SECONDS, alone=record.job)
 
 
-def show(watch: Watch, *, as_json: bool, every: float | None) -> int:
+def show(watch: Watch, *, every: float | None) -> int:
     """Print what is there now; with --json --watch a line for each look until Ctrl-C."""
     watch.patience = None if every is None else PATIENCE_SECONDS
     while True:
         sample = watch.observe()
-        if as_json:
+        if output.as_json():
             data = table.to_json(sample)
             text = json.dumps(data, indent=1 if every is None else None)
         else:

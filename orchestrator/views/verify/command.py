@@ -37,23 +37,19 @@ class Measurement:
     sdc: bool = False  # repeat the same computations, and compare their bits
 
 
-def verify(
-    arguments: LaunchArguments, measurement: Measurement, *, strict: bool, as_json: bool
-) -> int:
+def verify(arguments: LaunchArguments, measurement: Measurement, *, strict: bool) -> int:
     request = request_of(arguments, measurement)
     # With --json, messages on the way go to standard error.
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+    with contextlib.redirect_stdout(sys.stderr) if output.as_json() else contextlib.nullcontext():
         launched = starting.launch(request, say)
         experiment = launched.experiment
         code = follow.follow_launched(launched, arguments.view)
     measured = read(experiment)
     if measured is None:
-        if as_json:
+        if output.as_json():
             output.write_out(json.dumps({"experiment": str(experiment.path), "exit_code": code}))
         return code or EXIT_FAILED
-    return conclude(
-        experiment, measured, request, code, arguments.view, strict=strict, as_json=as_json
-    )
+    return conclude(experiment, measured, request, code, arguments.view, strict=strict)
 
 
 def request_of(arguments: LaunchArguments, measurement: Measurement) -> Request:
@@ -101,7 +97,6 @@ def conclude(
     view: View,
     *,
     strict: bool,
-    as_json: bool,
 ) -> int:
     """Print the findings, keep them with the measurement, and return the exit code."""
     sdc = "bits" in measured
@@ -116,7 +111,7 @@ def conclude(
         **measured,
     }
     kept = keep(experiment, measured)
-    if as_json:
+    if output.as_json():
         output.write_out(json.dumps(measured, indent=1))
         return code
     terminal = output.terminal()

@@ -170,7 +170,7 @@ def test_files_that_git_does_not_know_differ_too(
     assert list(rows) == ["tree", "file b.py"] and len({*rows["file b.py"]}) == 2
     assert diff.differing_files(pair[0], pair[0]) == {}
     where = Where(experiments=tmp_path, trust_record=True)
-    assert diff.diff(where, "one", "two", as_json=False) == 0
+    assert diff.diff(where, "one", "two") == 0
     assert "file b.py" in capsys.readouterr().out
     assert found(*pair)["nodes"] == {}  # a snapshot has another name for each launch
     (pair[1].path / archive.NAME).unlink()

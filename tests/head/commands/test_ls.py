@@ -15,6 +15,7 @@ from orchestrator.head.status import label
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics.trainers import file_name
 from orchestrator.records.outcome import Verdict
+from tests.head.commands.printing import json_wanted
 
 NODES = [NodeRecord(0, "gpu1", "gpu1", None, None, "10.0.0.1", "python3", 0, 8)]
 NAMES = [f"run_20260101_00000{number}" for number in range(3)]
@@ -31,7 +32,7 @@ def experiment(root: Path, name: str, state: str, **fields: object) -> Experimen
 
 
 def listed(root: Path, capsys: pytest.CaptureFixture[str], **options: Any) -> list[str]:
-    chosen: dict[str, Any] = {"running": False, "every": False, "as_json": False, **options}
+    chosen: dict[str, Any] = {"running": False, "every": False, **options}
     assert ls(Where(experiments=root), **chosen) == 0
     return capsys.readouterr().out.splitlines()
 
@@ -55,7 +56,8 @@ def test_each_job_has_a_line_the_newest_first(
     assert second.split()[:5] == [NAMES[1], "running", "214/1740", "0.016", "7"]
     assert first.split()[:6] == [NAMES[0], "failed", "-", "-", "-", "1"]
     assert first.endswith("KeyError: 'labels'")
-    (row,) = json.loads("\n".join(listed(tmp_path, capsys, running=True, as_json=True)))
+    with json_wanted():
+        (row,) = json.loads("\n".join(listed(tmp_path, capsys, running=True)))
     assert (row["name"], row["ranks"], row["progress"]["step"]) == (NAMES[1], 8, 214)
     runs.unlock()
 

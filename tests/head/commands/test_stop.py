@@ -18,6 +18,7 @@ from orchestrator.head.nodes.node_list import Node, parse_nodes
 from orchestrator.head.status import containers
 from orchestrator.protocol.requests.follow import StopReceipt, StopReceipts
 from orchestrator.records.experiment import NOT_STARTED, NodeRecord
+from tests.head.commands.printing import json_wanted
 from tests.records.one_node import NODE
 
 
@@ -25,7 +26,7 @@ from tests.records.one_node import NODE
 def test_a_grace_that_nobody_can_wait_for_is_refused(tmp_path: Path, grace: float) -> None:
     """Before anything is asked of a node: there, a timer would overflow, or kill at once."""
     with pytest.raises(UsageError, match=r"--grace (must be at least 0|is .*; it must be at most)"):
-        stop.stop(Where(experiments=tmp_path), None, grace=grace, as_json=False)
+        stop.stop(Where(experiments=tmp_path), None, grace=grace)
 
 
 def test_an_emergency_stop_looks_into_containers_first(
@@ -50,16 +51,16 @@ def test_an_emergency_stop_looks_into_containers_first(
     monkeypatch.setattr(stop.containers, "of_nodes", inside)
     monkeypatch.setattr(stop.stopping, "stop_everything", end)
     where = Where(nodes=node_list, experiments=tmp_path)
-    assert stop.emergency_stop(where, all_users=True, as_json=False) == 4
+    assert stop.emergency_stop(where, all_users=True) == 4
     assert order == [["b (docker exec -i job)"], ["a", "b"]]
     assert capsys.readouterr().out.count("NOT ENDED") == 2
 
 
 def test_what_nobody_can_tell_is_no_proof(capsys: pytest.CaptureFixture[str]) -> None:
     receipt = Receipt("a", "job", ended={"7": "python"}, doubtful={"9": "sh"})
-    assert stop.show_receipts([receipt], as_json=False) == 1
+    assert stop.show_receipts([receipt]) == 1
     assert "CANNOT BE TOLD" in (said := capsys.readouterr().out) and "9 (sh)" in said
-    assert stop.show_receipts([replace(receipt, doubtful={})], as_json=False) == 0
+    assert stop.show_receipts([replace(receipt, doubtful={})]) == 0
 
 
 @pytest.mark.parametrize(
@@ -138,8 +139,9 @@ def test_an_emergency_stop_shows_what_it_will_end(
     monkeypatch.setattr("sys.stdin", Typed(answer))
     monkeypatch.setattr("builtins.input", lambda: answer or "")
     where = Where(nodes=node_list, experiments=Path("/home/me/experiments"))
-    given = {"all_users": False, "as_json": False, **options}
-    assert stop.emergency_stop(where, **given) == code
+    given = {"all_users": False, **options}
+    with json_wanted(given.pop("as_json", False)):
+        assert stop.emergency_stop(where, **given) == code
     assert (True in done, False in done) == (shows, ends)
     said = capsys.readouterr()
     assert ("lm-1: 2 processes on a, of /home/me/experiments/lm" in said.out) == shows

@@ -34,11 +34,11 @@ HOME = Path(__file__).parents[3]
 READERS = 4  # files read at a time: one alone does not fill a network disk
 
 
-def ls(where: Where, experiment: str | None, *, as_json: bool) -> int:
+def ls(where: Where, experiment: str | None) -> int:
     """List the checkpoints, the newest first."""
     checkpoints = checkpoint_store.resolve(experiment, where.experiments)
     data = in_directory(checkpoints, [about(checkpoint) for checkpoint in checkpoints])
-    output.result(data, partial(to_text, checkpoints), as_json=as_json)
+    output.result(data, partial(to_text, checkpoints))
     return EXIT_DONE
 
 
@@ -79,10 +79,10 @@ def about(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def verify(where: Where, experiment: str | None, *, as_json: bool) -> int:
+def verify(where: Where, experiment: str | None) -> int:
     """Read every byte; the exit code is 1 if any differs from what was saved."""
     checkpoints = checkpoint_store.resolve(experiment, where.experiments)
-    if not as_json:
+    if not output.as_json():
         output.write_out(shown(checkpoints[0].path.parent))
     results, newest, damaged = [], None, False
     for checkpoint in checkpoints:
@@ -93,7 +93,7 @@ def verify(where: Where, experiment: str | None, *, as_json: bool) -> int:
         damaged = damaged or bool(problems)
         newest = newest if problems or newest else checkpoint
         results.append({**about(checkpoint), "problems": problems})
-        if as_json:
+        if output.as_json():
             continue
         took = f"{text.size(checkpoint.size)} in {time.monotonic() - began:.1f} s"
         output.write_out(
@@ -101,7 +101,7 @@ def verify(where: Where, experiment: str | None, *, as_json: bool) -> int:
         )
         for problem in problems:
             output.write_out(f"  {problem}")
-    if as_json:
+    if output.as_json():
         data = in_directory(checkpoints, results, newest_good=newest.step if newest else None)
         output.write_out(json.dumps(data, indent=1))
     elif newest is None:

@@ -61,7 +61,6 @@ class PruneOptions:
     unpin: bool = False
     list_all: bool = False
     verbose: bool = False
-    as_json: bool = False
 
     @property
     def directory(self) -> Path:
@@ -101,7 +100,7 @@ def prune(options: PruneOptions) -> int:
             on_nodes=options.on_nodes,
         )
         removal = Removal(root, plan, where.ssh_config)
-        if not options.as_json:
+        if not output.as_json():
             show(plan, verbose=options.verbose)
         if options.dry_run or not plan.measured:
             return concluded(options, removal)
@@ -115,7 +114,7 @@ def prune(options: PruneOptions) -> int:
 
 
 def concluded(options: PruneOptions, removal: Removal) -> int:
-    if options.as_json:
+    if output.as_json():
         output.write_out(to_json(removal, dry_run=options.dry_run))
     if not removal.outcomes:
         return EXIT_DONE
@@ -125,7 +124,7 @@ def concluded(options: PruneOptions, removal: Removal) -> int:
 
 
 def report(options: PruneOptions, message: str) -> None:
-    if not options.as_json:
+    if not output.as_json():
         output.write_out(message)
 
 
@@ -178,7 +177,7 @@ def pins(options: PruneOptions) -> int:
             except OSError as error:
                 raise UsageError(f"{shown(name)}: {error.strerror}") from error
     change = "pinned" if options.pin else "not pinned any more"
-    if options.as_json:
+    if output.as_json():
         output.write_out(json.dumps({"pinned" if options.pin else "unpinned": names}, indent=1))
     for name in names:
         report(options, f"{shown(name)}: {change}")
@@ -196,7 +195,7 @@ def listed(options: PruneOptions) -> int:
             if root is not None
         }
     plan = Plan(directory, decided, content, measured=measured)
-    if not options.as_json:
+    if not output.as_json():
         table(plan, [entry for entry, _ in decided])
         foreign(plan, verbose=options.verbose)
     return concluded(options, Removal(-1, plan))

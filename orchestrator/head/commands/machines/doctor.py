@@ -24,9 +24,7 @@ from orchestrator.records import cordons, machines
 from orchestrator.records.machines import machine_of
 
 
-def examine(
-    arguments: LaunchArguments, *, full: bool, hints: bool, as_json: bool, nightly: bool = False
-) -> int:
+def examine(arguments: LaunchArguments, *, full: bool, hints: bool, nightly: bool = False) -> int:
     began = time.monotonic()
     request = resolve(arguments)
     request, nodes = expect_code(request, try_all(request))
@@ -39,10 +37,10 @@ def examine(
     except UsageError as error:
         output.complain(f"orchestrator: later views do not know of this look: {error.what}")
     if night is not None:
-        act(night, listed, hints=hints, as_json=as_json)
+        act(night, listed, hints=hints)
         return EXIT_CHECK if diagnosis.bad else EXIT_DONE
     words = partial(examination.to_text, diagnosis, hints=hints)
-    output.result(examination.to_json(diagnosis), words, as_json=as_json)
+    output.result(examination.to_json(diagnosis), words)
     return EXIT_CHECK if diagnosis.bad else EXIT_DONE
 
 
@@ -50,7 +48,7 @@ def examine(
 # `orchestrator doctor --nightly`: for cron, which sends what is printed; often that is nothing.
 
 
-def act(night: Night, nodes: Sequence[Node], *, hints: bool, as_json: bool) -> None:
+def act(night: Night, nodes: Sequence[Node], *, hints: bool) -> None:
     """Cordon what is bad, but not all that there is; let back what the doctor had cordoned."""
     machines_of = {node.name: machine_of(node) for node in nodes}
     spared = len(night.sick) == len(nodes)
@@ -76,8 +74,8 @@ def act(night: Night, nodes: Sequence[Node], *, hints: bool, as_json: bool) -> N
         told = examination.problems(night.findings, terminal, hints=hints)
         return "\n".join(filter(None, [told, *lines]))
 
-    if as_json or night.findings or lines:
-        output.result(data, words, as_json=as_json)
+    if output.as_json() or night.findings or lines:
+        output.result(data, words)
 
 
 # -- history ------------------------------------------------------------------------------------
@@ -102,7 +100,7 @@ INCIDENTS: Table[machines.Incident] = Table(
 )
 
 
-def show(node_list: Path, *, as_json: bool) -> int:
+def show(node_list: Path) -> int:
     """Show the machines of the list, and all others of which something is remembered."""
     listed = [machine_of(node) for node in read_nodes(node_list)] if node_list.exists() else []
     known = machines.by_machine(listed)
@@ -118,7 +116,6 @@ def show(node_list: Path, *, as_json: bool) -> int:
     output.result(
         {"machines": data},
         lambda terminal: "\n".join(history_text(known, words, terminal)) or NOTHING_REMEMBERED,
-        as_json=as_json,
     )
     return EXIT_DONE
 

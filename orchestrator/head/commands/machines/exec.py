@@ -98,10 +98,9 @@ def execute(
     limit: float | None,
     *,
     fold: bool,
-    as_json: bool,
 ) -> int:
     """Run a command on all nodes at once; show what it prints, and the exit codes at the end."""
-    if fold and as_json:
+    if fold and output.as_json():
         raise UsageError("--fold cannot be combined with --json", "give one of them")
     if limit is not None:
         waiting_time("--timeout", limit)
@@ -111,7 +110,7 @@ def execute(
     kept: dict[tuple[int, bool], Stream] = {}
 
     def sink_of(node: NumberedNode, errors: bool) -> Sink:
-        if as_json or (fold and not errors):
+        if output.as_json() or (fold and not errors):
             return kept.setdefault((node.index, errors), Stream())
         return shown.stream(node.index, errors=errors)
 
@@ -126,7 +125,7 @@ def execute(
     if unread_pipe():
         output.complain(NOT_GIVEN)
     code = EXIT_STOPPED if stopped else NOBODY_READS if shown.broken else exit_code(outcomes)
-    if as_json:
+    if output.as_json():
         for piece in collected.json_pieces(outcomes, kept, code):
             output.pass_on(piece)
         return code

@@ -74,10 +74,10 @@ SITE: Column[Machine] = Column(
 )
 
 
-def nodes(arguments: LaunchArguments, *, as_json: bool) -> int:
+def nodes(arguments: LaunchArguments) -> int:
     machines = find_machines(resolve(arguments))
     data = {"nodes": [machine.to_json(node) for node in machines]}
-    output.result(data, partial(to_text, machines), as_json=as_json)
+    output.result(data, partial(to_text, machines))
     return EXIT_DONE if all(node.reached for node in machines) else EXIT_NODE
 
 
@@ -172,10 +172,10 @@ USERS: Table[Use] = Table(
 )
 
 
-def who(arguments: LaunchArguments, *, as_json: bool) -> int:
+def who(arguments: LaunchArguments) -> int:
     users = find_users(resolve(arguments))
     data = {"nodes": [users_json(used) for used in users]}
-    output.result(data, partial(users_text, users, time.time()), as_json=as_json)
+    output.result(data, partial(users_text, users, time.time()))
     return EXIT_DONE if all(used.error is None for used in users) else EXIT_NODE
 
 
@@ -416,7 +416,7 @@ CORDONED: Table[cordons.Cordon] = Table(
 )
 
 
-def show_cordoned(node_list: Path | None, *, as_json: bool) -> int:
+def show_cordoned(node_list: Path | None) -> int:
     """Show the machines that are cordoned; with a node list, those of them that it names."""
     known = list(cordons.read().values())
     if node_list is not None:
@@ -424,5 +424,5 @@ def show_cordoned(node_list: Path | None, *, as_json: bool) -> int:
         known = [each for each in known if each.machine in machines]
     nothing = f"no machine {'of the list ' * (node_list is not None)}is cordoned"
     data = {"cordoned": [asdict(each) for each in known]}
-    output.result(data, lambda t: CORDONED.text(known, t) if known else nothing, as_json=as_json)
+    output.result(data, lambda t: CORDONED.text(known, t) if known else nothing)
     return EXIT_DONE

@@ -89,14 +89,14 @@ def read_books(arguments: LaunchArguments) -> tuple[list[tuple[Reached, Page]], 
     return read, [(node.name, error) for node, error in (*answered.lost, *silent)]
 
 
-def queue(arguments: LaunchArguments, *, as_json: bool) -> int:
+def queue(arguments: LaunchArguments) -> int:
     read, lost = read_books(arguments)
     lines = list(lines_of(read, time.time()))
     data = {
         "jobs": [to_json(line) for line in lines],
         "lost": lost_json(lost),
     }
-    output.result(data, partial(to_text, lines, lost), as_json=as_json)
+    output.result(data, partial(to_text, lines, lost))
     return EXIT_NODE if lost else EXIT_DONE
 
 

@@ -112,7 +112,6 @@ class PullOptions:
     destination: Path | None = None
     checkpoints: bool = False
     dry_run: bool = False
-    as_json: bool = False
 
 
 def pull(options: PullOptions) -> int:
@@ -130,7 +129,7 @@ def pull(options: PullOptions) -> int:
         raise experiments.missing(where.experiments, wanted)
     else:
         transport, sources = options.chosen.transport(), of_path(options)
-    with Progress("fetching", quiet=options.as_json) as progress:
+    with Progress("fetching", quiet=output.as_json()) as progress:
         parts = pulling.pull(transport, sources, progress, dry_run=options.dry_run)
     code = exit_code(parts)
 
@@ -140,9 +139,9 @@ def pull(options: PullOptions) -> int:
 
     nodes = [{**to_json(part, "fetched"), "left_out": part.left_out} for part in parts]
     data = {"nodes": nodes, "exit_code": code}
-    output.result(data, as_text, as_json=options.as_json)
+    output.result(data, as_text)
     declined = any(isinstance(part.error, Declined) for part in parts)
-    if experiment is None and declined and "/" not in str(wanted) and not options.as_json:
+    if experiment is None and declined and "/" not in str(wanted) and not output.as_json():
         missing = experiments.missing(where.experiments, wanted)
         output.complain(f"{wanted!r} was taken for a path: {missing}")
     return code
@@ -208,15 +207,13 @@ def directory_of(target: NumberedNode) -> str:
 # -- push -----------------------------------------------------------------------------------------
 
 
-def push(
-    chosen: Chosen, source: Path, destination: str | None, *, dry_run: bool, as_json: bool
-) -> int:
+def push(chosen: Chosen, source: Path, destination: str | None, *, dry_run: bool) -> int:
     """Send what the nodes lack; say what each was sent."""
     targets = chosen.numbered()
     cargo = pushing.load(source, destination)
     transport = chosen.transport()
     said: list[str] = []
-    with Progress("sending", nodes=len(targets), quiet=as_json) as progress:
+    with Progress("sending", nodes=len(targets), quiet=output.as_json()) as progress:
         parts = pushing.push(transport, targets, cargo, progress, dry_run=dry_run, say=said.append)
     code = exit_code(parts)
 
@@ -227,7 +224,7 @@ def push(
 
     nodes = [to_json(part, "sent") for part in parts]
     data = {"nodes": nodes, "left_out": cargo.left_out, "notes": said, "exit_code": code}
-    output.result(data, as_text, as_json=as_json)
+    output.result(data, as_text)
     return code
 
 

@@ -36,7 +36,7 @@ Answer = WarmPairs | WarmEnds | OrchestratorError
 Replies = Sequence[tuple[Node, Answer]]  # of each place
 
 
-def warm(where: Where, wanted: str | None, *, off: bool, as_json: bool) -> int:
+def warm(where: Where, wanted: str | None, *, off: bool) -> int:
     """Show what waits on each node, or end it and prove that."""
     ssh = without_record(where)
     targets = choose(read_nodes(where.node_list), () if wanted is None else (wanted,))
@@ -51,7 +51,7 @@ def warm(where: Where, wanted: str | None, *, off: bool, as_json: bool) -> int:
     answers = fleet.everywhere(places, ask)
     shown = news(places, answers)
     words = receipts if off else to_text
-    output.result(to_data(shown), partial(words, shown), as_json=as_json)
+    output.result(to_data(shown), partial(words, shown))
     if any(end.left for answer in answers if isinstance(answer, WarmEnds) for end in answer.ends):
         return EXIT_FAILED
     lost = any(isinstance(answer, OrchestratorError) for answer in answers)

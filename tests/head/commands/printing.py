@@ -1,0 +1,18 @@
+"""Commands that are called as with --json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from orchestrator.head.screen import output
+
+
+@contextmanager
+def json_wanted(wanted: bool = True) -> Iterator[None]:
+    """Have commands print JSON within."""
+    token = output.AS_JSON.set(wanted)
+    try:
+        yield
+    finally:
+        output.AS_JSON.reset(token)
