@@ -396,11 +396,11 @@ class Launch:
     )
     notify: tuple[str, ...] = option(
         (),
-        "Tell somebody when the job ends, fails, is started again or is held up: cmd:COMMAND,"
-        " webhook:URL, webhook:env:NAME, webhook:file:PATH or mail:ADDRESS.",
+        "Run a shell command when the job ends, fails, is started again or is held up, with the"
+        " event as JSON on its standard input.",
         OUTPUT,
         commands=START,
-        metavar="WHOM",
+        metavar="COMMAND",
     )
     note: str | None = option(
         None, "What the run is for, in lists and pages.", OUTPUT, commands=START, metavar="TEXT"

@@ -178,9 +178,7 @@ def queue_job(
 
 
 def generate(asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments) -> int:
-    refuse_urls(arguments)
-    options = {name: value for name, value in launch.launch.items() if name != "notify"}
-    request = checked(replace(launch, secret=(), env_pass=(), launch=options))  # the job reads them
+    request = checked(replace(launch, secret=(), env_pass=()))  # the job reads them
     command = command_line(asked, arguments, request)
     write_out(text(asked, request.config.launch, command))
     return EXIT_DONE
@@ -189,11 +187,9 @@ def generate(asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArgum
 def submit(
     asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments, *, detach: bool
 ) -> int:
-    refuse_urls(arguments)
     request = checked(launch)
     words, env = redact.env_apart(arguments, launch.program)
     env |= {setting.name: setting.value for setting in request.env if setting.secret}
-    env |= {target.variable: target.to for target in request.told if target.variable}
     command = command_line(asked, words, request)
     queued = queue_job(asked, request.config.launch, command, request.where.experiments, env)
     if not detach:
@@ -201,15 +197,6 @@ def submit(
     say(f"{queued.name} is Slurm's job {queued.slurm_job()}")
     say(f"follow it: orchestrator attach {queued.name}")
     return EXIT_DONE
-
-
-def refuse_urls(arguments: Sequence[str]) -> None:
-    """Refuse a webhook that the batch file would show."""
-    if any(word.removeprefix("--notify=").startswith("webhook:http") for word in arguments):
-        raise UsageError(
-            "--notify webhook: its URL would stand in the batch file",
-            "put it into a variable or a file: --notify webhook:env:NAME or webhook:file:PATH",
-        )
 
 
 def checked(launch: LaunchArguments) -> Request:

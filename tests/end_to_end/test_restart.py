@@ -88,7 +88,7 @@ def test_training_goes_on_as_if_nothing_had_been(apart: Head, tmp_path: Path) ->
 def test_any_program_is_told_which_attempt_it_is_and_may_refuse_another(head: Head) -> None:
     script = head.script("program.py", PROGRAM)
     told = head.directory / "told"
-    words = ["--max-restarts", "9", "--notify", f"cmd:cat >> {told}; sleep 0.1"]
+    words = ["--max-restarts", "9", "--notify", f"cat >> {told}; sleep 0.1"]
     head.node_list = head.cluster.write_list([head.cluster.addresses[0]], "one.txt")
     command = head.launch("--nproc", "4", *words, script, "refuses")
     assert command.finish() == 1, command.text
@@ -100,7 +100,7 @@ def test_any_program_is_told_which_attempt_it_is_and_may_refuse_another(head: He
     restart, failure = map(json.loads, told.read_text().splitlines())
     assert (restart["event"], restart["attempt"], restart["verdict"]["rank"]) == ("restart", 2, 3)
     assert (failure["event"], failure["state"], failure["attempt"]) == ("failure", "failed", 2)
-    assert head.record["launch"]["notify"] == ["cmd:cat (redacted)"]
+    assert head.record["launch"]["notify"] == ["cat (redacted)"]
     assert len(head.record["attempts"]) == 2
     status = head.command("orchestrator", "status")
     assert status.finish() == 0 and "attempt 2 of at most 10" in status.text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.head.follow.notify.receiver import receiving
 from tests.launching import Head
 
 PROGRAM = """
@@ -26,7 +25,7 @@ except OSError as error:
 """
 API = 'Api-v4lue/of+mine with="quotes" & ü'
 HUB, KEY, TYPED = "hub-t0ken-123456", "k3y-passed-by-pattern", "typed-4s-an-argument"
-NAMED = "h00k-named-in-a-file"
+NAMED = "h00k-named-in-a-command"
 
 
 def holding(places: list[Path], secrets: dict[str, str]) -> list[str]:
@@ -43,29 +42,29 @@ def test_it_is_nowhere(head: Head) -> None:
     program = head.script("program.py", PROGRAM)
     given = {"API": API, "MY_KEY": KEY, "TYPED": TYPED}
     words = ["--secret", "API", "--secret", "TYPED", "--env-file", "f.env", "--env-pass", "MY_K*"]
-    words += ["--nproc", "1", "--max-restarts", "1", "--notify", "webhook:file:hook"]
+    words += ["--nproc", "1", "--max-restarts", "1", "--notify", f"cat >> told; : {NAMED}"]
     command = [*words, program, f"--key={TYPED}"]
     said = []
-    with receiving() as (url, receiver):
-        (head.directory / "hook").write_text(f"{url}/{NAMED}\n")
-        said.append(head.run("--dry-run", *command, **given).text)
-        launch = head.launch(*command, **given)
-        launch.wait_for("in JSON")
-        lines = list(map(read, Path("/proc").glob("[0-9]*/cmdline")))
-        (head.directory / "looked").touch()
-        assert launch.finish() == 1, launch.text
-        said.append(launch.text)
-        for other in ("status --json", "report", "list --json", "logs"):
-            shown = head.command("orchestrator", *other.split())
-            shown.finish()
-            said.append(shown.text)
-        told = repr(receiver.got)
+    said.append(head.run("--dry-run", *command, **given).text)
+    launch = head.launch(*command, **given)
+    launch.wait_for("in JSON")
+    lines = list(map(read, Path("/proc").glob("[0-9]*/cmdline")))
+    (head.directory / "looked").touch()
+    assert launch.finish() == 1, launch.text
+    said.append(launch.text)
+    for other in ("status --json", "report", "list --json", "logs"):
+        shown = head.command("orchestrator", *other.split())
+        shown.finish()
+        said.append(shown.text)
+    told = (head.directory / "told").read_text()
     ends = {"API": API[:9], "its end": API[9:20], "HUB": HUB, "KEY": KEY, "TYPED": TYPED}
     urls = {"quoted": "Api-v4lue%2Fof%2B", "in base64": "QXBpLXY0bHVl", "shifted": "FwaS12NGx1Z"}
     secrets = {**ends, **urls, "hex": API.encode().hex()}
     assert "did not do, nor (redacted)" in told and "in two writes ***" in launch.text
     assert not [what for what, text in secrets.items() if text in told]
-    assert not [what for what, text in {**secrets, "URL": NAMED}.items() if text in "".join(said)]
+    assert not [
+        what for what, text in {**secrets, "NOTIFY": NAMED}.items() if text in "".join(said)
+    ]
     nodes = [head.cluster.run_home(node) for node in (0, 1)]
     showing = holding([head.experiment, *nodes, head.directory.parent / ".cache"], secrets)
     specs = {f"{head.node_file(node, 'spec.json')}" for node in (0, 1)}
@@ -73,8 +72,8 @@ def test_it_is_nowhere(head: Head) -> None:
     assert not left and specs, left
     modes = {path.stat().st_mode & 0o777 for node in nodes for path in node.rglob("spec.json")}
     assert modes == {0o600}
-    assert holding([head.experiment, *nodes], {"URL": NAMED}) == [
-        f"{head.experiment / '.notify'}: URL"
+    assert holding([head.experiment, *nodes], {"NOTIFY": NAMED}) == [
+        f"{head.experiment / '.notify'}: NOTIFY"
     ]
     assert not [line for line in lines if API in line or HUB in line or KEY in line]
 

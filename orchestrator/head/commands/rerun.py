@@ -16,7 +16,7 @@ from orchestrator.config import load
 from orchestrator.config.launch import LaunchArguments, Origin, Where
 from orchestrator.config.schema import Config
 from orchestrator.head.commands import launch
-from orchestrator.head.follow.notify import target as targets
+from orchestrator.head.follow.notify import command as notify_command
 from orchestrator.head.screen.output import say
 from orchestrator.head.start import launch as starting
 from orchestrator.head.start.request import resolve
@@ -174,10 +174,10 @@ def hook_of(config: Config, directory: Path) -> dict[str, Any]:
 
 
 def notified(experiment: Experiment, again: Again) -> dict[str, Any]:
-    """Return whom the experiment told: its config has not all of that."""
+    """Return the experiment's --notify commands: its config has their programs alone."""
     if any(word.startswith("launch.notify=") for word in again.overrides):
         return {}
-    return {"notify": tuple(target.written for target in targets.kept(experiment))}
+    return {"notify": notify_command.kept(experiment)}
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from orchestrator.common.text import Say
 from orchestrator.common.version import __version__
 from orchestrator.config import load
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.follow.notify import target
+from orchestrator.head.follow.notify import command as notify_command
 from orchestrator.head.follow.streams.node_logs import NodeLogs
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import redact
@@ -104,7 +104,7 @@ def record_job(prepared: Prepared) -> JobRecord:
     experiment.lock()
     record = prepared.nodes.source.mark(first_record(prepared))
     try:
-        target.keep(experiment, prepared.request.told)
+        notify_command.keep(experiment, prepared.request.notify)
         experiment.write_signed(record)
     except OSError as error:
         experiment.discard()

@@ -26,8 +26,7 @@ from orchestrator.config.launch import (
     options_of,
 )
 from orchestrator.config.schema import Config
-from orchestrator.head.follow.notify import target as notify_target
-from orchestrator.head.follow.notify.target import Target as Told
+from orchestrator.head.follow.notify import command as notify_command
 from orchestrator.head.nodes import environment
 from orchestrator.head.plan import accelerate, other_launchers
 from orchestrator.head.plan.accelerate import Accelerate
@@ -62,7 +61,7 @@ class Request:
     accelerate: Accelerate | None = None  # starts the ranks, in place of torchrun
     begun: float = 0.0  # when the command was typed
     origin: Origin | None = None  # of the code, where it is that of an earlier run
-    told: tuple[Told, ...] = ()  # whom --notify names
+    notify: tuple[str, ...] = ()  # the commands, with what is secret in them
     notes: tuple[str, ...] = ()  # what was read from the config that is written otherwise
     secret_files: tuple[Path, ...] = ()  # they never travel with the code
     directory: Path = field(default_factory=Path.cwd)  # of the program
@@ -71,10 +70,10 @@ class Request:
     @property
     def secrets(self) -> tuple[str, ...]:
         """Return what is hidden in all that is written down or said of this launch."""
-        urls = [target.secret for target in self.told]
         env = self.config.env.items()
         of_config = [value for name, value in env if hiding.is_secret(name, value)]
-        return hiding.parts([*(s.value for s in self.env if s.secret), *of_config, *urls])
+        of_options = [setting.value for setting in self.env if setting.secret]
+        return hiding.parts([*of_options, *of_config, *notify_command.secrets(self.notify)])
 
 
 def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) -> Request:
@@ -100,8 +99,8 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
     if launch.hook is None and DEFAULT_HOOK.is_file():
         launch = replace(launch, hook=str(DEFAULT_HOOK))
     label.checked(label.launched(launch))
-    targets = notify_target.parse_all(launch.notify)
-    launch = replace(launch, notify=tuple(target.shown for target in targets))
+    notify = notify_command.checked(launch.notify)
+    launch = replace(launch, notify=tuple(map(notify_command.shown, notify)))
     return Request(
         where=arguments.where,
         config=replace(config, launch=launch),
@@ -115,14 +114,12 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         payload=arguments.payload,
         origin=arguments.origin,
         accelerate=by,
-        told=targets,
+        notify=notify,
         begun=begun() if command is None else time.time(),
         hook=hook.read(launch.hook),
         notes=(*notes, *user_env.notes(arguments, os.environ), *behind_the_script(arguments)),
         secret_files=tuple(
-            Path(os.path.normpath(Path.cwd() / file))
-            for file in (*arguments.env_file, *(target.file for target in targets))
-            if file is not None
+            Path(os.path.normpath(Path.cwd() / file)) for file in arguments.env_file
         ),
     )
 

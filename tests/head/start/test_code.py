@@ -64,15 +64,13 @@ def test_files_of_secrets_never_travel(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
     (tmp_path / "conf").mkdir()
-    for name in ("train.py", "variables", "conf/real", "conf/hook"):
+    for name in ("train.py", "variables", "conf/real"):
         (tmp_path / name).write_text("HF_TOKEN=abc")
-    (tmp_path / "conf/hook").write_text("https://hooks.example.org/abc")
     (tmp_path / "linked").symlink_to("conf/real")
     request = resolve(
         LaunchArguments(
             program=("train.py",),
             env_file=("variables", str(tmp_path / "linked")),
-            launch={"notify": ("webhook:file:conf/hook",)},
             overrides=(f"sync.include=[{','.join(include)}]",),
         )
     )

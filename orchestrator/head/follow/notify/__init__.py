@@ -1,1 +1,1 @@
-"""Tell somebody who does not look on how a job goes: by a command, a webhook or mail."""
+"""Runs the commands of --notify when a job ends, fails, is started again or is held up."""

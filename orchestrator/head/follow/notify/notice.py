@@ -1,26 +1,22 @@
-"""Put into words what happened to a job: an end, a failure, a restart, a straggler. Pure."""
+"""Describes what happened to a job: an end, a failure, a restart, a straggler. Pure."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from orchestrator.common.text import duration, plural
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.lines import clean
-from orchestrator.protocol.message import encode
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.outcome import SlowRank, Verdict
 
-MOST_TEXT_CHARACTERS = 1900  # a message of Discord has 2000
+MOST_TEXT_CHARACTERS = 1900  # a message of a chat program may have 2000
 MOST_TRACE = 8000
-EVERYBODY = re.compile(r"@(?=(channel|here|everyone|all)\b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -34,24 +30,10 @@ class Notice:
     state: str
     attempt: int
     time: float
-    head: str  # the machine that tells it
+    head: str  # of the head
     text: str  # in words; the first line is a title
     verdict: Verdict | None = None
     straggler: SlowRank | None = None
-
-    @property
-    def title(self) -> str:
-        return self.text.partition("\n")[0]
-
-    def to_message(self) -> dict[str, Any]:
-        """Return what is posted: Slack and Mattermost show `text`, Discord shows `content`.
-
-        What a node or a log says must neither call everybody of a channel nor become a link.
-        """
-        words = self.text.replace("<", "\u2039").replace(">", "\u203a")
-        words = EVERYBODY.sub("@\u200b", words)
-        shown_in_chats = {"text": words, "content": words, "allowed_mentions": {"parse": []}}
-        return {**encode(self), **shown_in_chats}
 
 
 def of(event: str, record: JobRecord, text: str, when: float) -> Notice:
@@ -93,7 +75,7 @@ def of_restart(record: JobRecord, tree: str = "") -> Notice:
 
 
 def of_straggler(record: JobRecord, slow: SlowRank, when: float) -> Notice:
-    """Describe who holds the others up, or that a checkpoint is missing."""
+    """Describe a rank that holds the others up, or a checkpoint that is missing."""
     text = f"is held up: {slow.text}" if slow.holds_up else slow.text
     notice = of("straggler", record, text, when)
     return replace(notice, straggler=slow)
