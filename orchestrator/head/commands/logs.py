@@ -14,7 +14,8 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import for_now
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.streams import last_lines
-from orchestrator.head.follow.streams.follower import Failed, News, NodeFollower, Over, Unknown
+from orchestrator.head.follow.streams.follower import NodeFollower
+from orchestrator.head.follow.streams.news import Failed, News, Over, Unknown
 from orchestrator.head.schedulers.backend import SshBackend
 from orchestrator.head.screen.output import say
 from orchestrator.head.start.job import make_screen

@@ -21,6 +21,7 @@ from orchestrator.protocol.events import (
     Event,
     FirstOutput,
     RankEvent,
+    RankSlow,
     RankStarted,
     RankState,
     Started,
@@ -88,9 +89,16 @@ class NodeState:
     def failure(self, when: float, kind: str, message: str, rank: int | None = None) -> Failure:
         return Failure(self.record.index, self.record.name, rank, when, kind, message)
 
-    def take(self, event: RankEvent) -> None:
-        """Note what the event says of its rank."""
-        self.ranks[event.rank] = self.ranks.get(event.rank, RankState()).after(event)
+    def notes(self, event: Event) -> bool:
+        """Note what an event says of a rank; return False if it is not of this node, or no news."""
+        if not isinstance(event, RankEvent) or isinstance(event, RankSlow):
+            return True
+        before = self.ranks.get(event.rank, RankState())
+        ended = before.state in ("ended", event.event.removeprefix("rank_"))
+        if ended or event.rank not in self.record.numbers:
+            return False
+        self.ranks[event.rank] = before.after(event)
+        return True
 
     def note_time(self, event: Event) -> None:
         """Note when a step of the start was done, by our clock: of the ranks, the last one's."""

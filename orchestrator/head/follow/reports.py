@@ -7,13 +7,14 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import singledispatchmethod
 
 from orchestrator.common.text import size
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.followed_job import FollowedJob, NodeState
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.monitors.dial_monitors import OPEN_ALL
-from orchestrator.head.follow.streams.follower import (
+from orchestrator.head.follow.streams.news import (
     ClockRead,
     Connected,
     DiskFull,
@@ -33,7 +34,7 @@ from orchestrator.head.screen.styles import DONE, styled
 from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.node.machine.gpus import nvidia
 from orchestrator.protocol import events
-from orchestrator.protocol.events import PROLOG, Event, RankState
+from orchestrator.protocol.events import PROLOG, Event
 from orchestrator.protocol.reports import UNSAVED
 from orchestrator.protocol.requests.transfer import WrittenPlace
 from orchestrator.records.outcome import Receipt, SlowRank
@@ -61,70 +62,179 @@ class Reports:
         self.elsewhere: dict[str, Sequence[WrittenPlace]] = {}  # by name: what does not come home
 
     def handle(self, news: News) -> None:
-        node = self.nodes[news.node]
-        if isinstance(news, Happened):
-            self.happened(node, news.event)
-        elif isinstance(news, Lost):
-            self.lost(node, news)
-        elif isinstance(news, Connected):
-            self.set_clock(node, news.clock)
-            if node.lost_since:
-                log.info("%s is back after %.1f s", node.who, node.away)
-                self.job.say(styled(f"{node.who} is back after {node.away:.0f} s", DONE))
-            node.lost_since = node.outside_since = node.awaited = 0.0
-        elif isinstance(news, ClockRead):
-            self.set_clock(node, news.clock)
-        elif isinstance(news, Warned):
-            self.warned(node, news)
-        elif isinstance(news, LossLost):
-            self.loss_lost(node, news.what)
-        elif isinstance(news, Wrote):
-            self.wrote(node, news)
-        elif isinstance(news, DiskFull):
-            self.job.disk_full()
-        elif isinstance(news, Over):
-            self.over(node, "its supervisor was killed")
-        elif isinstance(news, Unknown):
-            self.over(node, f"has no such job: {news.why}")
-        elif isinstance(news, Failed):
-            raise news.error
+        self.take(news, self.nodes[news.node])
+
+    # -- what happens to the connection, by type --------------------------------------------------
+
+    @singledispatchmethod
+    def take(self, news: News, node: NodeState) -> None:
+        """Handle news of a node."""
+        raise TypeError(f"nothing handles {type(news).__name__}")
+
+    @take.register(Happened)
+    def _(self, news: Happened, node: NodeState) -> None:
+        self.happened(node, news.event)
+
+    @take.register(Connected)
+    def _(self, news: Connected, node: NodeState) -> None:
+        self.set_clock(node, news.clock)
+        if node.lost_since:
+            log.info("%s is back after %.1f s", node.who, node.away)
+            self.job.say(styled(f"{node.who} is back after {node.away:.0f} s", DONE))
+        node.lost_since = node.outside_since = node.awaited = 0.0
+
+    @take.register(ClockRead)
+    def _(self, news: ClockRead, node: NodeState) -> None:
+        self.set_clock(node, news.clock)
+
+    @take.register(Lost)
+    def _(self, news: Lost, node: NodeState) -> None:
+        if not node.lost_since:
+            node.lost_since, node.silent = time.monotonic(), news.silent
+            self.job.warn(f"{node.who}: {news.why}; trying to come back")
+        node.lost_why = news.why
+        if not news.outside:
+            node.outside_since = 0.0
+        elif not node.outside_since:
+            node.outside_since = time.monotonic()
+            self.job.warn(
+                f"{node.who}: {news.why}; it is lost if that is so for {CONTAINER_SECONDS:g} s"
+            )
+
+    @take.register(Warned)
+    def _(self, news: Warned, node: NodeState) -> None:
+        self.warn_of(node, f"node {news.node}: {news.what}")
+        if news.receipt is not None:
+            of = {"node": node.record.name, "job": self.job.record.job}
+            self.not_ended(Receipt(**{**vars(news.receipt), **of}))
+
+    @take.register(LossLost)
+    def _(self, news: LossLost, node: NodeState) -> None:
+        """Say that a program goes on without a loss: the earliest rank of which that is known."""
+        lost = news.what
+        if self.lost_loss is None or lost.step < self.lost_loss.step:
+            self.lost_loss = lost
+            self.job.warn(
+                f"rank {lost.rank} on {node.who} prints a loss that is NaN or infinite, from step"
+                f" {lost.step} on; the job continues: `orchestrator stop` ends it"
+            )
+
+    @take.register(Wrote)
+    def _(self, news: Wrote, node: NodeState) -> None:
+        if news.with_code is not None:
+            self.code_outputs[news.node] = news.with_code
+        if news.elsewhere:
+            self.elsewhere[node.record.name] = news.elsewhere
+
+    @take.register(DiskFull)
+    def _(self, news: DiskFull, node: NodeState) -> None:
+        self.job.disk_full()
+
+    @take.register(Over)
+    def _(self, news: Over, node: NodeState) -> None:
+        self.over(node, "its supervisor was killed")
+
+    @take.register(Unknown)
+    def _(self, news: Unknown, node: NodeState) -> None:
+        self.over(node, f"has no such job: {news.why}")
+
+    @take.register(Failed)
+    def _(self, news: Failed, node: NodeState) -> None:
+        raise news.error
+
+    # -- the events of a supervisor, by type ------------------------------------------------------
 
     def happened(self, node: NodeState, event: Event) -> None:
-        when = event.time - node.clock
-        node.note_time(event)
-        if isinstance(event, events.RankSlow):
-            self.held_up(node, event)
-        elif isinstance(event, events.RankEvent):
-            self.of_rank(node, event, when)
-        elif isinstance(event, events.Started):
-            log.info("%s: its supervisor has started torchrun", node.who)
-            node.record = replace(node.record, state="running")
-        elif isinstance(event, events.CommandFailed):
-            self.command_failed(node, event, when)
-        elif isinstance(event, events.GpuReport):
-            self.broken_gpu(node, event)
-        elif isinstance(event, events.LeaseFormed):
-            if not event.active:
-                self.warn_of(
-                    node,
-                    f"{node.who} cannot reach node 0's supervisor ({event.why}): without a head,"
-                    " an end on one will not be an end on the other. If that is a firewall, ranks"
-                    f" that connect to each other hang, too: {OPEN_ALL}",
-                )
-        elif isinstance(event, events.Ending):
-            node.grace, node.asked_at = event.grace, event.time
-            if self.job.end.open:
-                self.ending(node, event, when)
-            elif self.job.end.outcome is Outcome.FAILED:
-                self.lost_before(node, event, when)
-        elif isinstance(event, events.Ended):
-            self.ended(node, event, when)
         self.job.changed = True
+        node.note_time(event)
+        if node.notes(event):
+            self.take_event(event, node, event.time - node.clock)
 
-    def held_up(self, node: NodeState, event: events.RankSlow) -> None:
-        """Take who holds the others up from rank 0, or from the node that does so itself.
+    @singledispatchmethod
+    def take_event(self, event: Event, node: NodeState, when: float) -> None:
+        """Handle an event of a node at `when`, by our clock; of most, a note is enough."""
 
-        Of a disk that several nodes share, one of them tells for all: no machine is blamed then.
+    @take_event.register(events.Started)
+    def _(self, event: events.Started, node: NodeState, when: float) -> None:
+        log.info("%s: its supervisor has started torchrun", node.who)
+        node.record = replace(node.record, state="running")
+
+    @take_event.register(events.GpuReport)
+    def _(self, event: events.GpuReport, node: NodeState, when: float) -> None:
+        """Name a broken GPU once for each node: a job that hangs or loses a connection has it."""
+        for xid in nvidia.xids(event.line):
+            if node.broken_gpu is None:
+                node.broken_gpu = xid
+                self.job.warn(f"{node.who}: {xid}; what uses that GPU will fail, or wait for ever")
+
+    @take_event.register(events.CommandFailed)
+    def _(self, event: events.CommandFailed, node: NodeState, when: float) -> None:
+        """Take a failed prolog for the cause; what the epilog should do is no part of the job."""
+        failure = verdict.of_command(node.record.index, node.record.name, event, when)
+        if event.name != PROLOG:
+            self.warn_of(node, f"{node.who}: {failure.message}")
+        elif not self.said(node):
+            self.job.failed(failure)
+
+    @take_event.register(events.LeaseFormed)
+    def _(self, event: events.LeaseFormed, node: NodeState, when: float) -> None:
+        if not event.active:
+            self.warn_of(
+                node,
+                f"{node.who} cannot reach node 0's supervisor ({event.why}): without a head,"
+                " an end on one will not be an end on the other. If that is a firewall, ranks"
+                f" that connect to each other hang, too: {OPEN_ALL}",
+            )
+
+    @take_event.register(events.Ending)
+    def _(self, event: events.Ending, node: NodeState, when: float) -> None:
+        node.grace, node.asked_at = event.grace, event.time
+        if self.job.end.open:
+            self.ending(node, event, when)
+        elif self.job.end.outcome is Outcome.FAILED:
+            self.lost_before(node, event, when)
+
+    @take_event.register(events.Ended)
+    def _(self, event: events.Ended, node: NodeState, when: float) -> None:
+        if self.said(node):
+            return
+        node.ended = event
+        self.say_what_was_lost(node, event)
+        self.say_what_was_killed(node, event)
+        if event.swept and self.job.end.open:
+            self.job.failed(node.failure(when, "supervisor", event.why))
+        elif event.agent != 0 and not event.why and not event.swept:
+            failure = verdict.of_torchrun(node.record.index, node.record.name, event, when)
+            if self.job.end.open:
+                self.job.failed(failure)
+            elif event.agent == -signal.SIGKILL:  # no failure elsewhere kills it
+                self.job.failures.append(failure)
+
+    @take_event.register(events.RankAfresh)
+    def _(self, event: events.RankAfresh, node: NodeState, when: float) -> None:
+        """Say why ranks were not forked, once for all of them."""
+        if event.why not in self.not_forked:
+            self.not_forked.add(event.why)
+            self.warn_of(node, f"rank {event.rank} is started afresh, not forked: {event.why}")
+
+    @take_event.register(events.RankFinished)
+    def _(self, event: events.RankFinished, node: NodeState, when: float) -> None:
+        self.rank_done(event, node, when)
+
+    @take_event.register(events.RankEnded)
+    def _(self, event: events.RankEnded, node: NodeState, when: float) -> None:
+        if event.code == 0:
+            self.rank_done(event, node, when)
+        elif not event.asked:
+            message = node.ranks[event.rank].words or ""
+            index, name = node.record.index, node.record.name
+            self.job.failed(verdict.of_rank(index, name, event, when, message))
+
+    @take_event.register(events.RankSlow)
+    def _(self, event: events.RankSlow, node: NodeState, when: float) -> None:
+        """Take from rank 0, or from the node itself, that a rank holds the others up.
+
+        Of a disk that several nodes share, one of them reports for all, and no machine is blamed.
         """
         own = event.node == node.record.index or 0 in node.record.numbers
         known = event.node in self.nodes and event.rank in node.record.numbers
@@ -141,6 +251,8 @@ class Reports:
         )
         self.job.held_up(slow, blames=own)
 
+    # -- what follows from it ---------------------------------------------------------------------
+
     def said(self, node: NodeState) -> bool:
         """Count what a node has to say; tell whether that is more than a job has."""
         node.said += 1
@@ -149,53 +261,6 @@ class Reports:
     def warn_of(self, node: NodeState, text: str) -> None:
         if not self.said(node):
             self.job.warn(text[:LONGEST_WORDS])
-
-    def of_rank(self, node: NodeState, event: events.RankEvent, when: float) -> None:
-        """Take what happened to a rank of this node, the first time that it is told."""
-        before = node.ranks.get(event.rank, RankState()).state
-        if event.rank not in node.record.numbers or before in (
-            "ended",
-            event.event[len("rank_") :],
-        ):
-            return
-        node.take(event)
-        if isinstance(event, events.RankAfresh):
-            self.say_not_forked(node, event)
-        elif isinstance(event, events.RankFinished):
-            self.rank_done(node, event, when)
-        elif isinstance(event, events.RankEnded):
-            self.rank_ended(node, event, when)
-
-    def broken_gpu(self, node: NodeState, event: events.GpuReport) -> None:
-        """Say it once for each node: of a job that hangs or loses a connection it is the cause."""
-        for xid in nvidia.xids(event.line):
-            if node.broken_gpu is None:
-                node.broken_gpu = xid
-                self.job.warn(f"{node.who}: {xid}; what uses that GPU will fail, or wait for ever")
-
-    def command_failed(self, node: NodeState, event: events.CommandFailed, when: float) -> None:
-        """Take a failed prolog for the cause; what the epilog should do is no part of the job."""
-        failure = verdict.of_command(node.record.index, node.record.name, event, when)
-        if event.name == PROLOG:
-            if not self.said(node):
-                self.job.failed(failure)
-        else:
-            self.warn_of(node, f"{node.who}: {failure.message}")
-
-    def loss_lost(self, node: NodeState, lost: LostLoss) -> None:
-        """Say that a program, which did not notice, goes on without a loss: the earliest rank."""
-        if self.lost_loss is None or lost.step < self.lost_loss.step:
-            self.lost_loss = lost
-            self.job.warn(
-                f"rank {lost.rank} on {node.who} prints a loss that is NaN or infinite, from step"
-                f" {lost.step} on; the job continues: `orchestrator stop` ends it"
-            )
-
-    def say_not_forked(self, node: NodeState, event: events.RankAfresh) -> None:
-        """Say why ranks were not forked, once for all of them."""
-        if event.why not in self.not_forked:
-            self.not_forked.add(event.why)
-            self.warn_of(node, f"rank {event.rank} is started afresh, not forked: {event.why}")
 
     def ending(self, node: NodeState, event: events.Ending, when: float) -> None:
         """Handle an end that a supervisor began, and that this head did not order."""
@@ -234,21 +299,6 @@ class Reports:
             self.job.warn(f"{event.why}; this node ends its part")
             self.job.failures.append(node.failure(when, "elsewhere", event.why))
 
-    def ended(self, node: NodeState, event: events.Ended, when: float) -> None:
-        if self.said(node):
-            return
-        node.ended = event
-        self.say_what_was_lost(node, event)
-        self.say_what_was_killed(node, event)
-        if event.swept and self.job.end.open:
-            self.job.failed(node.failure(when, "supervisor", event.why))
-        elif event.agent != 0 and not event.why and not event.swept:
-            failure = verdict.of_torchrun(node.record.index, node.record.name, event, when)
-            if self.job.end.open:
-                self.job.failed(failure)
-            elif event.agent == -signal.SIGKILL:  # no failure elsewhere kills it
-                self.job.failures.append(failure)
-
     def say_what_was_lost(self, node: NodeState, event: events.Ended) -> None:
         """Say what its log ends without; what a disk refused earlier, the log says by itself."""
         if event.lost:
@@ -271,20 +321,12 @@ class Reports:
             self.job.warn(f"{node.who}: killed {who}: still there {waited:g} s after it was asked")
 
     def rank_done(
-        self, node: NodeState, event: events.RankFinished | events.RankEnded, when: float
+        self, event: events.RankFinished | events.RankEnded, node: NodeState, when: float
     ) -> None:
         # It closes its connections between its last line and its end: others may fail before that.
         if not event.asked:
             reason = "ended with exit code 0 while others waited for it"
             self.job.failures.append(node.failure(when, "ended_early", reason, event.rank))
-
-    def rank_ended(self, node: NodeState, event: events.RankEnded, when: float) -> None:
-        if event.code == 0:
-            self.rank_done(node, event, when)
-        elif not event.asked:
-            message = node.ranks[event.rank].words or ""
-            index, name = node.record.index, node.record.name
-            self.job.failed(verdict.of_rank(index, name, event, when, message))
 
     def over(self, node: NodeState, otherwise: str) -> None:
         """Close a node; without a last event, `otherwise` is what happened to it."""
@@ -302,23 +344,11 @@ class Reports:
                 f"node {node.record.index}: processes {left} do not end (stuck in the kernel?)"
             )
 
-    def warned(self, node: NodeState, news: Warned) -> None:
-        self.warn_of(node, f"node {news.node}: {news.what}")
-        if news.receipt is not None:
-            of = {"node": node.record.name, "job": self.job.record.job}
-            self.not_ended(Receipt(**{**vars(news.receipt), **of}))
-
     def not_ended(self, receipt: Receipt) -> None:
         """Keep that a node did not prove its end: `stop` asks there again."""
         if not receipt.proved:
             receipts = {**self.job.record.receipts, receipt.node: receipt}
             self.job.record = replace(self.job.record, receipts=receipts)
-
-    def wrote(self, node: NodeState, news: Wrote) -> None:
-        if news.with_code is not None:
-            self.code_outputs[news.node] = news.with_code
-        if news.elsewhere:
-            self.elsewhere[node.record.name] = news.elsewhere
 
     def set_clock(self, node: NodeState, offset: float) -> None:
         if abs(offset) > CLOCK_IS_OFF_SECONDS and abs(offset - node.clock) > CLOCK_IS_OFF_SECONDS:
@@ -331,19 +361,6 @@ class Reports:
         if abs(noted - node.record.clock) > CLOCK_IS_OFF_SECONDS:
             node.record = replace(node.record, clock=noted)
             self.job.changed = True
-
-    def lost(self, node: NodeState, news: Lost) -> None:
-        if not node.lost_since:
-            node.lost_since, node.silent = time.monotonic(), news.silent
-            self.job.warn(f"{node.who}: {news.why}; trying to come back")
-        node.lost_why = news.why
-        if not news.outside:
-            node.outside_since = 0.0
-        elif not node.outside_since:
-            node.outside_since = time.monotonic()
-            self.job.warn(
-                f"{node.who}: {news.why}; it is lost if that is so for {CONTAINER_SECONDS:g} s"
-            )
 
 
 def listed(processes: dict[int, str]) -> str:

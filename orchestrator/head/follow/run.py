@@ -21,10 +21,10 @@ from orchestrator.head.follow import conclusion, verdict
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import JobEnd, Outcome
 from orchestrator.head.follow.monitors.monitors import Monitors
-from orchestrator.head.follow.monitors.status_socket import StatusSocket
 from orchestrator.head.follow.reports import CONTAINER_SECONDS, Reports
 from orchestrator.head.follow.restarts import Restarts
-from orchestrator.head.follow.streams.follower import Answer, Grew, News, NodeFollower, State
+from orchestrator.head.follow.streams.follower import NodeFollower
+from orchestrator.head.follow.streams.news import Answer, Grew, News
 from orchestrator.head.screen.keyboard import KEYS, Keys
 from orchestrator.head.screen.screen import Display
 from orchestrator.head.transfer.fetch import elsewhere, home
@@ -74,7 +74,6 @@ class Run:
         self.job = FollowedJob(experiment, record, display, straggler)
         self.reports = Reports(self.job, has_other_heads=backend.has_other_heads)
         self.monitors = Monitors(self.job)
-        self.status = StatusSocket(record.job, experiment.path)
         self.backend = backend
         self.channels: dict[int, NodeChannel] = {}  # still open when all is over
         self.inbox: queue.SimpleQueue[News | int] = queue.SimpleQueue()
@@ -114,7 +113,7 @@ class Run:
         for held in interrupt.release():
             self.inbox.put(held)
         try:
-            with typed or Keys() as keys, self.status:
+            with typed or Keys() as keys, self.monitors.status:
                 log.info("follows %d nodes of job %s", len(followers), self.record.job)
                 for follower in followers:
                     follower.start()
@@ -149,7 +148,6 @@ class Run:
             self.job.end_all(self.end.order_why, PEER_GRACE)
         self.check_patience()
         self.monitors.check()
-        self.status.check(lambda: self.job.in_touch)
         self.job.save_in_turn(at_once=not self.end.open or self.end.left)
 
     def post(self, news: News) -> None:
@@ -164,8 +162,6 @@ class Run:
             self.signalled(message)
         elif isinstance(message, Answer):
             self.monitors.answer(message)
-        elif isinstance(message, State):
-            self.status.answer(message.node, message.there)
         else:
             self.reports.handle(message)
 

@@ -28,14 +28,8 @@ from orchestrator.head.follow import verdict as verdicts
 from orchestrator.head.follow.reports import CLOCK_IS_OFF_SECONDS
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.streams import follower as following
-from orchestrator.head.follow.streams.follower import (
-    Failed,
-    Happened,
-    Lost,
-    News,
-    NodeFollower,
-    Warned,
-)
+from orchestrator.head.follow.streams.follower import NodeFollower
+from orchestrator.head.follow.streams.news import Failed, Happened, Lost, News, Warned
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen.screen import Display, Screen

@@ -18,7 +18,7 @@ from orchestrator.config.launch import Launch
 from orchestrator.head.follow import followed_job
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.run import Run
-from orchestrator.head.follow.streams.follower import Answer, Happened, LossLost, Lost, Over
+from orchestrator.head.follow.streams.news import Answer, Happened, LossLost, Lost, Over
 from orchestrator.head.follow.streams.printed import LostLoss
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.schedulers.backend import backend_of
@@ -154,7 +154,7 @@ def test_a_log_that_lacks_its_end_is_named(tmp_path: Path) -> None:
     run = run_of(directory, replace(job(directory), nodes=[node]))
     ended = Ended(time=1005.0, agent=0, why="", killed={}, left=(), ranks={})
     for event in (ended, ended.replace(lost=90_000_000)):
-        run.reports.ended(run.job.nodes[0], event, 1005.0)
+        run.reports.happened(run.job.nodes[0], event)
     (said,) = said_by(run)
     assert said.startswith("orchestrator: node 0 (n1): the last 90 MB of output are in no log")
 
@@ -291,7 +291,7 @@ def test_a_lost_node_is_not_waited_for_longer_than_it_was_silent(
         directory, replace(job(directory), nodes=nodes, launch=Launch(node_loss_timeout=5))
     )
     run.job.followers = [Deaf(), Deaf()]  # type: ignore[list-item]
-    run.reports.lost(run.job.nodes[1], Lost(1, "no word", silent))
+    run.reports.handle(Lost(1, "no word", silent))
     if over:
         run.job.give_up_on(
             run.job.nodes[1].failure(0.0, "lost", "no word between node 1 and node 0")
@@ -317,17 +317,14 @@ def test_a_container_that_cannot_be_entered_is_not_waited_for_as_a_network_is(
     run.job.followers = [Deaf()]  # type: ignore[list-item]
     node, now = run.job.nodes[0], 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    run.reports.lost(node, Lost(0, "the connection broke", 0.0))
-    run.reports.lost(
-        node, Lost(0, "`podman exec one` ends before our program starts", 0.0, outside=True)
-    )
+    run.reports.handle(Lost(0, "the connection broke", 0.0))
+    outside = Lost(0, "`podman exec one` ends before our program starts", 0.0, outside=True)
+    run.reports.handle(outside)
     now += seconds
-    run.reports.lost(
-        node, Lost(0, "`podman exec one` ends before our program starts", 0.0, outside=True)
-    )
+    run.reports.handle(outside)
     run.check_patience()
     assert (run.end.outcome is Outcome.LOST) is lost
-    run.reports.lost(node, Lost(0, "no word", 0.0))  # the machine itself does not answer any more
+    run.reports.handle(Lost(0, "no word", 0.0))  # the machine itself does not answer any more
     assert not node.outside
 
 

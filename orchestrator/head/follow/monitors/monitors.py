@@ -16,10 +16,12 @@ from orchestrator.head.follow.monitors.dial_monitors import (
     StartMonitor,
 )
 from orchestrator.head.follow.monitors.hang_monitor import HangMonitor
-from orchestrator.head.follow.streams.follower import Answer, NodeFollower
+from orchestrator.head.follow.monitors.status_socket import StatusSocket
+from orchestrator.head.follow.streams.follower import NodeFollower
+from orchestrator.head.follow.streams.news import Answer
 from orchestrator.head.follow.verdict import Failure
-from orchestrator.protocol.requests.follow import Paces, Stuck
-from orchestrator.protocol.requests.machine import Listening
+from orchestrator.protocol.requests.follow import JobStates, Paces, Stuck
+from orchestrator.protocol.requests.machine import Dialed, Listening
 
 if TYPE_CHECKING:
     from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor
@@ -39,6 +41,7 @@ class Monitors:
         # With a short limit the hang itself is found first, and is what was asked for.
         self.start = StartMonitor("" if 0 < limit < DIALS_WITHIN_SECONDS else record.master)
         self.link = LinkMonitor(record.nodes)
+        self.status = StatusSocket(record.job, job.experiment.path)
         self.stuck: Failure | None = None  # a hang, until it is known who reaches whom
         self.left_hanging = False
 
@@ -50,18 +53,19 @@ class Monitors:
         return SlowMonitor(record.job, record.nodes, outputs)
 
     def answer(self, news: Answer) -> None:
-        """Pass an answer on to the one that has asked."""
-        if isinstance(news.answer, Stuck):
-            self.hang.answer(news.node, news.answer)
-        elif isinstance(news.answer, Paces):
-            self.slow.answer(news.node, news.answer)
-        elif isinstance(news.answer, Listening) or self.start.over:
-            self.link.answer(news.node, news.answer)
-        else:
-            self.start.answer(news.node, news.answer)
+        """Pass an answer on to the monitor that has asked."""
+        asking = {
+            JobStates: self.status,
+            Stuck: self.hang,
+            Paces: self.slow,
+            Listening: self.link,
+            Dialed: self.link if self.start.over else self.start,
+        }
+        asking[type(news.answer)].answer(news.node, news.answer)
 
     def check(self) -> None:
         job = self.job
+        self.status.check(lambda: job.in_touch)
         if not job.end.open or self.left_hanging or any(node.lost_since for node in job.nodes):
             return
         followers, begun = job.at_work, any(node.ranks for node in job.nodes)

@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from orchestrator.common.errors import NodeError, OrchestratorError
@@ -25,14 +25,29 @@ from orchestrator.head.connect.channel import (
 )
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.follow.streams.news import (
+    Answer,
+    ClockRead,
+    Connected,
+    DiskFull,
+    Failed,
+    Grew,
+    Happened,
+    LossLost,
+    Lost,
+    News,
+    Over,
+    Unknown,
+    Warned,
+    Wrote,
+)
 from orchestrator.head.follow.streams.node_logs import AppendOnly, NodeLogs, log_files
-from orchestrator.head.follow.streams.printed import LostLoss, Printed
+from orchestrator.head.follow.streams.printed import Printed
 from orchestrator.head.nodes.clock import Clock
 from orchestrator.head.transfer.fetch import home
 from orchestrator.head.transfer.fetch.growing import GrowingFiles
-from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.protocol import events
-from orchestrator.protocol.events import Ended, Event
+from orchestrator.protocol.events import Ended
 from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS
 from orchestrator.protocol.message import Message, Nonsense, parse
 from orchestrator.protocol.requests import request
@@ -44,7 +59,6 @@ from orchestrator.protocol.requests.follow import (
     Left,
     Paces,
     Stop,
-    StopReceipt,
     Stuck,
 )
 from orchestrator.protocol.requests.machine import Dialed, Listening
@@ -58,7 +72,6 @@ from orchestrator.protocol.requests.request import (
     Request,
     SupervisorGone,
 )
-from orchestrator.protocol.requests.transfer import WrittenPlace
 from orchestrator.protocol.timing import (
     HEAD_BEAT_SECONDS,
     HEAD_PATIENCE_SECONDS,
@@ -360,10 +373,8 @@ class NodeFollower:
     def _answered(self, number: int, answer: Message) -> None:
         if isinstance(answer, Left):
             self.left.set()
-        elif isinstance(answer, (Stuck, Paces, Listening, Dialed)):
+        elif isinstance(answer, (Stuck, Paces, Listening, Dialed, JobStates)):
             self.post(Answer(self.node.index, answer))
-        elif isinstance(answer, JobStates):
-            self.post(State(self.node.index, answer))
         elif isinstance(answer, request.Clock):
             # Clocks drift apart: a good exchange is better than one of an hour ago.
             sent = self.beats.pop(number, 0.0)
@@ -429,94 +440,3 @@ def shortened(data: Any) -> Any:
         some = itertools.islice(data.items(), MOST_PARTS)
         return {key[:LONGEST_TEXT]: shortened(value) for key, value in some}
     return list(map(shortened, data[:MOST_PARTS])) if isinstance(data, list) else data
-
-
-# The news of one node that its follower passes on to the run: a class for each kind.
-
-
-class News(Message, kw_only=False):
-    """Something that came from a node, or happened to the connection to it."""
-
-    node: int
-
-
-class Happened(News, kw_only=False):
-    """The node's supervisor wrote an event."""
-
-    event: Event
-
-
-class Grew(News, kw_only=False):
-    """The local files have more than before."""
-
-
-class Lost(News, kw_only=False):
-    """The connection broke; the follower tries to come back."""
-
-    why: str
-    silent: float  # seconds since it was last heard of
-    outside: bool = False  # the machine answers, and the container of the job cannot be entered
-
-
-class Connected(News, kw_only=False):
-    """The stream begins, or begins again. `clock`: the node's clock minus ours."""
-
-    clock: float
-
-
-class ClockRead(News, kw_only=False):
-    """The clock's offset is known more precisely."""
-
-    clock: float
-
-
-class Answer(News, kw_only=False):
-    """The node answers a question: what its ranks do, which address it reaches, who wants it."""
-
-    answer: Stuck | Paces | Listening | Dialed
-
-
-class State(News, kw_only=False):
-    """The state of the job there, for a command that asks through this head."""
-
-    there: JobStates
-
-
-class Warned(News, kw_only=False):
-    """Something stays there, which is to be said: outputs, or what may be of the job."""
-
-    what: str
-    receipt: StopReceipt | None = None
-
-
-class LossLost(News, kw_only=False):
-    """A rank prints a loss that is NaN or infinite."""
-
-    what: LostLoss
-
-
-class Wrote(News, kw_only=False):
-    """The program wrote into the snapshot of its code, or to places that do not come home."""
-
-    with_code: CodeOutputs | None
-    elsewhere: Sequence[WrittenPlace]
-
-
-class DiskFull(News, kw_only=False):
-    """The head's disk has no room for the log."""
-
-
-class Over(News, kw_only=False):
-    """The job has ended there, and all files are here."""
-
-
-class Unknown(News, kw_only=False):
-    """The node has no such job."""
-
-    why: str
-
-
-class Failed(News, kw_only=False):
-    """The follower cannot go on: a version of the job that cannot be followed, or a defect."""
-
-    error: Exception

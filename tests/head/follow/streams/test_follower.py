@@ -13,7 +13,8 @@ from orchestrator.common.errors import NodeError, UsageError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Silent
 from orchestrator.head.follow.streams import follower as following
-from orchestrator.head.follow.streams.follower import News, NodeFollower, Warned
+from orchestrator.head.follow.streams.follower import NodeFollower
+from orchestrator.head.follow.streams.news import News, Warned
 from orchestrator.head.follow.streams.node_logs import open_logs
 from orchestrator.protocol.requests.follow import Stop
 from orchestrator.protocol.requests.request import Beat

@@ -1,0 +1,95 @@
+"""What a follower of a node posts to its job: a class for each kind of news."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.head.follow.streams.printed import LostLoss
+from orchestrator.head.transfer.fetch.home import CodeOutputs
+from orchestrator.protocol.events import Event
+from orchestrator.protocol.message import Message
+from orchestrator.protocol.requests.follow import JobStates, Paces, StopReceipt, Stuck
+from orchestrator.protocol.requests.machine import Dialed, Listening
+from orchestrator.protocol.requests.transfer import WrittenPlace
+
+
+class News(Message, kw_only=False):
+    """Something that came from a node, or happened to the connection to it."""
+
+    node: int
+
+
+class Happened(News, kw_only=False):
+    """The node's supervisor wrote an event."""
+
+    event: Event
+
+
+class Grew(News, kw_only=False):
+    """The local files have more than before."""
+
+
+class Lost(News, kw_only=False):
+    """The connection broke; the follower tries to come back."""
+
+    why: str
+    silent: float  # seconds since it was last heard of
+    outside: bool = False  # the machine answers, and the container of the job cannot be entered
+
+
+class Connected(News, kw_only=False):
+    """The stream begins, or begins again. `clock`: the node's clock minus ours."""
+
+    clock: float
+
+
+class ClockRead(News, kw_only=False):
+    """The clock's offset is known more precisely."""
+
+    clock: float
+
+
+class Answer(News, kw_only=False):
+    """The node answers a question of a monitor, or of a command that asks through this head."""
+
+    answer: Stuck | Paces | Listening | Dialed | JobStates
+
+
+class Warned(News, kw_only=False):
+    """Something stays there, which is to be said: outputs, or what may be of the job."""
+
+    what: str
+    receipt: StopReceipt | None = None
+
+
+class LossLost(News, kw_only=False):
+    """A rank prints a loss that is NaN or infinite."""
+
+    what: LostLoss
+
+
+class Wrote(News, kw_only=False):
+    """The program wrote into the snapshot of its code, or to places that do not come home."""
+
+    with_code: CodeOutputs | None
+    elsewhere: Sequence[WrittenPlace]
+
+
+class DiskFull(News, kw_only=False):
+    """The head's disk has no room for the log."""
+
+
+class Over(News, kw_only=False):
+    """The job has ended there, and all files are here."""
+
+
+class Unknown(News, kw_only=False):
+    """The node has no such job."""
+
+    why: str
+
+
+class Failed(News, kw_only=False):
+    """The follower cannot go on: a version of the job that cannot be followed, or a defect."""
+
+    error: Exception
