@@ -209,8 +209,6 @@ LONG = [
     "tests/engine/core/test_guards.py::test_one_rank_is_asked_and_all_save_and_end_together[2]",
     "tests/engine/core/test_used_parts.py::test_random_parts_in_random_micro_batches[6]",
     "tests/engine/data/test_loaders.py::test_loaders_that_people_write[nodes0]",
-    "tests/engine/observe/test_stragglers.py::test_an_hour_of_a_busy_machine_alarms_nobody",
-    "tests/engine/observe/test_stragglers.py::test_what_is_slow_in_real_ranks_is_named",
     "tests/engine/sharding/test_library_models.py",
     "tests/engine/saving/in_memory/test_memory.py::test_it_goes_on_from_memory_to_the_bit[hybrid_shard",
     "tests/engine/saving/in_memory/test_memory.py::test_killed_at_any_moment_at_most_a_step_is_lost",

@@ -163,7 +163,7 @@ class RankRaised(RankEvent, event="rank_raised"):
 class RankSlow(RankEvent, event="rank_slow"):
     """The ranks found that one of them, or a node's link, holds them up, or that none can save."""
 
-    cause: str  # slow compute, slow data loader, slow link, slow disk, no checkpoint
+    cause: str  # no checkpoint, or GPUs that do nothing
     who: int  # the rank; for a link, the first one of its node
     node: int
     step: int

@@ -162,15 +162,31 @@ def test_a_master_port_that_is_closed(
 
 
 LATE = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
 while True:
     time.sleep(0.1 + 0.1 * dist.get_rank())
     model(torch.ones(64)).sum().backward()
 """
 
+LATE_TRAINER = """
+import os, time, torch
+from orchestrator import Trainer
 
-def test_who_is_late_in_each_step_of_a_program_that_says_nothing(head: Head) -> None:
-    command = head.launch(head.script("late.py", GROUP + LATE))
+def step(model, batch):
+    time.sleep(0.1 + 0.1 * int(os.environ["RANK"]))
+    return model(batch[0]).sum(), len(batch[0])
+
+samples = torch.utils.data.TensorDataset(torch.ones(100_000, 64))
+trainer = Trainer(torch.nn.Linear(64, 1), torch.optim.SGD, step=step, strategy="ddp")
+trainer.train(torch.utils.data.DataLoader(samples, batch_size=4), max_period="10000 steps")
+"""
+
+
+@pytest.mark.parametrize("text", [LATE, LATE_TRAINER], ids=["plain", "trainer"])
+def test_who_is_late_in_each_step_is_named(head: Head, text: str) -> None:
+    command = head.launch(head.script("late.py", text))
     command.wait_for(r"rank 1 \(node 1, .*\) holds the others up for \d+% of each step", 150)
     status = head.command("orchestrator", "status", "--json")
     assert status.finish() == 0

@@ -123,8 +123,6 @@ class Loop:
                 if trains and self.policy.urgent:
                     self._keep_last(self.memory)
                 self.memory.close()
-            if self.reporter.watch is not None:
-                self.reporter.watch.finish()
             if self.checkpoints is not None:
                 if trains:
                     self._save_last(self.checkpoints)
@@ -331,8 +329,7 @@ class Loop:
         reporter.after_step(state.step, over, last=bool(state.ended) and self.training.endless)
         state.tokens = reporter.tokens
         if self.checkpoints is not None:
-            if self.checkpoints.poll() and reporter.watch is not None:
-                reporter.watch.wrote(self.checkpoints.wrote)
+            self.checkpoints.poll()
             reporter.saves(self.state.step, self.checkpoints.saved)
         with reporter.estimate.pause():
             self._compare_copies()

@@ -7,7 +7,6 @@ somebody profiles.
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -38,8 +37,8 @@ class Phases:
       that is queued when backward begins marks the moment at which all gradients are computed.
       (With gradient_as_bucket_view off, copying them back counts as communication.)
 
-    To see FSDP2's waits, torch has to be patched while a step computes: on a GPU that is done with
-    `profiling` alone, and the metrics tell of them with it alone. exposed_comm is None where they
+    To see FSDP2's waits, torch has to be patched while a step computes, which is done with
+    `profiling` alone. exposed_comm is None where they
     do not, and forward_backward then contains the waits. Collectives that the training loop itself
     calls are to be put into `with phases("exposed_comm")`.
     """
@@ -47,8 +46,7 @@ class Phases:
     def __init__(self, device: torch.device, model: nn.Module, *, profiling: bool) -> None:
         self._clock = _EventClock(device) if device.type == "cuda" else _HostClock()
         self._waits = _how_it_waits(model)
-        self._tells = self._waits is not None and (profiling or self._waits != "fsdp")
-        if self._waits == "fsdp" and not profiling and device.type == "cuda":
+        if self._waits == "fsdp" and not profiling:
             self._waits = None
         self._marked = False
         self._spans = {phase: _Span(self, phase) for phase in PHASES}
@@ -56,7 +54,7 @@ class Phases:
         self._done: deque[tuple[Phase, Phase | None, Any, Any]] = deque()
         self._ms = dict.fromkeys(PHASES, 0.0)
         self._inside = 0.0  # exposed communication within forward and backward
-        self._ever = dict.fromkeys(PHASES, 0.0)  # seconds, since the beginning
+        self._data_seconds = 0.0  # since the beginning
 
     def __call__(self, phase: Phase) -> contextlib.AbstractContextManager[None]:
         return self._spans[phase]
@@ -105,19 +103,16 @@ class Phases:
         self._clock.settle()
         self._add_up()
         mean: dict[str, float | None] = {f"{name}_ms": self._ms[name] / steps for name in PHASES}
-        if not self._tells:
+        if self._waits is None:
             mean["exposed_comm_ms"] = None
             mean["forward_backward_ms"] = (self._ms["forward_backward"] + self._inside) / steps
         self._ms, self._inside = dict.fromkeys(PHASES, 0.0), 0.0
         return mean
 
-    def totals(self) -> tuple[float, float, float]:
-        """Seconds so far for data, for this rank's own computing, and in which it waited for
-        others; as far as the device has come. Computing is NaN where waits hide in it."""
+    def data_seconds(self) -> float:
+        """Return the seconds so far in which this rank waited for data."""
         self._add_up()
-        ever = self._ever
-        busy = ever["forward_backward"] + ever["optimizer"]
-        return ever["data"], math.nan if self._waits is None else busy, ever["exposed_comm"]
+        return self._data_seconds
 
     def _exposed(self) -> contextlib.AbstractContextManager[None]:
         return self("exposed_comm")
@@ -127,10 +122,10 @@ class Phases:
             phase, outer, began, ended = self._done.popleft()
             ms = self._clock.between(began, ended)
             self._ms[phase] += ms
-            self._ever[phase] += ms / 1e3
+            self._data_seconds += ms / 1e3 if phase == "data" else 0.0
             if outer is not None:
                 self._ms[outer] -= ms
-                self._ever[outer] -= ms / 1e3
+                self._data_seconds -= ms / 1e3 if outer == "data" else 0.0
                 self._inside += ms if outer == "forward_backward" else 0.0
 
 

@@ -17,7 +17,6 @@ from orchestrator.common.text import Say
 from orchestrator.config.schema import Config
 from orchestrator.engine.observe import metrics, speed
 from orchestrator.engine.observe.phases import Phases
-from orchestrator.engine.observe.stragglers import Watch, in_words
 from orchestrator.engine.observe.trackers import Trackers
 from orchestrator.engine.ranks.ranks import Ranks, device_name, say_once
 from orchestrator.engine.sharding import used_parts
@@ -166,7 +165,6 @@ class Reporter:
         self.config, self.ranks, self.measures, self.say = config, ranks, measures, say
         self.tokens, self.skipped = tokens, 0
         self.phases = Phases(ranks.device, model, profiling=config.profiling.enabled)
-        self.watch = Watch(config, ranks, self.phases, step) if ranks.world > 1 else None
         self.account, self.data_counted = metrics.of_process(), 0.0
         self.account.begin(step)
         self.ledger = Ledger()
@@ -197,14 +195,10 @@ class Reporter:
 
     def after_step(self, step: int, epoch: int, *, last: bool) -> None:
         self.alive()
-        seconds = self.estimate.step()
-        self.busy += seconds
-        data = self.phases.totals()[0]
+        self.busy += self.estimate.step()
+        data = self.phases.data_seconds()
         self.account.after_step(step, data - self.data_counted)
         self.data_counted = data
-        if self.watch is not None:
-            for slow in self.watch.after_step(seconds):
-                self.say(in_words(self.ranks, slow))
         if due(self.config.logging.interval, step) or last or not self.begun:
             self.log(step, epoch, last=last)
         elif len(self.ledger.steps) >= self.config.training.max_bad_steps:

@@ -91,7 +91,6 @@ class Checkpoints:
         self.culprit = -1  # the rank that could not write then
         self.newest: int | None = None  # the last step of this run that is on the disk
         self.in_memory: Callable[[], int | None] = lambda: None  # and that is in the nodes' memory
-        self.wrote = 0.0  # seconds in which this rank wrote its own files, the last time
         self.stalled = 0.0  # seconds for which it held up the training
         self.staged: dict[str, Tensor] = {}
         self.constant: set[str] | None = None  # of those: what has not changed since the first save
@@ -173,12 +172,10 @@ class Checkpoints:
             self.thread.join()
         self.stalled = time.perf_counter() - began
 
-    def poll(self) -> bool:
+    def poll(self) -> None:
         """Say what became of a save, once it is known."""
-        known = self.thread is not None and not self.thread.is_alive()
-        if known:
+        if self.thread is not None and not self.thread.is_alive():
             self.wait()
-        return known
 
     def wait(self) -> str:
         """Wait for a save, say what became of it, and return what went wrong."""
@@ -295,7 +292,6 @@ class Checkpoints:
                 error, directory, self.writers.members.index(self.ranks.rank), state
             )
             before, size = parts.Before(), (0, 0)
-        self.wrote = writer.seconds
         troubles = gather(trouble, self.writers.group)
         if any(each.text for each in troubles):
             self.failures, self.in_a_row = self.failures + 1, self.in_a_row + 1

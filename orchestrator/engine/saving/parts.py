@@ -90,10 +90,8 @@ class Writer(FileSystemWriter):
         self.directory = path
         self.results: list[WriteResult] = []  # of those that did not change
         self.known: dict[str, FileRecord] = {}  # of the file that is linked
-        self.seconds = 0.0  # until this rank's own files were on the disk
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[Any]]:
-        began = time.perf_counter()
         items: dict[str, list[WriteItem]] = {CHANGING: [], ALIKE: [], CONSTANT: []}
         for item in plan.items:
             alike = self.apart and item.type != WriteItemType.SHARD
@@ -111,7 +109,6 @@ class Writer(FileSystemWriter):
                 self.results, self.known = list(before.results), {before.path.name: before.record}
             else:
                 self.results = list(super().write_data(plans[CONSTANT], planner).wait())
-        self.seconds = time.perf_counter() - began
         done: Future[list[Any]] = Future()
         done.set_result([*results, *self.results])
         return done

@@ -37,9 +37,9 @@ class Entry(NamedTuple):
 def ask(run: RunDir) -> dict[int, Pace]:
     """Have all ranks write down what they remember, and wait for none; there are no answers yet.
 
-    That takes a rank 0.1 s at most. The ranks of a Trainer look themselves who is slow.
+    That takes a rank 0.1 s at most.
     """
-    if not any(map(os.path.exists, GPUS)) and not hang.step_times(run):
+    if not any(map(os.path.exists, GPUS)):
         first = run.read_spec().first_rank
         for rank in hang.rank_pids(run).values():
             with contextlib.suppress(OSError):

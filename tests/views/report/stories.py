@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.records.metrics import slow_ranks, trainers
+from orchestrator.records.metrics import trainers
 from orchestrator.records.outcome import SlowRank
 
 STARTED = 1_700_000_000.0
@@ -29,7 +29,7 @@ def experiment(
         )
         for index, name in enumerate(("alpha", "beta"))
     ]  # fmt: skip
-    held_up = [SlowRank(cause=slow_ranks.DATA, rank=slow, node=1, time=STARTED + 9.0)]
+    held_up = [SlowRank(cause="slow input", rank=slow, node=1, time=STARTED + 9.0)]
     fields: dict[str, Any] = {"state": "done", "ended": STARTED + 60.0, "exit_code": 0}
     fields |= {"slow": held_up if steps and 0 <= slow < ranks else [], **changes}
     record = JobRecord(

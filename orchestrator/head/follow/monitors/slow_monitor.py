@@ -1,4 +1,4 @@
-"""Notice who holds the others up, in programs that say nothing of their steps.
+"""Notices a rank that holds the others up.
 
 Where ranks compute on processors, nodes are asked now and then which collectives each rank entered,
 and when. What GPUs do comes with the samples of their nodes.
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.head.follow.monitors import slow_sources
+from orchestrator.head.follow.monitors.slow_sources import COMPUTE, INPUT, LATE
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.protocol.requests.follow import AskPaces, Pace, Paces
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.metrics import samples
 from orchestrator.records.metrics.samples import RecentSamples
-from orchestrator.records.metrics.slow_ranks import COMPUTE, INPUT, LATE
 from orchestrator.records.outcome import SlowRank
 
 EVERY, SUSPECTS = 60.0, 15.0  # seconds to the next look

@@ -1,4 +1,4 @@
-"""Shows who holds the others up, in programs that say nothing of their steps. Pure.
+"""Finds the rank that holds the others of a job up, whatever program it runs. Pure.
 
 All ranks begin a step together, as the step before ended with collectives of all. So a rank that
 comes to one of them later than the others has held them up for as long.
@@ -6,24 +6,44 @@ comes to one of them later than the others has held them up for as long.
 A GPU that waits in a collective is busy, as its driver counts. So one that is idle for part of the
 time while all others are busy is the one that they wait for, and its program is what it waits for;
 one that is as busy, but has a lower clock than others of its model, computes more slowly.
+
+A rank is named only if it costs the others a good part of the time in most of the looks. On a busy
+machine the latest is now this one, now that one.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 from orchestrator.protocol.requests.follow import Pace
 from orchestrator.records.metrics.samples import Sample
-from orchestrator.records.metrics.slow_ranks import COMPUTE, INPUT, PART, excess, slowest
 
+# Causes, as job.json has them. From outside a data loader, a disk and a lock look alike.
+COMPUTE, INPUT, LATE = "slow compute", "slow input", "late rank"
+PART = 0.15  # of the time that has to be lost by it
+STEADY = 0.8  # of the looks
 LEAST_SECONDS = 0.005  # of each step
 LEAST_STEPS = 10
 SAMPLES = 10  # that are compared: nearly a minute
 BUSY = 0.9  # of the time: all others are
 SLOWER = 0.15  # less than the others' clock
+
+K = TypeVar("K", bound=Hashable)
+
+
+def slowest(lost: Mapping[K, Sequence[float]], least: float) -> tuple[K, float] | None:
+    """Return which one loses most, if steadily at least so much, and its usual loss in a look."""
+    usual = {one: statistics.median(values) for one, values in lost.items() if values}
+    if not usual:
+        return None
+    one = max(usual, key=lambda each: usual[each])
+    looks = sum(value >= least for value in lost[one])
+    return (one, usual[one]) if looks >= STEADY * len(lost[one]) else None
+
 
 Gpu = tuple[int, int]  # its node, and its number there
 
@@ -61,15 +81,20 @@ def late_rank(
     between = [(after[1] - one[1]) / (after[0] - one[0]) for one, after in pairwise(ends)]
     seconds = statistics.median(between)
     lost = {
-        rank: [max(excess(times, at) for times in entered) for entered in steps.values()]
+        rank: [max(behind(times, at) for times in entered) for entered in steps.values()]
         for at, rank in enumerate(ranks)
     }
     slow = slowest(lost, max(PART * seconds, LEAST_SECONDS + 2 * error))
     return Late(slow[0], min(1.0, slow[1] / seconds)) if slow and seconds > 0 else None
 
 
+def behind(times: Sequence[float], at: int) -> float:
+    """Return by how much one of the times is later than the median of the others."""
+    return times[at] - statistics.median([*times[:at], *times[at + 1 :]])
+
+
 def waits(late: Late, before: Mapping[int, Pace], now: Mapping[int, Pace]) -> bool | None:
-    """Tell whether what makes it late is a wait and not its computing; None where unknown.
+    """Return True if the rank is late by a wait, False by its computing, None where unknown.
 
     The others sleep for as long as they wait for it. What each rank sleeps besides is not why.
     """
@@ -83,21 +108,25 @@ def waits(late: Late, before: Mapping[int, Pace], now: Mapping[int, Pace]) -> bo
 
 
 def is_denied(late: Late, before: Mapping[int, Pace], now: Mapping[int, Pace]) -> bool:
-    """Tell whether what makes it late is that other programs have its cores."""
-    denied = {
-        rank: (pace.denied - before[rank].denied) / (pace.at - before[rank].at)
-        for rank, pace in now.items()
-        if rank in before and pace.at > before[rank].at
-    }
+    """Return True if the rank is late because other programs have its cores."""
+    parts = {rank: part_of("denied", before.get(rank), pace) for rank, pace in now.items()}
+    denied = {rank: part for rank, part in parts.items() if part is not None}
     own = denied.pop(late.rank, 0.0)
     return own - statistics.median(denied.values() or [0.0]) >= late.part / 2
 
 
 def asleep(before: Pace | None, now: Pace) -> float | None:
     """Return the part of the time between two answers in which a rank's program waited."""
-    if before is None or before.awake is None or now.awake is None or now.at <= before.at:
+    awake = part_of("awake", before, now)
+    return None if awake is None else max(0.0, 1.0 - awake)
+
+
+def part_of(name: str, before: Pace | None, now: Pace) -> float | None:
+    """Return the part of the time between two answers that a rank's counter of seconds tells."""
+    first, last = getattr(before, name, None), getattr(now, name)
+    if before is None or first is None or last is None or now.at <= before.at:
         return None
-    return max(0.0, 1.0 - (now.awake - before.awake) / (now.at - before.at))
+    return float(last - first) / (now.at - before.at)
 
 
 # -- GPUs, by their samples ---------------------------------------------------------------------
