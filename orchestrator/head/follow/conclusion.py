@@ -2,46 +2,72 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.failure_kinds import of_a_machine
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import Outcome
-from orchestrator.head.follow.restarts import Restarts
+from orchestrator.head.follow.restarts import Conclusion, Restarts, ended
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.nodes import packages
 from orchestrator.records import goodput, manifest
-from orchestrator.records.experiment import JobRecord
+from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.metrics import trainers
 from orchestrator.records.outcome import Verdict
+
+log = logging.getLogger(__name__)
 
 
 def conclude(
     job: FollowedJob, scheduler: Callable[[JobRecord], str], *, stopped: bool
-) -> JobRecord:
-    """Return the record of a job that has ended, with its cause, or of one that goes on.
+) -> Conclusion:
+    """Return how the job ended, with the cause, and whether another attempt follows.
 
     `scheduler` returns why it ended the job, if it did; `stopped`: the user has asked for the end.
     """
     unreached = [node for node in job.nodes if not node.over]
     for node in unreached:
         node.record = replace(node.record, state="lost")
+    now = time.time()
     state, code = state_of(job, unreached=bool(unreached))
     cause = None
     if state == "stopped":
         reason = next((node.ended.why for node in job.nodes if node.ended and node.ended.why), "")
         reason = scheduler(job.record) or reason or verdict.STOPPED_BY_USER
-        cause = verdict.stopped(reason, time.time())
+        cause = verdict.stopped(reason, now)
     elif state != "done":
         cause = cause_of(job)
-    now = time.time()
     record = replace(job.current_record(), state=state, exit_code=code, ended=now, verdict=cause)
-    record = Restarts(record).after(job.experiment, stopped=stopped)
-    known = goodput.of(record, job.experiment.path, record.ended or time.time())
-    return replace(record, goodput=known)
+    over = after_attempt(job.experiment, record, stopped=stopped)
+    known = goodput.of(over.record, job.experiment.path, now)
+    return replace(over, record=replace(over.record, goodput=known))
+
+
+def after_attempt(
+    experiment: Experiment, record: JobRecord, *, stopped: bool = False
+) -> Conclusion:
+    """Read how far an attempt came that has ended, and decide what follows."""
+    if not Restarts(record).allowed:
+        return Conclusion(record, again=False)
+    outputs = experiment.path / "outputs"
+    steps = step_reached(outputs), step_reached(trainers.printed(outputs))
+    conclusion = Restarts(record).after(ended(record, *steps), stopped=stopped)
+    why = conclusion.record.attempts[-1].why
+    log.info("another attempt: %s (%s)", conclusion.again, why)
+    return conclusion
+
+
+def step_reached(outputs: Path) -> int | None:
+    """Return the last step of which a metrics file of the engine tells, if there is one."""
+    every = trainers.measured(outputs).values()
+    steps = [trainers.last(path).step for files in every for path in files.values()]
+    return max((step for step in steps if step is not None), default=None)
 
 
 def cause_of(job: FollowedJob) -> Verdict | None:

@@ -1,4 +1,4 @@
-"""Says whether a job may be started again, how often, on which nodes, and what follows an end.
+"""Decides whether a job is started again, how often and on which nodes. Pure.
 
 What may pass by itself (a node lost, a rank killed, a hang, a broken link) is tried again as often
 as the user allows, and so is a full disk while another node can take the place. What the program
@@ -8,11 +8,9 @@ that get nowhere end after three, with their first cause.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from orchestrator.common.errors import EXIT_NO_RESTART
 from orchestrator.head.follow.failure_kinds import of_a_machine
@@ -20,14 +18,10 @@ from orchestrator.records.experiment import (
     NOT_STARTED,
     RESTARTING,
     Attempt,
-    Experiment,
     JobRecord,
     NodeRecord,
 )
-from orchestrator.records.metrics import trainers
 from orchestrator.records.outcome import Verdict
-
-log = logging.getLogger(__name__)
 
 # Kinds of failures (head/follow/failure_kinds.py) that another start may not meet again.
 PASSING = {
@@ -62,6 +56,23 @@ SAME_AGE = 0.1  # by so much of it the two may differ; it takes as long to load 
 
 
 @dataclass(frozen=True)
+class Decision:
+    """What follows an attempt: another one or the end, why, and what is called the cause."""
+
+    restart: bool
+    why: str
+    verdict: Verdict | None
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """The record of a job after an attempt, and whether another one follows."""
+
+    record: JobRecord
+    again: bool
+
+
+@dataclass(frozen=True)
 class Restarts:
     """Says whether a job may go on, by its options and the attempts that it has had."""
 
@@ -69,7 +80,7 @@ class Restarts:
 
     @property
     def allowed(self) -> bool:
-        """Tell whether the job may be started again at all."""
+        """Return True if restarts are allowed."""
         return bool(self.record.launch.max_restarts)
 
     @property
@@ -94,7 +105,7 @@ class Restarts:
         )
 
     def unable(self, node: NodeRecord) -> str:
-        """Say what a node could not do for the latest attempts, in words after its name."""
+        """Return what a node could not do for the latest attempts, in words after its name."""
         for attempt in self.record.latest:
             verdict = attempt.verdict or Verdict()
             others = [attempt.nodes[one.node] for one in verdict.also if one.node is not None]
@@ -105,29 +116,24 @@ class Restarts:
                 return "could not do its part of the start"
         return ""
 
-    def after(self, experiment: Experiment, *, stopped: bool = False) -> JobRecord:
-        """Return the record of a job after an attempt: it goes on, or is over."""
-        record = self.record
-        if not self.allowed:
-            return record
-        attempts = [*record.attempts, ended(experiment, record)]
+    def after(self, attempt: Attempt, *, stopped: bool = False) -> Conclusion:
+        """Decide what follows this attempt, the latest; `stopped`: the user has ended the job."""
+        record, attempts = self.record, [*self.record.attempts, attempt]
         decision = decide(attempts, record.launch.max_restarts, spares=bool(record.spares))
         if stopped:
             decision = Decision(restart=False, why="the user stopped it", verdict=record.verdict)
-        log.info("another attempt: %s (%s)", decision.restart, decision.why)
-        attempts[-1] = replace(attempts[-1], restarted=decision.restart, why=decision.why)
-        if not decision.restart:
-            return replace(record, attempts=attempts, verdict=decision.verdict)
-        return replace(
-            record, attempts=attempts, state=RESTARTING, exit_code=None, ended=None, verdict=None
-        )
+        attempts[-1] = replace(attempt, restarted=decision.restart, why=decision.why)
+        if decision.restart:
+            record = replace(record, state=RESTARTING, exit_code=None, ended=None)
+        record = replace(record, attempts=attempts, verdict=decision.verdict)
+        return Conclusion(record, again=decision.restart)
 
 
 # -- how an attempt ended ---------------------------------------------------------------------
 
 
-def ended(experiment: Experiment, record: JobRecord) -> Attempt:
-    """Describe the attempt that this record says has ended."""
+def ended(record: JobRecord, step: int | None, printed: int | None) -> Attempt:
+    """Describe the attempt that this record says has ended, with the last steps that it told of."""
     codes = (rank.code for node in record.nodes for rank in node.ranks.values())
     earlier = record.attempts
     begun = [] if any(node.state == NOT_STARTED for node in record.nodes) else record.nodes
@@ -141,8 +147,8 @@ def ended(experiment: Experiment, record: JobRecord) -> Attempt:
         verdict=record.verdict,
         nodes=[node.name for node in record.nodes],
         codes=sorted({code for code in codes if code is not None}),
-        step=step_reached(experiment.path / "outputs"),
-        printed=step_reached(trainers.printed(experiment.path / "outputs")),
+        step=step,
+        printed=printed,
         ran=seconds_of_ranks(record),
         clock=next((node.clock for node in record.nodes), 0.0),
         log_before=[node.log_before for node in begun],
@@ -159,23 +165,7 @@ def seconds_of_ranks(record: JobRecord) -> float:
     return max(0.0, (record.ended or 0.0) - max(began)) if began else 0.0
 
 
-def step_reached(outputs: Path) -> int | None:
-    """Return the last step of which a metrics file of the engine tells, if there is one."""
-    every = trainers.measured(outputs).values()
-    steps = [trainers.last(path).step for files in every for path in files.values()]
-    return max((step for step in steps if step is not None), default=None)
-
-
 # -- what follows a failure -------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Whether the job is started again, why or why not, and what is to be called the cause."""
-
-    restart: bool
-    why: str
-    verdict: Verdict | None
 
 
 def decide(attempts: Sequence[Attempt], allowed: int, *, spares: bool = False) -> Decision:
@@ -217,12 +207,12 @@ def kind_of(attempt: Attempt) -> str:
 
 
 def is_passing(attempt: Attempt) -> bool:
-    """Tell whether the failure is of a kind that another start may not meet again."""
+    """Return True if another start may not meet the failure again."""
     return attempt.state == "lost" or attempt.never_began or kind_of(attempt) in PASSING
 
 
 def because(attempt: Attempt) -> str:
-    """Say in a few words what happened, for the line between two attempts."""
+    """Return a few words on what happened, for the line between two attempts."""
     verdict = attempt.verdict or Verdict()
     what = PASSING.get(kind_of(attempt), "a rank failed")
     node, rank = verdict.node, verdict.rank
@@ -238,7 +228,7 @@ def because(attempt: Attempt) -> str:
 
 
 def is_same(one: Attempt, other: Attempt) -> bool:
-    """Tell whether two attempts failed alike, at the same step as far as steps are known.
+    """Return True if two attempts failed alike, at the same step as far as steps are known.
 
     The disks of two nodes may be full one after the other.
     """
@@ -271,7 +261,7 @@ def without_progress(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 
 def ended_alike(before: Attempt, attempt: Attempt) -> bool:
-    """Tell whether two attempts, of whose steps nobody knows, met the same at the same young age.
+    """Return True if two attempts of unknown steps met the same failure at the same young age.
 
     A program that loads for minutes and then always fails has got nowhere, however long it ran.
     """

@@ -79,6 +79,7 @@ class Run:
         self.inbox: queue.SimpleQueue[News | int] = queue.SimpleQueue()
         self.left_behind = left_behind  # in the background, by a head that has left
         self.left_on_purpose = False
+        self.goes_on = False  # the attempt is over, and another one follows
         self.interrupts = 0
         self.terminated = False  # by SIGTERM: by Slurm, too, which may have taken the job back
         self.taken_back = False
@@ -291,19 +292,20 @@ class Run:
 
     def conclude(self) -> None:
         new = self.note_elsewhere()
-        self.job.record = conclusion.conclude(
+        over = conclusion.conclude(
             self.job,
             self.backend.why_terminated if self.terminated else lambda _: "",
             stopped=bool(self.interrupts),
         )
+        self.job.record, self.goes_on = over.record, over.again
         cause = self.record.verdict
         log.info("the attempt is over: %s; %s", self.record.state, cause and cause.message)
         if self.terminated and self.record.state == "stopped":
             self.taken_back = self.backend.is_taken_back(self.record)
-        goes_on = self.record.goes_on
-        if goes_on and self.record.engine:
+        if self.goes_on and self.record.engine:
             new = []  # it brings its own checkpoints to further attempts
-        for line in elsewhere.sentences(new if goes_on else self.record.elsewhere, goes_on=goes_on):
+        places = new if self.goes_on else self.record.elsewhere
+        for line in elsewhere.sentences(places, goes_on=self.goes_on):
             self.job.say(line)
         # What can be queued again has not ended: whoever reads the record would leave it.
         if not self.stopped_in_time:

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from orchestrator.config.launch import Launch
+from orchestrator.head.follow.conclusion import after_attempt, step_reached
 from orchestrator.head.follow.restarts import (
     Decision,
-    Restarts,
     because,
     decide,
-    step_reached,
 )
 from orchestrator.records.experiment import Attempt, Experiment, JobRecord
 from orchestrator.records.outcome import Verdict
@@ -208,17 +207,17 @@ def experiment(tmp_path: Path) -> Experiment:
 def test_a_job_goes_on_or_is_over(tmp_path: Path) -> None:
     place = experiment(tmp_path)
     (tmp_path / "outputs/rank_00_metrics.jsonl").write_text('{"step": 3}\n{"step": 4}\n{"st')
-    first = Restarts(FAILED).after(place)
+    first = after_attempt(place, FAILED).record
     assert first.state == "restarting" and not first.over and first.attempt == 2
     assert (first.ended, first.exit_code, first.verdict) == (None, None, None)
     assert first.attempts[0].step == 4 and first.attempts[0].restarted
-    second = Restarts(replace(FAILED, attempts=first.attempts, ended=30.0)).after(place)
+    second = after_attempt(place, replace(FAILED, attempts=first.attempts, ended=30.0)).record
     assert second.over and second.attempt == 2 and second.verdict == FAILED.verdict
     assert [(one.number, one.started, one.ended) for one in second.attempts] == [
         (1, 10.0, 20.0),
         (2, 20.0, 30.0),
     ]
-    assert Restarts(replace(FAILED, launch=Launch())).after(place) == replace(
+    assert after_attempt(place, replace(FAILED, launch=Launch())).record == replace(
         FAILED, launch=Launch()
     )
 
@@ -229,9 +228,9 @@ def test_how_long_the_ranks_of_an_attempt_ran(tmp_path: Path) -> None:
     times = [{"torchrun": 11.0, "ranks": 12.0}, {"torchrun": 11.0, "ranks": 14.0}, {}]
     nodes = [replace(NODE, index=at, times=each) for at, each in enumerate(times)]
     nodes[0] = replace(nodes[0], clock=3600.0)
-    first = Restarts(replace(FAILED, nodes=nodes)).after(place).attempts[0]
+    first = after_attempt(place, replace(FAILED, nodes=nodes)).record.attempts[0]
     assert (first.ran, first.clock) == (6.0, 3600.0)
-    waiting = Restarts(replace(FAILED, nodes=nodes[2:], ended=1000.0)).after(place)
+    waiting = after_attempt(place, replace(FAILED, nodes=nodes[2:], ended=1000.0)).record
     assert (waiting.attempts[0].ran, waiting.attempts[0].alive) == (0.0, 0.0)
 
 
@@ -245,7 +244,7 @@ def test_the_step_that_lines_told_is_noted(tmp_path: Path) -> None:
     place = experiment(tmp_path)
     (tmp_path / "printed").mkdir()
     (tmp_path / "printed/rank_00_metrics.jsonl").write_text('{"step": 14, "loss": 1.0}\n')
-    last = Restarts(FAILED).after(place).attempts[-1]
+    last = after_attempt(place, FAILED).record.attempts[-1]
     assert (last.step, last.printed) == (None, 14)
 
 

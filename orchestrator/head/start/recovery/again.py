@@ -17,6 +17,7 @@ from orchestrator.common.text import Say
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.follow.conclusion import after_attempt
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.node_logs import open_logs
@@ -77,7 +78,8 @@ def launch_again(job: Again, say: Say) -> Running | JobRecord:
             nodes = None if gathered is None else (gathered.nodes, gathered.spares)
             if gathered is not None and isinstance(error, NotAllStarted):
                 nodes = error.nodes, gathered.spares
-            final = Restarts(record.failed_to_start(ended, nodes, error)).after(experiment)
+            failed = record.failed_to_start(ended, nodes, error)
+            final = after_attempt(experiment, failed).record
             if not isinstance(error, StoppedEarly):
                 say(f"attempt {ended.attempt} could not be started: {error}")
         try:

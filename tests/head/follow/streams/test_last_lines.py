@@ -91,7 +91,7 @@ def test_lines_that_a_lost_node_alone_had_come_once_and_to_their_place(place: Ex
     """It was lost as node 1 of the second attempt, and as another number it comes back."""
     job = JobRecord("run-1", str(place.path), "lost", ["x"], NODES, 0.0, ended=1.0)
     here(place, NODES[1], b"one\n", b"0 1\n")
-    job = replace(job, attempts=[ended(place, job)])
+    job = replace(job, attempts=[ended(job, None, None)])
     b = with_line(place, NODES[1], "attempt 2")
     log = there("run-1.2", 1, b.log_before)
     log.feed("1", b"two\n")
@@ -99,7 +99,7 @@ def test_lines_that_a_lost_node_alone_had_come_once_and_to_their_place(place: Ex
     log.feed("1", b"three\n")
     log.feed("0", b"four\n")
     job = replace(job, job="run-1.2", nodes=[NODES[0], replace(b, state="lost")])
-    job = replace(job, attempts=[*job.attempts, ended(place, job)])
+    job = replace(job, attempts=[*job.attempts, ended(job, None, None)])
     back, said = replace(b, index=0, state="lost"), list[str]()
     for _ in range(2):
         last_lines.bring(place, job, [back], lambda _: cast("Any", Streaming()), said.append)
@@ -114,7 +114,7 @@ def test_lines_that_a_lost_node_alone_had_come_once_and_to_their_place(place: Ex
 
 def test_what_nobody_has_is_said(place: Experiment) -> None:
     job = JobRecord("run-1", str(place.path), "lost", ["x"], NODES, 0.0, ended=1.0)
-    job = replace(job, attempts=[ended(place, job)])
+    job = replace(job, attempts=[ended(job, None, None)])
     said = list[str]()
     last_lines.bring(place, job, NODES[1:], lambda _: cast("Any", Streaming()), said.append)
     words = "the last seconds of b's log in run-1 are not here"

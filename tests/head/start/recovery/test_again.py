@@ -10,7 +10,8 @@ import pytest
 
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import Declined
-from orchestrator.head.follow.restarts import Restarts, ended
+from orchestrator.head.follow.conclusion import after_attempt
+from orchestrator.head.follow.restarts import ended
 from orchestrator.head.follow.streams.node_logs import NodeLogs
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.head.start import launch
@@ -47,7 +48,7 @@ def place(tmp_path: Path) -> Experiment:
 def after(place: Experiment, job: JobRecord, gathered: Gathered, error: NodeError) -> JobRecord:
     """What follows an attempt that could not be started on these nodes."""
     failed = failed_to_start(job, (gathered.nodes, gathered.spares), error)
-    return Restarts(failed).after(place)
+    return after_attempt(place, failed).record
 
 
 def test_what_may_live_of_it_is_looked_for_where_it_was_to_be(tmp_path: Path) -> None:
@@ -257,7 +258,7 @@ def test_what_a_node_alone_measured_is_here_before_it_goes_on(
         (directory / "rank_01_metrics.jsonl").write_text(text)
     job = JobRecord("run-1", str(place.path), "lost", ["x"], NODES, 0.0, ended=1.0)
     lost = [NODES[0], replace(NODES[1], state="lost")]
-    job = replace(job, attempts=[replace(ended(place, job), ran=9.0)], nodes=lost)
+    job = replace(job, attempts=[replace(ended(job, None, None), ran=9.0)], nodes=lost)
     if away_for == 2:  # another has taken the steps that were taken again
         with (outputs / "rank_01_metrics.jsonl").open("a") as file:
             file.write('{"step": 4, "new": 1}\n')
