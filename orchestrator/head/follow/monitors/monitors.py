@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.monitors.dial_monitors import (
@@ -20,6 +20,7 @@ from orchestrator.head.follow.monitors.status_socket import StatusSocket
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.news import Answer
 from orchestrator.head.follow.verdict import Failure
+from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import JobStates, Paces, Stuck
 from orchestrator.protocol.requests.machine import Dialed, Listening
 
@@ -54,14 +55,14 @@ class Monitors:
 
     def answer(self, news: Answer) -> None:
         """Pass an answer on to the monitor that has asked."""
-        asking = {
-            JobStates: self.status,
-            Stuck: self.hang,
-            Paces: self.slow,
-            Listening: self.link,
-            Dialed: self.link if self.start.over else self.start,
+        asking: dict[type[Message], Callable[[int, Any], None]] = {
+            JobStates: self.status.answer,
+            Stuck: self.hang.answer,
+            Paces: self.slow.answer,
+            Listening: self.link.answer,
+            Dialed: (self.link if self.start.over else self.start).answer,
         }
-        asking[type(news.answer)].answer(news.node, news.answer)
+        asking[type(news.answer)](news.node, news.answer)
 
     def check(self) -> None:
         job = self.job

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import signal
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from orchestrator.common.errors import UsageError
 from orchestrator.common.text import Say
@@ -22,23 +21,21 @@ from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.outcome import SlowRank
 
-WAITING = 32  # notices; the commands are not run for further ones
 SECONDS = 10.0  # for a command
 LAST_SECONDS = SECONDS + 2.0  # a head that leaves waits so long
 LAST_WORDS = 2000  # bytes of what a command printed
 
 
 class Notifier:
-    """One head's notices about one job. For each, all commands run at once."""
+    """One head's notices about one job, one after the other. For each, all commands run at once."""
 
     def __init__(self, commands: Sequence[str], say: Say, tree: str = "") -> None:
         self.commands, self.say = commands, say
         self.tree = tree  # the user's own working tree, for the paths of a verdict
-        self.problems: dict[str, str] = {}  # command, or nothing for all -> the first
+        self.problems: dict[str, str] = {}  # command -> the first thing that went wrong
         self.reported: set[str] = set()
         self.slow: set[tuple[object, ...]] = set()
-        self.notices: queue.Queue[Notice | None] = queue.Queue(WAITING)
-        self.thread = threading.Thread(target=self.run, daemon=True, name="notify")
+        self.latest: threading.Thread | None = None  # it waits for those before it
 
     def straggler(self, record: JobRecord, slow: SlowRank) -> None:
         """Notify of a rank that holds the others up, once for each rank and cause."""
@@ -52,25 +49,14 @@ class Notifier:
         self.send((notice.of_restart if record.goes_on else notice.of_end)(record, self.tree))
 
     def send(self, message: Notice) -> None:
-        if not self.commands:
-            return
-        if self.thread.ident is None:
-            self.thread.start()
-        try:
-            self.notices.put_nowait(message)
-        except queue.Full:
-            self.complain("the commands are too slow: not every notice is passed on")
+        if self.commands:
+            self.latest = start(self.run, message, self.latest)
 
-    def run(self) -> None:
-        while (message := self.notices.get()) is not None:
-            threads = [
-                threading.Thread(target=self.run_one, args=(words, message), daemon=True)
-                for words in self.commands
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+    def run(self, message: Notice, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        for thread in [start(self.run_one, words, message) for words in self.commands]:
+            thread.join()
 
     def run_one(self, words: str, message: Notice) -> None:
         try:
@@ -78,28 +64,28 @@ class Notifier:
         except OSError as error:
             problem = error.strerror or type(error).__name__
         if problem:
-            self.complain(problem, words)
-
-    def complain(self, problem: str, words: str = "") -> None:
-        self.problems.setdefault(words, problem)
+            self.problems.setdefault(words, problem)
 
     def report(self) -> None:
         """Say once for each command what went wrong. The job goes on all the same."""
         for words in self.problems.keys() - self.reported:
             self.reported.add(words)
-            who = f"--notify {command.shown(words)}" if words else "--notify"
-            self.say(f"{who}: {self.problems[words]}; this is said once")
+            self.say(f"--notify {command.shown(words)}: {self.problems[words]}; this is said once")
 
     def close(self, seconds: float = LAST_SECONDS) -> None:
-        """Wait until the commands have run for all notices, for a while."""
-        if self.thread.ident is not None:
-            deadline = time.monotonic() + seconds
-            with contextlib.suppress(queue.Full):
-                self.notices.put(None, timeout=seconds)
-            self.thread.join(max(0.0, deadline - time.monotonic()))
-            if self.thread.is_alive():
-                self.complain(f"it was not done within {seconds:g} s")
+        """Wait for commands that still run, for a while."""
+        if self.latest is not None:
+            self.latest.join(seconds)
+            if self.latest.is_alive():
+                self.say(f"--notify: not all was passed on within {seconds:g} s")
         self.report()
+
+
+def start(run: Callable[..., None], *arguments: object) -> threading.Thread:
+    """Start a thread that nothing waits for at the end of the process."""
+    thread = threading.Thread(target=run, args=arguments, daemon=True, name="notify")
+    thread.start()
+    return thread
 
 
 def run_command(words: str, message: Notice, seconds: float) -> str:
