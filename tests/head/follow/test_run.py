@@ -378,14 +378,15 @@ def test_what_nodes_say_of_each_other_is_heard(tmp_path: Path) -> None:
     run = run_of(directory, replace(job(directory), nodes=nodes))
     run.monitors.start.over = False
     run.take(Answer(0, Dialed(answers=("refused",))))
-    assert run.monitors.start.answers == {0: "refused"}
+    assert run.monitors.start.answers == {0: Dialed(answers=("refused",))}
     run.monitors.start.over = True  # ranks have begun
     run.take(Answer(1, Listening(ports=(7001,))))
-    run.monitors.link.calls = {0: [1]}
     run.take(Answer(0, Dialed(answers=("no answer in 3 s",))))
-    assert run.monitors.link.ports == {1: 7001}
-    assert run.monitors.link.silent == {(0, 1): "no answer in 3 s"}
-    assert run.monitors.start.answers == {0: "refused"}
+    assert run.monitors.link.answers == {
+        0: Dialed(answers=("no answer in 3 s",)),
+        1: Listening(ports=(7001,)),
+    }
+    assert run.monitors.start.answers == {0: Dialed(answers=("refused",))}
 
 
 @pytest.mark.parametrize("cut", [True, False])

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from orchestrator.common import files
 from orchestrator.common.text import Say
 from orchestrator.head.follow.monitors import hang_report
 from orchestrator.head.follow.monitors.hang_report import StuckRank
+from orchestrator.head.follow.monitors.watcher import Watcher
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.verdict import Failure
-from orchestrator.protocol.requests.follow import AskStuck, RankStacks, Stuck
+from orchestrator.protocol.requests.follow import AskStuck, RankStacks
 from orchestrator.records.experiment import Experiment
 
-ANSWER_SECONDS = 10.0  # nodes that have not answered by then are left out
 FIRST_WORD_SECONDS = 60.0  # without progress; where that is at most half of what counts as a hang
 STOOD_STILL = 1.0  # between two looks, which come ten times a second
 
 
-class HangMonitor:
+class HangMonitor(Watcher[Failure]):
     """A job hangs when none of its nodes printed anything or moved for `timeout` seconds.
 
     A program that reports no steps and keeps its processors busy may be waiting all the same (NCCL
@@ -28,82 +28,82 @@ class HangMonitor:
     """
 
     def __init__(self, timeout: float, experiment: Experiment, job: str, say: Say) -> None:
+        super().__init__()
         self.timeout, self.experiment, self.job, self.say = timeout, experiment, job, say
-        self.asked_at = 0.0
-        self.early = False  # whether the question is the first, after a minute
-        self.first_said = timeout < 2 * FIRST_WORD_SECONDS
+        self.over = not timeout
         self.settled_at = self.checked_at = time.monotonic()
-        self.answers: dict[int, Stuck] = {}
 
     def check(self, followers: Sequence[NodeFollower]) -> Failure | None:
         """Return what is wrong, once it is known."""
-        now, before = time.monotonic(), self.checked_at
-        self.checked_at = now
-        if now - before > STOOD_STILL:
-            self.settled_at = now
-        if not self.timeout:
-            return None
-        if self.asked_at:
-            if len(self.answers) == len(followers) or now - self.asked_at > ANSWER_SECONDS:
-                return self._settle(followers, now)
-            return None
-        silent = min((f.silent for f in followers), default=0.0)
-        known = now - self.settled_at
-        if silent > self.timeout and known > self.timeout:
-            self._ask(followers, now)
-        elif not self.first_said and min(silent, known) > FIRST_WORD_SECONDS:
-            idle = min((f.idle for f in followers), default=0.0)
-            if idle > FIRST_WORD_SECONDS:
-                self._ask(followers, now, early=True)
-        return None
+        before, self.checked_at = self.checked_at, time.monotonic()
+        if self.checked_at - before > STOOD_STILL:
+            self.settled_at = self.checked_at
+        return super().check(followers)
 
-    def _ask(self, followers: Sequence[NodeFollower], now: float, *, early: bool = False) -> None:
-        self.asked_at, self.early, self.answers = now, early, {}
-        for follower in followers:
-            follower.ask(AskStuck(job=self.job, node=follower.node.index))
+    def watch(self) -> Generator[float, None, Failure]:
+        first_said = self.timeout < 2 * FIRST_WORD_SECONDS
+        while True:
+            silent = min((f.silent for f in self.followers), default=0.0)
+            known = min(silent, time.monotonic() - self.settled_at)
+            if known > self.timeout:
+                yield from self.ask_and_hear(self.question)
+                self.settled_at = time.monotonic()
+                if failure := self.failure():
+                    return failure
+            elif not first_said and min(known, self.idle) > FIRST_WORD_SECONDS:
+                yield from self.ask_and_hear(self.question)
+                if self.idle > FIRST_WORD_SECONDS:  # still
+                    first_said = True
+                    self._say_first()
+            yield 0.0
 
-    def answer(self, node: int, stuck: Stuck) -> None:
-        self.answers[node] = stuck
+    @property
+    def idle(self) -> float:
+        return min((follower.idle for follower in self.followers), default=0.0)
 
-    def _settle(self, followers: Sequence[NodeFollower], now: float) -> Failure | None:
-        self.asked_at = 0.0
-        if not self.early:
-            self.settled_at = now
+    def question(self, follower: NodeFollower) -> AskStuck:
+        return AskStuck(job=self.job, node=follower.node.index)
+
+    def heard(self) -> tuple[list[tuple[StuckRank, RankStacks]], int]:
+        """Return the ranks that the nodes tell of, and how many of theirs have ended."""
+        asked = [f.node for f in self.followers if f.node.index in self.answers]
         ranks = [
-            (hang_report.of_rank(rank, f.node.index, stacks), stacks)
-            for f in followers
-            if f.node.index in self.answers
-            for rank, stacks in sorted(self.answers[f.node.index].stuck.items())
-            if rank in f.node.numbers
+            (hang_report.of_rank(rank, node.index, stacks), stacks)
+            for node in asked
+            for rank, stacks in sorted(self.answers[node.index].stuck.items())
+            if rank in node.numbers
         ]
+        ended = max(0, sum(node.nproc for node in asked) - len(ranks)) if ranks else 0
+        return ranks, ended
+
+    def failure(self) -> Failure | None:
+        ranks, ended = self.heard()
         stuck = [rank for rank, _ in ranks]
         # Each by the clock of its own node: another's may be far off.
         waits = (hang_report.oldest_wait([r], self.answers[r.node].time) for r in stuck)
-        idle = min((f.idle for f in followers), default=0.0)
-        asked = [f.node for f in followers if f.node.index in self.answers]
-        ended = max(0, sum(node.nproc for node in asked) - len(stuck)) if stuck else 0
-        reading = hang_report.reading(stuck, ended)
-        if self.early:
-            if idle > FIRST_WORD_SECONDS:  # still
-                self.first_said = True
-                self._say_first(idle, reading, hang_report.culprit(stuck, ended))
-            return None
+        idle = self.idle
         if idle <= self.timeout and max(waits, default=0.0) <= self.timeout:
             return None  # busy with something that says nothing
         if ranks:
             self._keep(ranks)
+        reading = hang_report.reading(stuck, ended)
         message = f"no progress for {max(idle, self.timeout):.0f} s: {reading}"
+        fix, now = hang_report.fix(stuck), time.time()
         who = hang_report.culprit(stuck, ended)
-        names = {f.node.index: f.node.name for f in followers}
-        node, rank = (who.node, who.rank) if who else (None, None)
-        name = "" if node is None else names[node]
-        return Failure(node, name, rank, time.time(), "hang", message, fix=hang_report.fix(stuck))
+        if who is None:
+            return Failure(None, "", None, now, "hang", message, fix=fix)
+        names = {f.node.index: f.node.name for f in self.followers}
+        return Failure(who.node, names[who.node], who.rank, now, "hang", message, fix=fix)
 
-    def _say_first(self, idle: float, reading: str, who: StuckRank | None) -> None:
+    def _say_first(self) -> None:
+        ranks, ended = self.heard()
+        stuck = [rank for rank, _ in ranks]
+        who = hang_report.culprit(stuck, ended)
         whose = f"rank {who.rank}: " if who else ""
         self.say(
-            f"nothing was printed and nothing moves for {idle:.0f} s: {whose}{reading}; after"
-            f" {self.timeout:.0f} s (--hang-timeout) that is a hang"
+            f"nothing was printed and nothing moves for {self.idle:.0f} s: {whose}"
+            f"{hang_report.reading(stuck, ended)}; after {self.timeout:.0f} s (--hang-timeout)"
+            " that is a hang"
         )
 
     def _keep(self, ranks: Sequence[tuple[StuckRank, RankStacks]]) -> None:

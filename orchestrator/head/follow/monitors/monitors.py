@@ -23,11 +23,11 @@ from orchestrator.head.follow.verdict import Failure
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import JobStates, Paces, Stuck
 from orchestrator.protocol.requests.machine import Dialed, Listening
+from orchestrator.records.outcome import SlowRank
 
 if TYPE_CHECKING:
     from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor
 
-SLOW_AFTER_SECONDS = 30.0  # a job's begin says nothing of its pace
 LINK_FIX = f"look at the cables and the switch between these nodes, or {OPEN_ALL}"
 
 
@@ -38,7 +38,6 @@ class Monitors:
         self.job, record = job, job.record
         limit = record.launch.hang_timeout
         self.hang = HangMonitor(limit, job.experiment, record.job, job.say)
-        self.slow_at = time.monotonic() + SLOW_AFTER_SECONDS
         # With a short limit the hang itself is found first, and is what was asked for.
         self.start = StartMonitor("" if 0 < limit < DIALS_WITHIN_SECONDS else record.master)
         self.link = LinkMonitor(record.nodes)
@@ -51,7 +50,11 @@ class Monitors:
         from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor  # not at a start
 
         record, outputs = self.job.record, self.job.experiment.path / "outputs"
-        return SlowMonitor(record.job, record.nodes, outputs)
+        return SlowMonitor(record.job, record.nodes, outputs, self.held_up)
+
+    def held_up(self, slow: SlowRank) -> None:
+        self.job.held_up(slow.replace(time=time.time()))
+        self.job.warn(slow.text)
 
     def answer(self, news: Answer) -> None:
         """Pass an answer on to the monitor that has asked."""
@@ -76,9 +79,7 @@ class Monitors:
         apart = self.link.check(followers, begun=begun or self.stuck is not None)
         if apart and self.stuck is None:
             job.warn(f"WARNING: {apart}; {OPEN_ALL}")
-        if time.monotonic() > self.slow_at and (slow := self.slow.check(followers)):
-            job.held_up(slow.replace(time=time.time()))
-            job.warn(slow.text)
+        self.slow.check(followers)
         failure = self.hanging(followers, apart)
         if failure is not None and job.record.launch.on_hang == "stop":
             job.failed(failure)

@@ -6,83 +6,77 @@ and when. What GPUs do comes with the samples of their nodes.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
 
 from orchestrator.head.follow.monitors import slow_sources
 from orchestrator.head.follow.monitors.slow_sources import COMPUTE, INPUT, LATE
+from orchestrator.head.follow.monitors.watcher import Watcher
 from orchestrator.head.follow.streams.follower import NodeFollower
-from orchestrator.protocol.requests.follow import AskPaces, Pace, Paces
+from orchestrator.protocol.requests.follow import AskPaces, Pace
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.metrics import samples
 from orchestrator.records.metrics.samples import RecentSamples
 from orchestrator.records.outcome import SlowRank
 
+FIRST = 30.0  # seconds: a job's begin says nothing of its pace
 EVERY, SUSPECTS = 60.0, 15.0  # seconds to the next look
 ANSWER_SECONDS = 3.0  # that ranks take to write what they remember
 
 
-@dataclass
-class SlowMonitor:
-    """Tells who is slow when two looks in a row find it so; each node and cause once."""
+class SlowMonitor(Watcher[None]):
+    """Reports a rank when two looks in a row find it slow; each node and cause once."""
 
-    job: str
-    nodes: Sequence[NodeRecord]
-    outputs: Path
-    due_at: float = 0.0
-    asked: int = 0  # times: to write, and to send what was written
-    answers: dict[int, Mapping[int, Pace]] = field(default_factory=dict)  # node -> its ranks
-    before: dict[int, Pace] = field(default_factory=dict)  # rank -> what it said last time
-    recent: dict[int, RecentSamples] = field(default_factory=dict)  # node -> its samples
-    last: dict[int, float] = field(default_factory=dict)  # node -> the time of the newest one
-    suspect: int | None = None  # a node
-    named: set[tuple[str, int]] = field(default_factory=set)
+    def __init__(
+        self,
+        job: str,
+        nodes: Sequence[NodeRecord],
+        outputs: Path,
+        report: Callable[[SlowRank], None],
+    ) -> None:
+        super().__init__(after=FIRST)
+        self.job, self.nodes, self.outputs, self.report = job, nodes, outputs, report
+        self.before: dict[int, Pace] = {}  # rank -> what it said last time
+        self.recent: dict[int, RecentSamples] = {}  # node -> its samples
+        self.last: dict[int, float] = {}  # node -> the time of the newest one
+        self.named: set[tuple[str, int]] = set()
 
-    def check(self, followers: Sequence[NodeFollower]) -> SlowRank | None:
-        """Return who is slow, when that is news; never waits."""
-        now = time.monotonic()
-        if now < self.due_at or sum(node.nproc for node in self.nodes) < 2:
-            return None
-        self._find_gpus()
-        if not self.recent and not self._heard(followers, now):
-            return None
-        found = self._gpu() if self.recent else self._rank(followers)
-        again = found is not None and found.node == self.suspect
-        self.suspect = found.node if found else None
-        self.due_at = now + (EVERY if found is None or again else SUSPECTS)
-        if found is None or not again or (found.cause, found.node) in self.named:
-            return None
-        self.named.add((found.cause, found.node))
-        return found
+    def watch(self) -> Generator[float, None, None]:
+        suspect = None  # a node
+        while sum(node.nproc for node in self.nodes) >= 2:
+            self._find_gpus()
+            if self.recent:
+                found = self._gpu()
+            else:
+                for read in (False, True):
+                    self.ask(partial(self.question, read=read))
+                    yield ANSWER_SECONDS
+                found = self._rank()
+            if found is None or found.node != suspect:
+                suspect = None if found is None else found.node
+                yield EVERY if found is None else SUSPECTS
+                continue
+            if (found.cause, found.node) not in self.named:
+                self.named.add((found.cause, found.node))
+                self.report(found)
+            yield EVERY
 
-    def _heard(self, followers: Sequence[NodeFollower], now: float) -> bool:
-        """Ask and ask again, each with a moment for the answer; tell whether that is over."""
-        if self.asked == 2:
-            self.asked = 0
-            return True
-        self.answers, self.due_at = {}, now + ANSWER_SECONDS
-        for follower in followers:
-            node, read = follower.node.index, self.asked == 1
-            follower.ask(AskPaces(job=self.job, node=node, read=read))
-        self.asked += 1
-        return False
+    def question(self, follower: NodeFollower, *, read: bool) -> AskPaces:
+        return AskPaces(job=self.job, node=follower.node.index, read=read)
 
-    def answer(self, node: int, paces: Paces) -> None:
-        self.answers[node] = paces.paces
-
-    def _rank(self, followers: Sequence[NodeFollower]) -> SlowRank | None:
+    def _rank(self) -> SlowRank | None:
         paces = {
-            rank: self.answers[node.index][rank]
+            rank: self.answers[node.index].paces[rank]
             for node in self.nodes
-            for rank in self.answers.get(node.index, {}).keys() & node.numbers
+            if node.index in self.answers
+            for rank in self.answers[node.index].paces.keys() & node.numbers
         }
         before, self.before = self.before, paces
         if len(paces) < sum(node.nproc for node in self.nodes):
             return None
         node_of = {r: node for node in self.nodes for r in node.numbers}
-        clocks = {follower.node.index: follower.clock for follower in followers}
+        clocks = {follower.node.index: follower.clock for follower in self.followers}
         if not clocks.keys() >= self.answers.keys():
             return None
         ahead = {rank: clocks[node_of[rank].index].offset for rank in paces}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.follow.monitors import dial_monitors
+from orchestrator.head.follow.monitors import dial_monitors, watcher
 from orchestrator.head.follow.monitors.dial_monitors import StartMonitor
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.protocol.requests.machine import Dialed
@@ -54,6 +54,7 @@ def watch(
     """Answer the calls of each round; return the failure, when it came, and how often was asked."""
     clock = Clock()
     monkeypatch.setattr(dial_monitors, "time", clock)
+    monkeypatch.setattr(watcher, "time", clock)
     monitor = StartMonitor("fd00::1:29500" if nodes == 2 else "10.0.0.1:29500")
     followers = [CalledFollower(index) for index in range(nodes)]
     asked = 0

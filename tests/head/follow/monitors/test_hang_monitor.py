@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.follow.monitors import hang_monitor
+from orchestrator.head.follow.monitors import hang_monitor, watcher
 from orchestrator.head.follow.monitors.hang_monitor import HangMonitor
 from orchestrator.protocol.requests.follow import RankStacks, Stuck
 from orchestrator.records.experiment import Experiment
@@ -57,6 +57,7 @@ class SilentFollower:
 def follower(monkeypatch: pytest.MonkeyPatch) -> SilentFollower:
     clock = Clock()
     monkeypatch.setattr(hang_monitor, "time", clock)
+    monkeypatch.setattr(watcher, "time", clock)
     return SilentFollower(clock)
 
 
@@ -135,11 +136,10 @@ def test_a_node_tells_nothing_of_the_clocks_and_ranks_of_others(
                  "collective_seq_id": 7, "time_created_ns": since}  # fmt: skip
         collectives = json.dumps({"entries": [entry]})
         stacks = RankStacks(state="R", stacks="", collectives=collectives)
-        for moment in range(int(follower.clock.now), int(follower.clock.now) + 700):
-            follower.clock.now = float(moment)
+        follower.requests.clear()
+        while not follower.requests:
+            follower.clock.now += 1.0
             monitor.check(followers)
-        monitor.asked_at = follower.clock.now
-        monitor.early = False
         monitor.answer(0, Stuck(stuck={0: stacks}, time=2e9))
         monitor.answer(1, Stuck(stuck=of_liar, time=99_999_999_999.0))
         return monitor.check(followers)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.follow.monitors import dial_monitors
+from orchestrator.head.follow.monitors import dial_monitors, watcher
 from orchestrator.head.follow.monitors.dial_monitors import LinkMonitor
 from orchestrator.protocol.requests.machine import Dialed, Listen, Listening
 from orchestrator.records.experiment import NodeRecord
@@ -24,7 +24,7 @@ def calls(
 ) -> tuple[str, float, list[str]]:
     """Let these calls fail in each round; return what is said, when, and what nodes were asked."""
     clock = Clock()
-    monkeypatch.setattr(dial_monitors, "time", clock)
+    monkeypatch.setattr(watcher, "time", clock)
     monitor = LinkMonitor(NODES)
     followers: Any = [CalledFollower(index) for index in range(3)]
     asked: list[str] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.follow.monitors import slow_monitor
+from orchestrator.head.follow.monitors import watcher
 from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor
 from orchestrator.protocol.requests.follow import AskPaces, Pace, Paces
 from orchestrator.records.experiment import NodeRecord
@@ -38,8 +38,9 @@ class Nodes:
 
     def __init__(self, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(slow_monitor, "time", SimpleNamespace(monotonic=lambda: self.now))
-        self.monitor = SlowMonitor("job", NODES, outputs, due_at=30.0)
+        monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.found: list[SlowRank] = []
+        self.monitor = SlowMonitor("job", NODES, outputs, self.found.append)
         self.asked: list[tuple[float, int, bool]] = []
         self.paces: dict[int, Pace] = {}
         self.followers: Any = [Follower(index, self) for index in (0, 1)]
@@ -61,8 +62,9 @@ class Nodes:
                 )
                 for node, pace in self.paces.items()
             }
-            found = self.monitor.check(self.followers)
-            told += [(self.now, found)] if found else []
+            self.monitor.check(self.followers)
+            told += [(self.now, found) for found in self.found]
+            self.found.clear()
         return told
 
 
