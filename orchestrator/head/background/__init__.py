@@ -1,1 +1,1 @@
-"""A process of ours that goes on when whoever started it is gone, and the pipe to it."""
+"""A process that goes on when the program that started it has ended, and the pipe to it."""

@@ -1,4 +1,4 @@
-"""A process in the background: it outlives whoever started it, and answers as long as it is asked.
+"""A process in the background: it outlives its starter, and answers as long as it is asked.
 
 Both ends of the pipe are here. What it does is a function, which travels with its arguments as a
 pickle; the answers are lines of JSON, and keys go to it as to a command from a terminal. It has no
@@ -73,7 +73,7 @@ class Background:
             self.keys.flush()
 
     def gone(self, seconds: float = 0.0) -> bool:
-        """Wait at most so long for its end; tell whether it has ended. Later output is unread."""
+        """Wait at most so long for its end; return True if it has ended. Later output is unread."""
         if self.answers.closed:
             return True
         poll = select.poll()
@@ -83,7 +83,7 @@ class Background:
     def answer(self, say: Callable[[str], None] | None = None) -> dict[str, Any]:
         """Return its next answer; an error is raised here as it was there.
 
-        What it says meanwhile goes to `say`, or into the log.
+        What it says before goes to `say`, or into the log.
         """
         while True:
             line = self.answers.readline()
@@ -168,7 +168,7 @@ class Answers:
 
 
 def serve(do: Callable[..., None], arguments: dict[str, Any]) -> NoReturn:
-    """Do what was asked for, in a process that nobody waits for."""
+    """Call the function in a process that outlives the asking program."""
     if os.fork():
         os._exit(0)
     from orchestrator.common import interrupt

@@ -111,6 +111,6 @@ def state_of(job: FollowedJob, *, unreached: bool) -> tuple[str, int]:
         return "failed", EXIT_FAILED
     reasons = {node.ended.why for node in job.nodes if node.ended and node.ended.why}
     if reasons:
-        # Ended by somebody else: `orchestrator stop`, or a signal to a supervisor.
+        # By `orchestrator stop`, or a signal to a supervisor.
         return "stopped", EXIT_STOPPED
     return "done", EXIT_DONE

@@ -376,7 +376,7 @@ def title(kind: str) -> str:
 
 
 def of_a_machine(kind: str, message: str) -> bool:
-    """Tell whether the machine can be the cause of such a failure, and not the program alone.
+    """Return True if the machine can be the cause of such a failure, and not the program alone.
 
     An interface that a variable names and no machine has is a wish that cannot be met.
     """

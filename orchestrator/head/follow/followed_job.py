@@ -159,23 +159,23 @@ class FollowedJob:
 
     def failed(self, failure: Failure) -> None:
         self.failures.append(failure)
-        log.info("%s: %s (%s)", failure.who, failure.kind, verdict.first_line(failure.message))
+        what = verdict.first_line(failure.message)
+        log.info("%s: %s (%s)", failure.who, failure.kind, what)
         if self.end.open:
             self.end.fail(f"{failure.who} failed", time.monotonic(), certain=failure.certain)
-            self.display.mute()
-            what = verdict.first_line(failure.message)
             what = f"it lost the others ({what[:100]})" if failure.echo else what
-            said = styled(f"{failure.who}: {what}", FAILED)
-            self.say(f"{said}; ending the job everywhere")
+            self.announce_end(f"{failure.who}: {what}")
 
     def give_up_on(self, loss: Failure) -> None:
         log.info("%s: given up: %s", loss.who, loss.message)
         self.end.outcome = Outcome.LOST
         self.failures.append(loss)
-        self.display.mute()
-        said = styled(f"{loss.who}: {loss.message}", FAILED)
-        self.say(f"{said}; ending the job everywhere")
+        self.announce_end(f"{loss.who}: {loss.message}")
         self.end_all(f"node {loss.node} was lost", PEER_GRACE)
+
+    def announce_end(self, why: str) -> None:
+        self.display.mute()
+        self.say(f"{styled(why, FAILED)}; ending the job everywhere")
 
     def end_all(self, reason: str, grace: float) -> None:
         log.info("all nodes are to end: %s; grace %g s", reason, grace)

@@ -1,7 +1,7 @@
 """Decides how a job comes to its end, for the head that follows it. These are the states:
 
     OPEN ---- a rank, torchrun or a supervisor failed ----> FAILED
-              The order to end goes out after HEARSAY_SECONDS: others may say that they failed, too.
+              The order to end goes out after HEARSAY_SECONDS: others may report failures.
               At once after SIGKILL to a rank, which is certain to be the cause.
          ---- Ctrl-C, SIGTERM, Slurm's time limit --------> STOPPED   The order goes out at once.
          ---- a node was silent for too long -------------> LOST      The order goes out at once.

@@ -41,7 +41,7 @@ from orchestrator.records.outcome import Receipt, SlowRank
 
 log = logging.getLogger(__name__)
 
-CONTAINER_SECONDS = 10.0  # a daemon that starts anew keeps its containers, and lets nobody in
+CONTAINER_SECONDS = 10.0  # a daemon that restarts keeps its containers, and opens none
 MOST_SAID, LONGEST_WORDS = 1000, 4000  # of one node's that a terminal, or a history, has
 CLOCK_IS_OFF_SECONDS = 2.0  # worth a word, because the log's own times will mislead
 NOT_BEGUN = "its part of the job had not begun, and nobody starts it any more"
@@ -212,7 +212,7 @@ class Reports:
 
     @take_event.register(events.RankAfresh)
     def _(self, event: events.RankAfresh, node: NodeState, when: float) -> None:
-        """Say why ranks were not forked, once for all of them."""
+        """Warn of ranks that were not forked, once for each reason."""
         if event.why not in self.not_forked:
             self.not_forked.add(event.why)
             self.warn_of(node, f"rank {event.rank} is started afresh, not forked: {event.why}")
@@ -254,7 +254,7 @@ class Reports:
     # -- what follows from it ---------------------------------------------------------------------
 
     def said(self, node: NodeState) -> bool:
-        """Count what a node has to say; tell whether that is more than a job has."""
+        """Count the words of a node; return True if they are more than a job can have."""
         node.said += 1
         return node.said > MOST_SAID
 

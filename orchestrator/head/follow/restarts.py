@@ -40,7 +40,7 @@ PASSING = {
     "start": "it could not be started",
     "prolog": "the prolog failed",
 }
-FULL = "disk_full"  # no passing failure of the node, as long as nobody makes room
+FULL = "disk_full"  # it does not pass by itself: only a user makes room
 UNABLE = {
     FULL: "has no space left on a disk",
     "prolog": "has failed its prolog",
@@ -253,7 +253,7 @@ def without_progress(attempts: Sequence[Attempt]) -> list[Attempt]:
         if moved and number and ended_alike(attempts[number - 1], attempt):
             moved, idle = False, idle or [attempts[number - 1]]
         # What a program prints shows that it got further, and never that it did not: its steps may
-        # begin anew in each epoch.
+        # begin again in each epoch.
         printed = max((one.printed or 0 for one in earlier), default=0)
         moved = moved or (attempt.step is None and (attempt.printed or 0) > printed)
         idle = [] if moved else [*idle, attempt]

@@ -49,13 +49,13 @@ class Backend(Protocol):
 
     @property
     def has_other_heads(self) -> bool:
-        """Tell whether other nodes of the job have heads of their own."""
+        """Return True if other nodes of the job have heads of their own."""
 
     def is_taken_back(self, record: JobRecord) -> bool:
-        """Tell whether the scheduler ends the job in order to start it again."""
+        """Return True if the scheduler ends the job in order to start it again."""
 
     def why_terminated(self, record: JobRecord) -> str:
-        """Say why the scheduler ends the job, if it does so by itself."""
+        """Return why the scheduler ends the job, if it does so by itself."""
 
 
 class Run:
@@ -137,7 +137,7 @@ class Run:
     def turn(self, keys: Keys) -> None:
         with contextlib.suppress(queue.Empty):
             self.take(self.inbox.get(timeout=0.1))
-            for _ in range(self.inbox.qsize()):  # what has come meanwhile: one look serves all
+            for _ in range(self.inbox.qsize()):  # one look serves all that has come
                 self.take(self.inbox.get_nowait())
         pressed = keys.pressed()
         if "d" in pressed:
@@ -171,7 +171,7 @@ class Run:
     def signalled(self, number: int) -> None:
         log.info("signal %s, while the end is %s", number, self.end.outcome.value)
         if number == signal.SIGHUP or self.left_behind:
-            self.end.left = True  # nobody who stops this machine means the job
+            self.end.left = True  # a shutdown of this machine does not mean the job
             return
         self.interrupts += 1
         self.terminated = self.terminated or number == signal.SIGTERM
@@ -196,8 +196,10 @@ class Run:
             self.job.end_all(verdict.KILLED_BY_USER, 0.0)
 
     def ranks_were_terminated(self) -> bool:
-        """Tell whether SIGTERM alone ended this job: scancel sends it to ranks and head, in any
-        order."""
+        """Return True if SIGTERM alone ended this job.
+
+        scancel sends it to ranks and head, in any order.
+        """
         causes = [f for f in self.job.failures if not f.echo and f.kind != "ended_early"]
         return (
             self.end.outcome is Outcome.FAILED
@@ -206,7 +208,7 @@ class Run:
         )
 
     def await_signal(self) -> None:
-        """Wait a moment for the signal that ended the ranks, if it is meant for this head, too."""
+        """Wait a moment for the signal that ended the ranks, in case it is sent to this head."""
         deadline = time.monotonic() + SAME_SIGNAL_SECONDS
         while self.ranks_were_terminated() and time.monotonic() < deadline:
             with contextlib.suppress(queue.Empty):
@@ -243,7 +245,7 @@ class Run:
             node.given_up = node.given_up or given_up
 
     def is_cut_off(self) -> bool:
-        """Tell whether no node can be reached: it is this machine that is lost, not the job.
+        """Return True if no node can be reached: this machine is lost then, not the job.
 
         A head that was left behind leaves in the end; `attach` finds what became of the job.
         """
@@ -287,7 +289,7 @@ class Run:
 
     @property
     def stopped_in_time(self) -> bool:
-        """Tell whether the ranks saved and ended in order to go on later: Slurm wants the nodes."""
+        """Return True if the ranks saved and ended to go on later: Slurm wants the nodes."""
         return (self.out_of_time or self.taken_back) and self.record.state == "stopped"
 
     def conclude(self) -> None:
@@ -307,7 +309,7 @@ class Run:
         places = new if self.goes_on else self.record.elsewhere
         for line in elsewhere.sentences(places, goes_on=self.goes_on):
             self.job.say(line)
-        # What can be queued again has not ended: whoever reads the record would leave it.
+        # What can be queued again has not ended: a reader of the record would leave it.
         if not self.stopped_in_time:
             self.job.save()
 

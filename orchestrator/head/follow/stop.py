@@ -47,15 +47,15 @@ def stop_job(
     proofs = receipts_of([node.name for node in nodes], results, started, record.job)
     then = "then `orchestrator stop` again proves it"
     return [
-        replace(receipt, error=f"{receipt.error}; {meanwhile(record, node)}; {then}")
+        replace(receipt, error=f"{receipt.error}; {until_reached(record, node)}; {then}")
         if receipt.error
         else receipt
         for receipt, node in zip(proofs, nodes, strict=True)
     ]
 
 
-def meanwhile(record: JobRecord, node: NodeRecord) -> str:
-    """Say what becomes of the job on a node that cannot be asked to end it."""
+def until_reached(record: JobRecord, node: NodeRecord) -> str:
+    """Return what becomes of the job on a node that cannot be asked to end it."""
     doubt = "if it began there, " if node.in_doubt else ""
     return f"{doubt}{by_itself(record)}"
 
@@ -154,7 +154,7 @@ def preview(receipts: Sequence[Receipt], experiments: Path) -> str:
 
 
 def is_elsewhere(experiment: str, experiments: Path) -> bool:
-    """Tell whether an experiment is known, and in another directory than this one.
+    """Return True if an experiment is known, and in another directory than this one.
 
     A node that shares no disk with its head knows the name alone.
     """
@@ -203,7 +203,7 @@ def described(receipt: Receipt) -> str:
 
 
 def never_began(receipt: Receipt, node: NodeRecord | None) -> bool:
-    """Tell whether a login that knows nothing of a job proves that its part never began there.
+    """Return True if a login that knows nothing of a job proves that its part never began there.
 
     It does if its start went out and was never answered: the directory of the part is made first.
     The directory for jobs has to be the one that the launch found, on the same machine.

@@ -61,12 +61,12 @@ class Failure(Cause):
 
     @property
     def terminated(self) -> bool:
-        """Tell whether it is a rank that SIGTERM ended, which somebody sent."""
+        """Return True if SIGTERM from outside ended the rank."""
         return self.kind == "signal" and "(SIGTERM)" in self.message
 
     @property
     def certain(self) -> bool:
-        """Tell whether no other failure can be its cause: one elsewhere kills no rank."""
+        """Return True if no other failure can be its cause: one elsewhere kills no rank."""
         killed = self.kind in ("signal", "out_of_memory") and "(SIGKILL)" in self.message
         return self.rank is not None and killed
 
@@ -318,7 +318,7 @@ def cause(failures: Sequence[Failure]) -> Failure | None:
 
 
 def of_silent(failures: Sequence[Failure], silent: Sequence[tuple[int, str]]) -> Sequence[Failure]:
-    """Name the nodes that nobody reaches, where two nodes had no word of each other.
+    """Name the nodes that are out of reach, where two nodes had no word of each other.
 
     Each of the two tells only that it hears nothing; the one that has ended its part is not lost.
     """
@@ -360,7 +360,7 @@ def of_broken_gpu(failures: Sequence[Failure], node: int, name: str, xid: Xid) -
 
 
 def is_of_ranks(failure: Failure) -> bool:
-    """Tell whether a connection that broke was one between ranks, and not the program's own."""
+    """Return True if a connection that broke was one between ranks, not the program's own."""
     text = f"{failure.message}\n{failure.evidence}\n{failure.traceback}"
     broken = re.search(failure_kinds.BROKEN, failure.message.lower())
     return bool(broken and re.search(failure_kinds.DISTRIBUTED, text))
@@ -417,7 +417,7 @@ def stopped(reason: str, time: float) -> Verdict:
 def not_started(
     reason: str, time: float, fix: str = "", unable: Sequence[NodeRecord] = ()
 ) -> Verdict:
-    """Say why a job or an attempt could not be started, and which nodes could not do their part."""
+    """Return why a job or an attempt could not be started, and the nodes that were unable to."""
     cause = _without_a_node(failure_kinds.of_text(reason) or "start", reason, time)
     if fix:
         cause = replace(cause, fix=fix)
@@ -437,9 +437,9 @@ def to_lines(
     verdict: Verdict, logs: str = "", paint: Paint = lambda text, _: text, width: int | None = None
 ) -> list[str]:
     """Return the last lines on the screen. `logs` is the command for all that its rank said."""
-    nobody = "the job" if verdict.kind == "hang" else "the head"
+    without_node = "the job" if verdict.kind == "hang" else "the head"
     who = f"node {verdict.node} ({verdict.node_name})"
-    who = nobody if verdict.node is None else who
+    who = without_node if verdict.node is None else who
     who = who if verdict.rank is None else f"rank {verdict.rank} on {who}"
     at = clock.strftime("%H:%M:%S", clock.localtime(verdict.time))
     what = first_line(verdict.message)

@@ -88,7 +88,7 @@ def where(answer: RankStacks) -> str:
 
 
 def at_its_end(main_thread: Sequence[Frame]) -> bool:
-    """Tell whether a program has run to its end, and waits for the threads that it has started."""
+    """Return True if a program has run to its end and waits for threads that it has started."""
     return any(function in ("_shutdown", "_python_exit") for _, _, function in main_thread)
 
 
@@ -147,7 +147,7 @@ def reading(ranks: Sequence[StuckRank], ended: int = 0) -> str:
 
 
 def at_one_place(ranks: Sequence[StuckRank]) -> bool:
-    """Tell whether all ranks wait at one line, or in one program, and not for each other.
+    """Return True if all ranks wait at one line, or in one program, and not for each other.
 
     The directory of a node's own copy of a file may have another name.
     """

@@ -91,11 +91,8 @@ class SlowMonitor(Watcher[None]):
         }[slow_sources.waits(late, before, paces)]
         node = node_of[late.rank]
         text = f"rank {late.rank} (node {node.index}, {node.name}) holds the others up for"
-        return self._slow(cause, node, late.rank, f"{text} {late.part:.0%} of each step{reason}")
-
-    @staticmethod
-    def _slow(cause: str, node: NodeRecord, rank: int, text: str) -> SlowRank:
-        return SlowRank(cause=cause, node=node.index, rank=rank, text=text)
+        text = f"{text} {late.part:.0%} of each step{reason}"
+        return SlowRank(cause=cause, node=node.index, rank=late.rank, text=text)
 
     def _find_gpus(self) -> None:
         """Look which nodes tell what their GPUs do."""
@@ -107,7 +104,7 @@ class SlowMonitor(Watcher[None]):
                 self.recent[node.index] = RecentSamples(path, slow_sources.SAMPLES)
 
     def _gpu(self) -> SlowRank | None:
-        # Where ranks are fewer than GPUs nobody knows here which ones they use.
+        # Where ranks are fewer than GPUs it is unknown here which ones they use.
         full = {
             node.index: node
             for node in self.nodes
@@ -125,4 +122,5 @@ class SlowMonitor(Watcher[None]):
             return None
         node = full[found.node]
         who = f"GPU {found.gpu} of node {node.index} ({node.name})"
-        return self._slow(found.cause, node, node.first_rank + found.gpu, f"{who} {found.text}")
+        rank, text = node.first_rank + found.gpu, f"{who} {found.text}"
+        return SlowRank(cause=found.cause, node=node.index, rank=rank, text=text)

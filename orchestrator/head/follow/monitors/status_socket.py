@@ -51,7 +51,7 @@ def user_of(sock: socket.socket) -> int:
 
 
 def ask_head(experiment: Path, job: str) -> dict[int, JobState]:
-    """Ask whoever follows a job how its nodes stand; return what is known, by node."""
+    """Ask the head that follows a job how its nodes stand; return what is known, by node."""
     if not POSSIBLE:
         return {}
     with socket.socket(socket.AF_UNIX) as sock, sock.makefile("rb") as lines:
@@ -69,7 +69,7 @@ def ask_head(experiment: Path, job: str) -> dict[int, JobState]:
 
 
 class StatusSocket:
-    """The head's end. `check` comes often and never waits; who calls meanwhile is next."""
+    """The head's end. `check` comes often and never waits; later callers are served next."""
 
     def __init__(self, job: str, experiment: Path) -> None:
         self.job, self.experiment = job, experiment
@@ -89,7 +89,7 @@ class StatusSocket:
             listener.bind(name_of(self.experiment))
             listener.listen(WAITING)
             self.listener = listener
-        except OSError:  # another head still has the name, or somebody: commands ask the nodes
+        except OSError:  # another process has the name: commands ask the nodes
             listener.close()
 
     def __exit__(self, *_: object) -> None:
@@ -115,7 +115,7 @@ class StatusSocket:
         """
         if (listener := self.listener) is None:
             return
-        with contextlib.suppress(OSError):  # nobody has
+        with contextlib.suppress(OSError):  # none waits
             for _ in range(WAITING):
                 sock, _ = listener.accept()
                 self.waiting.append(sock)

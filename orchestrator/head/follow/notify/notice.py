@@ -30,7 +30,7 @@ class Notice:
     state: str
     attempt: int
     time: float
-    head: str  # of the head
+    head: str  # the machine of the head
     text: str  # in words; the first line is a title
     verdict: Verdict | None = None
     straggler: SlowRank | None = None

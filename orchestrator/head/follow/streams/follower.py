@@ -215,7 +215,7 @@ class NodeFollower:
         try:
             if self.channel is None:
                 self.channel = self._reopen()
-                if self.closing.is_set():  # nobody waited for it
+                if self.closing.is_set():  # it came too late
                     self.channel.connection.close()
                     return True
             self._begin(self.channel)
@@ -356,7 +356,7 @@ class NodeFollower:
                 self.growing.refused(channel.refused(message))
 
     def _due(self) -> float:
-        """Return until when there is nothing to do unless the node says something."""
+        """Return the time of the next scheduled action."""
         lost = self.heard_at + HEAD_PATIENCE_SECONDS
         return min(self.next_beat, self.growing.due, self.printed.due, lost)
 
@@ -403,7 +403,7 @@ class NodeFollower:
             rest = self._write(file, rest)
 
     def _write(self, file: AppendOnly, data: memoryview) -> memoryview:
-        with self.writing:  # whoever closed this follower may have given the file to another
+        with self.writing:  # a closed follower may have given the file to another
             return data if self.closing.is_set() else file.append(data)
 
     def _take_events(self, data: bytes) -> None:

@@ -1,7 +1,7 @@
 """Brings the last lines of a node that was lost home, once it answers again.
 
 When its links were cut, it had written lines that were not on their way yet. They stand in its own
-log, behind those that are here; nobody follows that attempt any more.
+log, behind those that are here; that attempt is not followed any more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def bring(
     channel: Callable[[NodeRecord], NodeChannel],
     say: Say,
 ) -> None:
-    """Bring those of nodes that were lost; say what came, and what nobody has.
+    """Bring those of nodes that were lost; say what came, and what is lost.
 
     Raises NodeError for a node that answers, and breaks off: a later try finds what is lacking.
     """

@@ -57,7 +57,7 @@ class Printed:
             if stream in self.ranks:
                 list(self.rows_of(stream, data, 0.0))
         self.tellers = {stream: each.at_new_lines() for stream, each in self.tellers.items()}
-        self.lost = None  # whoever read that has told of it
+        self.lost = None  # it was reported when those lines were new
 
     def grew(self) -> None:
         self.due = self.looked + LOOK_SECONDS

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from orchestrator.records.metrics.step_lines import LONGEST_CHARACTERS, StepReader
 
-ENDS = re.compile(rb"[\r\n]+")  # a progress bar begins anew with \r
+ENDS = re.compile(rb"[\r\n]+")  # a progress bar begins again with \r
 
 
 class Teller:
