@@ -161,10 +161,10 @@ class RankRaised(RankEvent, event="rank_raised"):
 
 
 class RankSlow(RankEvent, event="rank_slow"):
-    """The ranks found that one of them, or a node's link, holds them up, or that none can save."""
+    """Ranks cannot save a checkpoint, or the GPUs of a node do nothing."""
 
     cause: str  # no checkpoint, or GPUs that do nothing
-    who: int  # the rank; for a link, the first one of its node
+    who: int  # the rank that is the cause; for GPUs, the first one of their node
     node: int
     step: int
     text: str

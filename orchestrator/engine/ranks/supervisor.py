@@ -14,7 +14,7 @@ LONGEST_TEXT = 400  # the line stays under PIPE_BUF, so lines of ranks never mix
 
 
 def tell(ranks: Ranks, cause: str, who: int, step: int, text: str) -> None:
-    """Say that a rank holds the others up, or does not save: `who`, from which step on."""
+    """Report what the rank `who` causes, such as that nothing is saved since this step."""
     run = os.environ.get("ORCHESTRATOR_RUN")
     if not run:
         return

@@ -232,7 +232,7 @@ class Reports:
 
     @take_event.register(events.RankSlow)
     def _(self, event: events.RankSlow, node: NodeState, when: float) -> None:
-        """Take from rank 0, or from the node itself, that a rank holds the others up.
+        """Note a checkpoint that is not saved, or GPUs that do nothing.
 
         Of a disk that several nodes share, one of them reports for all, and no machine is blamed.
         """
