@@ -58,7 +58,7 @@ def test_the_slowest_rank_is_one_that_was_named_and_still_takes_longer() -> None
 
 def test_who_was_slow_in_an_earlier_attempt_is_not_slow_now(tmp_path: Path) -> None:
     record = experiment(tmp_path / "run", steps=30).read_record()
-    assert progress.causes(record) == {2: "slow data loader"}
+    assert progress.causes(record) == {2: "slow input"}
     ended = record.slow[0].time or 0.0
     attempt = Attempt(1, "job", 0.0, ended + 1.0, "failed", 1, None, [])
     assert progress.causes(replace(record, attempts=[attempt])) == {}
