@@ -29,11 +29,6 @@ class Options(TypedDict, total=False):
     numa_binding: str
     queue: bool
     after: tuple[str, ...]
-    after_any: tuple[str, ...]
-    at: str
-    priority: int
-    preempt: str
-    duration: str
     check: str
     python: StrPath
     activate: str

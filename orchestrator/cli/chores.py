@@ -385,24 +385,16 @@ def nodes_command(as_json: bool, **params: Any) -> int:
 
 
 @click.command("who", cls=GroupedCommand, params=[*launch_options("nodes")])
-@click.option(
-    "--idle",
-    type=Seconds(),
-    metavar="TIME",
-    help="Only jobs whose GPUs have done nothing for so long, or nobody knows: 30m.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @color_option
-def who_command(idle: float | None, as_json: bool, **params: Any) -> int:
+def who_command(as_json: bool, **params: Any) -> int:
     """Show who uses each GPU: user, job, age, use.
 
-    Nodes without GPUs are shown by cores. Processes of others are shown, too. Exit code 4 if a
-    node cannot be reached.
+    Nodes without GPUs are shown by cores. Processes of other users are shown as well. Exit code 4
+    if a node cannot be reached.
     """
-    from orchestrator.head.commands.machines import nodes, queue
+    from orchestrator.head.commands.machines import nodes
 
-    if idle is not None:
-        return queue.idle(arguments_from(params), idle, as_json=as_json)
     return nodes.who(arguments_from(params), as_json=as_json)
 
 

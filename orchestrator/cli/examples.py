@@ -63,7 +63,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "who": (
         ("orchestrator who", "who uses each GPU"),
-        ("orchestrator who --idle 30m", "whose jobs hold GPUs that did nothing for 30 minutes"),
+        ("orchestrator who --nodes all_nodes.txt", "of another list"),
         ("orchestrator who --json", "for a program"),
     ),
     "try": (
@@ -86,7 +86,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "queue": (
         ("orchestrator queue", "who holds the nodes, who waits, and why"),
-        ("master_launch --queue --for 2h train.py", "wait there; a short job may go first"),
+        ("master_launch --queue train.py", "wait there: first come, first served"),
         ("orchestrator queue --remove 1a2b3c4d", "let a launch of yours wait no longer"),
     ),
     "nodes": (

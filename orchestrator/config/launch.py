@@ -15,7 +15,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ START = ("launch",)
 RECORDS = ("records",)  # those that look at what there is: status, attach, stop, logs, prune, ...
 
 MOST_RESTARTS = 10_000
-MOST_PRIORITY = 1000
 MOST_RANKS = 9999  # on one node, as slots= in a node list
 FREE = "leave out one of them"
 DEFAULT_NODES = Path("node_ip_list.txt")
@@ -92,20 +90,6 @@ def counts(nnodes: str | int | None) -> tuple[int, int] | None:
         fix = "write --nnodes 4, or --nnodes 2:4 for at least 2 and at most 4"
         raise UsageError(f"launch.nnodes is {str(nnodes)!r}, which is not a number of nodes", fix)
     return least, most
-
-
-def moment_of(at: str, now: float) -> float:
-    """Return the next moment at a time of the day, or that of a date, as a Unix time."""
-    today = datetime.fromtimestamp(now)
-    try:
-        if re.fullmatch(r"\d{1,2}:\d{2}", at):
-            hour, minute = map(int, at.split(":"))
-            moment = today.replace(hour=hour, minute=minute, second=0, microsecond=0)
-            return (moment if moment >= today else moment + timedelta(days=1)).timestamp()
-        return datetime.fromisoformat(at).timestamp()
-    except ValueError:
-        fix = "write a time such as 02:00, or '2026-12-01 02:00'"
-        raise UsageError(f"--at {at}: this is no time of a day", fix) from None
 
 
 @dataclass(frozen=True)
@@ -168,7 +152,7 @@ class Launch:
     )
     queue: bool = option(
         False,
-        "Wait until the nodes are free, behind those who wait already.",
+        "Wait until the nodes are free: first come, first served.",
         NODES,
         commands=START,
     )
@@ -178,47 +162,6 @@ class Launch:
         NODES,
         commands=START,
         metavar="EXP",
-    )
-    after_any: tuple[str, ...] = option(
-        (),
-        "Wait until another experiment is over, however it ends.",
-        NODES,
-        commands=START,
-        metavar="EXP",
-    )
-    at: str | None = option(
-        None,
-        "Wait until this time of the day, or of a date: 02:00, '2026-12-01 02:00'.",
-        NODES,
-        commands=START,
-        metavar="WHEN",
-    )
-    priority: int = option(
-        0,
-        "With --queue: wait before those of a lower number.",
-        NODES,
-        commands=START,
-        least=-MOST_PRIORITY,
-        most=MOST_PRIORITY,
-        metavar="N",
-    )
-    preempt: str = option(
-        "none",
-        "With --queue: have jobs of a lower --priority that have --max-restarts save, make way, and"
-        " go on when it is their turn again.",
-        NODES,
-        choices=("none", "save"),
-        commands=START,
-    )
-    duration: str | None = option(
-        None,
-        "How long the job will take. A short one may start before those who wait longer, if it ends"
-        " before they can start.",
-        NODES,
-        commands=START,
-        shown="--time-limit, or nobody knows",
-        metavar="TIME",
-        flags=("--for",),
     )
     check: str = option(
         "quick",
@@ -445,17 +388,10 @@ class Launch:
             if shown.most is not None:
                 at_most(f"launch.{name}", value, shown.most)
         counts(self.nnodes)
-        if self.at is not None:
-            moment_of(self.at, 0.0)
-        for name, time in (("--for", self.duration), ("--time-limit", self.time_limit)):
-            if time is not None:
-                parse_seconds(name, time)
+        if self.time_limit is not None:
+            parse_seconds("--time-limit", self.time_limit)
         if self.queue and self.claim == "none":
             raise UsageError("--queue waits for GPUs to hold, and --claim none holds none", FREE)
-        waiting = {"--priority": self.priority, "--preempt save": self.preempt == "save"}
-        if not self.queue and (lonely := [name for name, given in waiting.items() if given]):
-            is_of = f"{lonely[0]} is that of a launch that waits"
-            raise UsageError(is_of, "add --queue, or leave it")
         for kind in filter(None, self.rank_env.split(",")):
             one_of("launch.rank_env", kind.strip(), ("slurm", "mpi"))
         if self.no_torchrun and self.nproc not in (None, 1):
@@ -482,8 +418,8 @@ class Launch:
 
     @property
     def waits(self) -> bool:
-        """Tell whether the start may come later than the command."""
-        return bool(self.queue or self.after or self.after_any or self.at)
+        """Return True if the start may come later than the command."""
+        return bool(self.queue or self.after)
 
     @property
     def node_counts(self) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ import functools
 import re
 from typing import TYPE_CHECKING, Optional, Union
 
-from orchestrator.protocol.message import Count, Few, IpAddress, Message
+from orchestrator.protocol.message import Count, IpAddress, Message
 
 if TYPE_CHECKING:
     import ipaddress
@@ -170,16 +170,6 @@ class Leftover(Message, kw_only=False):
 # -- a closer look, with commands -------------------------------------------------------------
 
 NO_PROBLEMS: dict[str, str] = {}
-
-
-class Policy(Message):
-    """The rules for those who share a machine, by its file; 0: there is no such rule."""
-
-    file: str = ""  # nothing: there is none
-    gpus_per_user: Few = 0  # on all machines together
-    time_limit: float = 0.0  # seconds that a job may take
-    idle_limit: float = 0.0  # seconds for which its GPUs may do nothing
-    problem: str = ""  # why the file, or a line of it, does not count
 
 
 class Gpu(Message, kw_only=False):

@@ -53,8 +53,7 @@ class Raised(TypedDict):
     error: ErrorRecord
 
 
-UNSAVED = "no checkpoint"  # a cause, and one that holds nobody up, as the next one
-IDLE = "idle GPUs"
+UNSAVED = "no checkpoint"  # a cause that holds no rank up
 
 
 class Slow(TypedDict):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.protocol.events import SourceFrame
 from orchestrator.protocol.message import Message, Nonsense, decode, parse
-from orchestrator.protocol.reports import IDLE, UNSAVED
+from orchestrator.protocol.reports import UNSAVED
 from orchestrator.protocol.requests.follow import PortState
 
 
@@ -46,7 +46,7 @@ class Verdict(Cause):
 
 
 class SlowRank(Message):
-    """Who held the others up, and by what; or whose disk took no checkpoint, or GPUs do nothing."""
+    """Who held the others up, and by what; or whose disk took no checkpoint."""
 
     cause: str = ""
     rank: int = 0
@@ -57,7 +57,7 @@ class SlowRank(Message):
 
     @property
     def holds_up(self) -> bool:
-        return self.cause not in (UNSAVED, IDLE)
+        return self.cause != UNSAVED
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.start.claims import claims
 from orchestrator.head.start.claims.claims import Occupied
-from orchestrator.head.start.claims.queue import Queue
+from orchestrator.head.start.claims.queue import wait
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.request import Request, resolve
-from orchestrator.node.server.visit import Visit
+from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.start.book import Book
 from orchestrator.node.start.claims import Claims
 from orchestrator.protocol.requests.claims import RUNNING
@@ -50,7 +51,18 @@ class Machine:
         self.node = SimpleNamespace(name=name, slots=SLOTS, line=1)
         self.facts = SimpleNamespace(boot=name, network=0, gpus=0, clock_offset=0.0)
         self.probed = SimpleNamespace(node=self.node, facts=self.facts, name=name)
-        self.channel = SimpleNamespace(ask=lambda request, _: self.visit.answer(request))
+        self.channel = SimpleNamespace(
+            ask=self.ask, post=lambda _: 0, wait_for=self.wait_for, beat=lambda: None
+        )
+
+    def ask(self, request: Any, timeout: float) -> Any:
+        try:
+            return self.visit.answer(request)
+        except Refusal as refusal:
+            raise NodeError(str(refusal)) from refusal
+
+    def wait_for(self, number: int, request: Any, timeout: float, since: float) -> Any:
+        return self.ask(request, timeout)
 
 
 def request_of(dice: random.Random, queue: bool) -> Request:
@@ -60,9 +72,18 @@ def request_of(dice: random.Random, queue: bool) -> Request:
         claim="all",
         queue=queue,
         nproc=dice.randint(1, SLOTS),
-        duration=dice.choice([None, "50ms", "1s"]),
     )
     return replace(request, begun=time.time(), config=replace(request.config, launch=launch))
+
+
+def start(request: Request, nodes: Nodes) -> None:
+    taken = claims.take(request, nodes.reached)
+    if taken.missing:
+        raise Occupied(taken.missing, len(nodes.reached))
+
+
+def never() -> tuple[Request, Nodes]:
+    raise AssertionError("a node is lost, and none of these can be")
 
 
 def user(places: list[Path], seed: int, told: int) -> None:
@@ -73,23 +94,18 @@ def user(places: list[Path], seed: int, told: int) -> None:
         queue = dice.random() < 0.7
         request = request_of(dice, queue)
         machines = cast(Any, tuple(Machine(place) for place in some))
+        nodes = Nodes(cast(Any, None), cast(Any, None), machines)
         began, dies = time.monotonic(), dice.random() < KILLED
-
-        def held(machines: Any = machines, request: Request = request) -> None:
-            taken = claims.take(request, machines)
-            if taken.bad:
-                raise Occupied(taken.bad, len(machines))
 
         try:
             if queue:
                 if dice.random() < KILLED:  # in the middle of its wait
                     signal.signal(signal.SIGALRM, signal.SIG_DFL)
                     signal.setitimer(signal.ITIMER_REAL, dice.random() * 0.2)
-                nodes = Nodes(cast(Any, None), cast(Any, None), machines)
-                Queue(request, nodes, lambda _: None).run(held)
+                wait(request, nodes, never, start, lambda _: None)
                 signal.setitimer(signal.ITIMER_REAL, 0)
             else:
-                held()
+                start(request, nodes)
         except Occupied:
             os.write(told, b"refused 0\n")
             leave(machines)

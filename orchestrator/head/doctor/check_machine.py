@@ -17,7 +17,7 @@ from orchestrator.head.doctor.findings import (
     unequal,
 )
 from orchestrator.head.nodes.facts import by_value
-from orchestrator.protocol.facts import Disk, Policy
+from orchestrator.protocol.facts import Disk
 
 SHM_DEFAULT = 64 << 20  # of a container; DataLoader workers and NCCL die of it with a bus error
 SHM_LEAST_BYTES = 16 << 20
@@ -212,26 +212,6 @@ def limits(case: Case) -> Iterator[Finding]:
             continue
         what = f"{limit} open files at most (ulimit -n) on {listed(names)}"
         yield Finding("limits", WARN, tuple(names), what, f"'* - nofile 65536', {there}")
-
-
-def rules(case: Case) -> Iterator[Finding]:
-    """Find rules that do not count, and nodes with others; launches keep the strictest."""
-    for node, facts in case.seen:
-        policy = facts.policy
-        if policy.problem:
-            what = f"{node.name}: {policy.file}, the rules for all users: {policy.problem}"
-            yield Finding("rules", WARN, (node.name,), what, "who keeps the file can mend it")
-    if case.full:
-        kept = [(node.name, in_words(facts.policy)) for node, facts in case.seen]
-        yield from unequal("rules", WARN, "rules for all users", kept, "copy the file to all nodes")
-
-
-def in_words(policy: Policy) -> str:
-    """Write the rules of a node, as its file may have them."""
-    limits = {"time_limit": policy.time_limit, "idle_limit": policy.idle_limit}
-    words = [f"{name} {text.duration(limit)}" for name, limit in limits.items() if limit]
-    most = [f"gpus_per_user {policy.gpus_per_user}"] if policy.gpus_per_user else []
-    return ", ".join([*most, *words])
 
 
 def clock(case: Case) -> Iterator[Finding]:

@@ -64,7 +64,6 @@ CHECKS: dict[str, Check] = {
     "shm": check_machine.shm,
     "limits": check_machine.limits,
     "clock": check_machine.clock,
-    "rules": check_machine.rules,
     "net": check_network.net,
     "mtu": check_network.mtu,
     "links": check_network.links,

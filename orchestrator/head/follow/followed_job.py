@@ -27,7 +27,6 @@ from orchestrator.protocol.events import (
     TorchReady,
 )
 from orchestrator.protocol.facts import Xid
-from orchestrator.protocol.reports import IDLE
 from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.records import machines
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -182,7 +181,7 @@ class FollowedJob:
         if slow not in self.record.slow:
             self.record = replace(self.record, slow=[*self.record.slow, slow])
             self.straggler(self.record, slow)
-            if slow.cause != IDLE and blames:
+            if blames:
                 self.remember(slow.node, time.time(), slow.cause, slow.text)
             self.changed = True
 

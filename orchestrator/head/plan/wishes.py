@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.common.text import parse_seconds
 from orchestrator.config.schema import Config
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.plan.model import EnvSetting
@@ -17,7 +16,6 @@ def of(node: ProbedNode, config: Config, ranks: int, user_env: Sequence[EnvSetti
     if launch.claim == "none":
         return None
     env = {**config.env, **{setting.name: setting.value for setting in user_env}}
-    takes = launch.duration or launch.time_limit
     return Wish(
         job=launch.name,
         gpus=launch.gpus,
@@ -25,7 +23,4 @@ def of(node: ProbedNode, config: Config, ranks: int, user_env: Sequence[EnvSetti
         slots=ranks,
         of=max(ranks, node.node.slots or 0),
         needed=bool(node.facts.gpus or launch.gpus) or launch.claim == "all" or launch.queue,
-        seconds=parse_seconds("--for", takes) if takes else 0.0,
-        priority=launch.priority,
-        resumes=bool(launch.max_restarts),
     )

@@ -132,7 +132,7 @@ def without_claims(request: Request) -> Request:
 
     What numbers GPUs have there is the scheduler's own matter.
     """
-    launch = replace(request.config.launch, claim="none", queue=False, priority=0, preempt="none")
+    launch = replace(request.config.launch, claim="none", queue=False)
     return replace(request, config=replace(request.config, launch=launch))
 
 

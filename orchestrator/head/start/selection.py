@@ -21,9 +21,9 @@ from orchestrator.head.doctor.findings import BAD, WARN, Examined, Needs
 from orchestrator.head.plan import nccl_transport, plan
 from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
 from orchestrator.head.screen.styles import WARNING, styled
-from orchestrator.head.start.claims import claims, rules
+from orchestrator.head.start.claims import claims
 from orchestrator.head.start.claims.claims import Hold, Occupied
-from orchestrator.head.start.nodes import Bounds, ListedNodes, Nodes, with_master
+from orchestrator.head.start.nodes import Bounds, Nodes, with_master
 from orchestrator.head.start.recovery import candidates
 from orchestrator.head.start.recovery.candidates import Candidate
 from orchestrator.head.start.request import Request
@@ -44,8 +44,6 @@ def choose(request: Request, nodes: Nodes, *, hold: bool) -> Nodes:
     bounds = nodes.bounds
     if bounds is None:
         return nodes
-    if isinstance(nodes.source, ListedNodes):
-        rules.check_time(request, nodes.reached)
     unfit, held, chosen = fit_for(request, nodes, bounds, hold)
     names = {node.node.name for node in chosen}
     standing_by = [n for n in nodes.reached if n.node.name not in {*names, *unfit}]
@@ -99,12 +97,12 @@ def fit_for(
         chosen = [known[name] for name in choice.nodes]
         bad, held = problems(request, nodes, chosen), Hold()
         if not bad and hold:
-            held = claims.take(request, chosen, nodes.reached)
-            taken.update(held.bad)
-        if not bad and not held.bad:
+            held = claims.take(request, chosen)
+            taken.update(held.missing)
+        if not bad and not held.missing:
             return unfit, held, chosen
-        log.info("not for this job: %s", {**bad, **held.bad})
-        unfit.update({**bad, **held.bad})
+        log.info("not for this job: %s", {**bad, **held.missing})
+        unfit.update({**bad, **held.missing})
 
 
 def problems(request: Request, nodes: Nodes, some: Sequence[Reached]) -> dict[str, str]:

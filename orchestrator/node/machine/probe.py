@@ -19,9 +19,9 @@ from orchestrator.common.program import program_at
 from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import RunDir, all_runs, connect, home, runs_here
 from orchestrator.node.machine import disks, network, software, sysfs
-from orchestrator.node.machine.gpus import amd, nvidia, policy
+from orchestrator.node.machine.gpus import amd, nvidia
 from orchestrator.protocol.events import Ended
-from orchestrator.protocol.facts import Card, Leftover, Limits, Policy
+from orchestrator.protocol.facts import Card, Leftover, Limits
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
 
 SECONDS = 3.0  # for any part: a network file system whose server is gone never answers
@@ -53,7 +53,6 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
             "cards": lambda: cards(root),
             "interfaces": lambda: network.interfaces(root),
             "rdma": lambda: network.rdma_ports(root),
-            "policy": policy.read,
         },
     )
     refuse_unknown(problems, workdir)
@@ -82,7 +81,6 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "limits": limits(),
         "kernel": os.uname().release,
         "firewall": firewall(root),
-        "policy": facts.get("policy") or Policy(),
         **memory_kb(root),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "environment": machine_settings(root),

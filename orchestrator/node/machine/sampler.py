@@ -11,18 +11,15 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from orchestrator.common.text import duration, size
+from orchestrator.common.text import size
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.machine import counters as machine
 from orchestrator.node.machine.disks import Disks, paths_of
-from orchestrator.node.machine.gpus import policy
 from orchestrator.node.machine.gpus.sampling import Gpus
-from orchestrator.node.machine.gpus.use import HeldGpus
-from orchestrator.protocol.reports import IDLE
 from orchestrator.protocol.spec import Spec
 
 SECONDS = 5.0  # between two samples
@@ -43,8 +40,6 @@ class Sampler:
         self.machine = machine.Machine(root)
         self.disks = Disks(paths_of(spec.workdir, experiment), seconds)
         self.gpus = Gpus(seconds, root)
-        self.held, self.limit = HeldGpus(spec.claim), policy.read().idle_limit
-        self.spec = spec
         self.resumes = "ORCHESTRATOR_RESUME_DIR" in spec.env
         self.root = root
 
@@ -65,42 +60,14 @@ class Sampler:
         sample = self.machine.sample()
         sample["disks"] = self.disks.sample()
         gpus = self.gpus.sample()
-        idle = None
         if gpus:
-            idle = self.idle(gpus.get("use", ()))
             self.describe({name: gpus.pop(name) for name in ONCE if name in gpus})
             sample["gpu"] = gpus
         self.write(sample)
-        notices = [*self.causes.judge(sample), *self.stuck(), *self.too_idle(idle)]
+        notices = [*self.causes.judge(sample), *self.stuck()]
         for notice in notices:
             self.write({"cause": notice.cause, "text": notice.text, "fix": notice.fix})
         return notices
-
-    def idle(self, use: Sequence[float | None]) -> float | None:
-        with contextlib.suppress(OSError):  # the book's disk is full, or the book is gone
-            return self.held.note(self.gpus.places, use)
-        return None
-
-    def too_idle(self, idle: float | None) -> Iterator[Notice]:
-        """Tell once that the job's GPUs have done nothing for as long as the rules allow."""
-        if not self.limit or idle is None or idle < self.limit or IDLE in self.causes.known:
-            return
-        self.causes.known.add(IDLE)
-        words = f"the job's GPUs here have done nothing for {duration(idle)}: others may need them"
-        self.report(words)
-        yield Notice(IDLE, words, "orchestrator stop, if the job needs none")
-
-    def report(self, words: str) -> None:
-        """Tell the head, which tells the job's owner, as a rank tells what holds it up."""
-        rank = {"rank": self.spec.first_rank, "local": 0, "time": time.time()}
-        what = {"event": "slow", "cause": IDLE, "who": self.spec.first_rank, "step": 0}
-        line = json.dumps({**rank, **what, "node": self.node, "text": f"node {self.node}: {words}"})
-        with contextlib.suppress(OSError):
-            fd = os.open(
-                RunDir(self.spec.job, self.node).reports, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
-            )
-            with os.fdopen(fd, "wb") as file:
-                file.write(line.encode("ascii") + b"\n")
 
     def describe(self, gpus: dict[str, Any]) -> None:
         """Say once which GPUs there are, and again when their power limit was changed."""

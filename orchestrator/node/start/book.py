@@ -21,7 +21,6 @@ import time
 from orchestrator.common import files
 from orchestrator.common.files import F_OFD_SETLK, FLOCK
 from orchestrator.node.machine import sysfs
-from orchestrator.node.machine.gpus import use
 from orchestrator.node.machine.probe import network_space
 from orchestrator.protocol.message import decode, encode, parse
 from orchestrator.protocol.requests.claims import Entry
@@ -39,8 +38,13 @@ LAST_BYTE = (1 << 62) - 1
 
 def place() -> str:
     """Return the directory: one for each machine and boot, also on a disk that machines share."""
+    return os.environ.get(VARIABLE) or f"/tmp/orchestrator-claims-{machine()}"
+
+
+def machine() -> str:
+    """Return a name of this machine, its boot and its network that all logins agree on."""
     boot = sysfs.text("/proc/sys/kernel/random/boot_id")[:8]
-    return os.environ.get(VARIABLE) or f"/tmp/orchestrator-claims-{boot}-{network_space()}"
+    return f"{boot}-{network_space()}"
 
 
 class Book:
@@ -80,9 +84,8 @@ class Book:
 
     def remove(self, name: str) -> None:
         """Remove an entry; nobody can remove another user's."""
-        for path in (use.place_of(self.file(name)), self.file(name)):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.file(name))
 
     def file(self, name: str) -> str:
         if not ID.fullmatch(name):
@@ -133,7 +136,7 @@ def lock_of(name: str, kind: int) -> bytes:
 
 def shown(entry: Entry) -> Entry:
     """Return an entry that fits into a line of somebody else's terminal, whatever it says."""
-    texts = {name: printable(getattr(entry, name)) for name in ("state", "job", "head", "why")}
+    texts = {name: printable(getattr(entry, name)) for name in ("state", "job", "head")}
     return entry.replace(**texts, names=tuple(map(printable, entry.names)))
 
 

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.machine.gpus import policy, use
 from orchestrator.node.server.visit import Refusal, RoomState, Visit
 from orchestrator.node.start import devices
-from orchestrator.node.start.book import Book, name_of, printable
+from orchestrator.node.start.book import Book, printable
 from orchestrator.node.start.devices import Device
 from orchestrator.protocol.requests.claims import (
     RUNNING,
@@ -22,7 +21,6 @@ from orchestrator.protocol.requests.claims import (
     Taken,
     Wish,
     in_words,
-    is_gpu,
     who_has,
 )
 from orchestrator.protocol.requests.start import Claimed, Page, ReadBook
@@ -166,10 +164,6 @@ class Claims(RoomState):
                 since=now,
                 keys=tuple(one.key for one in got),
                 names=tuple(one.name for one in got),
-                seconds=wish.seconds,
-                priority=wish.priority,
-                resumes=wish.resumes,
-                asks=(),
             )
         )
 
@@ -219,9 +213,8 @@ class Claims(RoomState):
         if self.entry is None or not self.held:
             return
         now = time.time()
-        until = now + self.entry.seconds if self.entry.seconds else 0.0
         with contextlib.suppress(OSError):  # a disk that is full
-            self.enter(self.entry.replace(state=RUNNING, job=run.job, since=now, until=until))
+            self.enter(self.entry.replace(state=RUNNING, job=run.job, since=now))
         if spec.attempt is None:
             self.drop()
 
@@ -288,7 +281,7 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
 
 def waiting(entries: Sequence[Entry], left: int) -> tuple[Taken, ...]:
     """Return those who wait for more than a launch would leave; nobody where it leaves enough."""
-    some = [one for one in entries if one.in_line]
+    some = [one for one in entries if one.state == WAITING]
     if left < 0 or sum(one.wants for one in some) <= left:
         return ()
     return tuple(Taken(names=(), user=one.user, job=one.job, state=WAITING) for one in some)
@@ -307,23 +300,16 @@ def takers(
                 names=tuple(names[key] for key in keys),
                 user=entry.user,
                 job=entry.job,
-                until=entry.until,
                 state=entry.state,
             )
             found.append(taken)
     return (*found, *(taken for key, taken in strangers.items() if key not in booked))
 
 
-def idle_of(book: Book, entries: Sequence[Entry]) -> dict[str, float]:
-    """Return for how many seconds the GPUs of an entry have done nothing, where that is known."""
-    notes = [(entry, use.read(book.file(entry.id))) for entry in entries]
-    return {entry.id: note[1] for entry, note in notes if note and name_of(note[0]) == entry.user}
-
-
-def read(visit: Visit, wish: Wish, request: ReadBook) -> Page:
+def read(visit: Visit, request: ReadBook) -> Page:
     """Read the book, once it is another than before, the head says more, or the time is over."""
     claims, deadline, called = visit.of(Claims), time.monotonic() + request.seconds, False
-    book, (some, count, _) = claims.opened(), wanted(wish)
+    book, (some, count, _) = claims.opened(), wanted(request.wish)
     used = users_of(some)[0] if request.programs else {}
     while True:
         entries = tuple(book.entries())
@@ -336,17 +322,11 @@ def read(visit: Visit, wish: Wish, request: ReadBook) -> Page:
         news = removed or set(entries) != set(request.before)
         if news or called or time.monotonic() > deadline:
             free = sum(not book.locked(one.key) and one.key not in used for one in some)
-            us = name_of(os.getuid())
-            held = [key for entry in entries if entry.user == us for key in entry.keys]
             return Page(
                 entries=entries,
                 free=free,
                 total=len(some),
                 wants=count,
-                gpus=count if all(map(is_gpu, [one.key for one in some])) else 0,
-                own=sum(map(is_gpu, held)),
-                policy=policy.read(),
-                idle=idle_of(book, entries),
                 removed=removed,
             )
         called = is_called(visit, book, some)
@@ -354,7 +334,8 @@ def read(visit: Visit, wish: Wish, request: ReadBook) -> Page:
 
 def next_of(entries: Sequence[Entry]) -> str:
     """Return the id of the entry whose launch is next in the queue; nothing where nobody waits."""
-    return min((one for one in entries if one.in_line), key=lambda one: one.rank, default=NOBODY).id
+    waiting = (one for one in entries if one.state == WAITING)
+    return min(waiting, key=lambda one: one.rank, default=NOBODY).id
 
 
 def is_called(visit: Visit, book: Book, some: Sequence[Device]) -> bool:
@@ -364,17 +345,3 @@ def is_called(visit: Visit, book: Book, some: Sequence[Device]) -> bool:
         if visit.is_called(LOCK_SECONDS):
             return True
     return False
-
-
-def asked_by(book: Book, job: str) -> str:
-    """Say which launch of higher priority asks a job to make way; nothing where none does."""
-    entries = book.entries()
-    ours = {one.id: one for one in entries if one.job == job and one.state == RUNNING}
-    asking = (
-        each
-        for each in entries
-        if each.state == WAITING
-        and each.preempts
-        and any(one.priority < each.priority for id in each.asks if (one := ours.get(id)))
-    )
-    return next((f"{one.user}'s {one.job}" for one in asking), "")

@@ -9,10 +9,9 @@ from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.ports import Ports
 from orchestrator.node.server.visit import Visit, answers
-from orchestrator.node.start import claims, start
+from orchestrator.node.start import book, claims, start
 from orchestrator.node.start.claims import Claims
 from orchestrator.node.warm.visit import WarmVisit
-from orchestrator.protocol.requests.claims import Wish
 from orchestrator.protocol.requests.request import Nothing
 from orchestrator.protocol.requests.start import (
     Claim,
@@ -70,10 +69,12 @@ def release(visit: Visit, request: Release) -> Released:
 
 @answers(Claim)
 def claim(visit: Visit, request: Claim) -> Claimed:
-    wish = wish_of(request)
+    # What a further attempt wishes is known here.
+    wish = RunDir(*request.part).read_spec().wish if request.part else request.wish
     if wish is None:
         return Claimed(held=True)
-    return visit.of(Claims).take(wish, request.patience, new=request.part is None)
+    claimed = visit.of(Claims).take(wish, request.patience, new=request.part is None)
+    return claimed.replace(machine=book.machine())
 
 
 @answers(Unclaim)
@@ -96,9 +97,4 @@ def leave_queue(visit: Visit, request: LeaveQueue) -> Nothing:
 
 @answers(ReadBook)
 def read_book(visit: Visit, request: ReadBook) -> Page:
-    return claims.read(visit, wish_of(request) or Wish(), request)
-
-
-def wish_of(request: Claim | ReadBook) -> Wish | None:
-    """Return what a launch wishes here; that of a further attempt is known here."""
-    return RunDir(*request.part).read_spec().wish if request.part else request.wish
+    return claims.read(visit, request)

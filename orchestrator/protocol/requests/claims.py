@@ -6,7 +6,6 @@ those apart who ask.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Optional
 
@@ -27,17 +26,9 @@ class Wish(Message):
     slots: Few = 0  # on a machine without GPUs,
     of: Few = 0  # of so many
     needed: bool = True  # the job must not start without them
-    seconds: float = 0.0  # that the job takes, as its owner says; 0: nobody knows
-    priority: int = 0
-    resumes: bool = False  # the job is started again by itself, wherever it was ended
 
 
 SLOT = "slot-"  # how the key of a slot begins, where a machine has no GPUs
-
-
-def is_gpu(key: str) -> bool:
-    """Tell whether what is held by this key is a GPU."""
-    return not key.startswith(SLOT)
 
 
 class Entry(Message):
@@ -50,27 +41,15 @@ class Entry(Message):
     user: str = ""  # whom the entry's file belongs to
     keys: tuple[str, ...] = ()  # that it holds
     names: tuple[str, ...] = ()  # of these, for people: GPU 3, slot 0
-    until: Moment = 0.0  # when it ends, as its owner says; 0: nobody knows
-    priority: int = 0
-    resumes: bool = False  # its job may make way, and waits then to go on
-    preempts: bool = False  # it asks such jobs of lower priority to make way,
-    asks: tuple[str, ...] = ()  # here those with these ids
     order: Moment = 0.0  # since when it waits, by the clock of one node for all
     wants: Few = 0  # GPUs or slots of this machine,
     of: Few = 0  # of so many that it could have
-    seconds: float = 0.0  # that the waiting job takes
     head: str = ""  # the host that it was typed on
-    why: str = ""  # a rule keeps it from starting: it holds up nobody meanwhile
 
     @property
-    def in_line(self) -> bool:
-        """Tell whether those who come later have to wait behind it."""
-        return self.state == WAITING and not self.why
-
-    @property
-    def rank(self) -> tuple[int, float, str]:
-        """Return what orders those who wait, on all machines alike."""
-        return -self.priority, self.order, self.id
+    def rank(self) -> tuple[float, str]:
+        """Return the place of a waiting entry: the order is the same on all machines."""
+        return self.order, self.id
 
 
 NO_ENTRIES: tuple[Entry, ...] = ()
@@ -84,12 +63,11 @@ class Taken(Message):
     job: str = ""
     program: str = ""  # of a process that is no job of ours
     pid: int = 0
-    until: Moment = 0.0
     state: str = RUNNING
 
 
 def who_has(taken: Sequence[Taken]) -> str:
-    """Say who has what: GPU 0-3: ada, job train_1, until 14:05."""
+    """Say who has what: GPU 0-3: ada, job train_1."""
     return "; ".join(map(_who_has, taken)) or "others were quicker"
 
 
@@ -101,7 +79,7 @@ def _who_has(taken: Taken) -> str:
         words += f"{taken.program} (PID {taken.pid})"
     else:
         words += f"{'about to start' if taken.state == STARTING else 'job'} {taken.job}"
-    return words + (f", until {clock(taken.until)}" if taken.until else "")
+    return words
 
 
 def in_words(names: Sequence[str]) -> str:
@@ -111,9 +89,3 @@ def in_words(names: Sequence[str]) -> str:
     if len(kinds) == 1 and all(number.isdigit() for number in numbers):
         return f"{kinds.pop()} {ranges(numbers)}"
     return ", ".join(names)
-
-
-def clock(moment: float) -> str:
-    """Write a moment as the time of day, with its date where that is another."""
-    far = abs(moment - time.time()) > 12 * 3600
-    return time.strftime("%Y-%m-%d %H:%M" if far else "%H:%M", time.localtime(moment))

@@ -12,7 +12,6 @@ from orchestrator.protocol.facts import (
     Interface,
     Leftover,
     Limits,
-    Policy,
     RdmaPort,
     Software,
 )
@@ -76,7 +75,6 @@ class Probed(Message):
     peers_port: Optional[Port] = None  # the master's: where the other supervisors will call
     marker_seen: bool = False  # the head's directory is on a disk that both share
     torch_elsewhere: tuple[str, ...] = ()  # Pythons that have torch, where this one has none
-    policy: Policy = Policy()
     runs: str = ""  # names the directory for jobs: of this user, on this machine
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from orchestrator.protocol.facts import Policy
-from orchestrator.protocol.message import Few, Message
+from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.claims import NO_ENTRIES, Entry, Taken, Wish
 from orchestrator.protocol.requests.machine import PortWish
 from orchestrator.protocol.requests.request import Nothing, Request
@@ -91,7 +90,8 @@ class Claimed(Message):
     words: str = ""  # what is held, for people: GPU 0, 1, 2, 3 of 8
     taken: tuple[Taken, ...] = ()  # where too few are free
     lacking: str = ""  # why the wish can never be met here
-    unsure: str = ""  # why nobody knows who else computes on the GPUs
+    unsure: str = ""  # why it is not known who else computes on the GPUs
+    machine: str = ""  # the machine's place in an order that is the same for all heads
 
 
 class Claim(Request[Claimed], do="claim"):
@@ -118,9 +118,6 @@ class LeaveQueue(Request[Nothing], do="leave_queue"):
     entry: str  # its id
 
 
-NO_SECONDS: dict[str, float] = {}
-
-
 class Page(Message):
     """All that is claimed on a machine, and who waits there, by its book."""
 
@@ -128,10 +125,6 @@ class Page(Message):
     free: int = 0  # of the GPUs or slots that the wish is for,
     total: int = 0  # of so many,
     wants: int = 0  # of which it wants these
-    gpus: Few = 0  # of those that are wanted: slots are none
-    own: Few = 0  # GPUs that jobs of the asking user hold
-    policy: Policy = Policy()  # how many these may be
-    idle: dict[str, float] = NO_SECONDS  # entry -> for how long its GPUs did nothing, if known
     removed: bool = False  # the asking launch's own entry is there no more
 
 
@@ -139,7 +132,6 @@ class ReadBook(Request[Page], do="read_book"):
     """Read who holds what and who waits; with `before` only once it is another than that."""
 
     wish: Wish = Wish()
-    part: Optional[tuple[str, int]] = None  # of a job that is started again: it has its wish here
     before: tuple[Entry, ...] = NO_ENTRIES
     seconds: float = 0.0  # to wait for a change, at most
     programs: bool = False  # a GPU on which a program computes that is no job's is not free

@@ -493,15 +493,13 @@ DRY_RUN: dict[str, Ask] = {
     "launch.epilog": Ask("launch.epilog=echo 1", lambda plan: plan["epilog"], "echo 1"),
     "launch.gpus": Ask("launch.gpus=2", of_node("wish", "gpus"), 2),
     "launch.queue": Ask("launch.queue=true", of_node("wish", "needed"), True),
-    "launch.duration": Ask("launch.duration=2h", of_node("wish", "seconds"), 7200.0),
-    "launch.time_limit": Ask("launch.time_limit=3h", of_node("wish", "seconds"), 10800.0),
     "launch.claim": Ask("launch.claim=none", of_node("wish"), None),
     "nccl.profile": Ask("nccl.profile=ethernet", of_node("env", "NCCL_IB_DISABLE"), "1"),
     "nccl.variables": Ask("nccl.NCCL_DEBUG=INFO", of_node("env", "NCCL_DEBUG"), "INFO"),
     "env": Ask("env.OF_MINE=1", of_node("env", "OF_MINE"), "1"),
 }
 # The number of ranks is that of launch.nproc as well, the Python that of launch.python, and so on.
-ALONE = ("launch.nnodes", "launch.activate", "launch.time_limit", "launch.claim")
+ALONE = ("launch.nnodes", "launch.activate", "launch.claim")
 
 
 @pytest.fixture(scope="module")
@@ -566,41 +564,30 @@ def test_a_launch_that_does_not_wait_for_long(head: Head) -> None:
 
 
 @shows("launch.after")
-@shows("launch.after_any")
-@shows("launch.at")
-@shows("launch.preempt")
-@shows("launch.priority")
 def test_a_launch_that_comes_later(head: Head) -> None:
     head.run(*(quick := ("--no-torchrun", "--check", "none")), head.script("x.py", ""))
     (name,) = [path.name for path in head.experiments]
-    keys = [f"launch.after=[{name}]", f"launch.after_any=[{name}]", "launch.at=2026-01-01 00:00"]
-    keys += ["launch.queue=true", "launch.priority=2", "launch.preempt=save"]
-    head.run(*quick, *(word for key in keys for word in ("--set", key)), "x.py")
-    wrong = {
-        "launch.after=[nothing]": "no experiment 'nothing'",
-        "launch.after_any=[nothing]": "no experiment 'nothing'",
-        "launch.at=later": "no time of a day",
-        "launch.priority=2": "add --queue",
-        "launch.preempt=save": "add --queue",
-    }
-    for key, words in wrong.items():
-        command = head.launch(*quick, "--set", key, "x.py")
-        assert command.finish() == 2 and words in command.text
+    head.run(*quick, "--set", f"launch.after=[{name}]", "--set", "launch.queue=true", "x.py")
+    command = head.launch(*quick, "--set", "launch.after=[nothing]", "x.py")
+    assert command.finish() == 2 and "no experiment 'nothing'" in command.text
 
 
 BINDS = """
 import json, os
 with open(os.path.join(os.environ["ORCHESTRATOR_RUN"], "spec.json")) as file:
-    print("binds:", json.load(file)["numa_binding"])
+    spec = json.load(file)
+print("binds:", spec["numa_binding"], "limit:", spec["lease"]["limit"])
 """
 
 
 @shows("launch.numa_binding")
-def test_ranks_that_may_run_anywhere(head: Head) -> None:
-    """What a node makes of it is tested where hosts have GPUs."""
+@shows("launch.time_limit")
+def test_what_supervisors_are_told(head: Head) -> None:
+    """What a node makes of it is tested where hosts have GPUs, and where a job is ended."""
     words = ("--no-torchrun", "--check", "none", head.script("x.py", BINDS))
-    assert "binds: True" in head.run(*words).text
-    assert "binds: False" in head.run("--set", "launch.numa_binding=none", *words).text
+    assert "binds: True limit: 0.0" in head.run(*words).text
+    keys = ("--set", "launch.numa_binding=none", "--set", "launch.time_limit=3h")
+    assert "binds: False limit: 10800.0" in head.run(*keys, *words).text
 
 
 WAIT = "import time; print('ready', flush=True); time.sleep(1000)"

@@ -34,7 +34,6 @@ from orchestrator.protocol.facts import (
     Holder,
     Leftover,
     Limits,
-    Policy,
     Torch,
     Xid,
 )
@@ -212,10 +211,6 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
      "256 open files at most"),
     ({"clock_offset": 2.5}, "clock", WARN, "gpu4: its clock is 2.5 s ahead of"),
     ({"clock_offset": -3600.0}, "clock", WARN, "3600.0 s behind"),
-    ({"policy": Policy(file="/rules", gpus_per_user=4, idle_limit=60.0)}, "rules", WARN,
-     "rules for all users: gpus_per_user 4, idle_limit 1 min 00 s on gpu4, none on the others"),
-    ({"policy": Policy(file="/rules", problem="line 1: no rule")}, "rules", WARN,
-     "gpu4: /rules, the rules for all users: line 1: no rule"),
     ({"interfaces": (interface("eth0", speed=1000),)}, "net", WARN, "1000 Mb/s on gpu4"),
     ({"interfaces": (interface("eth0", speed=25000, state="down"),)}, "net", BAD, "eth0 is down"),
     ({"rdma": (infiniband("mlx5_0", state="DOWN"),)}, "net", WARN, "RDMA ports that are up"),

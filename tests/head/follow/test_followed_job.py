@@ -145,19 +145,17 @@ def test_a_history_that_cannot_be_kept_is_said(
     assert said.startswith("orchestrator: the history of gpu01 is not kept: ")
 
 
-def test_gpus_that_do_nothing_are_told_once_and_no_fault_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_holds_a_rank_up_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where another head hears of it again."""
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
     told: list[SlowRank] = []
     job = followed(tmp_path)
     job.straggler = lambda _, slow: told.append(slow)
     event = {
-        "event": "rank_slow", "time": 2000.0, "rank": 1, "local": 0, "cause": "idle GPUs", "who": 1,
-        "node": 1, "step": 0, "text": "node 1: the job's GPUs here have done nothing for 31 min",
+        "event": "rank_slow", "time": 2000.0, "rank": 1, "local": 0, "cause": "disk", "who": 1,
+        "node": 1, "step": 0, "text": "node 1: its disk is slow",
     }  # fmt: skip
     for _ in range(2):
         Reports(job).happened(job.nodes[1], from_data(event))
-    assert [(slow.cause, slow.step, slow.time) for slow in told] == [("idle GPUs", None, 2000.0)]
-    assert machines.incidents() == []
+    assert [(slow.cause, slow.step, slow.time) for slow in told] == [("disk", None, 2000.0)]
+    assert [incident.what for incident in machines.incidents()] == ["node 1: its disk is slow"]

@@ -20,7 +20,6 @@ from orchestrator.node.machine import sampler
 from orchestrator.node.machine.disks import AskedPath as Look
 from orchestrator.node.machine.disks import Disks
 from orchestrator.node.machine.sampler import IN_A_ROW, Causes, Sampler
-from orchestrator.protocol import events
 from orchestrator.records.metrics import samples
 from tests.node.running import Job, alive, bare_spec, script, wait_until
 
@@ -101,37 +100,6 @@ def test_notices_are_in_the_stream_once_for_all_attempts(tmp_path: Path) -> None
         "/dev/shm is full: 1 B free of 64 MiB"
     ]
     assert len(samples.RecentSamples(paths[1]).read()) == 2
-
-
-def test_gpus_that_do_nothing_are_told_once_when_the_rules_say_so(
-    new_job: Callable[..., Job], tmp_path: Path
-) -> None:
-    """In the log, and to the head, which tells the owner."""
-    run = new_job().run
-    run.create()
-    os.mkfifo(run.reports)
-    head = os.open(run.reports, os.O_RDONLY | os.O_NONBLOCK)
-    rules = tmp_path / "rules"
-    rules.mkdir(0o755)
-    (rules / "policy.yaml").write_text("idle_limit: 30m")
-    entry = tmp_path / "0123456789abcdef.json"
-    entry.write_text('{"keys": ["gpu-0000:01:00.0"]}')
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("ORCHESTRATOR_POLICY", str(rules / "policy.yaml"))
-        own = sampled(tmp_path, job=run.job, first_rank=4, claim=str(entry))
-    own.gpus.nvidia.models, own.gpus.nvidia.places, own.gpus.nvidia.count = ["H"], [PLACE], 1
-    own.gpus.sample = lambda: {"use": [0.0]}  # type: ignore[method-assign]
-    assert own.sample() == []
-    own.held.busy -= 1900.0
-    (notice,) = own.sample()
-    words = "the job's GPUs here have done nothing for 31 min 40 s: others may need them"
-    assert (notice.cause, notice.text) == ("idle GPUs", words)
-    assert own.sample() == []
-    (line,) = os.read(head, 4096).splitlines()
-    report = events.from_report(json.loads(line))
-    assert isinstance(report, events.RankSlow)
-    assert (report.cause, report.who, report.text) == ("idle GPUs", 4, f"node 0: {words}")
-    os.close(head)
 
 
 @pytest.mark.parametrize("host", [socket.gethostname(), "another"])

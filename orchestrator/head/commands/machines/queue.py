@@ -16,10 +16,10 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
-from orchestrator.head.start.claims.turn import Machine, expected, obstacles
+from orchestrator.head.start.claims.turn import Machine, obstacles
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
-from orchestrator.protocol.requests.claims import RUNNING, WAITING, Entry, clock, in_words
+from orchestrator.protocol.requests.claims import WAITING, Entry, in_words
 from orchestrator.protocol.requests.start import LeaveQueue, Page, ReadBook
 
 BOOK_SECONDS = 10.0
@@ -34,7 +34,6 @@ class Line:
     on: Mapping[str, Entry]  # by the node's name
     place: int = 0  # in the queue; 0: it has what it wants
     why: str = ""  # it waits
-    start: float | None = None  # when it may start, if the others' owners said how long they take
     now: float = 0.0
 
     @property
@@ -57,11 +56,8 @@ def what(line: Line) -> str:
     return "; ".join(said_of(each.items()))
 
 
-def until(line: Line) -> str:
-    if not line.waits:
-        return f"until {clock(line.entry.until)}" if line.entry.until else "-"
-    start = f"may start at {clock(line.start)}" if line.start is not None else ""
-    return "; ".join(filter(None, [line.why, start])) or "about to start"
+def why(line: Line) -> str:
+    return (line.why or "about to start") if line.waits else "-"
 
 
 LINES: Table[Line] = Table(
@@ -72,7 +68,7 @@ LINES: Table[Line] = Table(
         Column("JOB", lambda line: line.entry.job),
         Column("ON", what),
         Column("SINCE", lambda line: text.duration(round(max(0.0, line.now - line.entry.since)))),
-        Column("UNTIL, OR WHY IT WAITS", until),
+        Column("WHY IT WAITS", why),
     )
 )
 
@@ -101,56 +97,6 @@ def queue(arguments: LaunchArguments, *, as_json: bool) -> int:
         "lost": lost_json(lost),
     }
     output.result(data, partial(to_text, lines, lost), as_json=as_json)
-    return EXIT_NODE if lost else EXIT_DONE
-
-
-@dataclass(frozen=True)
-class Idle:
-    """Says what a job holds on a node, and how long it has done nothing there; None: not known."""
-
-    node: str
-    entry: Entry
-    seconds: float | None
-
-
-IDLE: Table[Idle] = Table(
-    (
-        Column("NODE", lambda one: one.node),
-        Column("HELD", lambda one: in_words(one.entry.names)),
-        Column("USER", lambda one: one.entry.user),
-        Column("JOB", lambda one: one.entry.job),
-        Column("IDLE", lambda one: "?" if one.seconds is None else text.duration(one.seconds)),
-    )
-)
-
-
-def idle(arguments: LaunchArguments, least: float, *, as_json: bool) -> int:
-    """Show the jobs whose GPUs do nothing, and those of which nobody knows that."""
-    read, lost = read_books(arguments)
-    found = [
-        Idle(node.node.name, entry, seconds)
-        for node, book in read
-        for entry in book.entries
-        if entry.state == RUNNING
-        and any(name.startswith(("GPU", "MIG")) for name in entry.names)
-        and ((seconds := book.idle.get(entry.id)) is None or seconds >= least)
-    ]
-    found.sort(key=lambda one: -1.0 if one.seconds is None else one.seconds, reverse=True)
-    data = {
-        "idle": [
-            {"node": one.node, "user": one.entry.user, "job": one.entry.job,
-             "holds": list(one.entry.names), "seconds": one.seconds}
-            for one in found
-        ],
-        "lost": lost_json(lost),
-    }  # fmt: skip
-
-    def words(terminal: Terminal) -> str:
-        nobody = f"no job holds GPUs that did nothing for {text.duration(least)}"
-        table = IDLE.text(found, terminal) if found else nobody
-        return "\n\n".join(filter(None, [table, "\n".join(reasons(lost))]))
-
-    output.result(data, words, as_json=as_json)
     return EXIT_NODE if lost else EXIT_DONE
 
 
@@ -192,15 +138,12 @@ def lines_of(read: Iterable[tuple[Reached, Page]], now: float) -> Iterator[Line]
     )
     for at, one in enumerate(waiting, 1):
         there = [machine(name, entry, books[name]) for name, entry in found[whole(one)].items()]
-        reasons = obstacles(one, there, len(there), now)
-        starts = [expected(one, place, now) for place in there]
-        known = [start for start in starts if start is not None]
+        reasons = obstacles(one, there, len(there))
         yield Line(
             one,
             found[whole(one)],
             place=at,
-            why=one.why or "; ".join(said_of(reasons.items())),
-            start=max(known) if known and len(known) == len(starts) and reasons else None,
+            why="; ".join(said_of(reasons.items())),
             now=now,
         )
 
@@ -226,11 +169,8 @@ def to_json(line: Line) -> dict[str, Any]:
         "job": entry.job,
         "head": entry.head,
         "since": entry.since,
-        "until": entry.until or None,
-        "priority": entry.priority,
         "place": line.place or None,
         "why": line.why,
-        "start": line.start,
         "nodes": {
             name: {"holds": list(one.names), "wants": one.wants} for name, one in line.on.items()
         },

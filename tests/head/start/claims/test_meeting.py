@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from orchestrator.head.start.claims import claims
+from orchestrator.head.start.claims.claims import NodeClaim, hold
 from orchestrator.protocol.requests.claims import RUNNING, STARTING, Taken, Wish
 from orchestrator.protocol.requests.request import Nothing, Request
 from orchestrator.protocol.requests.start import Claim, Claimed
@@ -46,28 +46,25 @@ class Played:
     """The head's code of one launch, up to what it asks next, or to its end."""
 
     def __init__(self, order: Sequence[int]) -> None:
-        self.nodes = [
-            SimpleNamespace(
-                node=SimpleNamespace(name=f"n{at}"), facts=SimpleNamespace(boot=str(at), network=0)
-            )
-            for at in order
-        ]
+        # A node's channel is its number here.
+        self.wanted = [NodeClaim(f"n{at}", cast(Any, at), Wish()) for at in order]
 
     def after(self, heard: Sequence[Sequence[Answer | None]]) -> Asked | bool:
         """Return what it asks of which nodes after these answers; at its end, whether it holds."""
         rest = iter(heard)
 
-        def ask(nodes: Sequence[Any], requests: Sequence[Request[Any]], _: float) -> list[Any]:
-            asked = tuple(int(node.node.name[1:]) for node in nodes)
+        def ask(channels: Sequence[Any], requests: Sequence[Request[Any]], _: float) -> list[Any]:
+            asked = tuple(channels)
             answers = next(rest, None)
             if answers is None:
                 raise NextAsked(Asked(asked, tuple(requests)))
-            return [Nothing() if one is None else claimed(one) for one in answers]
+            pairs = zip(asked, answers, strict=True)
+            return [Nothing() if one is None else claimed(one, node) for node, one in pairs]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(claims.fleet, "ask", ask)
+            patch.setattr(claims.fleet, "ask_channels", ask)
             try:
-                return not claims.take_all([(cast(Any, node), Wish()) for node in self.nodes]).bad
+                return not hold(self.wanted).missing
             except NextAsked as next_one:
                 return cast(Asked, next_one.args[0])
 
@@ -78,9 +75,9 @@ class Asked:
     requests: tuple[Request[Any], ...]
 
 
-def claimed(states: Answer) -> Claimed:
+def claimed(states: Answer, node: int) -> Claimed:
     taken = tuple(Taken(names=("slot 0",), user="ada", job="x", state=state) for state in states)
-    return Claimed(held=not taken, taken=taken)
+    return Claimed(held=not taken, taken=taken, machine=str(node))
 
 
 class Model:

@@ -1,4 +1,4 @@
-"""Whose turn it is: first come, first served, but for short ones that delay nobody."""
+"""Whose turn it is: first come, first served."""
 
 from __future__ import annotations
 
@@ -9,23 +9,17 @@ from dataclasses import dataclass
 
 import pytest
 
-from orchestrator.head.start.claims.turn import Machine, holders, make_way, obstacles, place
+from orchestrator.head.start.claims.turn import Machine, count_before, holders, obstacles
 from orchestrator.protocol.requests.claims import RUNNING, WAITING, Entry
 
-NOW = 1000.0
+
+def waits(id: str, order: float, wants: int = 1) -> Entry:
+    return Entry(id=id, state=WAITING, job=id, user="ada", since=order, order=order, wants=wants)
 
 
-def waits(id: str, order: float, wants: int = 1, **more: object) -> Entry:
-    return Entry(
-        id=id, state=WAITING, job=id, user="ada", since=order, order=order, wants=wants, **more
-    )  # type: ignore[arg-type]
-
-
-def runs(id: str, count: int, until: float = 0.0, since: float = 1.0, **more: int) -> Entry:
+def runs(id: str, count: int) -> Entry:
     keys = tuple(f"{id}-{i}" for i in range(count))
-    return Entry(
-        id=id, state=RUNNING, job=id, user="bob", since=since, keys=keys, until=until, **more
-    )  # type: ignore[arg-type]
+    return Entry(id=id, state=RUNNING, job=id, user="bob", since=1.0, keys=keys)
 
 
 def node(free: int, wants: int, *entries: Entry, name: str = "a", total: int = 8) -> Machine:
@@ -37,51 +31,30 @@ def node(free: int, wants: int, *entries: Entry, name: str = "a", total: int = 8
     [
         (waits("m", 9), node(8, 8), ""),
         (waits("m", 9), node(7, 8, runs("x", 1)), "7 of 8 free"),
-        # Who came first goes first,
+        # Who came first goes first; of two that came at once, the one with the lower id;
         (waits("m", 9), node(4, 4, waits("x", 3, 8), runs("y", 4)), "ada's x waits before it"),
         (waits("m", 2), node(4, 4, waits("x", 3, 8)), ""),
-        # but not before one that a rule keeps waiting,
-        (waits("m", 9), node(4, 4, waits("x", 3, 8, why="the rules")), ""),
-        # or one of a higher priority,
-        (waits("m", 9, priority=1), node(4, 4, waits("x", 3, 8)), ""),
-        (waits("m", 2), node(4, 4, waits("x", 3, 8, priority=1)), "ada's x waits before it"),
-        # and for one that leaves enough,
+        (waits("m", 3), node(4, 4, waits("x", 3, 8)), ""),
+        (waits("m", 3), node(4, 4, waits("a", 3, 8)), "ada's a waits before it"),
+        # but for one that leaves enough.
         (waits("m", 9), node(4, 2, waits("x", 3, 2)), ""),
         (waits("m", 9), node(4, 2, waits("x", 3, 2), waits("y", 4, 1)), "ada's y waits before it"),
-        # or is over before the other can start.
-        (waits("m", 9, seconds=50), node(4, 4, waits("x", 3, 8), runs("y", 4, NOW + 60)), ""),
-        (
-            waits("m", 9, seconds=70),
-            node(4, 4, waits("x", 3, 8), runs("y", 4, NOW + 60)),
-            "ada's x waits before it",
-        ),
-        (
-            waits("m", 9, seconds=50),
-            node(4, 4, waits("x", 3, 8), runs("y", 4)),
-            "ada's x waits before it",
-        ),
-        # What is expected to be over, and is not, ends at any moment.
-        (
-            waits("m", 9, seconds=50),
-            node(4, 4, waits("x", 3, 8), runs("y", 4, NOW - 60)),
-            "ada's x waits before it",
-        ),
     ],
 )
 def test_who_may_start(mine: Entry, machine: Machine, why: str) -> None:
-    assert obstacles(mine, [machine], 1, NOW) == ({"a": why} if why else {})
+    assert obstacles(mine, [machine], 1) == ({"a": why} if why else {})
 
 
 def test_some_of_the_nodes_are_enough() -> None:
     there = [node(8, 8), node(7, 8, runs("x", 1), name="b"), node(8, 8, name="c")]
-    assert obstacles(waits("m", 9), there, 2, NOW) == {}
-    assert obstacles(waits("m", 9), there, 3, NOW) == {"b": "7 of 8 free"}
+    assert obstacles(waits("m", 9), there, 2) == {}
+    assert obstacles(waits("m", 9), there, 3) == {"b": "7 of 8 free"}
 
 
 def test_who_has_it_and_who_is_before_it_is_said() -> None:
-    there = node(4, 8, runs("x", 4, NOW + 60), waits("y", 3), waits("z", 99))
-    assert holders(there).startswith("; bob's x (until ") and holders(there).endswith(" the rest")
-    assert (place(waits("m", 9), [there, there]), holders(node(8, 8))) == (1, "")
+    there = node(4, 8, runs("x", 4), waits("y", 3), waits("z", 99))
+    assert holders(there) == "; bob's x has the rest"
+    assert (count_before(waits("m", 9), [there, there]), holders(node(8, 8))) == (1, "")
 
 
 # -- the whole queue, played ----------------------------------------------------------------------
@@ -99,13 +72,13 @@ class Launch:
 
 
 def drawn(seed: int) -> list[Launch]:
-    """Launches of all sizes on three nodes; each says how long it takes, and is right."""
+    """Launches of all sizes on three nodes."""
     dice = random.Random(seed)
     launches = []
     for at in range(12):
         seconds = dice.randint(1, 9)
         wants = {n: dice.randint(1, 4) for n in dice.sample("abc", dice.randint(1, 3))}
-        launches.append(Launch(waits(f"{at:02d}", float(at), seconds=seconds), wants, seconds))
+        launches.append(Launch(waits(f"{at:02d}", float(at)), wants, seconds))
     return launches
 
 
@@ -135,14 +108,14 @@ def test_nobody_starts_later_than_in_a_line_that_nobody_may_pass(seed: int) -> N
             if one is not but and name in one.wants and one.started is None:
                 yield one.entry.replace(wants=one.wants[name])
             elif one is not but and name in one.wants and one.runs_at(now):
-                yield runs(one.entry.id, one.wants[name], float((one.started or 0) + one.seconds))
+                yield runs(one.entry.id, one.wants[name])
 
     def in_turn(one: Launch, now: int) -> bool:
         machines = [
             Machine(name, [*seen(name, now, one)], free(launches, name, now), 4, wants)
             for name, wants in one.wants.items()
         ]
-        return not obstacles(one.entry, machines, len(machines), float(now))
+        return not obstacles(one.entry, machines, len(machines))
 
     ours = played(launches, in_turn)
     line = drawn(seed)
@@ -155,43 +128,3 @@ def test_nobody_starts_later_than_in_a_line_that_nobody_may_pass(seed: int) -> N
     strict = played(line, in_line)
     assert all(mine <= theirs for mine, theirs in zip(ours, strict, strict=True))
     assert sum(ours) <= sum(strict)
-
-
-def gives(id: str, count: int, priority: int = 0, since: float = 1.0) -> Entry:
-    return runs(id, count, since=since, priority=priority, resumes=True)
-
-
-@pytest.mark.parametrize(
-    ("machines", "asked"),
-    [
-        # Enough is free, or who has it cannot go on later, or is as important.
-        ([node(8, 8)], {}),
-        ([node(0, 8, runs("x", 8))], {}),
-        ([node(0, 8, gives("x", 8, priority=1))], {}),
-        ([node(0, 8, gives("x", 8))], {"a": ("x",)}),
-        # The least important goes first, then the youngest, and no more than have to.
-        ([node(0, 4, gives("x", 4), gives("y", 4, priority=-1))], {"a": ("y",)}),
-        ([node(0, 4, gives("x", 4, since=1), gives("y", 4, since=2))], {"a": ("y",)}),
-        ([node(0, 6, gives("x", 2, since=2), gives("y", 6, since=1))], {"a": ("y",)}),
-        ([node(2, 4, gives("x", 2), gives("y", 4, priority=-1))], {"a": ("y",)}),
-        # Nobody ends in vain: too little would be free there, on another node, or for this launch.
-        ([node(0, 8, gives("x", 4), runs("y", 4))], {}),
-        ([node(0, 8, gives("x", 8)), node(0, 8, runs("y", 8), name="b")], {}),
-        ([node(0, 8, gives("x", 8), waits("z", 1, 8, priority=9))], {}),
-        ([node(0, 8, gives("x", 8)), node(8, 8, name="b")], {"a": ("x",)}),
-    ],
-)  # fmt: skip
-def test_who_is_asked_to_make_way(
-    machines: list[Machine], asked: dict[str, tuple[str, ...]]
-) -> None:
-    mine = waits("m", 9, 8, priority=1)
-    assert make_way(mine, machines, len(machines)) == asked
-    assert make_way(mine.replace(why="the rules"), machines, len(machines)) == {}
-
-
-def test_of_more_nodes_than_it_needs_a_launch_asks_on_those_with_the_fewest_jobs() -> None:
-    one, two = node(0, 8, gives("x", 8)), node(0, 8, gives("y", 4), gives("z", 4), name="b")
-    free = node(8, 8, name="c")
-    mine = waits("m", 9, 8, priority=1)
-    assert make_way(mine, [two, one, free], 2) == {"a": ("x",)}
-    assert make_way(mine, [two, one, free], 1) == {}
