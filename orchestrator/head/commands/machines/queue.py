@@ -16,7 +16,7 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
-from orchestrator.head.start.claims.turn import Machine, obstacles
+from orchestrator.head.start.claims.turn import obstacles
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
 from orchestrator.protocol.requests.claims import WAITING, Entry, in_words
@@ -137,7 +137,7 @@ def lines_of(read: Iterable[tuple[Reached, Page]], now: float) -> Iterator[Line]
         (one for one in firsts.values() if one.state == WAITING), key=lambda one: one.rank
     )
     for at, one in enumerate(waiting, 1):
-        there = [machine(name, entry, books[name]) for name, entry in found[whole(one)].items()]
+        there = {name: seen_by(entry, books[name]) for name, entry in found[whole(one)].items()}
         reasons = obstacles(one, there, len(there))
         yield Line(
             one,
@@ -153,11 +153,10 @@ def whole(entry: Entry) -> tuple[str, ...]:
     return (entry.id,) if entry.state == WAITING else (entry.user, entry.job)
 
 
-def machine(name: str, entry: Entry, book: Page) -> Machine:
-    """Describe a node for one who waits there: what others have is not free."""
-    others = [one for one in book.entries if one.id != entry.id]
-    free = entry.of - sum(len(one.keys) for one in others)
-    return Machine(name, others, max(0, free), entry.of, entry.wants)
+def seen_by(entry: Entry, book: Page) -> Page:
+    """Return a node's book as a launch that waits there sees it: what others have is not free."""
+    free = entry.of - sum(len(one.keys) for one in book.entries)
+    return book.replace(free=max(0, free), total=entry.of, wants=entry.wants)
 
 
 def to_json(line: Line) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
@@ -18,7 +19,7 @@ from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.screen import failures
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.claims.claims import ANSWER_SECONDS, NodeClaim, Occupied, wish_of
-from orchestrator.head.start.claims.turn import Machine, count_before, holders, obstacles
+from orchestrator.head.start.claims.turn import count_before, holders, obstacles
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.request import Request
 from orchestrator.protocol.requests.claims import NO_ENTRIES, WAITING, Entry, Wish
@@ -93,7 +94,7 @@ class QueuePlace:
         self.least = nodes.bounds.least if nodes.bounds else len(nodes.reached)
         self.entry = entry_of(request, nodes.reached)
         self.entered = False
-        self.pages: Sequence[Page] = ()
+        self.pages: dict[str, Page] = {}  # what was seen last of each node
 
     def why_it_waits(self) -> str:
         """Say why the launch cannot start yet; nothing if it is its turn."""
@@ -103,44 +104,41 @@ class QueuePlace:
             if not self.request.config.launch.queue:
                 return ""
             self.enter()
-        machines = self.machines
-        held = {machine.name: holders(machine) for machine in machines}
-        reasons = obstacles(self.entry, machines, self.least)
-        return in_queue({name: why + held[name] for name, why in reasons.items()})
+        reasons = obstacles(self.entry, self.pages, self.least)
+        return in_queue({name: why + holders(self.pages[name]) for name, why in reasons.items()})
 
     def enter(self) -> None:
         """Stand in the queue of all nodes, if enough of them can ever do."""
-        machines = self.machines
-        small = [machine for machine in machines if machine.wants > machine.total]
-        if len(machines) - len(small) < self.least:
-            has = f"{small[0].name} has {small[0].total}, and {small[0].wants} are wanted"
-            raise CheckFailed(f"no waiting helps: {has}", "take fewer: --gpus N, --nproc N")
-        waits = [Wait(entry=self.entry.replace(wants=m.wants, of=m.total)) for m in machines]
+        pages = self.pages.values()
+        small = [name for name, page in self.pages.items() if page.wants > page.total]
+        if len(pages) - len(small) < self.least:
+            page = self.pages[small[0]]
+            has = f"{small[0]} has {page.total}, and {page.wants} are requested"
+            raise CheckFailed(f"this can never start: {has}", "take fewer: --gpus N, --nproc N")
+        waits = [Wait(entry=self.entry.replace(wants=one.wants, of=one.total)) for one in pages]
         channels = [one.channel for one in self.wanted]
         self.answered(fleet.ask_channels(channels, waits, ANSWER_SECONDS))
-        log.info("stands in the queue of %s", [machine.name for machine in machines])
+        log.info("stands in the queue of %s", [*self.pages])
         self.entered = True
         self.look(0.0)
 
     def look(self, seconds: float) -> None:
         """Read the books; with a time, once something has changed in one of them."""
-        known = [page.entries for page in self.pages] or [NO_ENTRIES] * len(self.wanted)
-
-        def read(asked: tuple[NodeClaim, tuple[Entry, ...]]) -> Page:
-            one, before = asked
-            request = ReadBook(wish=one.wish or Wish(), before=before, seconds=seconds)
-            page = one.channel.ask(request, ANSWER_SECONDS + seconds)
-            if seconds and page.entries != before:
-                # A node with news has the others answer at once.
-                for other in self.wanted:
-                    if other is not one:
-                        other.channel.beat()
-            return page
-
-        pairs = list(zip(self.wanted, known, strict=True))
-        self.pages = self.answered(fleet.everywhere(pairs, read))
-        if any(page.removed for page in self.pages):
+        pages = self.answered(fleet.everywhere(self.wanted, partial(self.read, seconds)))
+        self.pages = {one.name: page for one, page in zip(self.wanted, pages, strict=True)}
+        if any(page.removed for page in pages):
             raise StoppedEarly("the launch was taken out of the queue; nothing was started")
+
+    def read(self, seconds: float, one: NodeClaim) -> Page:
+        """Read the book of a node; one with news has the others answer at once."""
+        before = self.pages[one.name].entries if self.pages else NO_ENTRIES
+        request = ReadBook(wish=one.wish or Wish(), before=before, seconds=seconds)
+        page = one.channel.ask(request, ANSWER_SECONDS + seconds)
+        if seconds and page.entries != before:
+            for other in self.wanted:
+                if other is not one:
+                    other.channel.beat()
+        return page
 
     def answered(self, answers: Sequence[A | OrchestratorError]) -> list[A]:
         """Return the answers of all nodes; if one is lost, leave the others and raise."""
@@ -150,33 +148,19 @@ class QueuePlace:
             raise Disconnected(failures.failure_table(lost, len(answers), "; connecting again"))
         return [answer for answer in answers if not isinstance(answer, OrchestratorError)]
 
-    @property
-    def machines(self) -> list[Machine]:
-        """Return what was seen last of each node; nothing before the first look."""
-        return [
-            Machine(
-                one.name,
-                [entry for entry in page.entries if entry.id != self.entry.id],
-                page.free,
-                page.total,
-                page.wants,
-            )
-            for one, page in zip(self.wanted, self.pages, strict=False)
-        ]
-
     def free_first(self) -> Nodes:
         """Return the nodes, in the queue those with enough that is free first."""
         if not self.entered:
             return self.nodes
-        free = {machine.name for machine in self.machines if machine.free >= machine.wants}
+        free = {name for name, page in self.pages.items() if page.free >= page.wants}
         reached = sorted(self.nodes.reached, key=lambda one: one.node.name not in free)
         return replace(self.nodes, reached=tuple(reached))
 
     def in_words(self) -> str:
         """Say how many are before this launch, for the line that moves."""
-        before = count_before(self.entry, self.machines)
         if not self.entered:
             return "waiting for its turn"
+        before = count_before(self.entry, self.pages.values())
         return f"in the queue, {before} before it" if before else "next in the queue"
 
 

@@ -102,7 +102,7 @@ def test_news_of_one_node_is_not_kept_until_the_others_have_some(
     place.look(0.0)
     assert not quiet.called.is_set()
     place.look(3600.0)
-    assert [machine.free for machine in place.machines] == [0, 1]
+    assert {name: page.free for name, page in place.pages.items()} == {"quiet": 0, "lively": 1}
 
 
 def test_nodes_with_something_free_are_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:

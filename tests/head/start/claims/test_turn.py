@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from orchestrator.head.start.claims.turn import Machine, count_before, holders, obstacles
+from orchestrator.head.start.claims.turn import count_before, holders, obstacles
 from orchestrator.protocol.requests.claims import RUNNING, WAITING, Entry
+from orchestrator.protocol.requests.start import Page
 
 
 def waits(id: str, order: float, wants: int = 1) -> Entry:
@@ -22,12 +23,12 @@ def runs(id: str, count: int) -> Entry:
     return Entry(id=id, state=RUNNING, job=id, user="bob", since=1.0, keys=keys)
 
 
-def node(free: int, wants: int, *entries: Entry, name: str = "a", total: int = 8) -> Machine:
-    return Machine(name, entries, free, total, wants)
+def node(free: int, wants: int, *entries: Entry) -> Page:
+    return Page(entries=entries, free=free, total=8, wants=wants)
 
 
 @pytest.mark.parametrize(
-    ("mine", "machine", "why"),
+    ("mine", "page", "why"),
     [
         (waits("m", 9), node(8, 8), ""),
         (waits("m", 9), node(7, 8, runs("x", 1)), "7 of 8 free"),
@@ -41,12 +42,12 @@ def node(free: int, wants: int, *entries: Entry, name: str = "a", total: int = 8
         (waits("m", 9), node(4, 2, waits("x", 3, 2), waits("y", 4, 1)), "ada's y waits before it"),
     ],
 )
-def test_who_may_start(mine: Entry, machine: Machine, why: str) -> None:
-    assert obstacles(mine, [machine], 1) == ({"a": why} if why else {})
+def test_who_may_start(mine: Entry, page: Page, why: str) -> None:
+    assert obstacles(mine, {"a": page}, 1) == ({"a": why} if why else {})
 
 
 def test_some_of_the_nodes_are_enough() -> None:
-    there = [node(8, 8), node(7, 8, runs("x", 1), name="b"), node(8, 8, name="c")]
+    there = {"a": node(8, 8), "b": node(7, 8, runs("x", 1)), "c": node(8, 8)}
     assert obstacles(waits("m", 9), there, 2) == {}
     assert obstacles(waits("m", 9), there, 3) == {"b": "7 of 8 free"}
 
@@ -111,11 +112,11 @@ def test_nobody_starts_later_than_in_a_line_that_nobody_may_pass(seed: int) -> N
                 yield runs(one.entry.id, one.wants[name])
 
     def in_turn(one: Launch, now: int) -> bool:
-        machines = [
-            Machine(name, [*seen(name, now, one)], free(launches, name, now), 4, wants)
+        pages = {
+            name: node(free(launches, name, now), wants, *seen(name, now, one))
             for name, wants in one.wants.items()
-        ]
-        return not obstacles(one.entry, machines, len(machines))
+        }
+        return not obstacles(one.entry, pages, len(pages))
 
     ours = played(launches, in_turn)
     line = drawn(seed)
