@@ -1,7 +1,7 @@
 """The book of a machine: who holds which of its GPUs and slots, and who waits for them.
 
 It is a directory that all users share, with a file of locks and a file for each entry. A name is
-locked as long as somebody has that open file, so the kernel frees it with its last holder. What an
+locked as long as a process has that open file, so the kernel frees it with its last holder. What an
 entry says is its owner's word; whose it is says the file system, and that it lives, its lock.
 """
 
@@ -72,7 +72,7 @@ class Book:
         self.ours.discard(name)
 
     def locked(self, name: str) -> bool:
-        """Tell whether somebody has taken a name."""
+        """Return True if a process has taken a name."""
         if name in self.ours:
             return True
         found = fcntl.fcntl(self.fd, F_OFD_GETLK, lock_of(name, fcntl.F_WRLCK))
@@ -83,7 +83,7 @@ class Book:
         files.replace(self.file(entry.id), json.dumps(encode(entry)), TO_READ, exactly=True)
 
     def remove(self, name: str) -> None:
-        """Remove an entry; nobody can remove another user's."""
+        """Remove an entry of this user; the sticky bit keeps those of others."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.file(name))
 
@@ -120,7 +120,7 @@ class Book:
         return shown(entry).replace(user=name_of(owner))
 
     def touch(self) -> None:
-        """Keep it from those who remove what nobody has touched for days."""
+        """Keep it from programs that remove what is days old."""
         with contextlib.suppress(OSError):
             os.utime(self.fd)
 
@@ -135,7 +135,7 @@ def lock_of(name: str, kind: int) -> bytes:
 
 
 def shown(entry: Entry) -> Entry:
-    """Return an entry that fits into a line of somebody else's terminal, whatever it says."""
+    """Return an entry that fits into a line of any terminal, whatever it says."""
     texts = {name: printable(getattr(entry, name)) for name in ("state", "job", "head")}
     return entry.replace(**texts, names=tuple(map(printable, entry.names)))
 
@@ -168,7 +168,7 @@ def open_directory(path: str) -> None:
 
 
 def open_locks(path: str) -> int:
-    """Open the file of locks; whoever is first makes it, for everybody."""
+    """Open the file of locks; the first user makes it, for all."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     deadline = time.monotonic() + NEW_SECONDS
     while True:

@@ -36,9 +36,6 @@ TOOL_SECONDS = 5.0  # a driver that is loaded for each query takes some
 SHARED_BY_ALL = ("nvidia-cuda-mps-server",)  # computes for others
 
 
-NOBODY = Entry(id="", state=WAITING, job="", since=0.0)
-
-
 class Claims(RoomState):
     """Holds what this visit has of the machine, with at most one entry in its book."""
 
@@ -90,7 +87,7 @@ class Claims(RoomState):
     def enter(self, entry: Entry) -> None:
         book = self.opened()
         if self.entry is None and not book.lock(entry.id):
-            raise Refusal(f"somebody else has the entry {entry.id}")
+            raise Refusal(f"another process has the entry {entry.id}")
         if self.entry is not None:
             entry = entry.replace(id=self.entry.id)
         self.entry = entry
@@ -121,8 +118,8 @@ class Claims(RoomState):
             links = self.links() if 0 < most < len(unused) else {}
             if len(unused) >= most and self.lock(devices.nearest(unused, most, links), wish):
                 return self.claimed().replace(unsure=unsure)
-            if len(unused) >= most:  # somebody has just taken one of them: there may be others
-                continue
+            if len(unused) >= most:
+                continue  # one of them has just been taken: there may be others
             taken = takers(book.entries(), self.of, strangers)
             if not any(each.state == STARTING for each in taken) or time.monotonic() > deadline:
                 return Claimed(taken=taken, unsure=unsure)
@@ -253,7 +250,7 @@ def told_by(words: Sequence[str]) -> Output:
 
 
 def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
-    """Return who computes on which of these GPUs, and why nobody knows that."""
+    """Return who computes on which of these GPUs, and why that is not known."""
     if not any(one.vendor == "nvidia" for one in some):
         return {}, ""
     # A launch on machines without GPUs does without.
@@ -280,7 +277,7 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
 
 
 def waiting(entries: Sequence[Entry], left: int) -> tuple[Taken, ...]:
-    """Return those who wait for more than a launch would leave; nobody where it leaves enough."""
+    """Return the launches that wait, if one that starts now would not leave enough for them."""
     some = [one for one in entries if one.state == WAITING]
     if left < 0 or sum(one.wants for one in some) <= left:
         return ()
@@ -333,13 +330,13 @@ def read(visit: Visit, request: ReadBook) -> Page:
 
 
 def next_of(entries: Sequence[Entry]) -> str:
-    """Return the id of the entry whose launch is next in the queue; nothing where nobody waits."""
-    waiting = (one for one in entries if one.state == WAITING)
-    return min(waiting, key=lambda one: one.rank, default=NOBODY).id
+    """Return the id of the entry that is first in the queue; nothing if the queue is empty."""
+    queue = sorted(one.rank for one in entries if one.state == WAITING)
+    return queue[0][1] if queue else ""
 
 
 def is_called(visit: Visit, book: Book, some: Sequence[Device]) -> bool:
-    """Wait a moment, or until one of these is free or taken; tell whether the head says more."""
+    """Wait a moment, or until one of these is free or taken; return True if the head says more."""
     before, until = [book.locked(one.key) for one in some], time.monotonic() + LOOK_SECONDS
     while time.monotonic() < until and [book.locked(one.key) for one in some] == before:
         if visit.is_called(LOCK_SECONDS):

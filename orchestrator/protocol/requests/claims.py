@@ -22,7 +22,7 @@ class Wish(Message):
 
     job: str = ""  # the name of the launch, for those who find it there
     gpus: Optional[Few] = None  # so many; None: all that its ranks would see
-    visible: str = ""  # CUDA_VISIBLE_DEVICES of its ranks, where somebody sets that
+    visible: str = ""  # CUDA_VISIBLE_DEVICES of its ranks, where that is set
     slots: Few = 0  # on a machine without GPUs,
     of: Few = 0  # of so many
     needed: bool = True  # the job must not start without them

@@ -113,7 +113,7 @@ class Wait(Request[Nothing], do="wait"):
 
 
 class LeaveQueue(Request[Nothing], do="leave_queue"):
-    """Remove an entry of this user's: whoever waits by it sees that, and leaves."""
+    """Remove an entry of this user's: the launch that waits by it sees that, and ends."""
 
     entry: str  # its id
 

@@ -101,7 +101,7 @@ def queue(arguments: LaunchArguments, *, as_json: bool) -> int:
 
 
 def remove(arguments: LaunchArguments, id: str) -> int:
-    """Take a launch of this user's out of the queue: whoever waits there sees that, and leaves."""
+    """Take a launch of this user's out of the queue: it sees that, and ends."""
     answered = try_all(resolve(arguments))
     books = fleet.ask_all(answered.reached, [ReadBook()] * len(answered.reached), BOOK_SECONDS, "")
     waiting = {one.id: one for book in books for one in book.entries if one.state == WAITING}
@@ -177,7 +177,7 @@ def to_json(line: Line) -> dict[str, Any]:
 
 
 def to_text(lines: Sequence[Line], lost: Lost, terminal: Terminal) -> str:
-    table = LINES.text(lines, terminal) if lines else "nobody holds or waits for these nodes"
+    table = LINES.text(lines, terminal) if lines else "no job holds or waits for these nodes"
     return "\n\n".join(filter(None, [table, "\n".join(reasons(lost))]))
 
 
