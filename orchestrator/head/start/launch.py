@@ -105,14 +105,16 @@ def hold(
     if not isinstance(nodes.source, ListedNodes):
         request = without_claims(request)
     if not request.config.launch.waits:
-        return request, selection.choose(request, nodes, hold=True)
+        return held_now(request, nodes)
     from orchestrator.head.start.claims import queue  # no other launch needs it
 
-    def choose(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
-        return request, selection.choose(request, nodes, hold=True)
-
     queued()
-    return queue.wait(request, nodes, partial(reach_with_code, request, say), choose, say)
+    return queue.wait(request, nodes, partial(reach_with_code, request, say), held_now, say)
+
+
+def held_now(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
+    """Choose the nodes of a job among these, and hold its GPUs there."""
+    return request, selection.choose(request, nodes, hold=True)
 
 
 @contextlib.contextmanager
