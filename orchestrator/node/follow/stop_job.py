@@ -38,12 +38,12 @@ LAST_WORD_SECONDS = 2.0
 KILL_SECONDS = 0.2  # between two looks whether something was born while others were killed
 
 
-def end(run: RunDir, reason: str, grace: float) -> None:
+def end(run: RunDir, order: EndOrder) -> None:
     """Ask the supervisor, and do not wait. What has not started yet is not going to."""
     with contextlib.suppress(OSError):
         run.forbid_start()
     with contextlib.suppress(OSError), connect(run) as supervisor:
-        supervisor.sendall(control.to_line(EndOrder(why=reason, grace=grace)))
+        supervisor.sendall(control.to_line(order))
 
 
 def stop(run: RunDir, request: Stop | StopAll, looks: Looks | None = None) -> StopReceipt:

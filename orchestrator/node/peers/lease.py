@@ -21,7 +21,6 @@ from orchestrator.protocol.timing import (
     GONE_SECONDS,
     HEARSAY_SECONDS,
     PEER_BEAT,
-    PEER_GRACE,
     SHORTEST_LEASE,
     UNFOLLOWED_SECONDS,
 )
@@ -172,7 +171,8 @@ class Lease:
                 return
 
     def lose(self, node: int, reason: str, silent: float, *, gone: bool = False) -> None:
-        self.job.ask(EndOrder(why=reason, grace=PEER_GRACE, lost=node, silent=silent, gone=gone))
+        order = EndOrder(why=reason, grace=self.grace, lost=node, silent=silent, gone=gone)
+        self.job.ask(order)
 
     def goodbye(self) -> None:
         if self.peers is not None:

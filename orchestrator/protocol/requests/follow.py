@@ -78,6 +78,7 @@ class End(Request[Nothing], do="end"):
     node: int
     why: str
     grace: float
+    failed: bool = False  # something has failed: only ranks that handle SIGTERM have the grace
 
 
 class Stop(Request[StopReceipt], do="stop"):

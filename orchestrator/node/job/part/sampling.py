@@ -19,7 +19,7 @@ from orchestrator.node.job.run_directory import RunDir
 
 AFTER_SECONDS = 2.0  # a start has better things to do, and a shorter job has nothing to show
 END_SECONDS = 1.0
-LIBRARY = os.path.abspath(__file__).rsplit(os.sep, 4)[0]
+LIBRARY = os.path.abspath(__file__).rsplit(os.sep, 5)[0]
 START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1));"
     " from orchestrator.node.main import main; main()"
