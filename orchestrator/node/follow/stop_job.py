@@ -73,8 +73,10 @@ def stop(run: RunDir, request: Stop | StopAll, looks: Looks | None = None) -> St
         resume_dir.remove(first)
     if not left and not doubtful:
         register.remove(run, ours.group)
+    memory = ours.segments.remove()
     ours.close()
-    return receipt(run, Stopped(request.why, began, known, before, killed, left, doubtful), ended)
+    stopped = Stopped(request.why, began, known, before, killed, left, memory, doubtful)
+    return receipt(run, stopped, ended)
 
 
 def may_be_of(run: RunDir, ours: JobProcesses, ended: Ended | None) -> list[Process]:
@@ -217,7 +219,8 @@ def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
     killed, _ = sweep(ours)
     left = ours.living()
     ours.close()
-    proof = receipt(run, Stopped(request.why, began, True, before, killed, left), None)
+    memory = ours.segments.remove()
+    proof = receipt(run, Stopped(request.why, began, True, before, killed, left, memory), None)
     return proof.replace(user=name_of(job.owner))
 
 
@@ -295,6 +298,7 @@ class Stopped(NamedTuple):
     before: Sequence[Process]  # lived when it began
     killed: dict[int, str]
     left: Sequence[Process]
+    shared_memory: Sequence[str] = ()  # that its killed processes have left
     doubtful: Sequence[Process] = ()  # may be the job's, and nobody can tell
 
 
@@ -310,6 +314,7 @@ def receipt(run: RunDir, stopped: Stopped, ended: Ended | None) -> StopReceipt:
         killed = {**ended.killed, **killed}
         ranks = {rank.pid for rank in ended.ranks.values() if rank.pid}
     names = {pid: name for pid, name in lived.items() if pid not in left}
+    memory = {*stopped.shared_memory, *(ended.shared_memory if ended else ())}
     held, unknown = gpu_memory({*names, *killed, *ranks})
     return StopReceipt(
         job=run.job,
@@ -322,6 +327,7 @@ def receipt(run: RunDir, stopped: Stopped, ended: Ended | None) -> StopReceipt:
         doubtful={process.pid: process.name for process in stopped.doubtful},
         gpu_memory=held,
         gpu_unknown=unknown,
+        shared_memory=tuple(sorted(filter(os.path.lexists, memory))),
         port=port_of(run),
         took=time.monotonic() - stopped.began,
     )

@@ -20,9 +20,12 @@ from typing import NamedTuple
 from orchestrator.node.job import processes, register
 from orchestrator.node.job.processes import Process, ProcessSet
 from orchestrator.node.job.run_directory import JOB_NAME, RunDir, machine
+from orchestrator.node.job.shared_memory import Segments
 
 CHASE_SECONDS = 1.0  # in which what forks anew all the time is run after
 CATCHES = 20  # of the newest process, before each look
+TRACKER = "resource_tracker"  # Python's, which removes what the processes of a rank shared
+TRACKER_SECONDS = 0.2  # for it to do so, once they are killed
 
 
 def of_job(job: str, node: int) -> list[Process]:
@@ -159,6 +162,7 @@ class JobProcesses(ProcessSet):
         self.supervisors: set[tuple[int, int]] = set()
         self.known = None
         self.group = ""  # the directory of the job's own control group
+        self.segments = Segments()
         if not supervisor and owner is None:
             self.known = register.read(RunDir(job, node))
             self.group = self.known.own_group if self.known else ""
@@ -193,10 +197,24 @@ class JobProcesses(ProcessSet):
             found = self.family(look, supervisors)
             self.add(found)
             wanted = [process for process in found if process.key not in tried]
-        killed = {p.pid: p.name for p in [*still, *wanted] if processes.send(p, signal.SIGKILL)}
+        doomed = [*still, *wanted]
+        self.segments.note(doomed)
+        trackers = [p for p in doomed if TRACKER in " ".join(processes.words_of(p.pid))]
+        killed = kill_all(process for process in doomed if process not in trackers)
+        if trackers:
+            for process in trackers:
+                processes.send(process, signal.SIGCONT)
+            processes.wait_for(trackers, TRACKER_SECONDS)
+            killed.update(kill_all(trackers))
         if self.group:
             register.kill_group(self.group)
         return killed
+
+    def kill_some(self, doomed: Iterable[Process]) -> dict[int, str]:
+        """Kill these alone, while others of the job go on. PID -> name."""
+        doomed = list(doomed)
+        self.segments.note(doomed)
+        return kill_all(doomed)
 
     def stop_newest(self) -> None:
         """Stop the newest process of the machine while it is a child of this job.
@@ -234,6 +252,10 @@ class JobProcesses(ProcessSet):
             - {os.getpid()}
         )
         return [running[pid] for pid in ours if not running[pid].is_dead]
+
+
+def kill_all(doomed: Iterable[Process]) -> dict[int, str]:
+    return {p.pid: p.name for p in doomed if processes.send(p, signal.SIGKILL)}
 
 
 class Tagged(NamedTuple):

@@ -242,6 +242,13 @@ def gone(process: Process, pidfd: int | None) -> bool:
     return bool(poll.poll(0))
 
 
+def wait_for(wanted: Iterable[Process], seconds: float) -> None:
+    """Wait until these processes have ended, so long at most."""
+    deadline = time.monotonic() + seconds
+    while any(map(alive, wanted)) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+
+
 def owner_of(pid: int) -> int:
     """Return the user of a process, -1 if it has ended meanwhile."""
     try:

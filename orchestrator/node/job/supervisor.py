@@ -4,7 +4,8 @@ Runs in its own session and outlives the SSH connection that started it. It writ
 and `events.jsonl` in the run directory and listens on `socket` there: a byte to every listener
 means "there is something new in the files", a line of JSON from a listener is a request.
 
-This is the loop: files, signals, timers and processes. What is due, and when, is decided in node/job/part/part_end.py.
+This is the loop: files, signals, timers and processes. What is due, and when, is decided in
+node/job/part/part_end.py.
 """
 
 from __future__ import annotations
@@ -392,10 +393,8 @@ class Supervisor:
             self.kill()
             return
         deaf = living if self.end.sweeps else self.ranks.running(saves=False)
-        doomed = [process for process in deaf if process.pid not in spared]
-        for process in doomed:
-            if processes.send(process, signal.SIGKILL):
-                self.killed[process.pid] = process.name
+        doomed = (process for process in deaf if process.pid not in spared)
+        self.killed.update(self.processes.kill_some(doomed))
         self.end.spared(time.monotonic())
 
     def living(self) -> list[Process]:
@@ -498,6 +497,7 @@ class Supervisor:
             ranks=self.ranks.states,
             killed=self.killed,
             left=tuple(process.pid for process in left),
+            shared_memory=self.processes.segments.remove(),
             lived=self.lived or None,
             left_behind=(self.left_behind or None) if ended_well else None,
             lost=self.log.lost,
