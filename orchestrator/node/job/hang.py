@@ -127,18 +127,20 @@ def collect(run: RunDir, only: int | None = None) -> dict[int, RankStacks]:
     for pid, rank in rank_pids(run).items():
         if pid in ours and only in (None, pid):
             local = rank - first
-            who = asked[rank] = (pid, local, size_of(stacks(run, local)))
+            who = asked[rank] = (pid, local, size_of(file_of(run, "stacks", local)))
             if processes.catches(pid, STACKS_SIGNAL):
-                for earlier in (threads(run, local), collectives(run, local)):
+                for earlier in (file_of(run, "threads", local), collectives(run, local)):
                     with contextlib.suppress(OSError):
                         os.unlink(earlier)
                 processes.send(ours[pid], STACKS_SIGNAL)
-                knock(os.path.join(run.path, f"ask_{local}"))
+                knock(file_of(run, "ask", local))
                 awaited.append(who)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and not all(answered(run, *who) for who in awaited):
         time.sleep(0.05)  # a file that another process writes rings no bell
-    main = {rank: main_stack(run, local, size) for rank, (_, local, size) in asked.items()}
+    main = {
+        rank: read(file_of(run, "stacks", local), size) for rank, (_, local, size) in asked.items()
+    }
     answers = {
         rank: RankStacks(
             state=ours[pid].state,
@@ -182,27 +184,20 @@ def seen(run: RunDir, silent: dict[int, int], ours: list[Process]) -> dict[int, 
 
 
 def answered(run: RunDir, pid: int, local: int, before: int) -> bool:
-    wrote = size_of(stacks(run, local)) > before
-    remembers = os.path.exists(os.path.join(run.path, f"ask_{local}"))
+    wrote = size_of(file_of(run, "stacks", local)) > before
+    remembers = os.path.exists(file_of(run, "ask", local))
     return wrote and (not remembers or os.path.exists(collectives(run, local)))
 
 
-def stacks(run: RunDir, local: int) -> str:
-    return os.path.join(run.path, f"stacks_{local}")
-
-
-def threads(run: RunDir, local: int) -> str:
-    return os.path.join(run.path, f"threads_{local}")
+def file_of(run: RunDir, what: str, local: int) -> str:
+    """Return where a rank writes its "stacks" or "threads", or is asked for them ("ask")."""
+    return os.path.join(run.path, f"{what}_{local}")
 
 
 def all_stacks(run: RunDir, pid: int, local: int, main: str) -> str:
     """Return the stacks of a rank's threads; that of the main one is last, headed as the others."""
     headed = main.replace("Stack", f"Current thread 0x{pid:016x}", 1)
-    return (read(threads(run, local), 0) + headed)[-LARGEST_CHARACTERS:]
-
-
-def main_stack(run: RunDir, local: int, before: int) -> str:
-    return read(stacks(run, local), before)
+    return (read(file_of(run, "threads", local), 0) + headed)[-LARGEST_CHARACTERS:]
 
 
 def collectives(run: RunDir, local: int) -> str:

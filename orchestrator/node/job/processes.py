@@ -226,8 +226,7 @@ def open_pidfd(process: Process) -> int | None:
         pidfd = os.pidfd_open(process.pid)
     except (OSError, AttributeError):  # it is gone; a kernel before 5.3; too many open files
         return None
-    now = find(process.pid)
-    if now is not None and now.key == process.key:
+    if again(process) is not None:
         return pidfd
     os.close(pidfd)
     return None
@@ -272,40 +271,38 @@ def descendants(processes: Mapping[int, Process], roots: Iterable[int]) -> set[i
 
 
 def send(process: Process, signum: int) -> bool:
-    """Signal exactly this process; False if it is gone or not ours to signal."""
+    """Signal exactly this process; return False if it is gone or not ours to signal."""
     pidfd = open_pidfd(process)
-    if pidfd is None:
-        return _send_without_pidfd(process, signum)
     try:
-        signal.pidfd_send_signal(pidfd, signum)
+        if pidfd is not None:
+            signal.pidfd_send_signal(pidfd, signum)
+        elif again(process) is None:
+            return False
+        else:  # a kernel before 5.3, or no free descriptor: in two steps
+            os.kill(process.pid, signum)
     except OSError:
         return False
     finally:
-        os.close(pidfd)
+        if pidfd is not None:
+            os.close(pidfd)
     return True
 
 
-def _send_without_pidfd(process: Process, signum: int) -> bool:
-    """Check, then signal, in two steps: for kernels before 5.3, and without a free descriptor."""
+def again(process: Process) -> Process | None:
+    """Return a process as it is now, or None if it is gone."""
     now = find(process.pid)
-    if now is None or now.key != process.key:
-        return False
-    try:
-        os.kill(process.pid, signum)
-    except OSError:
-        return False
-    return True
+    return now if now is not None and now.key == process.key else None
 
 
 def alive(process: Process) -> bool:
-    now = find(process.pid)
-    return now is not None and now.key == process.key and not now.is_dead
+    now = again(process)
+    return now is not None and not now.is_dead
 
 
 def is_leaving(process: Process) -> bool:
-    """Tell whether a process has ended, or is ending: its sockets close before it is seen dead."""
-    now = find(process.pid)
-    return now is None or now.key != process.key or now.is_dead or bool(now.flags & PF_EXITING)
+    """Return True if it has ended, or is ending: its sockets close before it is seen dead."""
+    now = again(process)
+    return now is None or now.is_dead or bool(now.flags & PF_EXITING)
 
 
 class Peer(NamedTuple):

@@ -42,13 +42,8 @@ class Known(Message):
 
     def living(self) -> list[Process]:
         """Return those that live."""
-        there = [processes.find(pid) for pid, _ in self.processes]
-        pairs = zip(self.processes, there)  # noqa: B905  Python 3.9
-        return [
-            process
-            for key, process in pairs
-            if process is not None and process.key == key and not process.is_dead
-        ]
+        there = filter(None, (processes.find(pid) for pid, _ in self.processes))
+        return [p for p in there if p.key in self.processes and not p.is_dead]
 
 
 class Register:
