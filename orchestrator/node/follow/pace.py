@@ -123,7 +123,7 @@ def step(entries: Sequence[Entry]) -> tuple[int, int] | None:
 
 
 def is_even(times: Sequence[float]) -> bool:
-    """Tell whether they are equally far apart: parts of one step, which may look alike, are not.
+    """Return True if they are equally far apart: parts of one step, which may look alike, are not.
 
     A pause comes after the last one, of a third of the step at least: the next forward pass.
     """

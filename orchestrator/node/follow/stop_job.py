@@ -80,7 +80,7 @@ def stop(run: RunDir, request: Stop | StopAll, looks: Looks | None = None) -> St
 
 
 def may_be_of(run: RunDir, ours: JobProcesses, ended: Ended | None) -> list[Process]:
-    """Return what a supervisor that was killed may have left, and nobody can tell.
+    """Return what a supervisor that was killed may have left, which cannot be known.
 
     Where an earlier stop has proved that nothing is, there is no register any more.
     """
@@ -98,7 +98,7 @@ def may_be_of(run: RunDir, ours: JobProcesses, ended: Ended | None) -> list[Proc
 
 
 def in_doubt(run: RunDir) -> list[Process]:
-    """Return what lives and may be of a run whose supervisor was killed, and nobody can tell."""
+    """Return what lives and may be of a run whose supervisor was killed, which cannot be known."""
     ended = run.last(Ended)
     if run.last(Started) is None or (ended is not None and not (ended.left or ended.swept)):
         return []
@@ -202,7 +202,7 @@ def show(job: Tagged, looks: Looks) -> StopReceipt:
 
 
 def is_unfinished(run: RunDir) -> bool:
-    """Tell whether a run may have something left; where that is proved it has no register."""
+    """Return True if a run may have something left; where that is proved it has no register."""
     return os.path.exists(run.register) or run.last(Ended) is None
 
 
@@ -299,7 +299,7 @@ class Stopped(NamedTuple):
     killed: dict[int, str]
     left: Sequence[Process]
     shared_memory: Sequence[str] = ()  # that its killed processes have left
-    doubtful: Sequence[Process] = ()  # may be the job's, and nobody can tell
+    doubtful: Sequence[Process] = ()  # may be the job's, which cannot be known
 
 
 def receipt(run: RunDir, stopped: Stopped, ended: Ended | None) -> StopReceipt:
@@ -351,13 +351,13 @@ def gpu_memory(pids: set[int]) -> tuple[dict[int, str], str]:
             held = {**nvidia_memory(), **amd_memory()}
         except OSError as error:
             return {}, str(error)
-        ours = {pid: held[pid] for pid in sorted(pids & set(held)) if not lives_anew(pid)}
+        ours = {pid: held[pid] for pid in sorted(pids & set(held)) if not is_new(pid)}
         if not ours or time.monotonic() > deadline:
             return ours, ""
         time.sleep(0.1)  # no driver tells when it has finished
 
 
-def lives_anew(pid: int) -> bool:
+def is_new(pid: int) -> bool:
     """Does this PID belong to a new process? All processes of the job are dead."""
     now = processes.find(pid)
     return now is not None and now.state not in "ZXD"

@@ -25,7 +25,7 @@ Run = tuple[str, int]  # a job, and the index of a node in it
 
 
 def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
-    """Remove the directories of these runs, unless they run, and libraries that nobody needs."""
+    """Remove the directories of these runs, unless they run, and libraries without a user."""
     alive = job_processes.living(wanted)
     runs: list[RemovedRun] = []
     freed: list[int] = []
@@ -45,7 +45,7 @@ def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
 
 
 def remove_libraries(library: str, seen: Callable[[int], None] = lambda _: None) -> int:
-    """Remove the libraries that nobody needs but this one; return how many there were."""
+    """Remove the libraries that no run needs, but not this one; return how many there were."""
     old = old_libraries(os.path.basename(library), time.time())
     for path in old:
         directory, name = os.path.split(path)

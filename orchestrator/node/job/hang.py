@@ -230,7 +230,7 @@ def shortened(dumps: str) -> str:
 
 def knock(fifo: str, question: bytes = b"?") -> None:
     """Wake the rank's thread that dumps its collectives, or notes what it has imported."""
-    with contextlib.suppress(OSError):  # nobody reads there, or the pipe is full
+    with contextlib.suppress(OSError):  # no process reads there, or the pipe is full
         fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
         try:
             os.write(fd, question)

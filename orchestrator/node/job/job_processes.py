@@ -3,8 +3,7 @@
 A process is a job's when its environment carries the job's tag, when it is in the job's control
 group, when it descends from the job's supervisor or from another process of the job (it may have an
 environment of its own), or when the supervisor has written it down. The tag counts only beside
-ORCHESTRATOR_RUN, which supervisors alone set: a shell into which somebody pasted a dry run is no
-job.
+ORCHESTRATOR_RUN, which supervisors alone set: a shell with the variables of a dry run is no job.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from orchestrator.node.job.processes import Process, ProcessSet
 from orchestrator.node.job.run_directory import JOB_NAME, RunDir, machine
 from orchestrator.node.job.shared_memory import Segments
 
-CHASE_SECONDS = 1.0  # in which what forks anew all the time is run after
+CHASE_SECONDS = 1.0  # in which processes that fork all the time are run after
 CATCHES = 20  # of the newest process, before each look
 TRACKER = "resource_tracker"  # Python's, which removes what the processes of a rank shared
 TRACKER_SECONDS = 0.2  # for it to do so, once they are killed
@@ -86,7 +85,7 @@ class Look:
 
 
 class Looks:
-    """Looks that threads share: whoever asks for one gets one that began after that."""
+    """Looks that threads share: each thread gets one that began after it asked."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -105,7 +104,7 @@ class Looks:
 def living(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     """Return the runs of which anything lives here: a process of the job, or its supervisor.
 
-    The command line of a supervisor counts only with its owner: anybody can write such a line.
+    The command line of a supervisor counts only with its owner: any user can write such a line.
     """
     look = Look()
     alive = {tag[:2] for pid, tags in look.tags.items() if pid != os.getpid() for tag in tags}
@@ -116,7 +115,7 @@ def living(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def noted(job: str, node: int) -> bool:
-    """Tell whether anything lives that this run's supervisor has written down."""
+    """Return True if anything lives that this run's supervisor has written down."""
     known = register.read(RunDir(job, node)) if JOB_NAME.fullmatch(job) else None
     return known is not None and bool(known.living())
 
@@ -179,10 +178,10 @@ class JobProcesses(ProcessSet):
         return [process for process in self.living() if process.key not in self.supervisors]
 
     def kill(self, wanted: Iterable[Process]) -> dict[int, str]:
-        """Kill these, and what they have started meanwhile. PID -> name.
+        """Kill these, and what they start before they die; return PID -> name.
 
         All stand still before the first is killed: a child of the last moment has a parent by which
-        it is known, and what forks anew all the time is caught before its next fork.
+        it is known, and what forks all the time is caught before its next fork.
         """
         still: list[Process] = []
         tried, supervisors = set(self.supervisors), {pid for pid, _ in self.supervisors}
@@ -219,7 +218,7 @@ class JobProcesses(ProcessSet):
     def stop_newest(self) -> None:
         """Stop the newest process of the machine while it is a child of this job.
 
-        What forks anew all the time has ended before a list of all processes is read to its end.
+        What forks all the time has ended before a list of all processes is read to its end.
         """
         for _ in range(CATCHES):
             process = processes.newest()

@@ -87,7 +87,7 @@ def stat_of(pid: int) -> tuple[str, list[str]] | None:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Tell whether a process has a handler of its own for a signal."""
+    """Return True if a process has a handler of its own for a signal."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             caught = next(line for line in file if line.startswith(b"SigCgt:"))
@@ -103,7 +103,7 @@ def everyone(
 
     `examine` has a closer look at each that lives, at once, and says whether it could. Where one
     has ended before it was read, it may have left a child that no list had: another list follows,
-    so that nothing passes by that forks anew all the time.
+    so that nothing passes by that forks all the time.
     """
     running = dict(before)
     for _ in range(MOST_LISTS):
@@ -233,7 +233,7 @@ def open_pidfd(process: Process) -> int | None:
 
 
 def gone(process: Process, pidfd: int | None) -> bool:
-    """Tell whether a process has ended, its files and ports closed."""
+    """Return True if a process has ended, its files and ports closed."""
     if pidfd is None:
         return not alive(process)
     poll = select.poll()
@@ -249,7 +249,7 @@ def wait_for(wanted: Iterable[Process], seconds: float) -> None:
 
 
 def owner_of(pid: int) -> int:
-    """Return the user of a process, -1 if it has ended meanwhile."""
+    """Return the user of a process, or -1 if it has ended."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:

@@ -61,10 +61,10 @@ class RunDir:
         os.mkdir(self.path, 0o700)
 
     def forbid_start(self) -> None:
-        """Leave a mark that this part of the job must not start, whoever is about to start it.
+        """Leave a mark that this part of the job must not start, by any server.
 
-        Whoever stops a job leaves the mark and then looks for it; whoever starts one makes itself
-        visible and then looks for the mark. So one of them sees the other, whatever their order.
+        A stop leaves the mark and then looks for the job; a start becomes visible and then looks
+        for the mark. So one of them sees the other, in any order.
         """
         self._mark(self.stopped)
 

@@ -31,7 +31,6 @@ from orchestrator.node.job.part.local_ranks import ENDED_BY_US, LocalRanks
 from orchestrator.node.job.part.oom_evidence import Evidence, last_words
 from orchestrator.node.job.part.outputs import READ_BYTES, Outputs, open_fifo
 from orchestrator.node.job.part.part_end import (
-    HURRY_SECONDS,
     SWEEP_SECONDS,
     Cause,
     Due,
@@ -57,7 +56,7 @@ AGENT, GOODBYE = NO_RANK, "~"
 COMMAND = "prolog"  # its output is shown as torchrun's, and so is the epilog's
 SHELL = "/bin/sh"
 RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ranks", "rank.py")
-STOP_ORDER = EndOrder(why="its supervisor was told to stop", grace=10.0)
+GRACE_SECONDS = 10.0  # of a part whose spec names none
 SWEEPING_TURN_SECONDS = 0.02
 
 
@@ -77,7 +76,7 @@ class Supervisor:
         self.lease = Lease(self, self.spec)
         self.listeners = Listeners(self, self.system, self.hear, self.lease.head_hung_up)
         self.outputs = Outputs(self, self.log, self.stream_of, self.listeners.ring)
-        self.grace = self.spec.lease.grace if self.spec.lease else HURRY_SECONDS
+        self.grace = self.spec.lease.grace if self.spec.lease else GRACE_SECONDS
         self.end = PartEnd(self.grace, epilog=bool(self.spec.epilog))
         self.ranks = LocalRanks(run, self.end, self.outputs, self.evidence, self.event)
         self.agent: subprocess.Popen[bytes] | None = None
@@ -129,8 +128,9 @@ class Supervisor:
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(self.wakeup)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        stop = EndOrder(why="its supervisor was told to stop", grace=self.grace)
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, lambda *_: self.ask(STOP_ORDER))
+            signal.signal(signum, lambda *_: self.ask(stop))
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.watch(wake, lambda: os.read(wake, 4096))
 
@@ -321,7 +321,7 @@ class Supervisor:
 
     def reported(self, report: RankEvent) -> None:
         failed = self.ranks.take(report)
-        if failed is not None:
+        if failed is not None and not self.end.asked:  # else its end goes on, with its grace
             # No failure elsewhere sends a rank SIGKILL.
             certain = failed.code == -signal.SIGKILL
             why = f"rank {failed.rank} on node {self.run.node} failed"

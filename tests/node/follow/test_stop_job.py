@@ -335,10 +335,10 @@ def test_memory_of_ranks_is_looked_for_again_later(
 
 
 def test_the_words_of_a_real_process_table() -> None:
-    """What lives_anew() must tell apart: alive, a zombie, gone."""
+    """What is_new() must tell apart: alive, a zombie, gone."""
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not stop_job.lives_anew(child.pid)
+    assert not stop_job.is_new(child.pid)
     child.wait()
-    assert not stop_job.lives_anew(DEAD)
-    assert stop_job.lives_anew(os.getpid())
+    assert not stop_job.is_new(DEAD)
+    assert stop_job.is_new(os.getpid())

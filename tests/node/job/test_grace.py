@@ -76,6 +76,30 @@ def test_a_rank_saves_after_another_one_failed(
     assert asked == {0: "rank 1 failed", 1: ""}
 
 
+STOPPED = f"""
+import os, signal, sys, time
+def save(*_):
+    if os.environ["RANK"] == "1":
+        raise ValueError("not saved")
+    time.sleep({SAVES})
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_rank_that_fails_as_it_saves_hurries_no_other(new_job: NewJob, tmp_path: Path) -> None:
+    """`stop --grace` may give more than the launch did."""
+    job = new_job()
+    job.start({**job.spec(script(tmp_path, STOPPED), nproc=2), **lease(SHORT)})
+    wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
+    job.end("the user said so", 20.0)
+    job.wait()
+    assert job.said("saved") and job.ended() == {0: 0, 1: 1}
+
+
 @pytest.mark.parametrize(("grace", "code"), [(30.0, 0), (SHORT, -9)])
 def test_a_rank_saves_after_one_failed_on_another_host(
     new_job: NewJob, tmp_path: Path, grace: float, code: int
