@@ -116,7 +116,8 @@ def living(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 
 def noted(job: str, node: int) -> bool:
     """Return True if anything lives that this run's supervisor has written down."""
-    known = register.read(RunDir(job, node)) if JOB_NAME.fullmatch(job) else None
+    is_name = JOB_NAME.fullmatch(job) is not None and node >= 0
+    known = register.read(RunDir(job, node)) if is_name else None
     return known is not None and bool(known.living())
 
 
