@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from orchestrator.node.job import job_processes, processes
-from orchestrator.node.job.processes import Process
+from orchestrator.node.job.processes import Process, descendants
 from orchestrator.node.job.run_directory import RunDir, all_runs
 from orchestrator.protocol.events import RankStarted, Started
 from orchestrator.protocol.requests.follow import RankStacks, has_ended
@@ -263,13 +263,10 @@ def py_spy_of(python: str) -> str | None:
     return shutil.which(PY_SPY, path=os.path.dirname(python)) or shutil.which(PY_SPY)
 
 
-def pythons(rank: int, processes: Sequence[Process]) -> list[Process]:
+def pythons(rank: int, ours: Sequence[Process]) -> list[Process]:
     """Return the process of a rank and those below it, as far as they are Pythons."""
-    below = {rank}
-    for process in sorted(processes, key=lambda process: (process.started, process.pid)):
-        if process.parent in below:
-            below.add(process.pid)
-    found = [process for process in processes if process.pid in below and is_python(process.pid)]
+    below = descendants({process.pid: process for process in ours}, [rank])
+    found = [one for one in ours if one.pid in {rank, *below} and is_python(one.pid)]
     return sorted(found, key=lambda process: process.started)[:MOST_PYTHONS]
 
 

@@ -437,7 +437,7 @@ class Supervisor:
         self.outlived = {process.pid: process.name for process in left}
         self.ranks.ask_all()
         # A keeper would pass SIGTERM on to its rank, which has it already.
-        asked = self.ranks.pids()
+        asked = self.ranks.asked()
         for process in left:
             if process.pid not in asked:
                 processes.send(process, signal.SIGTERM)

@@ -48,9 +48,8 @@ class LocalRanks:
         evidence: Evidence,
         event: Callable[[Event], None],
     ) -> None:
-        self.run, self.end, self.outputs, self.evidence, self.event = (
-            run, end, outputs, evidence, event,
-        )  # fmt: skip
+        self.run, self.end, self.outputs = run, end, outputs
+        self.evidence, self.event = evidence, event
         self.known: dict[int, LocalRank] = {}
         self.reports = -1
         self.rest = b""
@@ -186,9 +185,10 @@ class LocalRanks:
         found = (rank.process for rank in of_kind if rank.state != "ended")
         return [process for process in found if process and processes.alive(process)]
 
-    def pids(self) -> set[int]:
-        """Return the ranks and their keepers."""
-        pairs = ((rank.process, rank.keeper) for rank in self.known.values())
+    def asked(self) -> set[int]:
+        """Return the ranks that have not ended, and their keepers."""
+        open_ranks = (rank for rank in self.known.values() if rank.state != "ended")
+        pairs = ((rank.process, rank.keeper) for rank in open_ranks)
         return {process.pid for pair in pairs for process in pair if process}
 
     def spared(self, living: Iterable[Process]) -> set[int]:
