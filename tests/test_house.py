@@ -418,6 +418,8 @@ BUDGETS = {
     "head/connect": 1300,
     "head/follow": 3200,
     "head/background": 140,
+    "node/job": 3701,
+    "node/peers": 511,
     "node/start": 745,
 }
 

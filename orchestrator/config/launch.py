@@ -331,7 +331,8 @@ class Launch:
     )
     grace: float = option(
         30.0,
-        "Seconds that ranks have to save and exit before they are killed.",
+        "Seconds that ranks have to save and exit before they are killed, at a stop and after a"
+        " failure.",
         FAILURE,
         least=0,
         most=LONGEST_WAIT_SECONDS,

@@ -88,6 +88,7 @@ class Ended(Event, event="ended"):
     lived: Optional[dict[int, str]] = None  # PID -> name: what lived when its end began
     left_behind: Optional[dict[int, str]] = None  # ranks had left them running
     lost: int = 0  # bytes of the log that a full disk refused
+    shared_memory: tuple[str, ...] = ()  # in /dev/shm: the job's, and not removed
     swept: bool = False  # the supervisor was killed; somebody else cleaned up
     oom_kills: int = 0
     shm_full: bool = False

@@ -17,7 +17,6 @@ LOOK_SECONDS = 2.0  # between two questions of the head's what has grown on a no
 
 # -- the end of a job --
 HEARSAY_SECONDS = 0.3  # what fails by itself in this time says so, before it is ended for another
-PEER_GRACE = 0.5  # after a failure elsewhere nothing can go on: time enough to print why
 SWEEP_PATIENCE_SECONDS = 10.0  # processes without a supervisor have this long to die of SIGKILL
 
 # -- supervisors among themselves --

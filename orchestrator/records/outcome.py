@@ -88,6 +88,7 @@ class Receipt:
     gpu_memory: dict[int, str] = field(default_factory=dict)  # what dead processes still hold
     gpu_unknown: str = ""
     port: PortState | None = None  # the master's
+    shared_memory: tuple[str, ...] = ()  # in /dev/shm: the job's, and not removed
     error: str = ""
     fix: str = ""  # of the error
     experiment: str = ""  # its directory, where nothing was ended, only shown

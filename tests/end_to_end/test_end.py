@@ -43,6 +43,21 @@ while stubborn:
     time.sleep(1)
 dist.all_reduce(torch.ones(1))
 """
+# Rank 3 fails once all are here; the others save for 3 s when they are asked to end.
+EMERGENCY = """
+import os, signal, sys, time
+rank = os.environ["RANK"]
+def save(*_):
+    time.sleep(3)
+    print("saved", rank, flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+if rank == "3":
+    time.sleep(3)
+    raise ValueError("of rank 3")
+time.sleep(1000)
+"""
 LONG = str(10**6 + os.getpid())  # seconds that nobody else on this machine sleeps
 # Saves when asked to, and starts a child that leaves its session and its environment.
 SAVE = f"""
@@ -100,6 +115,18 @@ def test_a_failing_rank_ends_the_job_everywhere(
         assert set(lines) < {line.replace("| [rank3]: ", "| ") for line in command.lines}
         assert "fail.py:" in verdict["where"] and "in deeper" in verdict["where"]
         assert "rank.py" not in verdict["traceback"] and "runpy" not in verdict["traceback"]
+    assert head.nothing_left()
+
+
+@pytest.mark.parametrize(("words", "saved"), [((), True), (("--grace", "1"), False)])
+def test_the_other_ranks_may_save_after_a_failure_on_all_hosts(
+    head: Head, words: tuple[str, ...], saved: bool
+) -> None:
+    command = head.launch("--nproc", "2", *words, head.script("emergency.py", EMERGENCY))
+    assert command.finish() == 1
+    text = (head.log(0) + head.log(1)).decode()
+    assert [f"saved {rank}" in text for rank in range(3)] == [saved] * 3
+    assert head.record["verdict"]["rank"] == 3
     assert head.nothing_left()
 
 

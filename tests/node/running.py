@@ -113,7 +113,7 @@ class Job:
             "target": target,
         }
 
-    def start(self, spec: dict[str, Any]) -> Job:
+    def start(self, spec: dict[str, Any], files: tuple[int, ...] = ()) -> Job:
         self.run.create()
         self.run.write_spec(spec_of(spec))
         self.supervisor = subprocess.Popen(
@@ -121,6 +121,7 @@ class Job:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=files,
         )
         assert self.supervisor.stdout is not None
         said = self.supervisor.stdout.readline()

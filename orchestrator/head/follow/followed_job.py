@@ -28,7 +28,6 @@ from orchestrator.protocol.events import (
     TorchReady,
 )
 from orchestrator.protocol.facts import Xid
-from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.records import machines
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.machines import Incident, machine_of
@@ -170,7 +169,7 @@ class FollowedJob:
         self.end.outcome = Outcome.LOST
         self.failures.append(loss)
         self.announce_end(f"{loss.who}: {loss.message}")
-        self.end_all(f"node {loss.node} was lost", PEER_GRACE)
+        self.end_all(f"node {loss.node} was lost", self.record.launch.grace)
 
     def announce_end(self, why: str) -> None:
         self.display.mute()
@@ -179,8 +178,9 @@ class FollowedJob:
     def end_all(self, reason: str, grace: float) -> None:
         log.info("all nodes are to end: %s; grace %g s", reason, grace)
         self.end.ordered(grace + self.record.launch.epilog_seconds, time.monotonic())
+        failed = self.end.outcome in (Outcome.FAILED, Outcome.LOST)
         for follower in self.at_work:
-            follower.end(reason, grace)
+            follower.end(reason, grace, failed=failed)
 
     # -- its machines ------------------------------------------------------------------------
 

@@ -313,6 +313,9 @@ class Reports:
             self.job.warn(
                 f"{node.who}: ended what ranks had left running: {listed(event.left_behind)}"
             )
+        if event.shared_memory:
+            names = ", ".join(event.shared_memory)
+            self.job.warn(f"{node.who}: shared memory of the job stays there: {names}")
         ranks = {rank.pid: f"rank {number}" for number, rank in event.ranks.items() if rank.pid}
         unsaved = {pid: ranks[pid] for pid in event.killed if pid in ranks}
         if unsaved and self.job.end.outcome is Outcome.STOPPED and node.grace:

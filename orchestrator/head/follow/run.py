@@ -28,7 +28,6 @@ from orchestrator.head.follow.streams.news import Answer, Grew, News
 from orchestrator.head.screen.keyboard import KEYS, Keys
 from orchestrator.head.screen.screen import Display
 from orchestrator.head.transfer.fetch import elsewhere, home
-from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.outcome import Elsewhere, Head, SlowRank
 
@@ -146,7 +145,7 @@ class Run:
             self.job.say(KEYS)
         self.check_successor()
         if self.end.order_is_due(time.monotonic()):
-            self.job.end_all(self.end.order_why, PEER_GRACE)
+            self.job.end_all(self.end.order_why, self.grace)
         self.check_patience()
         self.monitors.check()
         self.job.save_in_turn(at_once=not self.end.open or self.end.left)

@@ -197,6 +197,8 @@ def described(receipt: Receipt) -> str:
     if receipt.port:
         state = "free" if receipt.port.free else "in use by a process that is not of this job"
         parts.append(f"port {receipt.port.number} {state}")
+    if receipt.shared_memory:
+        parts.append(f"shared memory stays there: {', '.join(receipt.shared_memory)}")
     if receipt.gpu_unknown:
         parts.append(f"GPU memory not checked: {receipt.gpu_unknown}")
     return f"{whose}: {'; '.join(parts)}"

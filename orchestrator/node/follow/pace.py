@@ -44,7 +44,7 @@ def ask(run: RunDir) -> dict[int, Pace]:
         for rank in hang.rank_pids(run).values():
             with contextlib.suppress(OSError):
                 os.unlink(hang.collectives(run, rank - first))
-            hang.knock(os.path.join(run.path, f"ask_{rank - first}"))
+            hang.knock(hang.file_of(run, "ask", rank - first))
     return {}
 
 

@@ -30,7 +30,7 @@ def ask(run: RunDir, request: ProfileWish) -> ProfileState:
     state = news if news is not None and news.id == request.id else None
     with contextlib.suppress(OSError):
         if time.time() - os.stat(path).st_mtime > profiling.PATIENCE_SECONDS:
-            waiting = None  # whoever left it has given up
+            waiting = None  # the head that left it has given up
     steps = step_times(run).values()
     stepped = max(0.0, time.time() - max(steps)) if steps else None
     busy = waiting is not None and waiting.id != request.id

@@ -13,6 +13,7 @@ from orchestrator.node.job.run_directory import RunDir, all_runs
 from orchestrator.node.server.stream import FileStreamer
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit, answers
 from orchestrator.node.warm.visit import WarmVisit
+from orchestrator.protocol.events import EndOrder
 from orchestrator.protocol.requests.follow import (
     AskPaces,
     AskProcess,
@@ -140,7 +141,10 @@ def living(visit: Visit, request: Living) -> LivingRuns:
 
 @answers(End)
 def end(visit: Visit, request: End) -> Nothing:
-    stop_job.end(RunDir(request.job, request.node), request.why, request.grace)
+    # The head has given the others the time to say that they failed: it is certain.
+    failed = {"failed": request.failed, "certain": request.failed}
+    order = EndOrder(why=request.why, grace=request.grace, **failed)
+    stop_job.end(RunDir(request.job, request.node), order)
     return Nothing()
 
 

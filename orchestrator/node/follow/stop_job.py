@@ -38,12 +38,12 @@ LAST_WORD_SECONDS = 2.0
 KILL_SECONDS = 0.2  # between two looks whether something was born while others were killed
 
 
-def end(run: RunDir, reason: str, grace: float) -> None:
+def end(run: RunDir, order: EndOrder) -> None:
     """Ask the supervisor, and do not wait. What has not started yet is not going to."""
     with contextlib.suppress(OSError):
         run.forbid_start()
     with contextlib.suppress(OSError), connect(run) as supervisor:
-        supervisor.sendall(control.to_line(EndOrder(why=reason, grace=grace)))
+        supervisor.sendall(control.to_line(order))
 
 
 def stop(run: RunDir, request: Stop | StopAll, looks: Looks | None = None) -> StopReceipt:
@@ -73,12 +73,14 @@ def stop(run: RunDir, request: Stop | StopAll, looks: Looks | None = None) -> St
         resume_dir.remove(first)
     if not left and not doubtful:
         register.remove(run, ours.group)
+    memory = ours.segments.remove()
     ours.close()
-    return receipt(run, Stopped(request.why, began, known, before, killed, left, doubtful), ended)
+    stopped = Stopped(request.why, began, known, before, killed, left, memory, doubtful)
+    return receipt(run, stopped, ended)
 
 
 def may_be_of(run: RunDir, ours: JobProcesses, ended: Ended | None) -> list[Process]:
-    """Return what a supervisor that was killed may have left, and nobody can tell.
+    """Return what a supervisor that was killed may have left, which cannot be known.
 
     Where an earlier stop has proved that nothing is, there is no register any more.
     """
@@ -96,7 +98,7 @@ def may_be_of(run: RunDir, ours: JobProcesses, ended: Ended | None) -> list[Proc
 
 
 def in_doubt(run: RunDir) -> list[Process]:
-    """Return what lives and may be of a run whose supervisor was killed, and nobody can tell."""
+    """Return what lives and may be of a run whose supervisor was killed, which cannot be known."""
     ended = run.last(Ended)
     if run.last(Started) is None or (ended is not None and not (ended.left or ended.swept)):
         return []
@@ -200,7 +202,7 @@ def show(job: Tagged, looks: Looks) -> StopReceipt:
 
 
 def is_unfinished(run: RunDir) -> bool:
-    """Tell whether a run may have something left; where that is proved it has no register."""
+    """Return True if a run may have something left; where that is proved it has no register."""
     return os.path.exists(run.register) or run.last(Ended) is None
 
 
@@ -217,7 +219,8 @@ def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
     killed, _ = sweep(ours)
     left = ours.living()
     ours.close()
-    proof = receipt(run, Stopped(request.why, began, True, before, killed, left), None)
+    memory = ours.segments.remove()
+    proof = receipt(run, Stopped(request.why, began, True, before, killed, left, memory), None)
     return proof.replace(user=name_of(job.owner))
 
 
@@ -295,7 +298,8 @@ class Stopped(NamedTuple):
     before: Sequence[Process]  # lived when it began
     killed: dict[int, str]
     left: Sequence[Process]
-    doubtful: Sequence[Process] = ()  # may be the job's, and nobody can tell
+    shared_memory: Sequence[str] = ()  # that its killed processes have left
+    doubtful: Sequence[Process] = ()  # may be the job's, which cannot be known
 
 
 def receipt(run: RunDir, stopped: Stopped, ended: Ended | None) -> StopReceipt:
@@ -310,6 +314,7 @@ def receipt(run: RunDir, stopped: Stopped, ended: Ended | None) -> StopReceipt:
         killed = {**ended.killed, **killed}
         ranks = {rank.pid for rank in ended.ranks.values() if rank.pid}
     names = {pid: name for pid, name in lived.items() if pid not in left}
+    memory = {*stopped.shared_memory, *(ended.shared_memory if ended else ())}
     held, unknown = gpu_memory({*names, *killed, *ranks})
     return StopReceipt(
         job=run.job,
@@ -322,6 +327,7 @@ def receipt(run: RunDir, stopped: Stopped, ended: Ended | None) -> StopReceipt:
         doubtful={process.pid: process.name for process in stopped.doubtful},
         gpu_memory=held,
         gpu_unknown=unknown,
+        shared_memory=tuple(sorted(filter(os.path.lexists, memory))),
         port=port_of(run),
         took=time.monotonic() - stopped.began,
     )
@@ -345,13 +351,13 @@ def gpu_memory(pids: set[int]) -> tuple[dict[int, str], str]:
             held = {**nvidia_memory(), **amd_memory()}
         except OSError as error:
             return {}, str(error)
-        ours = {pid: held[pid] for pid in sorted(pids & set(held)) if not lives_anew(pid)}
+        ours = {pid: held[pid] for pid in sorted(pids & set(held)) if not is_new(pid)}
         if not ours or time.monotonic() > deadline:
             return ours, ""
         time.sleep(0.1)  # no driver tells when it has finished
 
 
-def lives_anew(pid: int) -> bool:
+def is_new(pid: int) -> bool:
     """Does this PID belong to a new process? All processes of the job are dead."""
     now = processes.find(pid)
     return now is not None and now.state not in "ZXD"

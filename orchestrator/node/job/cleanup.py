@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.common import files
 from orchestrator.node.job import job_processes, processes, resume_dir
-from orchestrator.node.job.run_directory import RunDir, all_runs, home
+from orchestrator.node.job.run_directory import RunDir, all_runs, home, names_in
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.follow import RemovedRun, RemovedRuns
 
@@ -25,7 +25,7 @@ Run = tuple[str, int]  # a job, and the index of a node in it
 
 
 def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
-    """Remove the directories of these runs, unless they run, and libraries that nobody needs."""
+    """Remove the directories of these runs, unless they run, and libraries without a user."""
     alive = job_processes.living(wanted)
     runs: list[RemovedRun] = []
     freed: list[int] = []
@@ -33,7 +33,7 @@ def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
         problem = "it still runs there" if (job, node) in alive else ""
         try:
             if not problem:
-                _remove_run(_run(job, node), freed.append)
+                _remove_run(RunDir(job, node), freed.append)
         except (OSError, ValueError) as error:
             problem = processes.in_words(error)
         runs.append(RemovedRun(job=job, node=node, problem=problem))
@@ -45,7 +45,7 @@ def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
 
 
 def remove_libraries(library: str, seen: Callable[[int], None] = lambda _: None) -> int:
-    """Remove the libraries that nobody needs but this one; return how many there were."""
+    """Remove the libraries that no run needs, but not this one; return how many there were."""
     old = old_libraries(os.path.basename(library), time.time())
     for path in old:
         directory, name = os.path.split(path)
@@ -54,13 +54,6 @@ def remove_libraries(library: str, seen: Callable[[int], None] = lambda _: None)
             files.hide(path, hidden)
             files.delete(hidden, seen)
     return len(old)
-
-
-def _run(job: str, node: int) -> RunDir:
-    """Return their run directory; they come from a file that anybody may have written."""
-    if node < 0:
-        raise ValueError(f"not a job and its node: {job!r}, {node!r}")
-    return RunDir(job, node)
 
 
 def _remove_run(run: RunDir, seen: Callable[[int], None]) -> None:
@@ -99,11 +92,8 @@ def _remove_run(run: RunDir, seen: Callable[[int], None]) -> None:
 def _interrupted(kind: str) -> list[str]:
     """Return the directories that an earlier removal had no time to delete."""
     directory = os.path.join(home(), kind)
-    try:
-        names = os.listdir(directory)
-    except OSError:
-        return []
-    return [os.path.join(directory, n) for n in names if n.startswith(".") and files.GONE in n]
+    hidden = (n for n in names_in(directory) if n.startswith(".") and files.GONE in n)
+    return [os.path.join(directory, name) for name in hidden]
 
 
 def old_libraries(current: str, now: float) -> list[str]:

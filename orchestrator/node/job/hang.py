@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from orchestrator.node.job import job_processes, processes
-from orchestrator.node.job.processes import Process
+from orchestrator.node.job.processes import Process, descendants
 from orchestrator.node.job.run_directory import RunDir, all_runs
 from orchestrator.protocol.events import RankStarted, Started
 from orchestrator.protocol.requests.follow import RankStacks, has_ended
@@ -127,18 +127,20 @@ def collect(run: RunDir, only: int | None = None) -> dict[int, RankStacks]:
     for pid, rank in rank_pids(run).items():
         if pid in ours and only in (None, pid):
             local = rank - first
-            who = asked[rank] = (pid, local, size_of(stacks(run, local)))
+            who = asked[rank] = (pid, local, size_of(file_of(run, "stacks", local)))
             if processes.catches(pid, STACKS_SIGNAL):
-                for earlier in (threads(run, local), collectives(run, local)):
+                for earlier in (file_of(run, "threads", local), collectives(run, local)):
                     with contextlib.suppress(OSError):
                         os.unlink(earlier)
                 processes.send(ours[pid], STACKS_SIGNAL)
-                knock(os.path.join(run.path, f"ask_{local}"))
+                knock(file_of(run, "ask", local))
                 awaited.append(who)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and not all(answered(run, *who) for who in awaited):
         time.sleep(0.05)  # a file that another process writes rings no bell
-    main = {rank: main_stack(run, local, size) for rank, (_, local, size) in asked.items()}
+    main = {
+        rank: read(file_of(run, "stacks", local), size) for rank, (_, local, size) in asked.items()
+    }
     answers = {
         rank: RankStacks(
             state=ours[pid].state,
@@ -182,27 +184,20 @@ def seen(run: RunDir, silent: dict[int, int], ours: list[Process]) -> dict[int, 
 
 
 def answered(run: RunDir, pid: int, local: int, before: int) -> bool:
-    wrote = size_of(stacks(run, local)) > before
-    remembers = os.path.exists(os.path.join(run.path, f"ask_{local}"))
+    wrote = size_of(file_of(run, "stacks", local)) > before
+    remembers = os.path.exists(file_of(run, "ask", local))
     return wrote and (not remembers or os.path.exists(collectives(run, local)))
 
 
-def stacks(run: RunDir, local: int) -> str:
-    return os.path.join(run.path, f"stacks_{local}")
-
-
-def threads(run: RunDir, local: int) -> str:
-    return os.path.join(run.path, f"threads_{local}")
+def file_of(run: RunDir, what: str, local: int) -> str:
+    """Return where a rank writes its "stacks" or "threads", or is asked for them ("ask")."""
+    return os.path.join(run.path, f"{what}_{local}")
 
 
 def all_stacks(run: RunDir, pid: int, local: int, main: str) -> str:
     """Return the stacks of a rank's threads; that of the main one is last, headed as the others."""
     headed = main.replace("Stack", f"Current thread 0x{pid:016x}", 1)
-    return (read(threads(run, local), 0) + headed)[-LARGEST_CHARACTERS:]
-
-
-def main_stack(run: RunDir, local: int, before: int) -> str:
-    return read(stacks(run, local), before)
+    return (read(file_of(run, "threads", local), 0) + headed)[-LARGEST_CHARACTERS:]
 
 
 def collectives(run: RunDir, local: int) -> str:
@@ -235,7 +230,7 @@ def shortened(dumps: str) -> str:
 
 def knock(fifo: str, question: bytes = b"?") -> None:
     """Wake the rank's thread that dumps its collectives, or notes what it has imported."""
-    with contextlib.suppress(OSError):  # nobody reads there, or the pipe is full
+    with contextlib.suppress(OSError):  # no process reads there, or the pipe is full
         fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
         try:
             os.write(fd, question)
@@ -268,13 +263,10 @@ def py_spy_of(python: str) -> str | None:
     return shutil.which(PY_SPY, path=os.path.dirname(python)) or shutil.which(PY_SPY)
 
 
-def pythons(rank: int, processes: Sequence[Process]) -> list[Process]:
+def pythons(rank: int, ours: Sequence[Process]) -> list[Process]:
     """Return the process of a rank and those below it, as far as they are Pythons."""
-    below = {rank}
-    for process in sorted(processes, key=lambda process: (process.started, process.pid)):
-        if process.parent in below:
-            below.add(process.pid)
-    found = [process for process in processes if process.pid in below and is_python(process.pid)]
+    below = descendants({process.pid: process for process in ours}, [rank])
+    found = [one for one in ours if one.pid in {rank, *below} and is_python(one.pid)]
     return sorted(found, key=lambda process: process.started)[:MOST_PYTHONS]
 
 

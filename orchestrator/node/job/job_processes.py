@@ -3,8 +3,7 @@
 A process is a job's when its environment carries the job's tag, when it is in the job's control
 group, when it descends from the job's supervisor or from another process of the job (it may have an
 environment of its own), or when the supervisor has written it down. The tag counts only beside
-ORCHESTRATOR_RUN, which supervisors alone set: a shell into which somebody pasted a dry run is no
-job.
+ORCHESTRATOR_RUN, which supervisors alone set: a shell with the variables of a dry run is no job.
 """
 
 from __future__ import annotations
@@ -20,9 +19,12 @@ from typing import NamedTuple
 from orchestrator.node.job import processes, register
 from orchestrator.node.job.processes import Process, ProcessSet
 from orchestrator.node.job.run_directory import JOB_NAME, RunDir, machine
+from orchestrator.node.job.shared_memory import Segments
 
-CHASE_SECONDS = 1.0  # in which what forks anew all the time is run after
+CHASE_SECONDS = 1.0  # in which processes that fork all the time are run after
 CATCHES = 20  # of the newest process, before each look
+TRACKER = "resource_tracker"  # Python's, which removes what the processes of a rank shared
+TRACKER_SECONDS = 0.2  # for it to do so, once they are killed
 
 
 def of_job(job: str, node: int) -> list[Process]:
@@ -83,7 +85,7 @@ class Look:
 
 
 class Looks:
-    """Looks that threads share: whoever asks for one gets one that began after that."""
+    """Looks that threads share: each thread gets one that began after it asked."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -102,7 +104,7 @@ class Looks:
 def living(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     """Return the runs of which anything lives here: a process of the job, or its supervisor.
 
-    The command line of a supervisor counts only with its owner: anybody can write such a line.
+    The command line of a supervisor counts only with its owner: any user can write such a line.
     """
     look = Look()
     alive = {tag[:2] for pid, tags in look.tags.items() if pid != os.getpid() for tag in tags}
@@ -113,8 +115,9 @@ def living(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def noted(job: str, node: int) -> bool:
-    """Tell whether anything lives that this run's supervisor has written down."""
-    known = register.read(RunDir(job, node)) if JOB_NAME.fullmatch(job) else None
+    """Return True if anything lives that this run's supervisor has written down."""
+    is_name = JOB_NAME.fullmatch(job) is not None and node >= 0
+    known = register.read(RunDir(job, node)) if is_name else None
     return known is not None and bool(known.living())
 
 
@@ -159,6 +162,7 @@ class JobProcesses(ProcessSet):
         self.supervisors: set[tuple[int, int]] = set()
         self.known = None
         self.group = ""  # the directory of the job's own control group
+        self.segments = Segments()
         if not supervisor and owner is None:
             self.known = register.read(RunDir(job, node))
             self.group = self.known.own_group if self.known else ""
@@ -175,10 +179,10 @@ class JobProcesses(ProcessSet):
         return [process for process in self.living() if process.key not in self.supervisors]
 
     def kill(self, wanted: Iterable[Process]) -> dict[int, str]:
-        """Kill these, and what they have started meanwhile. PID -> name.
+        """Kill these, and what they start before they die; return PID -> name.
 
         All stand still before the first is killed: a child of the last moment has a parent by which
-        it is known, and what forks anew all the time is caught before its next fork.
+        it is known, and what forks all the time is caught before its next fork.
         """
         still: list[Process] = []
         tried, supervisors = set(self.supervisors), {pid for pid, _ in self.supervisors}
@@ -193,15 +197,29 @@ class JobProcesses(ProcessSet):
             found = self.family(look, supervisors)
             self.add(found)
             wanted = [process for process in found if process.key not in tried]
-        killed = {p.pid: p.name for p in [*still, *wanted] if processes.send(p, signal.SIGKILL)}
+        doomed = [*still, *wanted]
+        self.segments.note(doomed)
+        trackers = [p for p in doomed if TRACKER in " ".join(processes.words_of(p.pid))]
+        killed = kill_all(process for process in doomed if process not in trackers)
+        if trackers:
+            for process in trackers:
+                processes.send(process, signal.SIGCONT)
+            processes.wait_for(trackers, TRACKER_SECONDS)
+            killed.update(kill_all(trackers))
         if self.group:
             register.kill_group(self.group)
         return killed
 
+    def kill_some(self, doomed: Iterable[Process]) -> dict[int, str]:
+        """Kill these alone, while others of the job go on. PID -> name."""
+        doomed = list(doomed)
+        self.segments.note(doomed)
+        return kill_all(doomed)
+
     def stop_newest(self) -> None:
         """Stop the newest process of the machine while it is a child of this job.
 
-        What forks anew all the time has ended before a list of all processes is read to its end.
+        What forks all the time has ended before a list of all processes is read to its end.
         """
         for _ in range(CATCHES):
             process = processes.newest()
@@ -234,6 +252,10 @@ class JobProcesses(ProcessSet):
             - {os.getpid()}
         )
         return [running[pid] for pid in ours if not running[pid].is_dead]
+
+
+def kill_all(doomed: Iterable[Process]) -> dict[int, str]:
+    return {p.pid: p.name for p in doomed if processes.send(p, signal.SIGKILL)}
 
 
 class Tagged(NamedTuple):

@@ -87,7 +87,7 @@ def stat_of(pid: int) -> tuple[str, list[str]] | None:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Tell whether a process has a handler of its own for a signal."""
+    """Return True if a process has a handler of its own for a signal."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             caught = next(line for line in file if line.startswith(b"SigCgt:"))
@@ -103,7 +103,7 @@ def everyone(
 
     `examine` has a closer look at each that lives, at once, and says whether it could. Where one
     has ended before it was read, it may have left a child that no list had: another list follows,
-    so that nothing passes by that forks anew all the time.
+    so that nothing passes by that forks all the time.
     """
     running = dict(before)
     for _ in range(MOST_LISTS):
@@ -226,15 +226,14 @@ def open_pidfd(process: Process) -> int | None:
         pidfd = os.pidfd_open(process.pid)
     except (OSError, AttributeError):  # it is gone; a kernel before 5.3; too many open files
         return None
-    now = find(process.pid)
-    if now is not None and now.key == process.key:
+    if again(process) is not None:
         return pidfd
     os.close(pidfd)
     return None
 
 
 def gone(process: Process, pidfd: int | None) -> bool:
-    """Tell whether a process has ended, its files and ports closed."""
+    """Return True if a process has ended, its files and ports closed."""
     if pidfd is None:
         return not alive(process)
     poll = select.poll()
@@ -242,8 +241,15 @@ def gone(process: Process, pidfd: int | None) -> bool:
     return bool(poll.poll(0))
 
 
+def wait_for(wanted: Iterable[Process], seconds: float) -> None:
+    """Wait until these processes have ended, so long at most."""
+    deadline = time.monotonic() + seconds
+    while any(map(alive, wanted)) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+
+
 def owner_of(pid: int) -> int:
-    """Return the user of a process, -1 if it has ended meanwhile."""
+    """Return the user of a process, or -1 if it has ended."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:
@@ -265,40 +271,38 @@ def descendants(processes: Mapping[int, Process], roots: Iterable[int]) -> set[i
 
 
 def send(process: Process, signum: int) -> bool:
-    """Signal exactly this process; False if it is gone or not ours to signal."""
+    """Signal exactly this process; return False if it is gone or not ours to signal."""
     pidfd = open_pidfd(process)
-    if pidfd is None:
-        return _send_without_pidfd(process, signum)
     try:
-        signal.pidfd_send_signal(pidfd, signum)
+        if pidfd is not None:
+            signal.pidfd_send_signal(pidfd, signum)
+        elif again(process) is None:
+            return False
+        else:  # a kernel before 5.3, or no free descriptor: in two steps
+            os.kill(process.pid, signum)
     except OSError:
         return False
     finally:
-        os.close(pidfd)
+        if pidfd is not None:
+            os.close(pidfd)
     return True
 
 
-def _send_without_pidfd(process: Process, signum: int) -> bool:
-    """Check, then signal, in two steps: for kernels before 5.3, and without a free descriptor."""
+def again(process: Process) -> Process | None:
+    """Return a process as it is now, or None if it is gone."""
     now = find(process.pid)
-    if now is None or now.key != process.key:
-        return False
-    try:
-        os.kill(process.pid, signum)
-    except OSError:
-        return False
-    return True
+    return now if now is not None and now.key == process.key else None
 
 
 def alive(process: Process) -> bool:
-    now = find(process.pid)
-    return now is not None and now.key == process.key and not now.is_dead
+    now = again(process)
+    return now is not None and not now.is_dead
 
 
 def is_leaving(process: Process) -> bool:
-    """Tell whether a process has ended, or is ending: its sockets close before it is seen dead."""
-    now = find(process.pid)
-    return now is None or now.key != process.key or now.is_dead or bool(now.flags & PF_EXITING)
+    """Return True if it has ended, or is ending: its sockets close before it is seen dead."""
+    now = again(process)
+    return now is None or now.is_dead or bool(now.flags & PF_EXITING)
 
 
 class Peer(NamedTuple):

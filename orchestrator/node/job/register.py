@@ -1,10 +1,10 @@
 """The register of what a job has started on this node: processes.json, beside its events.
 
 A process with an environment of its own is known by its descent from the supervisor alone, and
-nobody can tell its descent once the supervisor was killed. So the supervisor, to which all orphans
+its descent is unknown once the supervisor was killed. So the supervisor, to which all orphans
 of the job fall while it lives, writes down what descends from it: a stop that finds no supervisor
 has this. What was born after the last look is doubtful: the control group and the time say which
-orphans it may be, by the clock that nobody sets. Where the login may make a control group of its
+orphans it may be, by the clock that cannot be set. Where the login may make a control group of its
 own (cgroup v2), the job is in one, and nothing is doubtful: the kernel knows what was started in
 it.
 """
@@ -42,13 +42,8 @@ class Known(Message):
 
     def living(self) -> list[Process]:
         """Return those that live."""
-        there = [processes.find(pid) for pid, _ in self.processes]
-        pairs = zip(self.processes, there)  # noqa: B905  Python 3.9
-        return [
-            process
-            for key, process in pairs
-            if process is not None and process.key == key and not process.is_dead
-        ]
+        there = filter(None, (processes.find(pid) for pid, _ in self.processes))
+        return [p for p in there if p.key in self.processes and not p.is_dead]
 
 
 class Register:
@@ -123,7 +118,7 @@ def read(run: RunDir) -> Known | None:
 
 
 def is_of_another_boot(run: RunDir) -> bool:
-    """Tell whether a run began before this machine was booted: nothing of it can live."""
+    """Return True if a run began before this machine was booted: nothing of it can live."""
     known = written(run)
     return bool(known and known.boot != boot())
 
@@ -183,7 +178,7 @@ def own_group() -> str:
 
 
 def kill_group(path: str) -> None:
-    """Kill all of a group at once, where the kernel can (5.14): nothing is born meanwhile."""
+    """Kill all of a group at once, where the kernel can (5.14), so nothing is born during it."""
     with contextlib.suppress(OSError), open(os.path.join(path, "cgroup.kill"), "w") as file:
         file.write("1")
 
@@ -204,7 +199,7 @@ def orphans(since: float, of_group: str, owner: int) -> list[Process]:
     """Return processes without a parent, begun since then in a group, which may be of a job.
 
     `since`: seconds since the boot. What runs for a login is left out: a server of SSH is an
-    orphan, too. What began before its time namespace seems to begin in the far future.
+    orphan as well. What began before its time namespace seems to begin in the far future.
     """
     now = since_boot()
     since = since if since <= now else 0.0  # of another clock: it may be anything

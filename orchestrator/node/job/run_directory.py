@@ -36,8 +36,8 @@ class RunDir:
     """The files of one job on one node."""
 
     def __init__(self, job: str, node: int) -> None:
-        if not JOB_NAME.fullmatch(job):
-            raise ValueError(f"not a job name: {job!r}")
+        if not JOB_NAME.fullmatch(job) or node < 0:  # they may come from a file of another user
+            raise ValueError(f"not a job and its node: {job!r}, {node!r}")
         self.job = job
         self.node = node
         self.path = os.path.join(home(), "runs", job, str(node))
@@ -61,10 +61,10 @@ class RunDir:
         os.mkdir(self.path, 0o700)
 
     def forbid_start(self) -> None:
-        """Leave a mark that this part of the job must not start, whoever is about to start it.
+        """Leave a mark that this part of the job must not start, by any server.
 
-        Whoever stops a job leaves the mark and then looks for it; whoever starts one makes itself
-        visible and then looks for the mark. So one of them sees the other, whatever their order.
+        A stop leaves the mark and then looks for the job; a start becomes visible and then looks
+        for the mark. So one of them sees the other, in any order.
         """
         self._mark(self.stopped)
 
@@ -237,21 +237,17 @@ def runs_here() -> str:
 def all_runs() -> Iterator[RunDir]:
     """Return every job that left a directory on this machine."""
     runs = os.path.join(home(), "runs")
+    for job in filter(JOB_NAME.fullmatch, names_in(runs)):
+        nodes = (int(name) for name in names_in(os.path.join(runs, job)) if name.isdigit())
+        yield from (RunDir(job, node) for node in sorted(nodes))
+
+
+def names_in(directory: str) -> list[str]:
+    """Return the names in a directory, in order; none where it cannot be read."""
     try:
-        jobs = sorted(os.listdir(runs))
+        return sorted(os.listdir(directory))
     except OSError:
-        return
-    for job in jobs:
-        if not JOB_NAME.fullmatch(job):
-            continue
-        try:
-            nodes = sorted(
-                int(name) for name in os.listdir(os.path.join(runs, job)) if name.isdigit()
-            )
-        except OSError:
-            continue
-        for node in nodes:
-            yield RunDir(job, node)
+        return []
 
 
 def connect(run: RunDir) -> socket.socket:

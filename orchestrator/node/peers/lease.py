@@ -21,7 +21,6 @@ from orchestrator.protocol.timing import (
     GONE_SECONDS,
     HEARSAY_SECONDS,
     PEER_BEAT,
-    PEER_GRACE,
     SHORTEST_LEASE,
     UNFOLLOWED_SECONDS,
 )
@@ -100,7 +99,7 @@ class Lease:
 
     @property
     def beats(self) -> bool:
-        """Tell whether anybody is awaited here: else there may be a minute between two turns."""
+        """Return True if a word is awaited here: else there may be a minute between two turns."""
         return self.peers is not None or self.needs_head or self.is_unfollowed
 
     def wake(self, now: float) -> None:
@@ -172,7 +171,8 @@ class Lease:
                 return
 
     def lose(self, node: int, reason: str, silent: float, *, gone: bool = False) -> None:
-        self.job.ask(EndOrder(why=reason, grace=PEER_GRACE, lost=node, silent=silent, gone=gone))
+        order = EndOrder(why=reason, grace=self.grace, lost=node, silent=silent, gone=gone)
+        self.job.ask(order)
 
     def goodbye(self) -> None:
         if self.peers is not None:
@@ -216,10 +216,10 @@ class Lease:
 
     @property
     def is_unfollowed(self) -> bool:
-        """Tell whether a head was to follow this job and none did, here or on another node.
+        """Return True if a head was to follow this job and none did, here or on another node.
 
         A head whose link is cut while it starts a job hears no answer and gives the job up, so a
-        part that has started all the same, and hears of no other, is one that nobody knows of.
+        part that has started all the same, and hears of no other, is unknown to all heads.
         """
         heard = self.peers is not None and self.peers.heard
         return self.left_at < 0 and not self.attached_at and not heard

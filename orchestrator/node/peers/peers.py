@@ -42,7 +42,7 @@ class Loop(Protocol):
 class Peers:
     """The nodes at the other end. `heard` has those that ever spoke, and when they last did.
 
-    `closed` has those whose line was closed over there, and when: nobody does that who lives, as
+    `closed` has those whose line was closed over there, and when: no living node does that, as
     a line that is silent is kept until another one is in its place. A cut network closes none.
     """
 
@@ -131,7 +131,7 @@ def is_connected(wire: SignedConnection) -> bool:
 
 
 def listen(avoid: int) -> socket.socket | None:
-    """Listen on a free port, before anybody calls; return None where that is denied."""
+    """Listen on a free port, before the first call; return None where that is denied."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
         while True:
@@ -148,7 +148,7 @@ def listen(avoid: int) -> socket.socket | None:
 
 
 class Hub(Peers):
-    """Node 0's end: listens, and lets nobody in who does not have the token."""
+    """Node 0's end: listens, and admits only those that have the token."""
 
     def __init__(
         self, loop: Loop, token: str, hear: Hear, server: socket.socket, nnodes: int

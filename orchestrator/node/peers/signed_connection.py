@@ -1,8 +1,8 @@
 """A TCP connection between two supervisors of a job, for lines of JSON that only they can write.
 
-Each side sends a random number first. The two numbers and the job's token, which nobody else has,
-make the key that signs every line: nothing can be forged, replayed or put into another order, and
-the token itself never travels. Files from node to node are signed in the same way (node/transfer).
+Each side sends a random number first. The two numbers and the job's token, which supervisors alone
+have, make the key that signs every line. Nothing can be forged, replayed or put into another order,
+and the token itself never travels. Files between nodes are signed in the same way (node/transfer).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.protocol.message import parse
 
 LONGEST_LINE_BYTES = 4096
-LARGEST_BACKLOG_BYTES = 1 << 16  # nobody reads at the other end
+LARGEST_BACKLOG_BYTES = 1 << 16  # the other end does not read
 
 
 class Broken(Exception):

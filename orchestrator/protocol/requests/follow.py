@@ -66,6 +66,7 @@ class StopReceipt(Message):
     user: str = ""  # another's job
     # PID -> name: orphans that began when nobody could tell any more what the job starts.
     doubtful: dict[int, str] = NOBODY
+    shared_memory: tuple[str, ...] = ()  # in /dev/shm: the job's, and not removed
     experiment: str = ""  # its directory, where that was only shown which must end
     known: bool = True  # else this login has neither files nor processes of it: no proof at all
     runs: str = ""  # names the directory for jobs: of this user, on this machine
@@ -78,6 +79,7 @@ class End(Request[Nothing], do="end"):
     node: int
     why: str
     grace: float
+    failed: bool = False  # something has failed: only ranks that handle SIGTERM have the grace
 
 
 class Stop(Request[StopReceipt], do="stop"):

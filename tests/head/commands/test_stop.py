@@ -95,6 +95,13 @@ def test_many_nodes_that_ended_alike_share_a_receipt() -> None:
     ]
 
 
+def test_shared_memory_that_stays_is_named() -> None:
+    receipt = Receipt("a", "lm", took=1.0, ended={7: "python"}, shared_memory=("/dev/shm/x",))
+    assert receipt.proved
+    said = "a: lm: ended 1 process in 1.0 s, nothing left; shared memory stays there: /dev/shm/x"
+    assert to_text([receipt]) == said
+
+
 LIVES = Receipt("a", "lm-1", left=(7, 8), experiment="/home/me/experiments/lm")
 OTHER = Receipt("b", "lm-2", left=(9,), experiment="/data/experiments/lm")
 

@@ -358,7 +358,7 @@ def test_what_ends_a_head_that_was_left_behind_does_not_end_its_job(tmp_path: Pa
 class Deaf:
     """A follower of a node that cannot be asked anything."""
 
-    def end(self, why: str, grace: float) -> None:
+    def end(self, why: str, grace: float, *, failed: bool = False) -> None:
         pass
 
 

@@ -24,7 +24,7 @@ from orchestrator.node.machine.gpus import amd
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.start import start as node_start
 from orchestrator.protocol import manifest
-from orchestrator.protocol.events import Ended, RankState
+from orchestrator.protocol.events import Ended, EndOrder, RankState
 from orchestrator.protocol.requests.follow import PortState, Stop, StopAll
 from orchestrator.protocol.requests.request import STOPPED
 from orchestrator.protocol.requests.start import Start
@@ -93,7 +93,7 @@ def test_what_was_stopped_first_never_starts(new_job: NewJob, tmp_path: Path) ->
         visit.answer(Offer(into=Place(kind=HANDED, job=job.run.job, node=0)))
     assert refusal.value.kind == STOPPED
     assert not list(Path(job.run.path).parent.glob("0*/*"))
-    stop_job.end(other.run, "not started", 0.0)
+    stop_job.end(other.run, EndOrder(why="not started", grace=0.0))
     assert refused(Visit(), other.spec(script(tmp_path, WAITS)))
     assert cleanup.remove([(job.run.job, 0)], "/none").runs[0].problem == ""
     assert not Path(job.run.path).parent.exists()
@@ -335,10 +335,10 @@ def test_memory_of_ranks_is_looked_for_again_later(
 
 
 def test_the_words_of_a_real_process_table() -> None:
-    """What lives_anew() must tell apart: alive, a zombie, gone."""
+    """What is_new() must tell apart: alive, a zombie, gone."""
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not stop_job.lives_anew(child.pid)
+    assert not stop_job.is_new(child.pid)
     child.wait()
-    assert not stop_job.lives_anew(DEAD)
-    assert stop_job.lives_anew(os.getpid())
+    assert not stop_job.is_new(DEAD)
+    assert stop_job.is_new(os.getpid())

@@ -35,7 +35,7 @@ from orchestrator.node.job.supervisor import Supervisor
 from orchestrator.node.server import visit as node_visit
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.start import start as node_start
-from orchestrator.protocol.events import Ended, Started
+from orchestrator.protocol.events import Ended, EndOrder, Started
 from orchestrator.protocol.requests.follow import Stop, StopAll, StopReceipt
 from orchestrator.protocol.requests.request import STOPPED
 from orchestrator.protocol.requests.start import Start
@@ -168,7 +168,7 @@ class World:
         self.stopped_at.append(len(self.agents))
 
     def end(self) -> None:
-        stop_job.end(self.run, "not started", 0.0)
+        stop_job.end(self.run, EndOrder(why="not started", grace=0.0))
 
     def kill_supervisor(self) -> None:
         if self.supervisor is not None:
@@ -190,12 +190,12 @@ class World:
             supervisor.run_job(job, ready)
         finally:
             own = {connection.fileno() for connection in opened}
-            own |= {listener.fileno() for listener in (job.listeners if job else [])}
-            for connection in [*opened, *(job.listeners if job else [])]:
+            own |= {listener.fileno() for listener in (job.listeners.connections if job else [])}
+            for connection in [*opened, *(job.listeners.connections if job else [])]:
                 connection.close()
             fds = set() if handed_over else {ready}
             if job is not None:
-                fds |= {*job.selector.own.get_map(), job.events, job.log.log, job.log.ranks}
+                fds |= {*job.selector.own.get_map(), job.events.fd, job.log.log, job.log.ranks}
                 fds |= {vars(job).get("wakeup", -1)}
             for fd in fds - own:
                 with contextlib.suppress(OSError):

@@ -90,10 +90,11 @@ def test_threads_that_run_are_shown_and_not_harmed(
         assert main.startswith("Current thread 0x") and "in waits" in main
         assert "answer_questions" not in answer.stacks
     (pid,) = hang.rank_pids(job.run)
-    before = hang.size_of(hang.stacks(job.run, 0))
+    stacks = hang.file_of(job.run, "stacks", 0)
+    before = hang.size_of(stacks)
     os.kill(pid, STACKS_SIGNAL)
-    wait_until(lambda: "in <module>" in hang.main_stack(job.run, 0, before))
-    assert "in spins" not in hang.main_stack(job.run, 0, before)
+    wait_until(lambda: "in <module>" in hang.read(stacks, before))
+    assert "in spins" not in hang.read(stacks, before)
     assert job.ended() == {}
     job.end("enough", 0.5)
     job.wait()

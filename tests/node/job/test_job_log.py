@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.head.screen.log_reader import LogFile, LogReader
-from orchestrator.node.job import job_log
-from orchestrator.node.job.job_log import PARTIAL_BYTES, PARTIAL_SECONDS, JobLog
+from orchestrator.node.job.part import job_log
+from orchestrator.node.job.part.job_log import PARTIAL_BYTES, PARTIAL_SECONDS, JobLog
 from tests.node.running import streams
 
 LOST = re.compile(rb"\norchestrator: (\d+) bytes of output were lost here: (.*)\n")
@@ -175,7 +175,7 @@ def test_a_secret_in_two_writes_is_masked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
 ) -> None:
     """However long the second is in coming, no more than its first three bytes are shown."""
-    monkeypatch.setattr("orchestrator.node.job.job_log.PARTIAL_SECONDS", 0.0)
+    monkeypatch.setattr("orchestrator.node.job.part.job_log.PARTIAL_SECONDS", 0.0)
     log = JobLog(str(tmp_path / "log"), str(tmp_path / "ranks"), secrets=[SECRET.decode()])
     log.feed("0", b"is " + SECRET[:cut])
     log.flush()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.job import oom_evidence
-from orchestrator.node.job.oom_evidence import Evidence, is_full, last_words
+from orchestrator.node.job.part import oom_evidence
+from orchestrator.node.job.part.oom_evidence import Evidence, is_full, last_words
 from orchestrator.node.machine.gpus import nvidia
 from tests.node.job.kernel_log import refuse_to_alarm, say
 

@@ -19,11 +19,14 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.node.job import oom_evidence, supervisor
+from orchestrator.node.job import supervisor
+from orchestrator.node.job.part import oom_evidence, part_end
+from orchestrator.node.job.part.local_ranks import LocalRank
+from orchestrator.node.job.part.part_end import HURRY_SECONDS, Cause, Phase
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.ranks import fast_torchrun, no_torchrun
-from orchestrator.node.job.run_directory import RunDir, SystemLog, connect
-from orchestrator.node.job.supervisor import FAILED_GRACE_SECONDS, RankProcess, Supervisor
+from orchestrator.node.job.run_directory import RunDir, connect
+from orchestrator.node.job.supervisor import Supervisor
 from orchestrator.protocol.events import RankEnded
 from tests.free_ports import free_ports
 from tests.node import running
@@ -239,7 +242,7 @@ def test_one_rank_that_fails_ends_them_all(
     assert job.ended() == {0: -9, 1: code}
     first, second = job.of_kind("rank_ended")
     assert (first["rank"], first["asked"], second["asked"]) == (1, "", "rank 1 failed")
-    assert ended["time"] - first["time"] < FAILED_GRACE_SECONDS + PROMPT
+    assert ended["time"] - first["time"] < HURRY_SECONDS + PROMPT
     assert (ended["why"], ended["left"]) == ("rank 1 failed", [])
     assert job.living() == []
     if how == "raise":
@@ -279,10 +282,12 @@ def test_the_last_words_of_a_rank_are_in_the_log_before_its_end_is_told(
     job = Supervisor(run)
     theirs, writing = os.pipe()
     os.set_blocking(theirs, False)
-    job.watch_output(theirs, "0")
+    job.outputs.watch(theirs, "0")
     os.write(writing, b"nearly there\n")
     told = []
-    monkeypatch.setattr(job, "event", lambda _: told.append(Path(run.log).read_bytes()))
+    note = lambda _: told.append(Path(run.log).read_bytes())  # noqa: E731
+    monkeypatch.setattr(job, "event", note)
+    monkeypatch.setattr(job.ranks, "event", note)
     monkeypatch.setattr(job, "reap", lambda: None)  # children of this process: other tests' own
     job.reported(RankEnded(rank=0, local=0, time=time.time(), pid=2**22 + 1, code=-9))
     assert told[:2] == [b"", b"nearly there\n"]  # the first output, and the end
@@ -685,44 +690,45 @@ def test_torchrun_is_not_waited_for_once_all_ranks_have_ended(
 
 
 def test_torchrun_that_is_reaped_is_not_killed_by_its_number(
-    monkeypatch: pytest.MonkeyPatch,
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last rank's report may come just then, and the PID may be another process's."""
-    job, rank = object.__new__(Supervisor), RankProcess(0)
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(home))
+    run, rank = RunDir("job", 0), LocalRank(0)
+    run.create()
     rank.state, rank.code = "ended", 1
-    job.system = SystemLog(os.devnull)
+    job = Supervisor(run, bare_spec())
     monkeypatch.setattr(supervisor.os, "kill", lambda *_: pytest.fail("somebody was hit"))
     with subprocess.Popen(["false"]) as agent:
-        job.agent, job.agent_code, job.ranks = agent, None, {0: rank}
-        job.command = None
-        job.spec, job.asked, job.why = bare_spec(), True, "the job failed"
-        job.kill_at = float("inf")
+        job.agent, job.ranks.known = agent, {0: rank}
+        job.end.phase, job.end.cause, job.end.why = Phase.ENDING, Cause.ORDER, "the job failed"
         wait = os.waitpid  # of this one alone: the test runs beside others
         monkeypatch.setattr(supervisor.os, "waitpid", lambda _, how: wait(agent.pid, how))
         monkeypatch.setattr(job, "read_reports", job.dismiss)
         monkeypatch.setattr(job, "living", list)
-        wait_until(lambda: job.reap() or job.agent_code)
+        wait_until(lambda: job.reap() or job.agent_code)  # type: ignore[func-returns-value]
     assert job.agent_code == 1
 
 
 def test_what_outlives_torchrun_is_killed_before_it_is_given_up(
-    monkeypatch: pytest.MonkeyPatch,
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the look takes that finds it."""
-    job = object.__new__(Supervisor)
-    job.system = SystemLog(os.devnull)
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(home))
+    run = RunDir("job", 0)
+    run.create()
+    job = Supervisor(run, bare_spec())
     left = [Process(1 << 30, 1, 1, "S", "stays")]
-    job.agent_code, job.sweep_since, job.swept_since = 1, 1.0, float("inf")
-    job.command = None
-    job.kill_at, job.killed = 2.0, {}
     monkeypatch.setattr(job, "living", lambda: left)
+    monkeypatch.setattr(job, "reap", lambda: None)
     killed = SimpleNamespace(kill=lambda found: {one.pid: one.name for one in found})
     job.processes = cast("Any", killed)
-    assert not job.over()
-    job.kill()
-    assert job.killed == {1 << 30: "stays"} and not job.over()
-    monkeypatch.setattr(supervisor, "SWEEP_LIMIT_SECONDS", 0.0)
-    assert job.over()
+    job.end.sweep(time.monotonic() - 1000.0)
+    job.turn()
+    assert job.killed == {1 << 30: "stays"} and job.end.phase is Phase.SWEEPING
+    monkeypatch.setattr(part_end, "SURVIVES_SECONDS", 0.0)
+    job.turn()
+    assert job.end.phase is Phase.OVER
 
 
 def test_what_the_sampler_had_started_may_take_a_moment_to_die(
@@ -730,7 +736,7 @@ def test_what_the_sampler_had_started_may_take_a_moment_to_die(
 ) -> None:
     """As nvidia-smi does, on a busy machine."""
     dies = "sampling.SamplerProcess.end = lambda _: subprocess.Popen(['sleep', '0.2']); "
-    instead = f"import subprocess; from orchestrator.node.job import sampling; {dies}"
+    instead = f"import subprocess; from orchestrator.node.job.part import sampling; {dies}"
     code = running.SUPERVISE.replace("supervisor.main", f"{instead}supervisor.main")
     monkeypatch.setattr(running, "SUPERVISE", code)
     job = new_job()

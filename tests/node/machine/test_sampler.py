@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from orchestrator.node.job import processes, resume_dir
+from orchestrator.node.job.part.sampling import SamplerProcess
 from orchestrator.node.job.processes import Process
-from orchestrator.node.job.sampling import SamplerProcess
 from orchestrator.node.machine import sampler
 from orchestrator.node.machine.disks import AskedPath as Look
 from orchestrator.node.machine.disks import Disks

@@ -214,7 +214,8 @@ def test_when_a_supervisor_lets_go(
     monkeypatch.setattr(supervisor.files, "unlock_inherited", let_go.append)
     attempt = Attempt(number=1, restarts=1, first_job="job", first_node=0) if again else None
     spec = bare_spec().replace(claim="/book/0123.json", attempt=attempt, nnodes=nnodes)
-    job = SimpleNamespace(spec=spec, why=why, agent_code=code, living=lambda: [1] if lives else [])
+    end, left = SimpleNamespace(why=why), [1] if lives else []
+    job = SimpleNamespace(spec=spec, end=end, agent_code=code, living=lambda: left)
     Supervisor.release(job)  # type: ignore[arg-type]
     assert let_go == (["/book/locks"] if lets_go else [])
 

@@ -156,10 +156,10 @@ class NodeFollower:
     def start(self) -> None:
         self.thread = fleet.start(self.run)
 
-    def end(self, reason: str, grace: float) -> None:
+    def end(self, reason: str, grace: float, *, failed: bool) -> None:
         """Ask the node to end its part: now, or as soon as it is back."""
         log.debug("%s: is to end: %s; grace %g s", self.node.name, reason, grace)
-        self.order = End(job=self.job, node=self.node.index, why=reason, grace=grace)
+        self.order = End(job=self.job, node=self.node.index, why=reason, grace=grace, failed=failed)
         self._send_order()
 
     def _send_order(self) -> None:

@@ -62,6 +62,8 @@ IMPORTS = b"i"  # as in node/job/hang.py
 NO_RESTART = 93  # as in common/errors.py
 MOST_THREADS = MOST_FRAMES = 100  # as faulthandler writes
 LEAVING_SECONDS = 60.0  # that a program which has failed takes to end: a tracker may still send
+# In which a supervisor that runs has seen that a rank failed, and ends the others.
+SUPERVISOR_SECONDS = 1.0
 CALL = os.path.join(os.path.dirname(__file__), "run_function.py")  # the program of Cluster.run
 HOOKS = ("sitecustomize.py", "usercustomize.py")  # what wraps calls of every program
 WATCH = os.path.join(os.path.dirname(__file__), "written_paths.py")
@@ -162,8 +164,10 @@ class Rank:
             signal.signal(signum, signal.SIG_DFL)
         self.report({"event": "ended", "pid": child, "code": code, "peak_kb": peak_kb})
         os.waitpid(child, 0)
-        while code and os.path.exists(os.path.join(self.run, "ending")):
-            time.sleep(60)  # if torchrun saw it now it would hurry those that still save
+        # If torchrun saw it now, it would hurry ranks that still save: the supervisor ends them.
+        ending, until = os.path.join(self.run, "ending"), time.monotonic() + SUPERVISOR_SECONDS
+        while code and (os.path.exists(ending) or time.monotonic() < until):
+            time.sleep(0.05)
         if code < 0:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank has dumped its core already
             signal.signal(-code, signal.SIG_DFL) if -code not in (9, 19) else None

@@ -17,7 +17,7 @@ from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.node_logs import NodeLogs
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.head.start.record import with_line
-from orchestrator.node.job.job_log import JobLog
+from orchestrator.node.job.part.job_log import JobLog
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.frames import JSON
 from orchestrator.protocol.message import Message, encode

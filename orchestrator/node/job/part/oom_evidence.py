@@ -84,7 +84,7 @@ class Evidence:
 
 
 def is_about(line: str, pids: Container[int]) -> bool:
-    """Tell whether the driver speaks of one of these processes, or of none."""
+    """Return True if the driver speaks of one of these processes, or of none."""
     named = re.search(r"\bpid=(\d+)", line)
     return named is None or int(named[1]) in pids
 

@@ -61,7 +61,7 @@ class JobLog:
         return self.size > before
 
     def note(self, line: bytes) -> None:
-        """Write a line of ours, which is nobody's last word."""
+        """Write a line of ours, which is no rank's last word."""
         self._write(NO_RANK, memoryview(line))
 
     def flush(self, *, everything: bool = False) -> float | None:

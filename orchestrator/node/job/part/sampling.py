@@ -1,7 +1,7 @@
 """Starts the process that samples this machine (node/machine/sampler.py), and ends it with the job.
 
 The supervisor does no more for it than that, and passes on to the log what it says: whatever it
-meets, a disk or a driver that hangs, meets a process that nobody waits for.
+meets, a disk or a driver that hangs, meets a process that no other waits for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orchestrator.node.job.run_directory import RunDir
 
 AFTER_SECONDS = 2.0  # a start has better things to do, and a shorter job has nothing to show
 END_SECONDS = 1.0
-LIBRARY = os.path.abspath(__file__).rsplit(os.sep, 4)[0]
+LIBRARY = os.path.abspath(__file__).rsplit(os.sep, 5)[0]
 START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1));"
     " from orchestrator.node.main import main; main()"
@@ -70,7 +70,7 @@ class SamplerProcess:
 
     @property
     def errors(self) -> bool:
-        """Tell whether it has ended by a defect of ours."""
+        """Return True if it has ended by a defect of ours."""
         try:
             return os.path.getsize(self.err) > 0
         except OSError:

@@ -1,0 +1,1 @@
+"""The parts of a supervisor: how its job ends, its ranks, what they print, and who listens."""

@@ -1,0 +1,214 @@
+"""Knows the ranks of one node from what they report, asks them to end, and explains their ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+
+from orchestrator.node.job import processes
+from orchestrator.node.job.part.oom_evidence import GPU_ASSERTS, Evidence, last_words
+from orchestrator.node.job.part.outputs import READ_BYTES, Outputs
+from orchestrator.node.job.part.part_end import PartEnd
+from orchestrator.node.job.processes import Process
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.protocol import events
+from orchestrator.protocol.events import Event, RankEnded, RankError, RankEvent, RankState
+from orchestrator.protocol.message import Nonsense, decode, parse
+
+ENDED_BY_US = (-signal.SIGTERM, -signal.SIGKILL)
+
+
+class LocalRank:
+    """A rank, as far as it is known here."""
+
+    def __init__(self, local: int) -> None:
+        self.local = local
+        self.state = ""
+        self.pid: int | None = None
+        self.code: int | None = None
+        self.error: RankError | None = None
+        self.process: Process | None = None
+        self.keeper: Process | None = None
+        self.leaving: int | None = None  # the exit code that it chose, before we asked
+        self.gone = False  # it had ended when the end was asked for, though we had not heard of it
+        self.failed = False  # by itself
+        self.saves: bool | None = None  # whether it handled SIGTERM when it was sent; None: not
+
+
+class LocalRanks:
+    """The ranks of this node that have started: number -> rank."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        end: PartEnd,
+        outputs: Outputs,
+        evidence: Evidence,
+        event: Callable[[Event], None],
+    ) -> None:
+        self.run, self.end, self.outputs = run, end, outputs
+        self.evidence, self.event = evidence, event
+        self.known: dict[int, LocalRank] = {}
+        self.reports = -1
+        self.rest = b""
+
+    def all_ended(self, nproc: int) -> bool:
+        """Return whether as many ranks have started and ended."""
+        ended = [rank for rank in self.known.values() if rank.state == "ended"]
+        return len(ended) == max(nproc, len(self.known))
+
+    @property
+    def any_failed(self) -> bool:
+        return any(rank.code for rank in self.known.values())
+
+    @property
+    def states(self) -> dict[int, RankState]:
+        known = self.known.items()
+        return {n: RankState(state=r.state, code=r.code, pid=r.pid) for n, r in known}
+
+    # -- reports -----------------------------------------------------------------------------
+
+    def read(self) -> Iterator[RankEvent]:
+        """Yield what the ranks and their keepers have reported since the last call."""
+        try:
+            *lines, self.rest = (self.rest + os.read(self.reports, READ_BYTES)).split(b"\n")
+        except BlockingIOError:
+            return
+        for line in lines:
+            with contextlib.suppress(Nonsense):  # any program of this user can write there
+                yield events.from_report(parse(line))
+
+    def take(self, report: RankEvent) -> RankEnded | None:
+        """Write the event of a report; return it if a rank failed by itself."""
+        if isinstance(report, events.RankSlow):  # says nothing of the state of the rank that tells
+            self.event(report)
+            return None
+        rank = self.known.setdefault(report.rank, LocalRank(report.local))
+        rank.state = report.event[len("rank_") :]
+        if isinstance(report, events.RankRaised):
+            rank.error = report.error
+        elif isinstance(report, events.RankExit) and report.time < self.end.since:
+            rank.leaving = exit_code(report.code)
+        elif isinstance(report, events.RankStarted):
+            self.started(rank, report)
+        elif isinstance(report, events.RankFinished) and report.time >= self.end.since:
+            report = report.replace(asked=self.end.why)
+        if isinstance(report, RankEnded):
+            return self.ended(rank, report)
+        self.event(report)
+        return None
+
+    def started(self, rank: LocalRank, report: events.RankStarted) -> None:
+        with contextlib.suppress(OSError):  # torchrun notes once when it has imported torch
+            ready = os.stat(self.run.torch_ready).st_mtime
+            os.unlink(self.run.torch_ready)
+            self.event(events.TorchReady(time=ready))
+        rank.pid = report.pid
+        rank.process = processes.find(report.pid)
+        rank.keeper = processes.find(report.keeper)
+        if self.end.asked:
+            self.ask(rank)
+
+    def ended(self, rank: LocalRank, report: RankEnded) -> RankEnded | None:
+        cut_short = bool(rank.leaving) and report.code in ENDED_BY_US
+        report = report.replace(asked=self.asked_by(rank, report.code))
+        if report.code:
+            self.outputs.drain(str(report.rank))
+            report = self.explain(rank, report)
+        rank.pid, rank.code = report.pid, report.code
+        rank.failed = bool(report.code and not report.asked and not cut_short)
+        self.event(report)
+        return report if rank.failed else None
+
+    def asked_by(self, rank: LocalRank, code: int) -> str:
+        """Say who asked a rank to end; nothing where it had ended before, however late we hear."""
+        failed = any(other.failed for other in self.known.values())
+        by_torchrun = failed and code == -signal.SIGTERM
+        if rank.gone and not by_torchrun:
+            return ""
+        return self.end.why or ("torchrun ended" if self.end.sweeps else "")
+
+    def explain(self, rank: LocalRank, report: RankEnded) -> RankEnded:
+        """Add what is known of a rank's failure, and whether it had failed before it was asked."""
+        stream = str(report.rank)
+        for fd in self.outputs.of(stream):
+            self.outputs.read(fd)  # its last output may still be in the pipe
+        error = self.error_of(report.local) or rank.error
+        asked = report.asked
+        if rank.leaving:  # and was signalled only while it tore down
+            asked, code = "", report.code
+            report = report.replace(code=rank.leaving if code in ENDED_BY_US else code)
+        says_all = error and report.code >= 0 and GPU_ASSERTS not in error.message
+        last_output = "" if says_all else last_words(self.outputs.log.last.get(stream, b""))
+        if error and error.time < self.end.since:
+            asked = ""  # tearing down took it longer
+        found = {**self.evidence.now(), "driver": self.evidence.of_driver(report.pid)}
+        return report.replace(**found, error=error, said=last_output, asked=asked)
+
+    def error_of(self, local: int) -> RankError | None:
+        try:
+            with open(self.run.error(local), "rb") as file:
+                return decode(RankError, parse(file.read()))
+        except (OSError, Nonsense):
+            return None
+
+    # -- their end ---------------------------------------------------------------------------
+
+    def note_gone(self) -> None:
+        """Note which ranks have ended by themselves: before any is asked to end."""
+        for rank in self.known.values():
+            rank.gone = rank.process is not None and processes.is_leaving(rank.process)
+
+    def ask_all(self) -> bool:
+        """Ask each rank once to end; return whether there is one."""
+        for rank in self.known.values():
+            self.ask(rank)
+        return any(rank.process for rank in self.known.values())
+
+    def ask(self, rank: LocalRank) -> None:
+        """Send SIGTERM, once: another one would disturb a rank that saves.
+
+        Whether it has a handler is asked first, as a handler may begin by removing itself. That of
+        the Trainer does not count: it saves with all ranks together, or not at all.
+        """
+        if rank.process is None or rank.saves is not None:
+            return
+        has_trainer = os.path.exists(os.path.join(self.run.path, f"step_{rank.local}"))
+        rank.saves = not has_trainer and processes.catches(rank.process.pid, signal.SIGTERM)
+        processes.send(rank.process, signal.SIGTERM)
+
+    def running(self, *, saves: bool) -> list[Process]:
+        """Return the ranks that still run, of those that handled SIGTERM, or of the others."""
+        of_kind = (rank for rank in self.known.values() if bool(rank.saves) is saves)
+        found = (rank.process for rank in of_kind if rank.state != "ended")
+        return [process for process in found if process and processes.alive(process)]
+
+    def asked(self) -> set[int]:
+        """Return the ranks that have not ended, and their keepers."""
+        open_ranks = (rank for rank in self.known.values() if rank.state != "ended")
+        pairs = ((rank.process, rank.keeper) for rank in open_ranks)
+        return {process.pid for pair in pairs for process in pair if process}
+
+    def spared(self, living: Iterable[Process]) -> set[int]:
+        """Return the ranks that save, their keepers, and what works for them."""
+        saving = {process.pid for process in self.running(saves=True)}
+        keepers = {
+            rank.keeper.pid for rank in self.known.values() if rank.keeper and rank.pid in saving
+        }
+        below = processes.descendants({process.pid: process for process in living}, saving)
+        return saving | keepers | below
+
+    def kill_keepers(self) -> None:
+        for rank in self.known.values():
+            if rank.keeper:
+                processes.send(rank.keeper, signal.SIGKILL)
+
+
+def exit_code(argument: str) -> int:
+    """Return the exit code of a program that called sys.exit with this; words are an error."""
+    try:
+        return int(argument) & 0xFF
+    except ValueError:
+        return 1

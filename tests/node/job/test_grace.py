@@ -1,0 +1,129 @@
+"""One end has one grace, the user's: after a failure as well, on this host and on others."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node.running import Job, script, wait_until
+
+NewJob = Callable[..., Job]
+SAVES = 3.0  # seconds
+SHORT = 1.0
+PROGRAM = f"""
+import os, signal, sys, time
+def save(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one would end it
+    print("saving", flush=True)
+    time.sleep({SAVES})
+    print("saved", flush=True)
+    sys.exit(0)
+rank = os.environ["RANK"]
+if sys.argv[1] == "trainer":
+    open(os.path.join(os.environ["ORCHESTRATOR_RUN"], "step_" + os.environ["LOCAL_RANK"]), "w")
+if sys.argv[1] in ("handler", "trainer") and rank == "0":
+    signal.signal(signal.SIGTERM, save)
+if sys.argv[1] == "deaf" and rank == "0":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+while rank == "0" or not os.path.exists("go"): time.sleep(0.01)
+raise ValueError("of rank 1")
+"""
+
+
+def lease(grace: float, **more: Any) -> dict[str, Any]:
+    return {"lease": {"grace": grace, "attached": False, **more}}
+
+
+def seconds(job: Job, ended: dict[str, Any]) -> float:
+    return float(ended["time"] - job.of_kind("ending")[0]["time"])
+
+
+@pytest.mark.parametrize("start", ["fork", "plain"])
+@pytest.mark.parametrize(
+    ("kind", "grace", "code", "least", "most"),
+    [
+        ("handler", 30.0, 0, SAVES, 20.0),
+        ("handler", SHORT, -9, SHORT, SAVES),
+        ("no handler", 30.0, -15, 0.0, SAVES),
+        ("deaf", 30.0, -9, 0.9, SAVES + 3.0),
+        ("trainer", 30.0, -9, 0.9, SAVES + 3.0),  # it saves with all ranks together
+    ],
+)
+def test_a_rank_saves_after_another_one_failed(
+    new_job: NewJob,
+    tmp_path: Path,
+    start: str,
+    kind: str,
+    grace: float,
+    code: int,
+    least: float,
+    most: float,
+) -> None:
+    job = new_job()
+    target = {**script(tmp_path, PROGRAM), "args": [kind]}
+    spec = job.spec(target, start=start, nproc=2, workdir=tmp_path)
+    job.start({**spec, **lease(grace)})
+    wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
+    (tmp_path / "go").touch()
+    ended = job.wait()
+    assert job.ended() == {0: code, 1: 1}
+    assert ("saved" in job.output["0"]) == (code == 0)
+    assert ended["why"] == "rank 1 failed" and ended["left"] == [] and not job.living()
+    assert least <= seconds(job, ended) < most
+    asked = {event["rank"]: event["asked"] for event in job.of_kind("rank_ended")}
+    assert asked == {0: "rank 1 failed", 1: ""}
+
+
+STOPPED = f"""
+import os, signal, sys, time
+def save(*_):
+    if os.environ["RANK"] == "1":
+        raise ValueError("not saved")
+    time.sleep({SAVES})
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_rank_that_fails_as_it_saves_hurries_no_other(new_job: NewJob, tmp_path: Path) -> None:
+    """`stop --grace` may give more than the launch did."""
+    job = new_job()
+    job.start({**job.spec(script(tmp_path, STOPPED), nproc=2), **lease(SHORT)})
+    wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
+    job.end("the user said so", 20.0)
+    job.wait()
+    assert job.said("saved") and job.ended() == {0: 0, 1: 1}
+
+
+@pytest.mark.parametrize(("grace", "code"), [(30.0, 0), (SHORT, -9)])
+def test_a_rank_saves_after_one_failed_on_another_host(
+    new_job: NewJob, tmp_path: Path, grace: float, code: int
+) -> None:
+    """Two supervisors, which pass the end on to each other."""
+    first = new_job()
+    jobs = [first, new_job(first.run.job, node=1)]
+    target = {**script(tmp_path, PROGRAM), "args": ["handler"]}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        terms = {"address": "127.0.0.1", "port": server.getsockname()[1], "token": "00" * 16}
+        for node, job in enumerate(jobs):
+            fds = () if node else (server.fileno(),)
+            spec = job.spec(target, first=node, workdir=tmp_path)
+            own = lease(grace, **terms, **({"fd": fds[0]} if fds else {}))
+            job.start({**spec, "nnodes": 2, **own}, fds)
+    wait_until(lambda: jobs[0].said("ready", "0") and jobs[1].said("ready", "1"))
+    wait_until(lambda: jobs[1].of_kind("lease"))
+    (tmp_path / "go").touch()
+    jobs[1].wait()
+    ended = jobs[0].wait()
+    assert jobs[0].ended() == {0: code} and jobs[1].ended() == {1: 1}
+    assert ("saved" in jobs[0].output["0"]) == (code == 0)
+    assert ended["why"] == "rank 1 on node 1 failed"
+    assert seconds(jobs[0], ended) >= (SAVES if code == 0 else SHORT)

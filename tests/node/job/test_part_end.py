@@ -1,0 +1,133 @@
+"""The phases of an end: events and times in, what is due out."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.node.job.part.part_end import (
+    HURRY_SECONDS,
+    NEVER,
+    SURVIVES_SECONDS,
+    SWEEP_SECONDS,
+    Cause,
+    Due,
+    PartEnd,
+    Phase,
+)
+from orchestrator.protocol.events import EndOrder
+
+GRACE = 30.0
+ASKED = EndOrder(why="asked", grace=GRACE)
+FAILED = EndOrder(why="failed", grace=GRACE, failed=True)
+LOST = EndOrder(why="lost", grace=GRACE, lost=1)
+NOW = 100.0
+
+
+@pytest.mark.parametrize(
+    ("order", "cause", "dues"),
+    [
+        (ASKED, Cause.ORDER, {1.5: Due.NOTHING, 29.9: Due.NOTHING, 30.0: Due.KILL}),
+        (FAILED, Cause.RANK, {0.9: Due.NOTHING, 1.0: Due.SPARE, 30.0: Due.KILL}),
+        (LOST, Cause.ORDER, {0.9: Due.NOTHING, 1.0: Due.SPARE, 30.0: Due.KILL}),
+        (FAILED.replace(grace=0.4), Cause.RANK, {0.3: Due.NOTHING, 0.4: Due.KILL}),
+        (ASKED.replace(grace=0.0), Cause.ORDER, {0.0: Due.KILL}),
+    ],
+)
+def test_an_order_while_ranks_run(order: EndOrder, cause: Cause, dues: dict[float, Due]) -> None:
+    end = PartEnd(GRACE)
+    assert end.order(order, cause, NOW, 1000.0)
+    assert (end.phase, end.cause, end.why, end.since) == (Phase.ENDING, cause, order.why, 1000.0)
+    assert {after: end.due(NOW + after) for after in dues} == dues
+
+
+def test_the_first_order_counts_and_a_later_one_can_only_shorten_the_grace() -> None:
+    end = PartEnd(GRACE)
+    end.order(ASKED, Cause.ORDER, NOW, 1000.0)
+    assert not end.order(FAILED, Cause.RANK, NOW + 5, 1005.0)
+    assert (end.cause, end.why, end.since) == (Cause.ORDER, "asked", 1000.0)
+    assert (end.kill_at, end.spare_at) == (NOW + GRACE, NOW + 5 + HURRY_SECONDS)
+    end.order(ASKED.replace(grace=0.0), Cause.ORDER, NOW + 6, 1006.0)
+    assert end.due(NOW + 6) is Due.KILL
+
+
+@pytest.mark.parametrize(
+    ("code", "before", "failed", "cause"),
+    [
+        (0, False, False, Cause.NOTHING),
+        (1, False, True, Cause.AGENT),
+        (-9, True, False, Cause.ORDER),
+    ],
+)
+def test_torchrun_failed_by_itself_where_it_was_not_asked(
+    code: int, before: bool, failed: bool, cause: Cause
+) -> None:
+    end = PartEnd(GRACE)
+    if before:
+        end.order(ASKED, Cause.ORDER, NOW, 1000.0)
+    assert end.agent_ended(code) is failed
+    assert end.cause is cause
+
+
+def test_a_sweep_spares_ranks_that_save_until_the_grace_is_over() -> None:
+    end = PartEnd(GRACE)
+    end.agent_ended(-9)
+    end.sweep(NOW)
+    assert not end.order(FAILED, Cause.ORDER, NOW, 1000.0), "they are asked already"
+    now = NOW + SWEEP_SECONDS
+    while now < NOW + GRACE:
+        assert end.due(now) is Due.SPARE
+        end.spared(now)
+        assert end.due(now) is Due.NOTHING
+        now += SWEEP_SECONDS
+    assert end.due(now) is Due.KILL
+
+
+@pytest.mark.parametrize("grace", [0.0, GRACE])
+def test_what_outlives_a_job_that_went_well_has_a_moment(grace: float) -> None:
+    end = PartEnd(grace)
+    end.agent_ended(0)
+    end.sweep(NOW)
+    assert end.due(NOW + SWEEP_SECONDS - 0.1) is Due.NOTHING
+    assert end.due(NOW + SWEEP_SECONDS) is not Due.NOTHING
+
+
+@pytest.mark.parametrize("epilog", [False, True])
+def test_a_sweep_is_over_once_nothing_lives_or_it_survives(epilog: bool) -> None:
+    after = Phase.EPILOG if epilog else Phase.OVER
+    end = PartEnd(GRACE, epilog=epilog)
+    end.sweep(NOW)
+    end.left(alive=False, now=NOW)
+    assert end.phase is after
+    end = PartEnd(GRACE, epilog=epilog)
+    end.sweep(NOW)
+    end.left(alive=True, now=NOW + 2 * SURVIVES_SECONDS)
+    assert end.phase is Phase.SWEEPING, "nothing was killed yet"
+    end.killed(NOW)
+    end.left(alive=True, now=NOW + 1)
+    assert (end.phase, end.due(NOW + 1)) == (Phase.SWEEPING, Due.KILL), "born during the kill"
+    end.left(alive=True, now=NOW + SURVIVES_SECONDS + 0.1)
+    assert end.phase is after
+
+
+def test_an_epilog_has_its_own_limit_and_leaves_nothing() -> None:
+    end = PartEnd(GRACE, epilog=True)
+    end.sweep(NOW)
+    end.left(alive=False, now=NOW)
+    end.run_command(Phase.EPILOG, NOW, 60.0)
+    end.order(ASKED, Cause.ORDER, NOW, 1000.0)
+    assert end.wait(NOW) == 60.0
+    end.order(ASKED.replace(grace=0.0), Cause.ORDER, NOW, 1000.0)
+    assert end.due(NOW) is Due.KILL
+    end.epilog_ended()
+    end.left(alive=True, now=NOW)
+    assert end.due(NOW) is Due.KILL
+    end.left(alive=False, now=NOW)
+    assert end.phase is Phase.OVER
+
+
+def test_a_prolog_that_ended_well_is_followed_by_ranks() -> None:
+    end = PartEnd(GRACE)
+    end.run_command(Phase.PROLOG, NOW, 60.0)
+    assert end.due(NOW + 60.0) is Due.KILL
+    end.run_ranks()
+    assert (end.phase, end.wait(NOW)) == (Phase.RUNNING, NEVER)

@@ -1,0 +1,148 @@
+"""What killed processes have shared is removed; nothing else below /dev/shm is."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.follow import stop_job
+from orchestrator.node.job import processes, shared_memory
+from orchestrator.node.job.processes import Process
+from orchestrator.node.job.shared_memory import Segments
+from orchestrator.protocol.requests.follow import Stop
+from tests.node.running import Job, script, wait_until
+
+NewJob = Callable[..., Job]
+SHM = Path("/dev/shm")
+SHARES = """
+import os, signal, sys, time
+from multiprocessing import shared_memory
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+made = shared_memory.SharedMemory(sys.argv[1] + os.environ["RANK"], create=True, size=1 << 20)
+made.buf[:4] = b"data"
+print("ready", flush=True)
+time.sleep(1000)
+"""
+MAPS = """
+import mmap, sys, time
+with open(sys.argv[1], sys.argv[2]) as file:
+    access = mmap.ACCESS_WRITE if "+" in sys.argv[2] else mmap.ACCESS_READ
+    held = mmap.mmap(file.fileno(), 4096, access=access)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = f"test-{os.getpid()}-{time.monotonic_ns()}-"
+    yield name
+    for path in SHM.glob(f"{name}*"):
+        path.unlink()
+
+
+def left(name: str) -> list[str]:
+    return [path.name for path in SHM.glob(f"{name}*")]
+
+
+@pytest.mark.parametrize("supervisor", ["runs", "is killed", "is stopped"])
+@pytest.mark.parametrize("trackers", [True, False])
+def test_a_job_that_is_killed_leaves_no_shared_memory(
+    new_job: NewJob, tmp_path: Path, name: str, supervisor: str, trackers: bool
+) -> None:
+    """Python's own tracker may be there to remove it, or not."""
+    job = new_job()
+    job.start(job.spec({**script(tmp_path, SHARES), "args": [name]}, nproc=2))
+    wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
+    assert len(left(name)) == 2
+    assert job.supervisor is not None
+    if not trackers:
+        for pid in job.living():
+            if "resource_tracker" in " ".join(processes.words_of(pid)):
+                os.kill(pid, signal.SIGKILL)
+    if supervisor != "runs":
+        number = signal.SIGKILL if supervisor == "is killed" else signal.SIGSTOP
+        job.supervisor.send_signal(number)
+    order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=3.0)
+    receipt = stop_job.stop(job.run, order)
+    assert not receipt.left and receipt.shared_memory == ()
+    assert left(name) == [] and not job.living()
+
+
+def test_what_another_process_still_maps_is_named(
+    new_job: NewJob, tmp_path: Path, name: str
+) -> None:
+    job = new_job()
+    job.start(job.spec({**script(tmp_path, SHARES), "args": [name]}))
+    wait_until(lambda: job.said("ready"))
+    path = SHM / f"{name}0"
+    for pid in job.living():
+        if "resource_tracker" in " ".join(processes.words_of(pid)):
+            os.kill(pid, signal.SIGKILL)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+        order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
+        assert stop_job.stop(job.run, order).shared_memory == (str(path),)
+        assert path.exists()
+        assert job.events[-1]["shared_memory"] == [str(path)]
+
+
+def killed(path: Path, mode: str, segments: Segments) -> None:
+    """Have a process map a file, and be killed."""
+    words = [sys.executable, "-c", MAPS, str(path), mode]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+        process = processes.find(child.pid)
+        assert isinstance(process, Process)
+        segments.note([process])
+        child.kill()
+
+
+@pytest.mark.parametrize("mode", ["rb", "r+b"])
+@pytest.mark.parametrize("when", ["before the job", "by the job"])
+def test_only_what_the_job_has_made_to_share_is_removed(name: str, when: str, mode: str) -> None:
+    """A data set that is read from there stays, whenever it was copied there."""
+    path, segments = SHM / f"{name}set", Segments()
+    path.write_bytes(bytes(4096))
+    path.chmod(0o600)
+    if when == "before the job":
+        time.sleep(0.1)
+    else:
+        segments.since = time.time() - 10.0
+    killed(path, mode, segments)
+    assert segments.remove() == ()
+    assert path.exists() is not (when == "by the job" and mode == "r+b")
+
+
+def test_what_others_may_open_stays_where_not_all_processes_are_seen(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, segments = SHM / f"{name}set", Segments()
+    path.write_bytes(bytes(4096))
+    path.chmod(0o666)
+    segments.since = time.time() - 10.0
+    killed(path, "r+b", segments)
+    monkeypatch.setattr(shared_memory, "in_use", lambda _: (set(), True))
+    assert segments.remove() == (str(path),)
+    path.chmod(0o600)
+    assert segments.remove() == ()
+
+
+def test_what_is_of_another_user_is_named_and_stays(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where root ends the jobs of all."""
+    path, segments = SHM / f"{name}set", Segments()
+    path.write_bytes(bytes(4096))
+    path.chmod(0o600)
+    segments.since = time.time() - 10.0
+    killed(path, "r+b", segments)
+    monkeypatch.setattr(shared_memory.os, "getuid", lambda: 12345)
+    assert segments.remove() == (str(path),)
