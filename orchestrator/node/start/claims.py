@@ -38,9 +38,6 @@ TOOL_SECONDS = 5.0  # a driver that is loaded for each query takes some
 SHARED_BY_ALL = ("nvidia-cuda-mps-server",)  # computes for others
 
 
-NOBODY = Entry(id="", state=WAITING, job="", since=0.0)
-
-
 class Claims(RoomState):
     """Holds what this visit has of the machine, with at most one entry in its book."""
 
@@ -329,10 +326,6 @@ def read(visit: Visit, wish: Wish, request: ReadBook) -> Page:
         entries = tuple(book.entries())
         own = claims.entry
         removed = own is not None and own.id not in {one.id for one in entries}
-        if own is not None and own.id == next_of(entries):
-            from orchestrator.node.warm.ahead import Ahead  # others need none yet
-
-            visit.of(Ahead).start()
         news = removed or set(entries) != set(request.before)
         if news or called or time.monotonic() > deadline:
             free = sum(not book.locked(one.key) and one.key not in used for one in some)
@@ -350,11 +343,6 @@ def read(visit: Visit, wish: Wish, request: ReadBook) -> Page:
                 removed=removed,
             )
         called = is_called(visit, book, some)
-
-
-def next_of(entries: Sequence[Entry]) -> str:
-    """Return the id of the entry whose launch is next in the queue; nothing where nobody waits."""
-    return min((one for one in entries if one.in_line), key=lambda one: one.rank, default=NOBODY).id
 
 
 def is_called(visit: Visit, book: Book, some: Sequence[Device]) -> bool:
