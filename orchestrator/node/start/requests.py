@@ -61,9 +61,9 @@ def release(visit: Visit, request: Release) -> Released:
 
     run = RunDir(request.job, request.node)
     with contextlib.suppress(OSError, ValueError):
-        spec = run.read_spec()
-        if not spec.warm:
-            standbys.end_of_job(spec, os.environ, visit.umask)
+        job = standbys.job_of(run.read_spec())
+        if job:
+            standbys.end_of_job(job)
     visit.of(WarmVisit).next_look = math.inf  # there is no next attempt
     visit.of(Claims).drop()
     return Released(gone=resume_dir.remove(run))

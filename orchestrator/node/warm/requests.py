@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import time
 
+from orchestrator.node.job import processes
 from orchestrator.node.server.visit import Visit, answers
 from orchestrator.node.warm import standbys
 from orchestrator.node.warm.standbys import Standby
 from orchestrator.protocol.requests.warm import (
-    StandbyEnd,
     StandbyEnds,
     StandbyState,
     StandbyStates,
@@ -24,13 +26,14 @@ def warm(visit: Visit, request: Warm) -> StandbyStates:
 
 @answers(WarmOff)
 def warm_off(visit: Visit, request: WarmOff) -> StandbyEnds:
-    ends = ((one.pid, standbys.end(one)) for one in standbys.find_all())
-    return StandbyEnds(ends=tuple(StandbyEnd(pid=pid, gone=gone) for pid, gone in ends))
+    gone = {each.pid: standbys.end(each) for each in standbys.find_all()}
+    ended = tuple(pid for pid in gone if gone[pid])
+    return StandbyEnds(ended=ended, left=tuple(pid for pid in gone if not gone[pid]))
 
 
 def described(standby: Standby) -> StandbyState:
     return StandbyState(
-        key=standby.key,
+        key=os.path.basename(standby.directory),
         since=standby.since,
         seconds_left=max(0.0, standby.until - time.time()),
         ready=standby.ready,
@@ -41,10 +44,6 @@ def described(standby: Standby) -> StandbyState:
 
 
 def private_memory(pid: int) -> int:
-    """Return the bytes that would be free without this process."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-            rows = [line.split() for line in file]
-    except OSError:
-        return 0
-    return sum(int(row[1]) << 10 for row in rows if row[0].startswith("Private_"))
+    """Return the bytes of memory that no file of the disk stands for; 0 if it is gone."""
+    _, resident, shared, *_ = [*map(int, processes.contents(f"/proc/{pid}/statm").split()), 0, 0, 0]
+    return (resident - shared) * resource.getpagesize()

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import gc
-import importlib
 import importlib.machinery
 import json
 import os
@@ -30,18 +28,17 @@ PATIENCE_SECONDS = 2.0  # for a caller to say what it wants
 LEAST_MEMORY = 0.08  # part of the machine's memory that must stay available
 MOST_STALLS_PERCENT = 10.0  # of the last minute in which some process waited for memory
 MOST_FILES = 253  # that Linux lets one message carry
-OF_OPTIMIZERS = "torch._dynamo"  # as in node/job/ranks/torch_env.py
 
 
 def main() -> None:
-    directory, listening, trains = sys.argv[1:4]
+    directory, listening, run = sys.argv[1:4]
     server = socket.socket(fileno=int(listening))
     ranks = [os.path.dirname(os.path.abspath(__file__)), os.pardir, "job", "ranks"]
     agent_start = load("agent_start", *ranks)
     fast_torchrun = load("fast_torchrun", *ranks)
     process_title = load("process_title", *ranks)
     fast_torchrun.begin_path_here()  # not with this file's directory, which is ours
-    torchrun = import_torch(trains == "True")
+    torchrun = fast_torchrun.import_torch(run)
     files = files_it_came_from()
     with open("ready", "w"):  # its own directory is the current one, whatever its name is
         pass
@@ -56,8 +53,10 @@ def main() -> None:
     if pid:
         agent_start.set_limits(order["limits"])
         supervise(order, passed, pid, ours)
-    for each in (server, caller, ours, *passed):
-        os.close(each if isinstance(each, int) else each.detach())
+    for each in (server, caller, ours):
+        each.close()
+    for fd in passed:
+        os.close(fd)
     become_torchrun(its, agent_start, process_title)
     fast_torchrun.run(torchrun)
 
@@ -68,18 +67,6 @@ def load(name: str, *directory: str) -> Any:
     path = os.path.join(*directory, name + ".py")
     importlib.machinery.SourceFileLoader(module.__name__, path).exec_module(module)
     return module
-
-
-def import_torch(trains: bool) -> Any:
-    """Import torch, and what the optimizer of a program that trains would import."""
-    gc.disable()  # as in a cold start
-    torchrun = importlib.import_module("torch.distributed.run")
-    if trains:
-        with contextlib.suppress(Exception):  # the program itself will say what is wrong with it
-            importlib.import_module(OF_OPTIMIZERS)
-    gc.freeze()
-    gc.enable()
-    return torchrun
 
 
 # -- messages ---------------------------------------------------------------------------------
@@ -123,33 +110,21 @@ def wait_for_order(
             with contextlib.suppress(OSError, EOFError, ValueError):
                 return caller, *receive(caller)
             sys.exit()
-        reason = why_leave(places)
-        if reason:
-            leave(directory, reason)
+        if must_leave(places):
+            with contextlib.suppress(OSError):
+                os.rename(directory, directory + ".gone")
+                shutil.rmtree(directory + ".gone")
+                sys.exit()
             if not select.select([server], [], [], TICK_SECONDS)[0]:
                 sys.exit()  # the caller that renamed the directory is gone
 
 
-def why_leave(places: dict[str, list[int]]) -> str:
-    """Return why waiting is wrong by now, or nothing."""
-    if not os.path.exists(__file__):
-        return "its program was removed"
-    for path, mark in places.items():  # a package that comes or goes changes its directory
-        if mark_of(path) != mark:
-            return f"{path} changed"
-    if time.time() >= os.stat("standby.json").st_mtime:
-        return "its time was over"
-    return "memory was short" if memory_is_short() else ""
-
-
-def leave(directory: str, reason: str) -> None:
-    """Exit and note why, unless a caller has this process already."""
-    with contextlib.suppress(OSError):
-        os.rename(directory, directory + ".gone")
-        with open(directory + ".left", "w", encoding="utf-8") as file:
-            file.write(reason)
-        shutil.rmtree(directory + ".gone")
-        sys.exit()
+def must_leave(places: dict[str, list[int]]) -> bool:
+    """Return True if waiting is wrong by now."""
+    # A package that comes or goes changes its directory.
+    changed = any(mark_of(path) != mark for path, mark in places.items())
+    late = time.time() >= os.stat("standby.json").st_mtime
+    return changed or late or not os.path.exists(__file__) or memory_is_short()
 
 
 def memory_is_short() -> bool:
@@ -203,12 +178,9 @@ def supervise(
     os.set_inheritable(held[-1], True)
     os.chdir(order["directory"])
     job = [str(agent), str(held[-1]), *order["job"]]
-    words = [word.encode("utf-8", "surrogateescape") for word in (*order["program"], *job)]
-    variables = {
-        name.encode("utf-8", "surrogateescape"): value.encode("utf-8", "surrogateescape")
-        for name, value in order["environ"].items()
-    }
-    os.execve(words[0], words, variables)
+    words = [respelt(word) for word in (*order["program"], *job)]
+    variables = order["environ"].items()
+    os.execve(words[0], words, {respelt(name): respelt(value) for name, value in variables})
 
 
 def become_torchrun(control: socket.socket, agent_start: Any, process_title: Any) -> None:

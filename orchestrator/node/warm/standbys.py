@@ -15,16 +15,16 @@ import re
 import secrets
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import IO, NamedTuple
 
 from orchestrator.common import hiding
 from orchestrator.node.job import processes
-from orchestrator.node.job.processes import OPTIONS, Process, ProcessSet
+from orchestrator.node.job.processes import LOOK_SECONDS, OPTIONS, Process
 from orchestrator.node.job.ranks import torch_env
 from orchestrator.node.job.ranks.agent_start import limits
 from orchestrator.node.job.run_directory import RunDir, connect_in, home, listen_in
@@ -39,7 +39,6 @@ AGENT = os.path.join("node", "job", "ranks", "fast_torchrun.py")
 ROOM_VARIABLE = "ORCHESTRATOR_ROOM"  # its value is room for the variables of a job
 ROOM_BYTES = 1 << 15
 COMMAND_ROOM_BYTES = 4096
-MOST = 2  # on a node
 ANSWER_SECONDS = 12.0  # what it still imports, a cold start would import as well
 END_SECONDS = 10.0
 FORGOTTEN_SECONDS = 86400.0  # after which a file of no process is removed
@@ -49,6 +48,11 @@ OF_A_LAUNCH = re.compile(
     r"|NODE_RANK|NODE_IP|NNODES|NPROC_PER_NODE|MASTER_ADDR|MASTER_PORT"
 )
 NAMESPACES = ("mnt", "pid", "net", "user", "ipc", "uts")
+# Lines of /proc/self/status.
+INHERITED = {
+    *("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapBnd", "NoNewPrivs", "Seccomp"),
+    *("SigIgn", "SigBlk", "Cpus_allowed_list", "Mems_allowed_list"),
+}
 SESSION = re.compile(r"session-[^/]*[.]scope")  # the control group of one login
 
 
@@ -65,10 +69,6 @@ class Standby(Message):
     directory: str = ""
 
     @property
-    def key(self) -> str:
-        return os.path.basename(self.directory).partition(".")[0]
-
-    @property
     def ready(self) -> bool:
         return os.path.exists(os.path.join(self.directory, "ready"))
 
@@ -80,22 +80,9 @@ class Standby(Message):
 class WarmSupervisor(NamedTuple):
     """A supervisor that was a standby: it says on `stdout` how its start went, as a cold one."""
 
-    process: Process
+    pid: int
     stdout: IO[bytes]
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def kill(self) -> None:
-        processes.send(self.process, signal.SIGKILL)
-
-
-class HandOver(NamedTuple):
-    """The supervisor that a standby became, or why the start is cold."""
-
-    supervisor: WarmSupervisor | None = None
-    why: str = ""
+    kill: Callable[[], object]
 
 
 # -- what it is started with ------------------------------------------------------------------
@@ -125,48 +112,34 @@ def variables_of(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def trains(spec: Spec, environ: Mapping[str, str]) -> bool:
-    target = {"kind": spec.target.kind, "name": spec.target.name}
-    return torch_env.will_train(target, spec.workdir, {**environ, **spec.env}, spec.config)
-
-
 def started_with(spec: Spec, environ: Mapping[str, str], umask: int) -> dict[str, str]:
     """Return what a standby for this job is started with: words for users -> a digest."""
     python = os.path.realpath(spec.agent[0])
-    job = {"the job": spec.attempt.first_job} if spec.attempt and not spec.warm else {}
+    target = {"kind": spec.target.kind, "name": spec.target.name}
+    variables = {**environ, **spec.env}
     found = {
         "the version of orchestrator": LIBRARY,
         "the Python": f"{spec.agent[0]} {python} {modified(python)}",
-        "whether the program trains": str(trains(spec, environ)),
-        "the umask": f"{umask:o}",
-        "the set of hard limits": str([hard for _, _, hard in limits()]),
-        **of_the_login(),
+        "whether the program trains": str(
+            torch_env.will_train(target, spec.workdir, variables, spec.config)
+        ),
+        "a limit, priority or right of the login": login(umask),
         **variables_of(spec, environ),
-        **job,
     }
     return {name: digest(value) for name, value in found.items()}
 
 
-def of_the_login() -> dict[str, str]:
+def login(umask: int) -> str:
     """Return what a process inherits from its login and keeps through all that it executes."""
-    lines = (line.partition(":") for line in text("/proc/self/status").splitlines())
-    status = {name: value.strip() for name, _, value in lines}
-
-    def fields(*names: str) -> str:
-        return str([status.get(name) for name in names])
-
-    files = ("oom_score_adj", "timerslack_ns", "coredump_filter", "personality")
-    nice, scheduler = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
+    lines = text("/proc/self/status").splitlines()
+    status = [line for line in lines if line.partition(":")[0] in INHERITED]
+    names = ("oom_score_adj", "timerslack_ns", "coredump_filter", "personality")
+    files = [text(f"/proc/self/{name}") for name in names]
     memory = text("/proc/self/numa_maps").split(maxsplit=2)[1:2]  # as numactl sets it
-    return {
-        "the user or its groups": fields("Uid", "Gid", "Groups"),
-        "the set of privileges": fields("CapInh", "CapPrm", "CapBnd", "NoNewPrivs", "Seccomp"),
-        "the set of ignored and blocked signals": fields("SigIgn", "SigBlk"),
-        "the set of CPUs": fields("Cpus_allowed_list", "Mems_allowed_list") + str(memory),
-        "the priority": f"{nice} {scheduler}",
-        "the state of the login": str([text(f"/proc/self/{name}") for name in files]),
-        "the control group": SESSION.sub("session", text("/proc/self/cgroup")),
-    }
+    priority = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
+    hard = [hard for _, _, hard in limits()]
+    group = SESSION.sub("session", text("/proc/self/cgroup"))
+    return str((umask, status, files, memory, priority, hard, group))
 
 
 def machine() -> str:
@@ -179,8 +152,14 @@ def digest(value: str) -> str:
     return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def path_of(wanted: Mapping[str, str]) -> str:
-    return os.path.join(root(), digest(json.dumps([machine(), *sorted(wanted.items())])))
+def job_of(spec: Spec) -> str:
+    """Return the job whose next attempt alone starts from its standby, or nothing with --warm."""
+    return spec.attempt.first_job if spec.attempt and not spec.warm else ""
+
+
+def path_of(spec: Spec, wanted: Mapping[str, str]) -> str:
+    words = [machine(), job_of(spec), *sorted(wanted.items())]
+    return os.path.join(root(), digest(json.dumps(words)))
 
 
 def root() -> str:
@@ -217,7 +196,7 @@ def find_all() -> list[Standby]:
             elif "." not in name:
                 found.append(standby)
         elif time.time() > max(modified(path), standby.until if standby else 0) + FORGOTTEN_SECONDS:
-            remove(path)
+            shutil.rmtree(path, ignore_errors=True)
     return sorted(found, key=lambda standby: standby.since)
 
 
@@ -227,11 +206,6 @@ def read(path: str) -> Standby | None:
             return decode(Standby, parse(file.read()), newer=True).replace(directory=path)
     except (OSError, Nonsense):
         return None
-
-
-def remove(path: str) -> None:
-    with contextlib.suppress(OSError):
-        shutil.rmtree(path) if stat.S_ISDIR(os.lstat(path).st_mode) else os.unlink(path)
 
 
 def process_of(standby: Standby) -> Process | None:
@@ -254,20 +228,24 @@ def start(run: RunDir, environ: Mapping[str, str], umask: int, least: float = 0.
         if unsuitable(spec, environ):
             return
         wanted = started_with(spec, environ, umask)
-        path, until, others = path_of(wanted), time.time() + max(spec.warm, least), find_all()
+        path, until, others = path_of(spec, wanted), time.time() + max(spec.warm, least), find_all()
         for standby in others:
             if standby.directory == path:
                 os.utime(os.path.join(path, "standby.json"), (until, until))
                 return
-        for standby in others[: max(0, len(others) - MOST + 1)]:
+        for standby in others[:-1]:  # a node has two at most
             end(standby)
-        remove(path + ".left")
         os.makedirs(root(), mode=0o700, exist_ok=True)
-        spawn(path, until, spec, environ, wanted)
+        spawn(path, until, run, spec, environ, wanted)
 
 
 def spawn(
-    path: str, until: float, spec: Spec, environ: Mapping[str, str], wanted: dict[str, str]
+    path: str,
+    until: float,
+    run: RunDir,
+    spec: Spec,
+    environ: Mapping[str, str],
+    wanted: dict[str, str],
 ) -> None:
     """Start the process in a new directory, which another start may have made a moment ago."""
     new = f"{path}.{secrets.token_hex(4)}"
@@ -276,7 +254,7 @@ def spawn(
         with listen_in(new) as server:
             room = " " * (COMMAND_ROOM_BYTES + sum(map(len, spec.command)))
             more = " " * (ROOM_BYTES + sum(len(n) + len(v) for n, v in spec.env.items()))
-            words = [path, str(server.fileno()), str(trains(spec, environ)), room]
+            words = [path, str(server.fileno()), run.path, room]
             process = subprocess.Popen(
                 [spec.agent[0], "-u", os.path.join(LIBRARY, PROGRAM), *words],
                 env={**variables_of(spec, environ), ROOM_VARIABLE: more[:100_000]},
@@ -290,7 +268,7 @@ def spawn(
         now = processes.find(process.pid)
         standby = Standby(
             machine=machine(),
-            job=spec.attempt.first_job if spec.attempt and not spec.warm else "",
+            job=job_of(spec),
             python=spec.agent[0],
             since=time.time(),
             started_with=wanted,
@@ -305,18 +283,6 @@ def spawn(
     except OSError:
         shutil.rmtree(new, ignore_errors=True)
         raise
-
-
-class OneProcess(ProcessSet):
-    """The process of a standby that was claimed."""
-
-    def __init__(self, standby: Standby) -> None:
-        super().__init__()
-        self.standby = standby
-
-    def find(self) -> list[Process]:
-        process = process_of(self.standby)
-        return [process] if process is not None else []
 
 
 def claim(standby: Standby) -> Standby | None:
@@ -336,22 +302,19 @@ def end(standby: Standby) -> bool:
 
 
 def end_claimed(standby: Standby) -> bool:
-    process = OneProcess(standby)
-    for each in process.living():
-        processes.send(each, signal.SIGKILL)
-    gone = process.wait(END_SECONDS)
-    process.close()
+    deadline = time.monotonic() + END_SECONDS
+    while (process := process_of(standby)) is not None and time.monotonic() < deadline:
+        processes.send(process, signal.SIGKILL)
+        time.sleep(LOOK_SECONDS)
     shutil.rmtree(standby.directory, ignore_errors=True)
-    return gone
+    return process is None
 
 
-def end_of_job(spec: Spec, environ: Mapping[str, str], umask: int) -> None:
+def end_of_job(job: str) -> None:
     """End the standby of a job that is over for good."""
-    with contextlib.suppress(OSError, ValueError):
-        path = path_of(started_with(spec, environ, umask))
-        for standby in find_all():
-            if standby.directory == path:
-                end(standby)
+    for standby in find_all():
+        if standby.job == job:
+            end(standby)
 
 
 # -- a job ------------------------------------------------------------------------------------
@@ -359,41 +322,34 @@ def end_of_job(spec: Spec, environ: Mapping[str, str], umask: int) -> None:
 
 def hand_over(
     run: RunDir, spec: Spec, environ: Mapping[str, str], umask: int, files: Sequence[int]
-) -> HandOver:
-    """Let a standby be the supervisor and torchrun of this job, if there is one that fits."""
+) -> tuple[WarmSupervisor | None, str]:
+    """Let a standby that fits be this job's supervisor and torchrun, or return why none does."""
     reason = unsuitable(spec, environ)
     if reason:
-        return HandOver(why=f"cold start: {reason}")
+        return None, f"cold start: {reason}"
     wanted = started_with(spec, environ, umask)
-    path = path_of(wanted)
-    waited = os.path.isdir(path)
-    job = spec.attempt.first_job if spec.attempt and not spec.warm else ""
-    there = [standby for standby in find_all() if standby.job == job]
+    path = path_of(spec, wanted)
+    there = [standby for standby in find_all() if standby.job == job_of(spec)]
     for standby in there:
         claimed = claim(standby) if standby.directory == path else None
         if claimed is not None:
             return take(claimed, run, environ, files)
-    with contextlib.suppress(OSError), open(path + ".left", encoding="utf-8") as file:
-        reason = f"what waited there has left: {file.read(200)}"
-    if not reason and waited:
-        reason = "the process that waited was killed"
-    elif not reason and there:
-        reason = difference(there[-1].started_with, wanted)
+    others = [standby.started_with for standby in there if standby.directory != path]
+    reason = difference(others[-1], wanted) if others else "nothing waited there"
     for standby in there if spec.warm else ():
         end(standby)
-    return HandOver(why=f"cold start: {reason or 'nothing waited there'}")
+    return None, f"cold start: {reason}"
 
 
 def difference(before: Mapping[str, str], wanted: Mapping[str, str]) -> str:
     """Return a sentence that names what differs."""
     names = sorted(name for name in {*before, *wanted} if before.get(name) != wanted.get(name))
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return f"{', '.join(names[:2])}{more} {'differs' if len(names) == 1 else 'differ'}"
+    return f"{', '.join(names[:3])} {'differs' if len(names) == 1 else 'differ'}"
 
 
 def take(
     standby: Standby, run: RunDir, environ: Mapping[str, str], files: Sequence[int]
-) -> HandOver:
+) -> tuple[WarmSupervisor | None, str]:
     """Send a claimed standby its job; one that does not take it is ended before the cold start.
 
     `files` are passed under the numbers that they have here; the first is for errors.
@@ -415,12 +371,16 @@ def take(
             reason = str(answer.get("no", reason))
             if "yes" in answer and process is not None:
                 shutil.rmtree(standby.directory, ignore_errors=True)
-                output = os.fdopen(reading, "rb", buffering=0)
-                return HandOver(WarmSupervisor(process, output))
+                warm = WarmSupervisor(
+                    pid=process.pid,
+                    stdout=os.fdopen(reading, "rb", buffering=0),
+                    kill=partial(processes.send, process, signal.SIGKILL),
+                )
+                return warm, ""
     except (OSError, EOFError, ValueError):
         pass
     finally:
         os.close(writing)
     os.close(reading)
     end_claimed(standby)
-    return HandOver(why=f"cold start: {reason}")
+    return None, f"cold start: {reason}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
+from types import SimpleNamespace
 from typing import cast
 
 from orchestrator.node.job import supervisor
@@ -14,14 +15,6 @@ from orchestrator.node.job.supervisor import Supervisor
 from orchestrator.node.warm.standby import send
 
 START_SECONDS = 15.0
-
-
-class ForkedAgent:
-    """A process of our own that waits to be torchrun, with what is used of a Popen."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
 
 
 class ForkedSupervisor(Supervisor):
@@ -35,7 +28,8 @@ class ForkedSupervisor(Supervisor):
         with self.control, contextlib.suppress(BrokenPipeError):  # it was killed a moment ago
             self.control.settimeout(START_SECONDS)
             send(self.control, {**start}, [output])
-        return cast("subprocess.Popen[bytes]", ForkedAgent(self.waiting))
+        # What is used of a Popen.
+        return cast("subprocess.Popen[bytes]", SimpleNamespace(pid=self.waiting, returncode=None))
 
 
 def main(agent: str, control: str, job: str, node: str) -> None:

@@ -30,8 +30,6 @@ class WarmVisit(RoomState):
         super().__init__(visit)
         self.followed: RunDir | None = None
         self.spec: Spec | None = None
-        self.begun = False  # the ranks have printed something, or never will
-        self.silent_until = 0.0
         self.next_look = math.inf
 
     def follow(self, run: RunDir) -> None:
@@ -41,31 +39,20 @@ class WarmVisit(RoomState):
             spec = self.spec = run.read_spec()
             attempt = spec.attempt
             if spec.warm or (attempt is not None and attempt.number <= attempt.restarts):
-                self.begun, self.silent_until, self.next_look = False, 0.0, 0.0
+                self.next_look = 0.0
 
     def beat(self) -> None:
-        self.check(time.monotonic())
+        self.check(time.time())
 
     def check(self, now: float) -> None:
         """Start the standby when it is time, and again if a restart may need it and it is gone."""
         if now < self.next_look or self.followed is None or self.spec is None:
             return
-        if not self.begun:
-            self.begun = self.has_begun(self.followed, now)
-            self.next_look = now + AFTER_SECONDS if self.begun else 0.0
+        if now < due(self.followed):
             return
         again = self.spec.attempt is not None and self.spec.attempt.restarts
         self.next_look = now + AGAIN_SECONDS if again else math.inf
         self.start(self.followed, IDLE_SECONDS)
-
-    def has_begun(self, run: RunDir, now: float) -> bool:
-        """Return True if the ranks are past their beginning, as far as it can be seen."""
-        for event in run.read_events():
-            if isinstance(event, FirstOutput):
-                return True
-            if isinstance(event, RankStarted) and not self.silent_until:
-                self.silent_until = now + SILENT_SECONDS
-        return 0.0 < self.silent_until <= now
 
     def job_over(self) -> None:
         """Leave a standby for the next launch, now that the followed job is over."""
@@ -79,3 +66,10 @@ class WarmVisit(RoomState):
         from orchestrator.node.warm import standbys  # not for every job
 
         standbys.start(run, os.environ, self.visit.umask, least)
+
+
+def due(run: RunDir) -> float:
+    """Return when the ranks are past their beginning, as far as it can be seen (Unix time)."""
+    delays = {FirstOutput: AFTER_SECONDS, RankStarted: SILENT_SECONDS + AFTER_SECONDS}
+    events = [event for event in run.read_events() if type(event) in delays]
+    return min((event.time + delays[type(event)] for event in events), default=math.inf)

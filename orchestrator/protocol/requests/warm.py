@@ -29,17 +29,11 @@ class Warm(Request[StandbyStates], do="warm"):
     """List the processes that wait for a job."""
 
 
-class StandbyEnd(Message):
-    """Whether a process that waited is gone."""
-
-    pid: int
-    gone: bool
-
-
 class StandbyEnds(Message):
-    """One for each process that was there."""
+    """The proof that they are gone: PIDs of those that ended, and of those that do not end."""
 
-    ends: tuple[StandbyEnd, ...]
+    ended: tuple[int, ...]
+    left: tuple[int, ...]
 
 
 class WarmOff(Request[StandbyEnds], do="warm_off"):

@@ -20,16 +20,13 @@ from orchestrator.head.status import containers
 from orchestrator.head.status.find_job import without_record
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.warm import (
-    StandbyEnd,
     StandbyEnds,
-    StandbyState,
     StandbyStates,
     Warm,
     WarmOff,
 )
 
-ANSWER_SECONDS = 30.0
-END_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
 
 Answer = StandbyStates | StandbyEnds | OrchestratorError
 Replies = Sequence[tuple[Node, Answer]]  # of each place
@@ -55,14 +52,12 @@ def warm(where: Where, wanted: str | None, *, off: bool, as_json: bool) -> int:
 
     def ask(node: Node) -> StandbyStates | StandbyEnds:
         if off:
-            return ask_once(ssh, node, WarmOff(), END_SECONDS)
+            return ask_once(ssh, node, WarmOff(), ANSWER_SECONDS)
         return clock.warm_now(ask_once(ssh, node, Warm(), ANSWER_SECONDS))
 
     shown = news(places, fleet.everywhere(places, ask))
-    words = receipts if off else to_text
-    output.result(to_data(shown), partial(words, shown), as_json=as_json)
-    ends = [end for _, answer in shown if isinstance(answer, StandbyEnds) for end in answer.ends]
-    if not all(end.gone for end in ends):
+    output.result(to_data(shown), partial(to_text, shown), as_json=as_json)
+    if any(isinstance(answer, StandbyEnds) and answer.left for _, answer in shown):
         return EXIT_FAILED
     lost = any(isinstance(answer, OrchestratorError) for _, answer in shown)
     return EXIT_NODE if lost else EXIT_DONE
@@ -73,7 +68,7 @@ def news(places: Sequence[Node], answers: Sequence[Answer]) -> Replies:
     known: dict[str, set[int]] = {}
     kept = []
     for place, answer in zip(places, answers, strict=True):
-        pids = {one.pid for one in inside(answer)}
+        pids = pids_in(answer)
         new = place.name not in known or pids - known[place.name]
         if new or isinstance(answer, OrchestratorError):
             kept.append((place, answer))
@@ -81,14 +76,14 @@ def news(places: Sequence[Node], answers: Sequence[Answer]) -> Replies:
     return kept
 
 
-def inside(answer: Answer) -> Sequence[StandbyState | StandbyEnd]:
-    if isinstance(answer, OrchestratorError):
-        return ()
-    return answer.standbys if isinstance(answer, StandbyStates) else answer.ends
+def pids_in(answer: Answer) -> set[int]:
+    if isinstance(answer, StandbyStates):
+        return {each.pid for each in answer.standbys}
+    return {*answer.ended, *answer.left} if isinstance(answer, StandbyEnds) else set()
 
 
 def to_text(answers: Replies, terminal: Terminal) -> str:
-    """Return a line for each process that waits, and for each node without one."""
+    """Return a line for each process that waits or was ended, and for each node without one."""
     reasons = failures.reasons(
         (node.place, answer.what, answer.fix)
         for node, answer in answers
@@ -101,33 +96,23 @@ def to_text(answers: Replies, terminal: Terminal) -> str:
 def rows_of(node: Node, answer: Answer) -> Iterator[Row]:
     if isinstance(answer, OrchestratorError):
         yield node.place, ("unreachable", styles.FAILED), answer.what, "", ""
-        return
-    waiting = answer.standbys if isinstance(answer, StandbyStates) else ()
-    if not waiting:
+    elif isinstance(answer, StandbyEnds):
+        yield node.place, receipt(answer), "", "", ""
+    elif not answer.standbys:
         yield node.place, "cold", "", "", ""
-    for each in waiting:
+    for each in answer.standbys if isinstance(answer, StandbyStates) else ():
         state = ("warm", styles.DONE) if each.ready else ("importing", styles.WARNING)
         since = duration(round(max(0.0, time.time() - each.since)))
         times = f"for {since}, {duration(round(each.seconds_left))} left"
         yield node.place, state, times, size(each.memory, binary=True), each.python
 
 
-def receipts(answers: Replies, _: Terminal) -> str:
-    """Say for each node what was ended, and whether anything is left."""
-    lines = []
-    for node, answer in answers:
-        if isinstance(answer, OrchestratorError):
-            lines += failures.reasons([(node.place, f"unreachable: {answer.what}", answer.fix)])
-            continue
-        ends = answer.ends if isinstance(answer, StandbyEnds) else ()
-        left = ", ".join(str(end.pid) for end in ends if not end.gone)
-        if left:
-            lines.append(f"{node.place}: processes {left} do not end (stuck in the kernel?)")
-        elif ends:
-            lines.append(f"{node.place}: ended {len(ends)} processes that waited; none is left")
-        else:
-            lines.append(f"{node.place}: nothing was warm")
-    return "\n".join(lines)
+def receipt(answer: StandbyEnds) -> Cell:
+    if answer.left:
+        left = ", ".join(map(str, answer.left))
+        return f"processes {left} do not end (stuck in the kernel?)", styles.FAILED
+    ended = ", ".join(map(str, answer.ended))
+    return f"ended {ended}; none is left" if ended else "nothing was warm"
 
 
 def to_data(answers: Replies) -> dict[str, object]:
@@ -138,6 +123,6 @@ def to_data(answers: Replies) -> dict[str, object]:
         if isinstance(answer, OrchestratorError):
             rows.append({**place, "state": "unreachable", "why": answer.what})
             continue
-        key = "warm" if isinstance(answer, StandbyStates) else "ended"
-        rows.append({**place, key: [encode(item, nones=True) for item in inside(answer)]})
+        data = encode(answer, nones=True)
+        rows.append({**place, **({"warm": data["standbys"]} if "standbys" in data else data)})
     return {"nodes": rows}
