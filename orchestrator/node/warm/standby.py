@@ -64,7 +64,7 @@ def main() -> None:
 def load(name: str, *directory: str) -> Any:
     """Load a file of ours without a trace in sys.modules: the ranks would see it."""
     module = types.ModuleType("orchestrator_" + name)
-    path = os.path.join(*directory, name + ".py")
+    module.__file__ = path = os.path.join(*directory, name + ".py")
     importlib.machinery.SourceFileLoader(module.__name__, path).exec_module(module)
     return module
 
