@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir

@@ -20,7 +20,7 @@ from orchestrator.node.job.processes import OPTIONS
 from orchestrator.node.warm import standbys
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.message import encode
-from orchestrator.protocol.requests.start import GetReady, Start
+from orchestrator.protocol.requests.start import Start
 from orchestrator.protocol.spec import Attempt, Placement, Spec
 from tests.node.running import PYTHON, Job, alive, wait_until
 from tests.node.warm.conftest import WarmNode
@@ -203,10 +203,11 @@ class Starts:
         self.node = node
         self.home = node.new_job().home
 
-    def visit(self, drawn: Draw, *requests: Any) -> list[Any]:
+    def visit(self, drawn: Draw, *requests: Any, ready_for: str = "") -> list[Any]:
         environ = {**drawn.environ, "ORCHESTRATOR_HOME": str(self.home)}
         orders = {
             "login": drawn.login,
+            "ready for": ready_for,
             "requests": [{"do": each.do, **encode(each)} for each in requests],
         }
         done = subprocess.run(
@@ -267,7 +268,7 @@ class Starts:
 
     def wait_with(self, drawn: Draw, job: Job) -> None:
         """Let processes wait for what follows a job, in such a login."""
-        self.visit(drawn, GetReady(job=job.run.job, node=0))
+        self.visit(drawn, ready_for=job.run.job)
         wait_until(lambda: self.node.find_ready() or not standbys.find_all(), "what waits")
 
 

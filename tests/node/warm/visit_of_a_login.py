@@ -65,6 +65,12 @@ def main() -> None:
     from orchestrator.protocol.requests.request import read_request
 
     os.umask(0o077)
+    if orders["ready for"]:
+        from orchestrator.node.job.run_directory import RunDir
+        from orchestrator.node.warm import standbys
+
+        run = RunDir(orders["ready for"], 0)
+        standbys.start(run, os.environ, orders["login"]["umask"], 3600.0)
     visit = Visit(umask=orders["login"]["umask"])
     answers = [encode(visit.answer(read_request(each))) for each in orders["requests"]]
     json.dump(answers, sys.stdout)
