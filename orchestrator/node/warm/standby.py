@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 TICK_SECONDS = 15.0  # between two looks at memory and files: 0.1 ms each
-PATIENCE_SECONDS = 2.0  # for a caller to say what it wants
+PATIENCE_SECONDS = 10.0  # for a caller to say what it wants
 LEAST_MEMORY = 0.08  # part of the machine's memory that must stay available
 MOST_STALLS_PERCENT = 10.0  # of the last minute in which some process waited for memory
 MOST_FILES = 253  # that Linux lets one message carry
